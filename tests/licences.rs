@@ -1,7 +1,6 @@
 //! Checks licences and sources of all dependencies against deny.toml.
 //!
-//! `cargo deny` checks the same file, and advisories in addition; this test needs neither that program nor a
-//! network.
+//! `cargo deny` checks the same file, and advisories in addition; this test needs neither that program nor a network.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 

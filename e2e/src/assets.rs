@@ -1,12 +1,11 @@
 //! Programs that the control plane and the nodes consist of: finds them, or builds them.
 //!
-//! Those of Kubernetes are looked up in the folder named by `KUBEBUILDER_ASSETS` first. All are looked up in
-//! the cache: `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, with a sub-folder
-//! for each Go module and release, such as `control-plane/v1.36.3`. What is missing is built once into the
-//! cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd`,
-//! `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`, whose `go.sum` pin every
-//! source. On two cores that takes about six minutes for the four of [`CONTROL_PLANE`], four more for
-//! [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
+//! Those of Kubernetes are looked up in the folder named by `KUBEBUILDER_ASSETS` first. All are looked up in the cache:
+//! `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, with a sub-folder for each Go module
+//! and release, such as `control-plane/v1.36.3`. What is missing is built once into the cache by `go build`,
+//! statically, from the modules in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`,
+//! `e2e/helm3` and `e2e/prometheus`, whose `go.sum` pin every source. On two cores that takes about six minutes for the
+//! four of [`CONTROL_PLANE`], four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
 //! A lock file keeps two processes from building at once, and a program gets its final name only when its
 //! build is complete.
@@ -242,8 +241,7 @@ impl Program {
         }
     }
 
-    /// Build tags: without the service discovery of two dozen clouds, Prometheus builds in a third of the
-    /// time.
+    /// Build tags: without the service discovery of two dozen clouds, Prometheus builds in a third of the time.
     fn tags(self) -> &'static str {
         match self.source() {
             Source::Prometheus => "remove_all_sd",

@@ -72,8 +72,7 @@ impl Browser {
             .status()?;
         ensure!(made.success(), "mkfifo: {made}");
         let mut pipes = OpenOptions::new();
-        // Opened for reading and writing, because opening one end of a FIFO would block until the other end
-        // is open.
+        // Opened for reading and writing, because opening one end of a FIFO would block until the other end is open.
         let answers = pipes.read_write(true).open_receiver(&from)?;
         let commands = pipes.read_write(true).open_sender(&to)?;
         let mut command = process::command(Path::new("sh"));

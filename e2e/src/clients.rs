@@ -1,8 +1,7 @@
 //! Runs the gRPC clients of `docs/node.md`, written in Python and Go, against the agent.
 //!
-//! grpcio and protoc come from PyPI and are installed once into a virtual environment in the cache. The
-//! plugins that generate Go code are among the programs of [`assets`], and `e2e/grpc-go` pins the modules of
-//! the Go client.
+//! grpcio and protoc come from PyPI and are installed once into a virtual environment in the cache. The plugins that
+//! generate Go code are among the programs of [`assets`], and `e2e/grpc-go` pins the modules of the Go client.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -65,8 +64,7 @@ fn python(folder: &Path, cache: &Path) -> Result<Result<(), String>> {
     Ok(Ok(()))
 }
 
-/// A working folder as `docs/node.md` assumes it: with `venv` and `proto`, and with protoc and its plugins in
-/// the PATH.
+/// A working folder as `docs/node.md` assumes it: with `venv` and `proto`, and with protoc and its plugins in the PATH.
 pub struct Desk {
     folder: PathBuf,
     path: String,

@@ -241,8 +241,7 @@ impl ControlPlane {
         self.scratch.keep();
     }
 
-    /// Runs kubectl as [`ADMIN`] and returns its standard output; if it fails, its standard error is the
-    /// error.
+    /// Runs kubectl as [`ADMIN`] and returns its standard output; if it fails, its standard error is the error.
     pub async fn kubectl<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         self.kubectl_stdin(args, "").await
     }

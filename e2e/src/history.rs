@@ -12,8 +12,7 @@
 //! - The states before such a list are unknown; [`History::gaps`] counts the lists. Deletions inferred from a
 //!   list are ordered before everything new in it, so a range that moved from a deleted node to another one
 //!   during a gap is not reported as a duplicate.
-//! - Deletions arrive in order, so a range counts as free from its node's deletion on; quarantine is not
-//!   checked here.
+//! - Deletions arrive in order, so a range counts as free from its node's deletion on; quarantine is not checked here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

@@ -55,8 +55,7 @@ pub(crate) fn token_file(users: &[User]) -> String {
     text
 }
 
-/// A kubeconfig for `user`, which verifies the server by the CA in the file `ca`. It is JSON, which is valid
-/// YAML.
+/// A kubeconfig for `user`, which verifies the server by the CA in the file `ca`. It is JSON, which is valid YAML.
 pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     json!({
         "apiVersion": "v1",

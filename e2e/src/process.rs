@@ -9,8 +9,7 @@
 //!   ends its children in the right order.
 //!
 //! # Caveats
-//! - If this process is killed in the millisecond between fork and the request of `setpriv`, the child
-//!   survives.
+//! - If this process is killed in the millisecond between fork and the request of `setpriv`, the child survives.
 //! - Children of a child are not covered; none of the programs run here has any.
 
 use std::fs::File;

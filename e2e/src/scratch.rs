@@ -1,8 +1,7 @@
 //! A temporary folder that is removed when its owner ends, in whatever way.
 //!
-//! A small `sh` waits on a pipe whose other end only this process has. When the pipe closes, by drop, exit or
-//! SIGKILL, the shell removes the folder. As this is the only way of removal, nothing has to be cleaned up at
-//! the next start.
+//! A small `sh` waits on a pipe whose other end only this process has. When the pipe closes, by drop, exit or SIGKILL,
+//! the shell removes the folder. As this is the only way of removal, nothing has to be cleaned up at the next start.
 //!
 //! The folder is kept, and its path printed, if the owner is dropped while its thread panics (a failed test),
 //! if [`Scratch::keep`] was called, or if `CADASTRE_KEEP` is set in the environment.
@@ -37,8 +36,7 @@ pub(crate) struct Caretaker {
 }
 
 impl Caretaker {
-    /// Starts a process that runs a shell script, with `what` as `$1`, when the returned value or this
-    /// process ends.
+    /// Starts a process that runs a shell script, with `what` as `$1`, when the returned value or this process ends.
     pub(crate) fn start(script: &str, what: &OsStr) -> Result<Self> {
         let wait = r#"read -r word && [ "$word" = keep ] && exit 0"#;
         let child = Command::new("sh")

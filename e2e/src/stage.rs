@@ -22,8 +22,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts a control plane, installs the CRDs, starts `cadastre controller FLAGS`, and returns
-    /// when it is ready.
+    /// Starts a control plane, installs the CRDs, starts `cadastre controller FLAGS`, and returns when it is ready.
     pub async fn start(options: Options, flags: &[&str]) -> Result<Self> {
         let cluster = ControlPlane::start(options).await?;
         crds::install(&cluster.client().await?).await?;
@@ -57,8 +56,7 @@ impl Stage {
     }
 }
 
-/// Starts `cadastre controller FLAGS` as `user`, with the log `cadastre-USER.log`. Does not wait until it is
-/// ready.
+/// Starts `cadastre controller FLAGS` as `user`, with the log `cadastre-USER.log`. Does not wait until it is ready.
 pub fn start_controller(cluster: &ControlPlane, user: &str, flags: &[&str]) -> Result<Daemon> {
     let args = ["controller"].iter().chain(flags);
     let options = DaemonOptions {

@@ -12,8 +12,7 @@ const SELDOM: Duration = Duration::from_millis(500);
 /// condition is noticed.
 const LATE: u32 = 20;
 
-/// Calls `look` until it returns a value, at most for `limit`. `what` completes the error "not within 10 s:
-/// …".
+/// Calls `look` until it returns a value, at most for `limit`. `what` completes the error "not within 10 s: …".
 ///
 /// An error of `look` counts as "not yet", as the API server may be down for a while. If the limit is
 /// reached, the last error is reported.

@@ -25,8 +25,7 @@ use tokio::task::JoinHandle;
 use crate::control_plane::ControlPlane;
 use crate::kubeconfig::write_private;
 
-/// How long the connection to the server outlives its client: an API server drops the requests of closed
-/// connections.
+/// How long the connection to the server outlives its client: an API server drops the requests of closed connections.
 pub const LINGER: Duration = Duration::from_secs(10);
 
 /// A running proxy, which accepts no more connections once dropped.
@@ -92,8 +91,7 @@ impl Wire {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Stops delivering in either direction on the connections that exist now, which stay open; new ones
-    /// work.
+    /// Stops delivering in either direction on the connections that exist now, which stay open; new ones work.
     pub fn fall_silent(&self) {
         self.silences.send_modify(|count| *count += 1);
     }

@@ -265,8 +265,7 @@ fn workflows_call_what_there_is() {
     assert!(count > 5, "only {count} commands were found");
 }
 
-/// Whether a package has a target of that name, either in the folder of its kind or as the executable of
-/// `src/main.rs`.
+/// Whether a package has a target of that name, either in the folder of its kind or as the executable of `src/main.rs`.
 fn has_target(package: &Path, folder: &str, name: &str) -> bool {
     let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
     let is_main = folder == "src/bin" && manifest.contains(&format!("default-run = \"{name}\""));

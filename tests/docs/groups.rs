@@ -1,5 +1,4 @@
-//! Commands name our kinds with their group: other APIs have `ippools`, too, and a name without group may mean
-//! theirs.
+//! Commands name our kinds with their group: other APIs have `ippools`, too, and a name without group may mean theirs.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -214,8 +214,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Records what a controller wants to name in the Lease: what it has chosen, or inherited from an earlier
-    /// leader.
+    /// Records what a controller wants to name in the Lease: what it has chosen, or inherited from an earlier leader.
     pub fn wants(
         &mut self,
         place: Where,
@@ -770,8 +769,7 @@ impl Checks {
                 return wrong(&node.name, "holds a range of it");
             }
         }
-        // A node that brought its own podCIDRs after the decision might as well have come after the pool's
-        // deletion.
+        // A node that brought its own podCIDRs after the decision might as well have come after the pool's deletion.
         let decided = self.let_go.get(&(before.uid.clone(), before.version));
         let resting = |grave: &&Grave| {
             let born = self.born.get(&grave.uid);

@@ -57,8 +57,7 @@ impl Sim {
             .is_some_and(|(_, restore)| self.now >= restore)
     }
 
-    /// Whether a restore was so recent that agents are still publishing; nobody deletes a live machine's Node
-    /// then.
+    /// Whether a restore was so recent that agents are still publishing; nobody deletes a live machine's Node then.
     pub fn is_listened_to(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
     }

@@ -1,9 +1,8 @@
 //! Every node that can be served is served within a minute, throughout the run and not only at its end.
 //!
-//! Every few seconds the API server's own state shows which nodes wait although something was free for them all
-//! the time. If an address is free, a block can be allocated, however small. What has just become free counts only
-//! from a moment at which it is certainly free: quarantines are over by then, and indeterminate writes have been
-//! read.
+//! Every few seconds the API server's own state shows which nodes wait although something was free for them all the
+//! time. If an address is free, a block can be allocated, however small. What has just become free counts only from a
+//! moment at which it is certainly free: quarantines are over by then, and indeterminate writes have been read.
 //!
 //! # When it is guaranteed
 //! While one leader is up, allocates, and has received answers and watch events for that minute: after the faults,

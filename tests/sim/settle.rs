@@ -1,8 +1,7 @@
 //! What must hold at the end: the faults are over, objects no longer change, and some minutes have passed.
 //!
 //! Every node that a pool can serve has podCIDRs, every NodeSubnet contains exactly what is true, no record of a
-//! deleted node is left, the numbers in every pool's status equal a brute-force count, and nothing is written any
-//! more.
+//! deleted node is left, the numbers in every pool's status equal a brute-force count, and nothing is written any more.
 
 use std::collections::BTreeSet;
 

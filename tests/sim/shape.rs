@@ -1,5 +1,4 @@
-//! Pools as the checks understand them: derived from the spec independently of the product, except for parsing
-//! CIDRs.
+//! Pools as the checks understand them: derived from the spec independently of the product, except for parsing CIDRs.
 
 use cadastre_api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
 use cadastre_controller::cluster::seen::{Node, Pool, Text};

@@ -111,8 +111,7 @@ impl Sim {
 
     fn change_something(&mut self) {
         match self.rng.below(100) {
-            // After a backup pools do not change, as their specs decide who can own a block that a restore has
-            // lost.
+            // After a backup pools do not change, as their specs decide who can own a block that a restore has lost.
             78..90 if self.is_backed_up() => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),

@@ -1,8 +1,7 @@
 //! The cgroups under which kubelets make theirs: `cadastre-e2e-PID-N/NODE` in every hierarchy.
 //!
-//! They are the only part of a node that is outside all namespaces. They are removed when this value is dropped;
-//! if this process ends without dropping it, by a caretaker; if the caretaker was killed as well, at the next
-//! start.
+//! They are the only part of a node that is outside all namespaces. They are removed when this value is dropped; if
+//! this process ends without dropping it, by a caretaker; if the caretaker was killed as well, at the next start.
 
 use std::fs;
 use std::path::{Path, PathBuf};

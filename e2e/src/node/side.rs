@@ -45,8 +45,7 @@ impl NodeSide {
         }
     }
 
-    /// Our plugin and our agent, which writes the CNI configuration from the agent's built-in template of that
-    /// name.
+    /// Our plugin and our agent, which writes the CNI configuration from the agent's built-in template of that name.
     pub fn shipped(template: &str, flags: &[&str], user: &str) -> Result<Self> {
         Ok(Self {
             plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],

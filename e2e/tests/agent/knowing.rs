@@ -1,5 +1,4 @@
-//! ADDs of pods that the agent knows and of pods that it does not know; nodes without a block until a pod asks for
-//! one.
+//! ADDs of pods that the agent knows and of pods that it does not know; nodes without a block until a pod asks for one.
 
 use std::fs;
 use std::process::Command;

@@ -35,8 +35,7 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         old.push(address);
     }
 
-    // The agent creates its store before the controller publishes the podCIDR, which kube-controller-manager
-    // allocated.
+    // The agent creates its store before the controller publishes the podCIDR, which kube-controller-manager allocated.
     hand.create_node(nodes::node("moved-1", "192.0.2.1"))
         .await
         .unwrap();

@@ -1,5 +1,4 @@
-//! An exhausted pool: what is reported, which nodes' blocks are recalled for which others, and the use of
-//! fragments.
+//! An exhausted pool: what is reported, which nodes' blocks are recalled for which others, and the use of fragments.
 
 use std::collections::BTreeMap;
 

@@ -160,8 +160,7 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
     }
 }
 
-/// A process of ours does not use Services of its namespace, whose variables could collide with those that it
-/// reads.
+/// A process of ours does not use Services of its namespace, whose variables could collide with those that it reads.
 #[tokio::test]
 async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     for values in [&[][..], &["mode=secondary"], &["mode=podCIDRs"]] {

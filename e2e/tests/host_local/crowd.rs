@@ -43,8 +43,7 @@ pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
                     };
                     if mine.len() > 4 || (!mine.is_empty() && rng.percent(40)) {
                         let id = mine.remove(rng.index(mine.len()));
-                        // Before the call, as another thread may get the address as soon as the call has released
-                        // it.
+                        // Before the call, as another thread may get the address as soon as the call has released it.
                         held.lock().unwrap().retain(|_, holder| *holder != id);
                         let answer = call("DEL", &id).run(plugin, side);
                         assert_eq!(answer.status, Some(0), "seed {seed}: {}", answer.stdout);

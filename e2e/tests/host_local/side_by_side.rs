@@ -60,8 +60,7 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
             if !go_on || trees[0] == trees[1] {
                 return Ok(go_on);
             }
-            // A plugin that assigns addresses and releases them again after a failure leaves `last_reserved_ip`
-            // behind.
+            // A plugin that assigns addresses and releases them again after a failure leaves `last_reserved_ip` behind.
             if takes_either(&call) && answers[0].status == Some(1) {
                 return Ok(false);
             }

@@ -1,10 +1,8 @@
-//! The life of an installation as README, docs/install.md and docs/upgrade.md describe it: helm and the image of
-//! this repository on real kubelets whose nodes are not ready because they lack a network, watched by a real
-//! Prometheus.
+//! The life of an installation as README, docs/install.md and docs/upgrade.md describe it: helm and the image of this
+//! repository on real kubelets whose nodes are not ready because they lack a network, watched by a real Prometheus.
 //!
-//! There are two stories, one on two nodes and one on a single node; the steps of each run in order, as each
-//! depends on the one before. If nodes cannot run here, or no image was built, they are ignored and the reason is
-//! printed.
+//! There are two stories, one on two nodes and one on a single node; the steps of each run in order, as each depends on
+//! the one before. If nodes cannot run here, or no image was built, they are ignored and the reason is printed.
 //!
 //! | file | subject |
 //! |---|---|

@@ -65,8 +65,7 @@ pub async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
     Ok(hand.pods.list(&params).await?.items)
 }
 
-/// Waits until a group has exactly `count` pods, each with a running container and addresses, and each satisfying
-/// `is`.
+/// Waits until a group has exactly `count` pods, each with a running container and addresses, and each satisfying `is`.
 pub async fn running_that(
     hand: &Hand,
     group: &str,

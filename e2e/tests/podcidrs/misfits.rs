@@ -168,8 +168,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         )
         .await;
     }
-    // Two blocks that cannot be parsed, two whose name does not follow from their range, and one of an unknown
-    // pool.
+    // Two blocks that cannot be parsed, two whose name does not follow from their range, and one of an unknown pool.
     let of_nobody = |cidr: &str| {
         json!({
             "cidr": cidr, "pool": "nowhere", "since": "2026-11-21T10:00:00Z",

@@ -1,5 +1,4 @@
-//! Ranges of a deleted node: they are quarantined and then free, and the same machine may get them back before
-//! that.
+//! Ranges of a deleted node: they are quarantined and then free, and the same machine may get them back before that.
 
 use std::time::{Duration, Instant};
 

@@ -48,8 +48,7 @@ struct Sandbox {
     is_up: bool,
     /// Its addresses in podCIDRs of a foreign allocator: no guarantee covers them.
     foreign: BTreeSet<Addr>,
-    /// The UID of the machine's Node when it was set up: nothing is guaranteed for sandboxes that outlive that
-    /// Node.
+    /// The UID of the machine's Node when it was set up: nothing is guaranteed for sandboxes that outlive that Node.
     node: Option<Text>,
 }
 

@@ -19,8 +19,7 @@ use super::store::open;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// The plugin's timeout, its wait for a greeting, and its wait for the file before it tries to reach the agent
-/// again.
+/// The plugin's timeout, its wait for a greeting, and its wait for the file before it tries to reach the agent again.
 const TIMEOUT: Time = 10 * SECOND;
 const AWAKE: Time = SECOND;
 const TURN: Time = 500 * MS;

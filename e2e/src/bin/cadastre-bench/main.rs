@@ -1,9 +1,7 @@
-//! `make bench-scale`: measures Cadastre at the size of large clusters, beside the raw requests that the work
-//! needs and beside other controllers, on real control planes. Prints tables in Markdown for
-//! docs/performance.md.
+//! `make bench-scale`: measures Cadastre at the size of large clusters, beside the raw requests that the work needs and
+//! beside other controllers, on real control planes. Prints tables in Markdown for docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is
-//! `make bench-node`.
+//! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
 
 use std::io::Write as _;
 use std::time::Duration;

@@ -1,8 +1,7 @@
 //! Measures podCIDRs for many nodes: several contenders in one run, medians of three rounds.
 //!
-//! Every measurement has its own control plane, with the nodes created before the contender starts. It ends
-//! when a watch shows the last node's podCIDR; nothing polls meanwhile. Prints a table in Markdown for
-//! docs/performance.md.
+//! Every measurement has its own control plane, with the nodes created before the contender starts. It ends when a
+//! watch shows the last node's podCIDR; nothing polls meanwhile. Prints a table in Markdown for docs/performance.md.
 
 use std::time::{Duration, Instant};
 
@@ -142,16 +141,14 @@ impl Before {
     }
 }
 
-/// Processor time so far of the control plane and of this process, which sends the raw requests and runs the
-/// watch.
+/// Processor time so far of the control plane and of this process, which sends the raw requests and runs the watch.
 fn spent(cluster: &ControlPlane) -> Result<Duration> {
     let own = usage(std::process::id())?;
     let theirs = [cluster.apiserver()?.usage()?, cluster.etcd().usage()?];
     Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
 }
 
-/// Measures until the last node has its podCIDRs, which `process` allocates, or this process if there is
-/// none.
+/// Measures until the last node has its podCIDRs, which `process` allocates, or this process if there is none.
 async fn measure(
     cluster: &ControlPlane,
     history: &History,

@@ -1,5 +1,4 @@
-//! Measures many pods: memory at rest and after a relist, a restart beside the raw LISTs, processor time
-//! under churn.
+//! Measures many pods: memory at rest and after a relist, a restart beside the raw LISTs, processor time under churn.
 
 use std::time::{Duration, Instant};
 

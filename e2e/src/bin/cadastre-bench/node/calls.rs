@@ -62,8 +62,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     Ok(took)
 }
 
-/// Runs `count` ADDs concurrently, then their DELs one by one. Returns the time of all ADDs together, and
-/// that of each.
+/// Runs `count` ADDs concurrently, then their DELs one by one. Returns the time of all ADDs together, and that of each.
 pub fn at_once(kind: &Kind, count: usize) -> Result<(Duration, Vec<Duration>)> {
     let start = Instant::now();
     let (whole, times) = std::thread::scope(|scope| {
