@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::inventory::{Cover, Inventory, PodFact};
-use super::render::{Facts, Report, Style, age, left};
+use super::render::{Facts, Report, Style, age, over};
 use cadastre_api::holding;
 use cadastre_controller::cluster::seen::PodUid;
 use cadastre_core::usable::usable;
@@ -309,9 +309,9 @@ impl RangeFact {
         let mut text = self.kind.to_owned();
         if self.resting {
             let _ = write!(text, " in quarantine, was node {}'s", self.node);
-            let left = left(self.until, style.now);
-            if !left.is_empty() {
-                let _ = write!(text, ", over {left}");
+            let over = over(self.until, style.now);
+            if !over.is_empty() {
+                let _ = write!(text, ", {over}");
             }
         } else {
             let _ = write!(text, " of node {}", self.node);

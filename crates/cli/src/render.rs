@@ -214,16 +214,25 @@ pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     })
 }
 
-/// Formats how long it is until a time, as in `in 5h`; `over` once it has come.
+/// Formats how long it is until a time, as in `in 5h`; `now` once it has come.
 pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
     until.map_or(String::new(), |until| {
         let seconds = until.duration_since(now).as_secs();
         if seconds <= 0 {
-            "over".to_owned()
+            "now".to_owned()
         } else {
             format!("in {}", span(seconds))
         }
     })
+}
+
+/// Formats the end of a quarantine: `over in 5m`, or `over` once it has passed. Empty without an end.
+pub fn over(until: Option<Timestamp>, now: Timestamp) -> String {
+    match until {
+        None => String::new(),
+        Some(until) if until <= now => "over".to_owned(),
+        until => format!("over {}", left(until, now)),
+    }
 }
 
 fn span(seconds: i64) -> String {
@@ -264,6 +273,15 @@ mod tests {
             columns.row(["a".to_owned(), self.text.clone()]);
             facts.text() + &columns.text(style, "nothing")
         }
+    }
+
+    #[test]
+    fn a_quarantine_is_over_in_a_while_and_then_over() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        assert_eq!(over(Some(at(300)), at(0)), "over in 5m");
+        assert_eq!(over(Some(at(300)), at(300)), "over");
+        assert_eq!(over(None, at(0)), "");
+        assert_eq!(left(Some(at(300)), at(301)), "now");
     }
 
     proptest! {

@@ -27,21 +27,21 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 #[derive(Debug)]
-pub struct Ran {
-    pub code: i32,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Ran {
     /// Standard output, parsed as JSON.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
 /// The plugin's command with a kubeconfig and arguments.
-pub fn command(kubeconfig: &Path, args: &[&str]) -> Command {
+pub(crate) fn command(kubeconfig: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(daemon::kubectl_plugin().unwrap());
     command
         .args(args)
@@ -55,13 +55,13 @@ pub fn command(kubeconfig: &Path, args: &[&str]) -> Command {
 }
 
 /// Starts the plugin as the administrator.
-pub fn start(cluster: &ControlPlane, args: &[&str]) -> Child {
+pub(crate) fn start(cluster: &ControlPlane, args: &[&str]) -> Child {
     command(&cluster.kubeconfig(ADMIN).unwrap(), args)
         .spawn()
         .unwrap()
 }
 
-pub async fn end(child: Child) -> Ran {
+pub(crate) async fn end(child: Child) -> Ran {
     let output = child.wait_with_output().await.unwrap();
     Ran {
         code: output.status.code().unwrap(),
@@ -71,19 +71,19 @@ pub async fn end(child: Child) -> Ran {
 }
 
 /// Runs the plugin as the administrator.
-pub async fn run(cluster: &ControlPlane, args: &[&str]) -> Ran {
+pub(crate) async fn run(cluster: &ControlPlane, args: &[&str]) -> Ran {
     end(start(cluster, args)).await
 }
 
 /// Runs the plugin, which must succeed, and returns its standard output.
-pub async fn ok(cluster: &ControlPlane, args: &[&str]) -> String {
+pub(crate) async fn ok(cluster: &ControlPlane, args: &[&str]) -> String {
     let ran = run(cluster, args).await;
     assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
     ran.out
 }
 
 /// Compares a text with its snapshot, without what differs from run to run.
-pub fn snapshot(name: &str, text: &str) {
+pub(crate) fn snapshot(name: &str, text: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/kubectl/snapshots")
         .join(format!("{name}.txt"));
@@ -131,7 +131,7 @@ fn word(word: &str) -> String {
 }
 
 /// A pool with the finalizer that a controller would set, for tests without one.
-pub fn pool(name: &str, spec: &Value) -> Value {
+pub(crate) fn pool(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",
         "metadata": {"name": name, "finalizers": ["cadastre.dev/ranges-held"]}, "spec": spec,

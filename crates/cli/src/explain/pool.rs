@@ -3,7 +3,7 @@
 use super::Explanation;
 use crate::inventory::Inventory;
 use crate::plan::whatif;
-use crate::render::{count, left, some};
+use crate::render::{count, over, some};
 use crate::{drain, show};
 use cadastre_controller::figures::figures;
 use cadastre_controller::pools::PoolState;
@@ -103,7 +103,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         let mut advice = Vec::new();
         if !unused.is_empty() {
             advice.push(format!(
-                "nothing yet: {} are empty, and nodes whose pods wait get them within seconds; if they do not, check that the agents of the nodes that have them run (kubectl cadastre show blocks)",
+                "nothing yet: {} without an address in use, which nodes whose pods wait get within seconds; if they do not, check that the agents of the nodes that have them run (kubectl cadastre show blocks)",
                 count(unused.len(), "block")
             ));
         }
@@ -136,15 +136,15 @@ fn comes_free(
         let kept = kept.map_or(String::new(), |(addr, pod)| {
             format!(", but pod {} still uses {addr}", pod.name)
         });
-        let over = left(entry.until, inventory.now);
+        let over = over(entry.until, inventory.now);
         lines.push(format!(
-            "{} was node {}'s: its quarantine is over {over}{kept}",
+            "{} was node {}'s: its quarantine is {over}{kept}",
             entry.cidr, entry.owner.name
         ));
     }
     if !spare.is_empty() {
         lines.push(format!(
-            "{} are empty and not needed: they return to the pool after spec.idleSeconds, or at once with kubectl cadastre drain --node: {}",
+            "{} empty and not needed: back in the pool after spec.idleSeconds, or at once with kubectl cadastre drain --node: {}",
             count(spare.len(), "block"),
             some(spare, 8)
         ));

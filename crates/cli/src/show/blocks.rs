@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::inventory::Inventory;
-use crate::render::{Columns, Report, Style, age, left};
+use crate::render::{Columns, Report, Style, age, over};
 use cadastre_api::Recall;
 use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::Cidr;
@@ -124,7 +124,7 @@ impl BlockRow {
     fn cells(&self, style: &Style) -> Vec<String> {
         let number = |number: Option<i64>| number.map_or(String::new(), |it| it.to_string());
         let state = match self.until {
-            Some(until) => format!("{:?}, over {}", self.state, left(Some(until), style.now)),
+            Some(until) => format!("{:?}, {}", self.state, over(Some(until), style.now)),
             None => format!("{:?}", self.state),
         };
         vec![

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::blocks::{BlockRow, table};
 use super::pods::{AllocationRow, allocations};
 use crate::inventory::{Inventory, SubnetFact};
-use crate::render::{Columns, Facts, Report, Style, left, some};
+use crate::render::{Columns, Facts, Report, Style, over, some};
 use cadastre_controller::cluster::seen::Node;
 use cadastre_core::Cidr;
 
@@ -231,8 +231,8 @@ impl Report for NodeReport {
             None => facts.add("Node", "gone: its ranges are in quarantine"),
         }
         for rest in &self.resting {
-            let over = left(Some(rest.until), style.now);
-            facts.add("In quarantine", format!("{}, over {over}", rest.cidr));
+            let over = over(Some(rest.until), style.now);
+            facts.add("In quarantine", format!("{}, {over}", rest.cidr));
         }
         facts.add("Listed", super::pods::as_of(self.as_of, style));
         let mut text = facts.text();
