@@ -123,7 +123,7 @@ fn every_alert_has_a_runbook_and_every_runbook_an_alert() {
         assert_eq!(alert["annotations"]["runbook_url"], *page);
         let page = text(&page);
         assert!(page.starts_with(&format!("# {name}\n\n")), "{name}");
-        for part in ["## Look", "## Do", "## It ends"] {
+        for part in ["## Look", "## Do", "## Resolved when"] {
             assert!(page.contains(&format!("\n{part}\n")), "{name}: no {part}");
         }
         assert!(list.contains(&format!("runbooks/{name}.md")), "{name}");
