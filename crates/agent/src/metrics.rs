@@ -46,7 +46,7 @@ impl AgentMetrics {
         };
         let seconds = HistogramOpts::new(
             "cadastre_agent_request_duration_seconds",
-            "Time from reading a request to its answer, waits for a block included",
+            "Time from reading a request to its answer, including waits for a block",
         )
         .buckets(vec![
             0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -54,7 +54,7 @@ impl AgentMetrics {
         let new = Self {
             requests: counters(
                 "cadastre_agent_requests_total",
-                "Requests of plugins and others by verb and by what came of them",
+                "Requests from the CNI plugin and from gRPC clients, by verb and result",
                 &["verb", "result"],
             )?,
             seconds: register(registry, HistogramVec::new(seconds, &["verb"])?)?,
@@ -64,40 +64,40 @@ impl AgentMetrics {
             )?,
             writes: counters(
                 "cadastre_agent_status_writes_total",
-                "Writes of NodeSubnet.status by whether they could wait, and by what came of them",
+                "Writes of NodeSubnet.status, by urgency (now or batched) and result",
                 &["urgency", "result"],
             )?,
             behind: register(
                 registry,
                 Gauge::new(
                     "cadastre_agent_publish_lag_seconds",
-                    "For how long the node's state differs from what NodeSubnet.status says of it, or its NodeAddresses is overdue; 0 if neither",
+                    "Seconds since NodeSubnet.status became out of date or NodeAddresses became overdue; 0 if neither is",
                 )?,
             )?,
             freed: counters(
                 "cadastre_agent_leaks_freed_total",
-                "Attachments that were freed without a DEL, by the reason they were suspected for",
+                "Attachments that were freed without a DEL, by the reason why they became leak candidates",
                 &["reason"],
             )?,
             suspicious: register(
                 registry,
                 IntGauge::new(
                     "cadastre_agent_leak_suspects",
-                    "Attachments that may be leaked",
+                    "Attachments that are leak candidates",
                 )?,
             )?,
             damaged: register(
                 registry,
                 IntCounter::new(
                     "cadastre_agent_store_damaged_total",
-                    "How often the store was found damaged and set aside",
+                    "Times that the store was found damaged and was set aside",
                 )?,
             )?,
             dropped: register(
                 registry,
                 IntCounter::new(
                     "cadastre_agent_events_dropped_total",
-                    "Events for people that could not be written",
+                    "Kubernetes events that could not be written",
                 )?,
             )?,
             addresses: register(
@@ -115,7 +115,7 @@ impl AgentMetrics {
                 IntGaugeVec::new(
                     Opts::new(
                         "cadastre_agent_blocks",
-                        "Ranges that the node gives addresses from, by pool and family",
+                        "Ranges of the node, by pool and family",
                     ),
                     &["pool", "family"],
                 )?,
@@ -124,7 +124,7 @@ impl AgentMetrics {
                 registry,
                 IntGauge::new(
                     "cadastre_agent_attachments",
-                    "Interfaces of containers that have addresses",
+                    "Attachments: interfaces of containers that have addresses",
                 )?,
             )?,
             connections: register(

@@ -31,11 +31,11 @@ impl LeaderMetrics {
             leading,
             transitions: counter(
                 "cadastre_leader_transitions_total",
-                "Times this process began or ceased to lead",
+                "Times that this process started or stopped leading",
             )?,
             errors: counter(
                 "cadastre_lease_errors_total",
-                "Calls for the Lease that failed or were left unanswered",
+                "Requests for the Lease that failed or were not answered",
             )?,
         })
     }

@@ -57,7 +57,7 @@ impl ControllerMetrics {
         Ok(ControllerMetrics {
             requests: counters(
                 "cadastre_loop_requests_total",
-                "Requests of each loop to the API server by what came of them: success, refused (a guard failed, the object is gone, or the server is busy), error (rejected, or nobody knows)",
+                "Requests of each loop to the API server, by result: success, refused (a precondition failed, the object is gone, or the server is busy), error (rejected, or indeterminate)",
                 &["loop", "result"],
             )?,
             seconds: register(
@@ -65,7 +65,7 @@ impl ControllerMetrics {
                 HistogramVec::new(
                     HistogramOpts::new(
                         "cadastre_loop_request_duration_seconds",
-                        "Time from sending a request of a loop to its answer, with the wait for the Lease",
+                        "Time from sending a request of a loop to its answer, including the wait for the Lease",
                     )
                     .buckets(vec![
                         0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
@@ -76,35 +76,35 @@ impl ControllerMetrics {
             )?,
             ready: gauges(
                 "workqueue_depth",
-                "Keys whose turn has come in each loop's queues",
+                "Keys that are ready to be processed in each loop's queues",
                 &["name"],
             )?,
             added: counters(
                 "workqueue_adds_total",
-                "Times that a key has got its turn in each loop's queues",
+                "Keys that have become ready to be processed in each loop's queues",
                 &["name"],
             )?,
             later: gauges(
                 "cadastre_loop_keys_later",
-                "Keys that each loop looks at again at a later time",
+                "Keys that each loop will process at a later time",
                 &["loop"],
             )?,
             pools: PoolMetrics::register(registry)?,
             waiting: gauges(
                 "cadastre_nodes_waiting",
-                "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects, write_refused those whose podCIDR or block the API server does not take, fence those that a new leader could not touch yet, for which all podCIDRs wait",
+                "Nodes that wait for a podCIDR or a block, by reason: no_pool if no pool selects the node, write_refused if the API server rejects the write, fence if a new leader has not touched the node yet (then all podCIDRs wait)",
                 &["reason"],
             )?,
             oldest_wait: register(
                 registry,
                 Gauge::new(
                     "cadastre_oldest_wait_seconds",
-                    "For how long the node waits that waits longest for a podCIDR or a block; 0 if none does",
+                    "Longest time that a node has been waiting for a podCIDR or a block; 0 if none waits",
                 )?,
             )?,
             second_writer: counter(
                 "cadastre_second_writer_total",
-                "Nodes whose podCIDRs were written by somebody else while Cadastre dealt",
+                "Nodes whose podCIDRs were written by a foreign allocator while Cadastre allocated podCIDRs",
             )?,
             overlapping: gauge(
                 "cadastre_overlapping_ranges",
@@ -112,11 +112,11 @@ impl ControllerMetrics {
             )?,
             too_wide: gauge(
                 "cadastre_podcidrs_too_wide",
-                "podCIDRs over pools that no node could have been given: they count for nothing",
+                "podCIDRs over pools that no node could have been allocated; they are ignored",
             )?,
             unclear: gauge(
                 "cadastre_unclear_writes",
-                "Ranges kept because the outcome of a write is not known",
+                "Ranges that stay reserved because a write is indeterminate",
             )?,
             dropped: counter(
                 "cadastre_dropped_events_total",
@@ -124,12 +124,12 @@ impl ControllerMetrics {
             )?,
             blocks: gauges(
                 "cadastre_blocks",
-                "Affinity blocks: held, recalled, provisional, quarantined, or overdue because a pod still has an address in it",
+                "Affinity blocks by state: held by a node, recalled, provisional (not confirmed yet), quarantined, or overdue because a pod still has an address in it",
                 &["state"],
             )?,
             leaks: gauges(
                 "cadastre_leaked_addresses",
-                "Addresses whose pods are gone: candidate until the grace period is over, asked once the node was told",
+                "Addresses whose pods are gone: candidate until the grace period is over, asked once the node was asked to free them",
                 &["state"],
             )?,
             oldest: register(
@@ -137,7 +137,7 @@ impl ControllerMetrics {
                 GaugeVec::new(
                     Opts::new(
                         "cadastre_oldest_garbage_seconds",
-                        "Age of the oldest address without a pod, and of the block that is kept longest beyond its quarantine",
+                        "Longest time that an address has had no pod, and that a block has been kept after its quarantine",
                     ),
                     &["kind"],
                 )?,
@@ -148,11 +148,11 @@ impl ControllerMetrics {
             )?,
             refused: gauge(
                 "cadastre_refused_status_entries",
-                "Entries in the statuses of NodeSubnets that make no sense and are left out",
+                "Entries in NodeSubnet.status that make no sense and are ignored",
             )?,
             refused_writes: gauges(
                 "cadastre_refused_writes",
-                "Requests about one object that the API server has refused or not answered several times in a row, by the kind of object",
+                "Requests about one object that the API server has rejected or not answered several times in a row, by the kind of object",
                 &["kind"],
             )?,
             counted: Arc::default(),

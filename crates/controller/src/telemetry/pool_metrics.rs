@@ -34,23 +34,23 @@ impl PoolMetrics {
         Ok(Self {
             capacity: pool(
                 "cadastre_pool_blocks_capacity",
-                "Blocks of the pool's block size that the pool can hold, reserved and service ranges left out",
+                "Blocks of the pool's block size that fit into the pool, without reserved and service ranges",
             )?,
             held: pool(
                 "cadastre_pool_blocks_held",
-                "Ranges in the pool that live nodes hold",
+                "Ranges of the pool that are allocated to live nodes",
             )?,
             free: pool(
                 "cadastre_pool_blocks_free",
-                "Blocks of the pool's block size that could be given now",
+                "Blocks of the pool's block size that could be allocated now",
             )?,
             quarantined: pool(
                 "cadastre_pool_blocks_quarantined",
-                "Ranges of dead nodes in the pool that rest before reuse",
+                "Ranges of the pool that are quarantined because their node is gone",
             )?,
             utilization: pool(
                 "cadastre_pool_utilization_ratio",
-                "Share of the pool's capacity that is not free, 0 to 1",
+                "Share of the pool's capacity that is not free, from 0 to 1",
             )?,
             waiting: register(
                 registry,
@@ -64,14 +64,14 @@ impl PoolMetrics {
             )?,
             exhausts: pool(
                 "cadastre_pool_exhausts_timestamp_seconds",
-                "When the pool will have no free block left if it goes on growing; absent while that cannot be told",
+                "Time at which the pool will be exhausted if it keeps growing; absent while there is no forecast",
             )?,
             addresses: register(
                 registry,
                 GaugeVec::new(
                     Opts::new(
                         "cadastre_pool_addresses",
-                        "Addresses in blocks of the pool: held by nodes, used by pods, cooling after use",
+                        "Addresses in allocated blocks of the pool, by state: held counts all of them, used those in use by pods, cooling those in cooldown",
                     ),
                     &["pool", "family", "state"],
                 )?,

@@ -113,8 +113,8 @@ const HEAD: &str = "# Metrics
 
 <!-- Written by `make metrics-doc`, from the code. -->
 
-The controller serves them on port 9817, an agent on 9818, under `/metrics`. Both also serve
+The controller serves metrics on port 9817, an agent on 9818, under `/metrics`. Both also serve the usual process metrics:
 `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds`, `process_start_time_seconds`
-and the like. Labels are bounded: no pod, node, address or block is one. What a pool's metrics say is said by the
-leader alone; a standby has none of them. [Alerts](alerts.md) say which to look at when.
+and others. No label contains a pod, node, address or block, so the number of series is limited. Only the leader serves
+the metrics of pools. The [runbooks of the alerts](alerts.md) say which metrics to look at.
 ";

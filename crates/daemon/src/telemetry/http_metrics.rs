@@ -32,7 +32,7 @@ impl HttpMetrics {
         );
         let seconds = HistogramOpts::new(
             "rest_client_request_duration_seconds",
-            "Time from sending a request to the API server to the head of its answer",
+            "Time from sending a request to the API server to the headers of its answer",
         )
         .buckets(vec![
             0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -41,7 +41,7 @@ impl HttpMetrics {
         let seconds = HistogramVec::new(seconds, &["verb", "host"])?;
         let in_flight = IntGauge::new(
             "cadastre_api_requests_in_flight",
-            "Requests to the API server that wait for the head of their answer",
+            "Requests to the API server that wait for the headers of the answer",
         )?;
         Ok(HttpMetrics {
             requests: register(registry, requests)?,

@@ -53,7 +53,7 @@ impl Silence {
     fn new(heard: LastHeard) -> Result<Self, Error> {
         let about = Opts::new(
             "cadastre_watch_silent_seconds",
-            "Seconds since the API server last said anything of a kind that is watched; bookmarks come about once a minute where nothing changes",
+            "Seconds since the API server last sent anything about a watched kind; without changes it sends a bookmark about once a minute",
         );
         let gauge = GaugeVec::new(about, &["kind"])?;
         Ok(Silence { heard, gauge })
