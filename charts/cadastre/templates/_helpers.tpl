@@ -18,7 +18,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Labels of pods: what selects them, and people's own. */}}
+{{/* Labels of pods: those that select them, and the user's own. */}}
 {{- define "cadastre.podLabels" -}}
 {{- $own := merge (dict) (get .root.Values .component).podLabels .root.Values.commonLabels -}}
 {{- include "cadastre.selector" .component }}
@@ -27,7 +27,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* How many controllers: two, or one where there is one node for them, whose ports they cannot share. */}}
+{{/* Number of controllers: two, or one if they have only one node, because two cannot share its ports. */}}
 {{- define "cadastre.replicas" -}}
 {{- $c := .Values.controller -}}
 {{- if ne (toString $c.replicas) "auto" -}}
@@ -78,12 +78,12 @@ metadata:
 {{- if ne .Values.mode "podCIDRs" }}true{{ end -}}
 {{- end }}
 
-{{/* Whether the controller makes a pool where there is none. */}}
+{{/* Whether the controller creates a pool if there is none. */}}
 {{- define "cadastre.defaultPool" -}}
 {{- if and .Values.defaultPool.enabled (not .Values.pools) (ne .Values.mode "secondary") }}true{{ end -}}
 {{- end }}
 
-{{/* What every container may: nothing beside the files it is given. */}}
+{{/* Every container may only use its mounted files. */}}
 {{- define "cadastre.securityContext" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -111,7 +111,7 @@ capabilities:
 {{- end -}}
 {{- end }}
 
-{{/* What the kubelet asks the port of probes for. It shares the host's loopback address, but not that of a pod
+{{/* The kubelet's request to the probe port. The kubelet can use the host's loopback address, but not that of a pod
 with a network of its own. */}}
 {{- define "cadastre.probe" -}}
 {path: {{ .path }}, port: probes{{ if .hostNetwork }}, host: 127.0.0.1{{ end }}}

@@ -70,7 +70,7 @@ fn add(id: &str) -> Op {
 }
 
 /// Panels without data here, as no pool grows for hours.
-const EMPTY: [&str; 2] = ["First pool full in", "Time until full"];
+const EMPTY: [&str; 2] = ["First pool exhausted in", "Time until exhausted"];
 
 #[tokio::test]
 async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
