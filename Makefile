@@ -31,10 +31,10 @@ say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && print
 
 .PHONY: help setup control-plane nodes tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
 
-help: ## this list
+help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-run: first control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
+run: first control-plane nodes ## the demo: a local control plane with everything running, until Ctrl-C
 	$(call say,run: build)
 	$(CARGO) build --workspace --bins --test harness
 	@exec $(TARGET)/debug/cadastre-demo
@@ -73,13 +73,13 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
-mutants: setup ## bugs made on purpose, and what finds each; MUTANT=name tries one
+mutants: setup ## bugs made on purpose: whether a test finds each; MUTANT=name tries one
 	$(call say,mutants)
 	$(CARGO) test --workspace --lib -- --nocapture mutated::
 	$(if $(MUTANT),MUTANT=$(MUTANT)) \
 		$(CARGO) test --workspace --test sim -- --nocapture mutations::
 
-soak: setup ## the simulation for MINUTES=10, from seeds of the clock or from SEED=n on; names what failed
+soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from SEED=n on; lists the failures
 	$(call say,soak)
 	$(if $(SEED),SEED=$(SEED)) MINUTES=$(MINUTES) \
 		$(CARGO) test --release -p cadastre --test sim -- --ignored --nocapture soak
@@ -102,7 +102,7 @@ bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
 	$(CARGO) bench -p cadastre-core -p cadastre-node
 
-bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods, takeover, status or all, for NODES=5000, beside raw requests and kube-controller-manager
+bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods, takeover, status or all, for NODES=5000, compared with raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
@@ -121,53 +121,53 @@ plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
 	[ $$size -le $$limit ] || { echo "more than $$limit bytes" >&2; exit 1; }; \
 	install -m 755 $$file $(PLUGIN)
 
-bench-node: setup control-plane nodes plugin ## ADD and DEL as whole processes, beside host-local
+bench-node: setup control-plane nodes plugin ## ADD and DEL as whole processes, compared with host-local
 	$(call say,bench-node: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@CADASTRE_IPAM=$(PLUGIN) exec $(TARGET)/release/cadastre-bench node
 
-crd: setup ## write the CRDs of config/crd and of the chart from the code
+crd: setup ## generate the CRDs of config/crd and of the chart
 	$(CARGO) build --workspace --bin cadastre
 	$(TARGET)/debug/cadastre crd > config/crd/cadastre.dev.yaml.new
 	mv config/crd/cadastre.dev.yaml.new config/crd/cadastre.dev.yaml
 	cp config/crd/cadastre.dev.yaml charts/cadastre/crds/
 
-config: setup tools ## write config and docs/values.md from the chart
+config: setup tools ## generate config and docs/values.md from the chart
 	UPDATE=1 $(CARGO) test --workspace --test chart -- --quiet made::config values
 
 image: setup ## the image from Dockerfile, by buildah or docker; PREBUILT=1 builds the executables outside
 	$(call say,image)
 	@hack/image cadastre.dev/cadastre:$(VERSION) $(TARGET)/cadastre-image.tar
 
-metrics-doc: ## write docs/metrics.md from the code
+metrics-doc: ## generate docs/metrics.md from the code
 	$(CARGO) build --workspace --bin cadastre
 	$(TARGET)/debug/cadastre metrics > docs/metrics.md.new
 	mv docs/metrics.md.new docs/metrics.md
 
-pictures: setup control-plane ## make docs/pictures anew, in headless Chromium
+pictures: setup control-plane ## generate docs/pictures, in headless Chromium
 	$(CARGO) build --workspace --bins --test harness
 	mkdir -p docs/pictures
 	PICTURES=$(CURDIR)/docs/pictures $(CARGO) test --workspace --test map
 
-setup: ## look for the tools; say what to install
+setup: ## check the tools; name packages to install
 	@hack/setup
 
-control-plane: setup ## build etcd and Kubernetes where missing (about 6 minutes, once)
+control-plane: setup ## build etcd and Kubernetes if missing (about 6 minutes, once)
 	$(call say,control-plane)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets
 
-tools: setup ## build helm 4 and 3, and what clients of the gRPC API are made with, where missing (about 6 minutes, once)
+tools: setup ## build helm 4 and 3, and the code generators for gRPC clients, if missing (about 6 minutes, once)
 	$(call say,tools)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets tools
 
-nodes: setup ## build kubelet, containerd and CNI plugins where missing (about 4 minutes, once)
+nodes: setup ## build kubelet, containerd and CNI plugins if missing (about 4 minutes, once)
 	$(call say,nodes)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets nodes
 
-monitoring: setup ## build Prometheus and promtool where missing (about 3 minutes, once)
+monitoring: setup ## build Prometheus and promtool if missing (about 3 minutes, once)
 	$(call say,monitoring)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets monitoring
@@ -175,22 +175,22 @@ monitoring: setup ## build Prometheus and promtool where missing (about 3 minute
 # Beside `make test`, for those who release; docs/versioning.md says how.
 .PHONY: cross-check deny dist release-check sbom
 
-deny: ## advisories, licences and sources of dependencies, by cargo-deny where it is
+deny: ## check advisories, licences and sources of dependencies, with cargo-deny if installed
 	@hack/deny
 
-cross-check: ## whether the kubectl plugin compiles for macOS and Windows
+cross-check: ## check that the kubectl plugin compiles for macOS and Windows
 	@hack/cross-check
 
-sbom: ## what executables are made of, into target/cadastre.cdx.json
+sbom: ## a bill of materials, into target/cadastre.cdx.json
 	@mkdir -p $(TARGET)
 	@hack/sbom > $(TARGET)/cadastre.cdx.json
 	@echo "$(TARGET)/cadastre.cdx.json: $$(jq '.components | length' $(TARGET)/cadastre.cdx.json) crates"
 
-release-check: setup ## whether this checkout can be released; TAG=v1.2.3 as that
+release-check: setup ## check that this checkout can be released; TAG=v1.2.3 as that tag
 	$(call say,release-check)
 	@MAKE="$(MAKE)" CARGO="$(CARGO)" TAG="$(TAG)" hack/release-check
 
-dist: setup tools ## what a release has beside its image, into target/dist
+dist: setup tools ## the files of a release except its image, into target/dist
 	$(call say,dist)
 	@hack/dist
 
