@@ -197,7 +197,7 @@ async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_control
         .map(|it| it["annotations"]["summary"].as_str().unwrap());
     let text: Vec<&str> = text.collect();
     assert!(
-        text.contains(&"Pool short has nothing left for 1 nodes"),
+        text.contains(&"Pool short is exhausted and 1 nodes wait for it"),
         "{text:?}"
     );
 
