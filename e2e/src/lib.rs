@@ -44,7 +44,6 @@ pub mod pki;
 pub mod ports;
 pub mod process;
 pub mod prometheus;
-pub mod promlint;
 pub mod raw;
 pub mod scheduler;
 pub mod scratch;
