@@ -175,7 +175,7 @@ monitoring: setup ## build Prometheus and promtool if missing (about 3 minutes, 
 # Beside `make test`, for those who release; docs/versioning.md says how.
 .PHONY: cross-check deny dist release-check sbom
 
-deny: ## check advisories, licences and sources of dependencies, with cargo-deny if installed
+deny: ## check advisories and bans of dependencies, with cargo-deny if installed
 	@hack/deny
 
 cross-check: ## check that the kubectl plugin compiles for macOS and Windows
