@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use cadastre_node::cni;
@@ -24,9 +24,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-static TURN: Mutex<()> = Mutex::new(());
-
-/// Paths and contents of all files in the folder.
+/// Names and bytes of all files in the folder.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     for item in fs::read_dir(folder).unwrap() {
@@ -61,32 +59,7 @@ fn check_op(op: &Op) {
     }
 }
 
-/// Turns bytes into one request. The first byte says how the plugin is started and what the node's side
-/// answers, the next four are the lengths of the variables that follow, and the rest is standard input.
-fn fuzz_request(bytes: &[u8]) {
-    let (head, mut rest) = bytes.split_at(bytes.len().min(5));
-    let byte = |at: usize| head.get(at).copied().unwrap_or_default();
-    let mut take = |length: usize| {
-        let (part, left) = rest.split_at(length.min(rest.len()));
-        rest = left;
-        part.to_owned()
-    };
-    let commands = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "", "add"];
-    let env = Env {
-        command: commands[usize::from(byte(0) & 7)].into(),
-        container_id: take(usize::from(byte(1))),
-        ifname: take(usize::from(byte(2) & 31)),
-        args: take(usize::from(byte(3))),
-        netns: take(usize::from(byte(4) & 63)),
-        path: b"/opt/cni/bin".to_vec(),
-        netns_override: Vec::new(),
-    };
-    request(&env, byte(0) & 8 != 0, byte(0) & 16 != 0, rest);
-}
-
 fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
-    // The tests share the folder, and a failed one leaves the lock poisoned.
-    let _turn = TURN.lock();
     let before = files(&FOLDER);
     let asked = RefCell::new(0);
     let ask = |_: &Path, _: &Path, op: &Op, _: Duration| {
@@ -106,8 +79,8 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
         let error: Value = serde_json::from_str(&output.stdout).unwrap();
         let code = error["code"].as_u64().unwrap();
         assert!(code > 0 && !error["msg"].as_str().unwrap().is_empty());
-        // Only errors that host-local meets while it works have this code; all others occur before.
-        if code != 999 && env.command != b"DEL" {
+        // What host-local finds while it works has this code; all else is found before.
+        if code != 999 && env.command != "DEL" {
             assert_eq!(files(&FOLDER), before, "{}", output.stdout);
         }
         assert!(*asked.borrow() == 0 || refused);
@@ -175,29 +148,27 @@ fn config() -> impl Strategy<Value = String> {
 }
 
 fn env() -> impl Strategy<Value = Env> {
-    let bytes = |text: &'static str| text.as_bytes().to_owned();
     let odd = || {
         prop_oneof![
-            proptest::collection::vec(any::<u8>().prop_filter("no NUL", |byte| *byte != 0), 0..20),
-            "[a-z/.:; =\n-]{0,20}".prop_map(String::into_bytes),
-            Just(vec![b'a'; 10_000]),
+            "[^\0]{0,20}",
+            "[a-z/.:; =\n-]{0,20}",
+            Just("a".repeat(10_000))
         ]
     };
-    let or = |good: &'static str| prop_oneof![9 => Just(bytes(good)), 1 => odd()];
+    let or = |good: &'static str| prop_oneof![9 => Just(good.to_owned()), 1 => odd()];
     let args = prop_oneof![
-        Just(Vec::new()),
-        Just(bytes("IgnoreUnknown=1;K8S_POD_UID=u;IP=10.0.0.3")),
-        "(IP|A|IgnoreUnknown|K8S_POD_NAME)=[a-z0-9.:/]{0,9}(;IP=10.0.0.[0-9]{1,2})?"
-            .prop_map(String::into_bytes),
+        Just(String::new()),
+        Just("IgnoreUnknown=1;K8S_POD_UID=u;IP=10.0.0.3".to_owned()),
+        "(IP|A|IgnoreUnknown|K8S_POD_NAME)=[a-z0-9.:/]{0,9}(;IP=10.0.0.[0-9]{1,2})?",
         odd(),
     ];
     let command = prop_oneof![
-        6 => Just(bytes("ADD")),
-        3 => Just(bytes("DEL")),
-        2 => Just(bytes("CHECK")),
-        2 => Just(bytes("GC")),
-        2 => Just(bytes("STATUS")),
-        1 => Just(bytes("VERSION")),
+        6 => Just("ADD".to_owned()),
+        3 => Just("DEL".to_owned()),
+        2 => Just("CHECK".to_owned()),
+        2 => Just("GC".to_owned()),
+        2 => Just("STATUS".to_owned()),
+        1 => Just("VERSION".to_owned()),
         1 => odd(),
     ];
     (command, or("c1"), or("eth0"), or("/nowhere"), args).prop_map(
@@ -207,19 +178,14 @@ fn env() -> impl Strategy<Value = Env> {
             ifname,
             netns,
             args,
-            path: b"/opt/cni/bin".to_vec(),
-            netns_override: Vec::new(),
+            path: "/opt/cni/bin".to_owned(),
+            netns_override: String::new(),
         },
     )
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-        fuzz_request(&bytes);
-    }
 
     #[test]
     fn odd_requests_are_answered(
@@ -240,11 +206,11 @@ proptest! {
 #[test]
 fn a_hundred_megabytes_are_not_read() {
     let env = Env {
-        command: b"ADD".to_vec(),
-        container_id: b"a".to_vec(),
-        ifname: b"b".to_vec(),
-        netns: b"/nowhere".to_vec(),
-        path: b"/".to_vec(),
+        command: "ADD".to_owned(),
+        container_id: "a".to_owned(),
+        ifname: "b".to_owned(),
+        netns: "/nowhere".to_owned(),
+        path: "/".to_owned(),
         ..Env::default()
     };
     let endless = std::io::Read::take(std::io::repeat(b'['), 100 << 20);

@@ -1,16 +1,16 @@
 //! Calls a plugin once and records the files that it leaves.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Placeholder for a side's folder in configurations and answers.
+use serde_json::Value;
+
+/// Stands in configs and answers for the folder of a side.
 pub const DIR: &str = "@DIR@";
 
 /// The input that a runtime passes to a plugin.
@@ -18,17 +18,19 @@ pub const DIR: &str = "@DIR@";
 pub struct Call {
     pub command: String,
     pub id: String,
-    pub ifname: Vec<u8>,
+    pub ifname: String,
     pub netns: String,
-    pub args: Vec<u8>,
+    pub args: String,
     pub path: String,
-    pub config: Vec<u8>,
-    /// The most addresses that the call may request explicitly
+    pub config: String,
+    /// Whether the config has a value of any kind in some place
+    pub odd: bool,
+    /// How many addresses are asked for by name, at most
     pub asked: usize,
 }
 
-/// The plugin's exit status and output.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a plugin answered.
+#[derive(Clone, Debug)]
 pub struct Answer {
     pub status: Option<i32>,
     pub stdout: String,
@@ -44,31 +46,28 @@ impl Call {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        let text = |text: &str| text.as_bytes().to_owned();
         for (key, value) in [
-            ("CNI_COMMAND", text(&self.command)),
-            ("CNI_CONTAINERID", text(&self.id)),
-            ("CNI_IFNAME", self.ifname.clone()),
-            ("CNI_NETNS", text(&self.netns)),
-            ("CNI_ARGS", self.args.clone()),
-            ("CNI_PATH", text(&self.path)),
+            ("CNI_COMMAND", &self.command),
+            ("CNI_CONTAINERID", &self.id),
+            ("CNI_IFNAME", &self.ifname),
+            ("CNI_NETNS", &self.netns),
+            ("CNI_ARGS", &self.args),
+            ("CNI_PATH", &self.path),
         ] {
             if !value.is_empty() {
-                command.env(key, OsString::from_vec(value));
+                command.env(key, value);
             }
         }
         let mut child = command.spawn().unwrap();
         let folder = side.to_str().unwrap();
-        // A plugin that ends without reading its input closes the pipe.
-        let config = replace(&self.config, DIR.as_bytes(), folder.as_bytes());
-        let _ = child.stdin.take().unwrap().write_all(&config);
+        // One that has no use for it closes it unread.
+        let config = self.config.replace(DIR, folder);
+        let _ = child.stdin.take().unwrap().write_all(config.as_bytes());
         let output = child.wait_with_output().unwrap();
         let stdout = String::from_utf8_lossy(&output.stdout);
-        // Go escapes bytes that are not UTF-8, but writes the replacement character as it is.
-        let stdout = stdout.replace(folder, DIR).replace("\\ufffd", "\u{fffd}");
         Answer {
             status: output.status.code(),
-            stdout,
+            stdout: stdout.replace(folder, DIR),
         }
     }
 }
@@ -78,33 +77,23 @@ impl fmt::Display for Call {
         write!(
             f,
             "{} id {:?} ifname {:?} netns {:?} args {:?} path {:?}\n{}",
-            self.command,
-            self.id,
-            String::from_utf8_lossy(&self.ifname),
-            self.netns,
-            String::from_utf8_lossy(&self.args),
-            self.path,
-            String::from_utf8_lossy(&self.config)
+            self.command, self.id, self.ifname, self.netns, self.args, self.path, self.config
         )
     }
 }
 
-fn replace(text: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len() + 64);
-    let mut rest = text;
-    while let Some(at) = rest.windows(from.len()).position(|window| window == from) {
-        out.extend_from_slice(&rest[..at]);
-        out.extend_from_slice(to);
-        rest = &rest[at + from.len()..];
+impl Answer {
+    /// The code of an error.
+    pub fn code(&self) -> Option<u64> {
+        let error: Value = serde_json::from_str(&self.stdout).ok()?;
+        error["code"].as_u64().filter(|_| self.status == Some(1))
     }
-    out.extend_from_slice(rest);
-    out
 }
 
 /// Kind and mode, and content, of every folder and file below a path.
 pub type Tree = BTreeMap<PathBuf, (u32, String)>;
 
-/// The files below a side's folder, without those that our plugin keeps beside a network's directory.
+/// What is below a side's folder.
 pub fn tree(side: &Path) -> Tree {
     let mut tree = Tree::new();
     gather(side, Path::new(""), &mut tree);
@@ -114,10 +103,6 @@ pub fn tree(side: &Path) -> Tree {
 fn gather(side: &Path, below: &Path, tree: &mut Tree) {
     for item in fs::read_dir(side.join(below)).unwrap() {
         let item = item.unwrap();
-        let name = item.file_name().into_string().unwrap_or_default();
-        if name.starts_with('.') && name.contains(".index") {
-            continue;
-        }
         let path = below.join(item.file_name());
         let meta = item.metadata().unwrap();
         let bytes = meta.is_file().then(|| fs::read(item.path()).unwrap());

@@ -1,5 +1,4 @@
-//! Random network configurations: valid ones with so few addresses that they are exhausted; odd ones; and texts
-//! that are no configuration.
+//! Random network configs: good ones, with few addresses so that they run out, and odd ones.
 
 use serde_json::{Map, Value, json};
 
@@ -66,10 +65,8 @@ fn extras(rng: &mut Rng, ipam: &mut Map<String, Value>) {
             json!({"dst": "0.0.0.0/0"}),
             json!({"dst": "::/0", "gw": "fd00::1"}),
             json!({"dst": "10.1.2.3/16", "gw": "::ffff:10.9.0.1", "mtu": 1400, "table": 0}),
-            json!({"dst": "::ffff:10.0.0.0/104", "advmss": 9_007_199_254_740_993_i64, "scope": 253}),
+            json!({"dst": "::ffff:10.0.0.0/104", "advmss": 1460, "scope": 253}),
             json!({"DST": "192.168.0.0/16", "priority": -1, "unknown": {}}),
-            json!({"gw": "10.9.0.1"}),
-            json!({}),
         ];
         let routes = (0..rng.below(4)).map(|_| all[rng.index(all.len())].clone());
         let routes: Vec<Value> = routes.collect();
@@ -98,7 +95,7 @@ pub fn base(rng: &mut Rng) -> Base {
     }
     let mut ipam = Map::new();
     ipam.insert("type".into(), "host-local".into());
-    let folder = rng.pick(&["", "/", "/x/..", "/state", "//a/./b"]);
+    let folder = rng.pick(&["", "/", "/state", "//a/./b"]);
     ipam.insert("dataDir".into(), format!("{DIR}{folder}").into());
     let mut config = Map::new();
     if rng.percent(30)
@@ -165,36 +162,14 @@ fn config(rng: &mut Rng, base: &Base, call: &mut Call) {
         call.asked += ips.len();
         config["runtimeConfig"]["ips"] = json!(ips);
     }
-    let whole = serde_json::to_vec(&config).unwrap();
     if rng.percent(6) {
         odd(rng, &mut config);
-        // The odd value may request one more address.
-        call.asked += 1;
+        call.odd = true;
     }
-    let mut text = serde_json::to_vec(&config).unwrap();
+    call.config = config.to_string();
     if rng.percent(4) {
-        text = respelt(rng, &text);
+        call.config = call.config.replacen("\"subnet\"", "\"SUBNET\"", 1);
     }
-    if rng.percent(5) {
-        for _ in 0..=rng.below(3) {
-            scratch(rng, &mut text);
-        }
-    }
-    call.config = if stays_inside(&text, base) {
-        text
-    } else {
-        whole
-    };
-}
-
-/// Whether a damaged text cannot make a plugin write outside its side's folder: either it still names the folder,
-/// or it has no ranges, without which a plugin writes nothing.
-fn stays_inside(text: &[u8], base: &Base) -> bool {
-    let text = String::from_utf8_lossy(text);
-    let named = format!("\"dataDir\":{}", base.config["ipam"]["dataDir"]);
-    let once = text.to_lowercase().matches("datadir").count() == 1;
-    (once && text.contains(&named))
-        || !text.to_lowercase().contains("subnet") && !text.contains('\\')
 }
 
 /// Replaces a value by one of any type.
@@ -202,7 +177,6 @@ fn odd(rng: &mut Rng, config: &mut Value) {
     let paths = [
         "/name",
         "/cniVersion",
-        "/ipam",
         "/ipam/type",
         "/ipam/name",
         "/ipam/ranges",
@@ -245,7 +219,6 @@ fn odd(rng: &mut Rng, config: &mut Value) {
         json!([null]),
         json!("10.9.1.0/24"),
         json!("10.9.1.1/24"),
-        json!("::ffff:10.9.1.0/120"),
         json!("fd00:1::/127"),
         json!("10.9.1.2"),
         json!("fd00:1::2"),
@@ -267,57 +240,7 @@ fn odd(rng: &mut Rng, config: &mut Value) {
     }
 }
 
-/// Changes the case of keys, or repeats them.
-fn respelt(rng: &mut Rng, text: &[u8]) -> Vec<u8> {
-    let text = String::from_utf8(text.to_owned()).unwrap();
-    let (from, to) = match rng.below(9) {
-        0 => ("\"subnet\"", "\"SUBNET\""),
-        1 => ("\"ranges\"", "\"Range\u{17f}\""),
-        2 => (
-            "\"ipam\":",
-            "\"ipam\":{\"routes\":[{\"dst\":\"0.0.0.0/0\"}]},\"IPAM\":",
-        ),
-        3 => ("\"subnet\":", "\"subnet\":\"10.9.9.0/24\",\"subnet\":"),
-        4 => ("\"rangeEnd\"", "\"\\u0072angeEnd\""),
-        5 => (
-            "\"ranges\":",
-            "\"ranges\":[[{\"rangeStart\":\"10.9.1.2\"}]],\"ranges\":",
-        ),
-        6 => ("\"name\":", "\"name\":\"other\",\"Name\":"),
-        7 => ("\"mtu\":1400", "\"mtu\":-0"),
-        _ => (
-            "\"type\"",
-            "\"\u{212a}ind\":\"\\ud83d\\ude00\\ud83d\",\"type\"",
-        ),
-    };
-    text.replacen(from, to, 1).into_bytes()
-}
-
-/// Damages a text in one place.
-fn scratch(rng: &mut Rng, text: &mut Vec<u8>) {
-    if text.is_empty() {
-        return;
-    }
-    let at = rng.index(text.len());
-    match rng.below(6) {
-        0 => {
-            text.remove(at);
-        }
-        1 => text.truncate(at),
-        2 => text.insert(at, b"{}[],:\"0-.eE\\u \n\x01\xff\xc3tfn"[rng.index(22)]),
-        3 => text[at] = b"{}[],:\"0-.eE\\u \n\x00\xffxtfn"[rng.index(22)],
-        4 => {
-            let until = (at + rng.index(20)).min(text.len());
-            text.drain(at..until);
-        }
-        _ => {
-            let until = (at + rng.index(20)).min(text.len());
-            let again = text[at..until].to_owned();
-            text.splice(at..at, again);
-        }
-    }
-}
-
+/// A random call.
 pub fn call(rng: &mut Rng, base: &Base) -> Call {
     let command = match rng.below(100) {
         0..48 => "ADD",
@@ -339,7 +262,7 @@ pub fn call(rng: &mut Rng, base: &Base) -> Call {
         _ => format!("c{}", rng.below(8)),
     };
     let ifname = match rng.below(60) {
-        0 => (*rng.pick(&[
+        0 => rng.pick(&[
             "",
             ".",
             "..",
@@ -348,16 +271,14 @@ pub fn call(rng: &mut Rng, base: &Base) -> Call {
             "a b",
             "interface-too-long",
             "a\u{a0}",
-        ]))
-        .into(),
-        1 => b"\xff\xfe".to_vec(),
-        2..15 => b"net1".to_vec(),
-        _ => b"eth0".to_vec(),
+        ]),
+        1..15 => "net1",
+        _ => "eth0",
     };
     let mut call = Call {
         command: command.to_owned(),
         id,
-        ifname,
+        ifname: ifname.to_owned(),
         netns: if rng.percent(97) {
             "/nowhere/netns"
         } else {
@@ -403,9 +324,5 @@ fn args(rng: &mut Rng, base: &Base, call: &mut Call) {
             ])
             .to_string(),
         _ => String::new(),
-    }
-    .into_bytes();
-    if rng.below(400) == 0 {
-        call.args = b"A=\xff\x80;IgnoreUnknown=\xff".to_vec();
-    }
+    };
 }

@@ -1,56 +1,45 @@
 //! `CNI_ARGS`: `KEY=value` pairs with `;` between them.
 
-use super::golang;
+/// The pairs, in their order.
+#[derive(Debug)]
+pub(super) struct Args<'a>(Vec<(&'a str, &'a str)>);
 
-/// Pairs, and whether those that nobody knows may be passed over.
-#[derive(Debug, Default)]
-pub(super) struct Args {
-    pairs: Vec<(Vec<u8>, Vec<u8>)>,
-}
-
-impl Args {
-    /// Splits a text into pairs; the error is the Go library's text.
-    pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
-        let mut args = Self::default();
-        if text.is_empty() {
-            return Ok(args);
+impl<'a> Args<'a> {
+    /// Splits a text into pairs. A key for which `is_known` is false is an error unless `IgnoreUnknown` is set.
+    pub(super) fn parse(text: &'a str, is_known: fn(&str) -> bool) -> Result<Self, String> {
+        let pairs = text.split(';').filter(|_| !text.is_empty()).map(|pair| {
+            let parts = pair.split_once('=');
+            let parts = parts.filter(|(_, value)| !value.contains('='));
+            parts.ok_or_else(|| {
+                format!(
+                    "CNI_ARGS has the part {pair:?}: write KEY=value, with `;` between parts only"
+                )
+            })
+        });
+        let args = Self(pairs.collect::<Result<_, _>>()?);
+        let ignore = args.get("IgnoreUnknown").unwrap_or("0");
+        let ignore = match ignore.to_ascii_lowercase().as_str() {
+            "1" | "true" => true,
+            "0" | "false" => false,
+            _ => {
+                return Err(format!(
+                    "IgnoreUnknown of CNI_ARGS is {ignore:?}: write 1 or 0"
+                ));
+            }
+        };
+        let is_known = |key| key == "IgnoreUnknown" || is_known(key);
+        match args.0.iter().find(|(key, _)| !ignore && !is_known(key)) {
+            None => Ok(args),
+            Some((key, _)) => Err(format!(
+                "CNI_ARGS has the key {key:?}, which is not known here: remove it, or add IgnoreUnknown=1"
+            )),
         }
-        for pair in text.split(|&byte| byte == b';') {
-            let parts: Vec<&[u8]> = pair.split(|&byte| byte == b'=').collect();
-            let [key, value] = parts[..] else {
-                return Err(format!("ARGS: invalid pair {}", golang::quote(pair)));
-            };
-            args.pairs.push((key.to_owned(), value.to_owned()));
-        }
-        Ok(args)
     }
 
-    /// The pairs in their order.
-    pub(super) fn pairs(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        self.pairs
-            .iter()
-            .map(|(key, value)| (key.as_slice(), value.as_slice()))
-    }
-
-    /// The last value of a key.
-    pub(super) fn get(&self, name: &str) -> Option<&[u8]> {
-        let found = self.pairs().filter(|(key, _)| *key == name.as_bytes());
-        found.last().map(|(_, value)| value)
-    }
-}
-
-/// `key=value`, quoted.
-pub(super) fn quote_pair(key: &[u8], value: &[u8]) -> String {
-    golang::quote(&[key, b"=", value].concat())
-}
-
-/// The library's boolean: `1` or `true`, `0` or `false`, in any case.
-pub(super) fn parse_bool(value: &[u8]) -> Result<bool, String> {
-    let text = golang::text(value).to_lowercase();
-    match text.as_str() {
-        "1" | "true" => Ok(true),
-        "0" | "false" => Ok(false),
-        _ => Err(format!("boolean unmarshal error: invalid input {text}")),
+    /// Returns the last value of a key.
+    pub(super) fn get(&self, name: &str) -> Option<&'a str> {
+        let found = self.0.iter().rfind(|(key, _)| *key == name);
+        found.map(|(_, value)| *value)
     }
 }
 
@@ -59,27 +48,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_is_one_pair() {
-        let args = Args::parse(b"IP=10.0.0.1;A=;IP=10.0.0.2").unwrap();
-        assert_eq!(args.get("IP"), Some(b"10.0.0.2".as_slice()));
-        assert_eq!(
-            (args.get("A"), args.get("ip")),
-            (Some(b"".as_slice()), None)
-        );
-        assert!(Args::parse(b"").unwrap().pairs.is_empty());
-        let fault = |text: &[u8]| Args::parse(text).unwrap_err();
-        assert_eq!(fault(b"A=1;"), r#"ARGS: invalid pair """#);
-        assert_eq!(fault(b"A=1=2"), r#"ARGS: invalid pair "A=1=2""#);
-        assert_eq!(fault(b"a\n\xff"), r#"ARGS: invalid pair "a\n\xff""#);
-    }
-
-    #[test]
-    fn booleans_are_the_librarys() {
-        assert_eq!(parse_bool(b"TRUE"), Ok(true));
-        assert_eq!(parse_bool(b"0"), Ok(false));
-        assert_eq!(
-            parse_bool(b"Yes").unwrap_err(),
-            "boolean unmarshal error: invalid input yes"
-        );
+    fn each_part_is_one_pair_and_unknown_keys_need_leave() {
+        let parse = |text| Args::parse(text, |key| matches!(key, "IP" | "A"));
+        let args = parse("IP=10.0.0.1;A=;IP=10.0.0.2").unwrap();
+        assert_eq!(args.get("IP"), Some("10.0.0.2"));
+        assert_eq!((args.get("A"), args.get("ip")), (Some(""), None));
+        assert!(parse("").unwrap().0.is_empty());
+        assert!(parse("X=y;IgnoreUnknown=TRUE").is_ok());
+        for (text, says) in [
+            ("A=1;", "the part \"\""),
+            ("A=1=2", "the part \"A=1=2\""),
+            ("A", "the part \"A\""),
+            ("X=y", "the key \"X\""),
+            ("IgnoreUnknown=yes", "write 1 or 0"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
     }
 }

@@ -2,34 +2,31 @@
 //!
 //! ```text
 //!  env, stdin ──► request ──► version ─┬► plugin ─────► node    (the agent, or its store)
-//!                 args, json           └► host_local ─► files   (the config has ranges of its own)
+//!                 config               └► host_local ─► files   (the config has ranges of its own)
 //!                              error, result ──► stdout, exit status
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
-//! | `request` | environment and standard input, in the order in which they are checked |
+//! | `request`, `args`, `netns` | the environment, `CNI_ARGS` in it, and the network namespace |
+//! | `config` | the network config on standard input |
 //! | `version`, `error`, `result` | versions, errors and results as the specification has them |
-//! | `routes` | routes of the config |
-//! | `args`, `attachments`, `netns` | `CNI_ARGS`; previous result and valid attachments; own namespace |
+//! | `address` | addresses in configs and results |
 //! | `plugin` | addresses of the node |
-//! | `host_local` | addresses of the config's own ranges, as host-local gives them |
-//! | `json`, `golang` | what callers see of Go: in JSON, and in texts |
+//! | `host_local` | addresses of the config's own ranges, in the place of host-local |
 //!
-//! A call reads, does one thing and answers: no threads, nothing in the background. Nothing is changed
-//! before the whole request has been found good.
+//! A call reads, does one thing and answers: it has no threads and leaves nothing in the background.
+//! Nothing is changed before the whole request has been found good.
 
+mod address;
 mod args;
-mod attachments;
+mod config;
 mod error;
-mod golang;
 mod host_local;
-mod json;
 mod netns;
 mod plugin;
 mod request;
 mod result;
-mod routes;
 mod version;
 
 use std::io::{Read, Write as _};
@@ -41,11 +38,11 @@ pub use error::CniError;
 pub use request::Env;
 
 use crate::{Answer, Op, Refusal, client};
+use config::Config;
 use error::INVALID_ENVIRONMENT;
-use json::Value;
-use request::Config;
+use result::json;
 
-/// What a call answers.
+/// The answer to a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     /// For the runtime
@@ -54,6 +51,16 @@ pub struct Output {
     pub stderr: String,
     /// Exit status 1, and an error object on standard output
     pub failed: bool,
+}
+
+impl From<Result<String, CniError>> for Output {
+    fn from(answer: Result<String, CniError>) -> Self {
+        Self {
+            failed: answer.is_err(),
+            stdout: answer.unwrap_or_else(|error| json(&error)),
+            ..Self::default()
+        }
+    }
 }
 
 /// Does something with the node's addresses: by the agent at a socket, or on its store, within a time.
@@ -65,125 +72,84 @@ pub fn main() -> ExitCode {
     let program = std::env::args_os().next().unwrap_or_default();
     let program = Path::new(&program).file_name().unwrap_or_default();
     let strict = program == "host-local";
-    let output = run(
-        &Env::of_process(),
-        strict,
-        std::io::stdin().lock(),
-        &client::ask,
-    );
+    let output = match Env::of_process() {
+        Ok(env) => run(&env, strict, std::io::stdin().lock(), &client::ask),
+        Err(error) => Err(error).into(),
+    };
     let _ = std::io::stderr().write_all(output.stderr.as_bytes());
     let mut stdout = std::io::stdout().lock();
     let written = stdout
         .write_all(output.stdout.as_bytes())
         .and_then(|()| stdout.flush());
-    // A runtime that did not hear the answer takes the call for failed, and deletes.
+    // A runtime that gets no answer takes the call for failed, and deletes.
     if output.failed || written.is_err() {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
 
-/// Answers one call. Started as `host-local` it is that and nothing else.
+/// Answers one call. Started as `host-local` it has that plugin's behaviour and no other.
 pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: Ask<'_>) -> Output {
-    if env.command.is_empty() {
-        return about(as_host_local);
-    }
-    let mut told = None;
-    match answer(env, as_host_local, stdin, ask, &mut told) {
-        Ok(stdout) => Output {
-            stdout,
-            ..Output::default()
-        },
-        Err(error) => Output {
-            stdout: error.render(told.as_deref()),
-            failed: true,
-            ..Output::default()
-        },
-    }
-}
-
-/// What someone sees who starts it by hand.
-fn about(as_host_local: bool) -> Output {
-    let version = cadastre_core::VERSION;
     let (name, supported) = if as_host_local {
         ("host-local", version::ALL)
     } else {
         ("cadastre-ipam", version::OWN)
     };
-    let supported = supported.join(", ");
-    Output {
-        stderr: format!(
-            "CNI {name} plugin of cadastre {version}\n\
-             CNI protocol versions supported: {supported}\n\
-             It is started by container runtimes: put it into their plugin folder (/opt/cni/bin) and name it \
-             in the `ipam` section of a network config, {{\"type\": \"{name}\"}}.\n"
-        ),
-        ..Output::default()
+    match env.command.as_str() {
+        // Somebody has started it by hand.
+        "" => Output {
+            stderr: about(name, supported),
+            ..Output::default()
+        },
+        "VERSION" => Ok(json(&serde_json::json!({
+            "cniVersion": "1.1.0",
+            "supportedVersions": supported,
+        })) + "\n")
+        .into(),
+        "ADD" | "DEL" | "CHECK" | "GC" | "STATUS" => answer(env, as_host_local, stdin, ask).into(),
+        other => {
+            let msg = format!(
+                "CNI_COMMAND is {other:?}: it has to be ADD, DEL, CHECK, GC, STATUS or VERSION"
+            );
+            Err(CniError::new(INVALID_ENVIRONMENT, msg)).into()
+        }
     }
 }
 
-/// What goes to standard output. `told` becomes the version that errors are written by.
+fn about(name: &str, supported: &[&str]) -> String {
+    let version = cadastre_core::VERSION;
+    let supported = supported.join(", ");
+    format!(
+        "CNI {name} plugin of cadastre {version}\n\
+         CNI protocol versions supported: {supported}\n\
+         It is started by container runtimes: put it into their plugin folder (/opt/cni/bin) and name it \
+         in the `ipam` section of a network config, {{\"type\": \"{name}\"}}.\n"
+    )
+}
+
+/// Returns what goes to standard output.
 fn answer(
     env: &Env,
     as_host_local: bool,
     stdin: impl Read,
     ask: Ask<'_>,
-    told: &mut Option<String>,
 ) -> Result<String, CniError> {
     env.check(as_host_local)?;
-    let command = golang::text(&env.command);
-    if command == "VERSION" {
-        let supported = if as_host_local {
-            version::ALL
-        } else {
-            version::OWN
-        };
-        return Ok(version::answer(supported));
-    }
-    let text = request::read(stdin)?;
-    let root = Value::parse(&text).map_err(|fault| {
-        request::undecodable(&format!("{fault}: correct the network config there"))
-    })?;
-    let config = Config::new(&root)?;
-    let since = match command.as_str() {
-        "ADD" | "DEL" => None,
-        "CHECK" => Some((0, 4, 0)),
-        "GC" | "STATUS" => Some((1, 1, 0)),
-        _ => {
-            let msg = format!("unknown CNI_COMMAND: {command}");
-            return Err(CniError::new(INVALID_ENVIRONMENT, msg));
+    let config = Config::read_from(stdin)?;
+    let version = config.version()?;
+    let command = env.command.as_str();
+    if as_host_local || host_local::is_meant(&config) {
+        version::check(&version, command, version::ALL)?;
+        if !as_host_local {
+            plugin::check_alone(&config)?;
         }
-    };
-    let written = config.version()?;
-    let version = match written.as_str() {
-        "" => "0.1.0",
-        other => other,
-    };
-    let host_local = as_host_local || host_local::is_meant(config.root);
-    let supported = if host_local {
-        version::ALL
-    } else {
-        version::OWN
-    };
-    if !host_local && supported.contains(&version) {
-        *told = Some(version.to_owned());
+        return host_local::run(command, env, &config, &version);
     }
-    if let Some(since) = since {
-        version::knows(version, &command, since, supported)?;
-    }
-    version::check(version, supported)?;
-    if !host_local {
-        return plugin::run(&command, env, &config, version, ask);
-    }
-    if !as_host_local {
-        plugin::check_alone(config.root)?;
-    }
-    let nothing = |()| String::new();
-    match command.as_str() {
-        "ADD" => host_local::add(env, &config, &written),
-        "DEL" => host_local::del(env, &config).map(nothing),
-        "CHECK" => host_local::check(env, &config).map(nothing),
-        "GC" => host_local::gc(&config).map(nothing),
-        _ => host_local::status(&config).map(nothing),
-    }
+    let known = version::OWN.contains(&version.as_str());
+    let answer = version::check(&version, command, version::OWN)
+        .and_then(|()| plugin::run(command, env, &config, &version, ask));
+    answer.map_err(|error| CniError {
+        version: known.then_some(version),
+        ..error
+    })
 }

@@ -1,21 +1,26 @@
 //! Whether a network namespace is the plugin's own.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 
-/// The Go library's text about it.
-pub(super) const OWN: &str = "plugin's netns and netns from CNI_NETNS should not be the same";
+use super::error::{CniError, INVALID_NETNS};
+use super::request::Env;
 
-/// Whether `path` is the namespace that this process is in. One that cannot be looked at is not:
-/// DEL comes with none when it is gone.
-pub(super) fn is_own(path: &[u8]) -> bool {
-    let identity = |path: &OsStr| {
+/// Fails if the request names the namespace that this process is in. A path that cannot be read is another
+/// one: DEL names none when the namespace is gone.
+pub(super) fn check(env: &Env) -> Result<(), CniError> {
+    let identity = |path: &str| {
         let meta = std::fs::metadata(path).ok()?;
         Some((meta.dev(), meta.ino()))
     };
-    let given = identity(OsStr::from_bytes(path));
-    given.is_some() && given == identity(OsStr::new("/proc/thread-self/ns/net"))
+    let named = identity(&env.netns);
+    if env.any_netns() || named.is_none() || named != identity("/proc/thread-self/ns/net") {
+        return Ok(());
+    }
+    let msg = format!(
+        "CNI_NETNS is {}, the plugin's own network namespace: name the container's, or set CNI_NETNS_OVERRIDE=1",
+        env.netns
+    );
+    Err(CniError::new(INVALID_NETNS, msg))
 }
 
 #[cfg(test)]
@@ -24,9 +29,15 @@ mod tests {
 
     #[test]
     fn a_path_of_the_same_namespace_is_the_same_one() {
-        assert!(is_own(b"/proc/self/ns/net"));
+        let env = |netns: &str, netns_override: &str| Env {
+            netns: netns.to_owned(),
+            netns_override: netns_override.to_owned(),
+            ..Env::default()
+        };
+        assert_eq!(check(&env("/proc/self/ns/net", "")).unwrap_err().code, 8);
+        assert!(check(&env("/proc/self/ns/net", "True")).is_ok());
         for other in ["", "/nowhere", "/proc/self/ns/uts", "/"] {
-            assert!(!is_own(other.as_bytes()), "{other}");
+            assert!(check(&env(other, "")).is_ok(), "{other}");
         }
     }
 }

@@ -3,65 +3,91 @@
 //! | version | shape |
 //! |---|---|
 //! | 0.1.0, 0.2.0 | `ip4` and `ip6`: the first address of each family, its routes with it |
-//! | 0.3.0 to 0.4.0 | `ips` with the family in `version`; `dns` also when it says nothing |
-//! | 1.0.0, 1.1.0 | `ips`; no empty `dns`; keys in the order of the alphabet |
+//! | 0.3.0 to 0.4.0 | `ips` with the family in `version`; `dns` also when it is empty |
+//! | 1.0.0, 1.1.0 | `ips`; no empty `dns` |
 //!
 //! An IPAM plugin names no interfaces: the main plugin adds them.
 
-use std::fmt::Display;
-
-use super::golang::IpNet;
-use super::json::Value;
-use crate::Given;
 use cadastre_core::holding::Dns;
 use cadastre_core::{Addr, Family};
+use serde::{Deserialize, Serialize};
 
-/// What an ADD gave.
+use super::address::{self, IpNet};
+use super::version;
+use crate::Given;
+
+/// The result of an ADD.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CniResult {
     pub(super) ips: Vec<Ip>,
-    /// `None` for a null in the config
-    pub(super) routes: Vec<Option<Route>>,
+    pub(super) routes: Vec<Route>,
     pub(super) dns: Dns,
 }
 
 /// An address.
-#[derive(Clone, Copy, Debug)]
+#[derive(Serialize, Clone, Copy, Debug)]
 pub(super) struct Ip {
     pub(super) address: IpNet,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) gateway: Option<Addr>,
 }
 
-/// A route; numbers that are 0 are left out.
-#[derive(Clone, Debug, Default)]
+/// A route of a config or a pool; numbers that are 0 are left out.
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub(super) struct Route {
-    /// `None` where the config has none
-    pub(super) dst: Option<IpNet>,
-    pub(super) gw: Option<Addr>,
-    pub(super) mtu: i64,
-    pub(super) advmss: i64,
-    pub(super) priority: i64,
-    pub(super) table: Option<i64>,
-    pub(super) scope: Option<i64>,
+    pub(super) dst: IpNet,
+    #[serde(
+        default,
+        deserialize_with = "address::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    gw: Option<Addr>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    mtu: i64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    advmss: i64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    priority: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    table: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scope: Option<i64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &i64) -> bool {
+    *number == 0
+}
+
+impl Route {
+    fn new(dst: IpNet, gw: Option<Addr>) -> Self {
+        Self {
+            dst,
+            gw,
+            mtu: 0,
+            advmss: 0,
+            priority: 0,
+            table: None,
+            scope: None,
+        }
+    }
 }
 
 impl From<Given> for CniResult {
     fn from(given: Given) -> Self {
-        let net = |ip: Addr, ones| IpNet {
-            ip,
-            ones,
-            bits: ip.family.bits(),
-        };
         let ips = given.addresses.iter().map(|given| Ip {
-            address: net(given.address, given.prefix),
+            address: IpNet {
+                ip: given.address,
+                ones: given.prefix,
+            },
             gateway: given.gateway,
         });
         let routes = given.routes.iter().map(|route| {
-            Some(Route {
-                dst: Some(net(route.dst.first(), route.dst.len())),
-                gw: route.gw.map(Addr::from),
-                ..Route::default()
-            })
+            let dst = IpNet {
+                ip: route.dst.first(),
+                ones: route.dst.len(),
+            };
+            Route::new(dst, route.gw.map(Addr::from))
         });
         Self {
             ips: ips.collect(),
@@ -71,160 +97,111 @@ impl From<Given> for CniResult {
     }
 }
 
+/// A result up to 0.2.0.
+#[derive(Serialize)]
+struct ByFamily<'a> {
+    #[serde(rename = "cniVersion")]
+    version: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ip4: Option<OfFamily>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ip6: Option<OfFamily>,
+    dns: &'a Dns,
+}
+
+#[derive(Serialize)]
+struct OfFamily {
+    ip: IpNet,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gateway: Option<Addr>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<Route>,
+}
+
+/// A result from 0.3.0 on.
+#[derive(Serialize)]
+struct ByList<'a> {
+    #[serde(rename = "cniVersion")]
+    version: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ips: Vec<InList<'a>>,
+    #[serde(skip_serializing_if = "<[Route]>::is_empty")]
+    routes: &'a [Route],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dns: Option<&'a Dns>,
+}
+
+#[derive(Serialize)]
+struct InList<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<&'static str>,
+    #[serde(flatten)]
+    ip: &'a Ip,
+}
+
 impl CniResult {
-    /// Adds routes of the config, of families that the interface has an address of; the pool's go before others
-    /// to the same place, of which the kernel takes one only.
+    /// Adds routes of the config, of families that the interface has an address of. Those of the pool
+    /// precede others to the same destination, of which the kernel takes one only.
     pub(super) fn add_routes(&mut self, routes: Vec<Route>) {
         for route in routes {
-            let family = route.dst.as_ref().map(|dst| dst.ip.family);
-            let mut ips = self.ips.iter();
-            let is_of_use = family.is_none() || ips.any(|ip| Some(ip.address.ip.family) == family);
-            let mut there = self.routes.iter().flatten();
-            if is_of_use && !there.any(|it| it.dst == route.dst) {
-                self.routes.push(Some(route));
+            let family = route.dst.ip.family;
+            let is_of_use = self.ips.iter().any(|ip| ip.address.ip.family == family);
+            if is_of_use && !self.routes.iter().any(|it| it.dst == route.dst) {
+                self.routes.push(route);
             }
         }
     }
 
-    /// The result by `version`, one of those supported; empty means the first.
+    /// Writes the result as a supported version has it.
     pub(super) fn render(&self, version: &str) -> String {
-        match version {
-            "" => self.by_family("0.1.0"),
-            "0.1.0" | "0.2.0" => self.by_family(version),
-            "0.3.0" | "0.3.1" | "0.4.0" => self.by_list(version, true).pretty(),
-            _ => self.by_list(version, false).sorted().pretty(),
-        }
-    }
-
-    fn by_family(&self, version: &str) -> String {
-        let mut members = vec![("cniVersion", text(version))];
-        for (key, family) in [("ip4", Family::V4), ("ip6", Family::V6)] {
-            let mut ips = self.ips.iter();
-            let Some(ip) = ips.find(|ip| ip.address.ip.family == family) else {
-                continue;
-            };
-            let mut config = vec![("ip", text(ip.address))];
-            config.extend(ip.gateway.map(|gateway| ("gateway", text(gateway))));
-            let routes = self.routes.iter().flatten();
-            let routes: Vec<Value> = routes
-                .filter(|route| route.family() == family)
-                .map(|route| Value::object(route.way()))
-                .collect();
-            if !routes.is_empty() {
-                config.push(("routes", Value::Array(routes)));
-            }
-            members.push((key, Value::object(config)));
-        }
-        members.push(("dns", dns(&self.dns)));
-        Value::object(members).pretty()
-    }
-
-    fn by_list(&self, version: &str, old: bool) -> Value {
-        let mut members = vec![("cniVersion", text(version))];
-        let ips = self.ips.iter().map(|ip| {
-            let mut config = Vec::new();
-            if old {
-                config.push((
-                    "version",
-                    text(match ip.address.ip.family {
-                        Family::V4 => "4",
-                        Family::V6 => "6",
-                    }),
-                ));
-            }
-            config.push(("address", text(ip.address)));
-            config.extend(ip.gateway.map(|gateway| ("gateway", text(gateway))));
-            Value::object(config)
-        });
-        let ips: Vec<Value> = ips.collect();
-        if !ips.is_empty() {
-            members.push(("ips", Value::Array(ips)));
-        }
-        if !self.routes.is_empty() {
-            let routes = self.routes.iter().map(|route| match route {
-                Some(route) => route.full(old),
-                None => Value::Null,
+        let dns = &self.dns;
+        if !version::is_since(version, "0.3.0") {
+            return json(&ByFamily {
+                version,
+                ip4: self.of_family(Family::V4),
+                ip6: self.of_family(Family::V6),
+                dns,
             });
-            members.push(("routes", Value::Array(routes.collect())));
         }
-        if old || !self.dns.is_empty() {
-            members.push(("dns", dns(&self.dns)));
-        }
-        Value::object(members)
+        let old = !version::is_since(version, "1.0.0");
+        let ips = self.ips.iter().map(|ip| InList {
+            version: old.then_some(match ip.address.ip.family {
+                Family::V4 => "4",
+                Family::V6 => "6",
+            }),
+            ip,
+        });
+        json(&ByList {
+            version,
+            ips: ips.collect(),
+            routes: &self.routes,
+            dns: (old || !dns.is_empty()).then_some(dns),
+        })
+    }
+
+    fn of_family(&self, family: Family) -> Option<OfFamily> {
+        let mut ips = self.ips.iter();
+        let ip = ips.find(|ip| ip.address.ip.family == family)?;
+        let routes = self.routes.iter().filter(|it| it.dst.ip.family == family);
+        Some(OfFamily {
+            ip: ip.address,
+            gateway: ip.gateway,
+            routes: routes.map(|it| Route::new(it.dst, it.gw)).collect(),
+        })
     }
 }
 
-impl Route {
-    /// Anything that is not an IPv4 destination counts as IPv6.
-    fn family(&self) -> Family {
-        self.dst.map_or(Family::V6, |dst| dst.ip.family)
-    }
-
-    fn way(&self) -> Vec<(&'static str, Value)> {
-        let dst = self.dst.map_or_else(|| text("<nil>"), text);
-        let mut members = vec![("dst", dst)];
-        members.extend(self.gw.map(|gw| ("gw", text(gw))));
-        members
-    }
-
-    fn full(&self, exact: bool) -> Value {
-        let mut members = self.way();
-        let some = |value: i64| (value != 0).then_some(value);
-        for (key, value) in [
-            ("mtu", some(self.mtu)),
-            ("advmss", some(self.advmss)),
-            ("priority", some(self.priority)),
-            ("table", self.table),
-            ("scope", self.scope),
-        ] {
-            members.extend(value.map(|value| (key, Value::Int(number(value, exact)))));
-        }
-        Value::object(members)
-    }
-}
-
-/// The library takes the newer results through floating point on their way out.
-fn number(value: i64, exact: bool) -> i128 {
-    if exact {
-        return value.into();
-    }
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "what the published library does"
-    )]
-    let rounded = value as f64;
-    // The shortest digits that mean the same number, which are others than those of its value.
-    rounded.to_string().parse().unwrap_or_else(|_| value.into())
-}
-
-fn dns(dns: &Dns) -> Value {
-    let list = |key, texts: &[String]| {
-        let all = Value::strings(texts.iter().map(String::as_str));
-        (!texts.is_empty()).then_some((key, all))
-    };
-    let domain = (!dns.domain.is_empty()).then(|| ("domain", text(&dns.domain)));
-    let members = [
-        list("nameservers", &dns.nameservers),
-        domain,
-        list("search", &dns.search),
-        list("options", &dns.options),
-    ];
-    Value::object(members.into_iter().flatten())
-}
-
-fn text(value: impl Display) -> Value {
-    Value::String(value.to_string())
+/// Writes what cannot fail to be written: structs with texts for keys, into memory.
+pub(super) fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn net(text: &str) -> IpNet {
-        IpNet::parse(text).unwrap()
-    }
-
     fn dual() -> CniResult {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
         CniResult {
             ips: vec![
                 Ip {
@@ -236,61 +213,31 @@ mod tests {
                     gateway: None,
                 },
             ],
-            routes: vec![Some(Route {
-                dst: Some(net("0.0.0.0/0")),
+            routes: vec![Route {
                 mtu: 1400,
                 table: Some(0),
-                ..Route::default()
-            })],
+                ..Route::new(net("0.0.0.0/0"), None)
+            }],
             dns: Dns::default(),
         }
-    }
-
-    fn squeezed(version: &str, result: &CniResult) -> String {
-        result.render(version).split_whitespace().collect()
     }
 
     #[test]
     fn each_version_has_its_shape() {
         assert_eq!(
-            squeezed("0.2.0", &dual()),
+            dual().render("0.2.0"),
             r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24","gateway":"10.0.0.1","routes":[{"dst":"0.0.0.0/0"}]},"ip6":{"ip":"fd00::2/64"},"dns":{}}"#
         );
         assert_eq!(
-            squeezed("0.4.0", &dual()),
+            dual().render("0.4.0"),
             r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.2/24","gateway":"10.0.0.1"},{"version":"6","address":"fd00::2/64"}],"routes":[{"dst":"0.0.0.0/0","mtu":1400,"table":0}],"dns":{}}"#
         );
         assert_eq!(
-            squeezed("1.1.0", &dual()),
+            dual().render("1.1.0"),
             r#"{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1"},{"address":"fd00::2/64"}],"routes":[{"dst":"0.0.0.0/0","mtu":1400,"table":0}]}"#
         );
-        assert!(dual().render("").contains("\"cniVersion\": \"0.1.0\""));
-    }
-
-    #[test]
-    fn newer_versions_sort_their_keys() {
-        let mut result = dual();
-        result.ips.truncate(1);
-        result.routes = vec![None];
-        result.dns = Dns {
-            nameservers: vec!["10.0.0.10".to_owned()],
-            domain: "d".to_owned(),
-            search: vec!["s".to_owned()],
-            options: vec!["o".to_owned()],
-        };
-        assert_eq!(
-            squeezed("1.0.0", &result),
-            r#"{"cniVersion":"1.0.0","dns":{"domain":"d","nameservers":["10.0.0.10"],"options":["o"],"search":["s"]},"ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1"}],"routes":[null]}"#
-        );
-        assert!(squeezed("0.3.1", &result).ends_with(
-            r#""dns":{"nameservers":["10.0.0.10"],"domain":"d","search":["s"],"options":["o"]}}"#
-        ));
-    }
-
-    #[test]
-    fn large_numbers_lose_digits_where_the_library_loses_them() {
-        assert_eq!(number(i64::MAX, true), i64::MAX.into());
-        assert_eq!(number(i64::MAX, false), 9_223_372_036_854_776_000);
-        assert_eq!(number(254, false), 254);
+        let mut named = dual();
+        named.dns.domain = "d".to_owned();
+        assert!(named.render("1.0.0").ends_with(r#""dns":{"domain":"d"}}"#));
     }
 }

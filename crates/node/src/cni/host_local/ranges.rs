@@ -2,101 +2,83 @@
 
 use std::fmt;
 
-use crate::cni::golang::IpNet;
+use serde::Deserialize;
+
+use crate::cni::address::{self, IpNet};
 use crate::cni::result::Ip;
-use cadastre_core::{Addr, Family};
+use cadastre_core::{Addr, Cidr, Family};
 
 /// A range as it is written.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Deserialize, Clone, Debug)]
 pub(super) struct Range {
-    pub(super) subnet: Option<IpNet>,
-    pub(super) start: Option<Addr>,
-    pub(super) end: Option<Addr>,
-    pub(super) gateway: Option<Addr>,
+    subnet: IpNet,
+    #[serde(rename = "rangestart", default, deserialize_with = "address::optional")]
+    start: Option<Addr>,
+    #[serde(rename = "rangeend", default, deserialize_with = "address::optional")]
+    end: Option<Addr>,
+    #[serde(default, deserialize_with = "address::optional")]
+    gateway: Option<Addr>,
 }
 
-/// A range with everything filled in; both ends are inclusive.
+/// A range with all defaults set; both ends are inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
-    pub(super) subnet: IpNet,
+    subnet: Cidr,
     start: Addr,
     end: Addr,
-    /// May lie anywhere
+    /// May lie outside of the subnet
     pub(super) gateway: Addr,
 }
 
-/// Ranges of one family, of which one address is given.
+/// Ranges of one family, of which one address is assigned.
 #[derive(Debug)]
 pub(super) struct RangeSet(Vec<Span>);
 
 impl Range {
-    /// Fills in what is missing and refuses what cannot be.
-    fn normal(self) -> Result<Span, String> {
-        let subnet = self.subnet.ok_or("IP <nil> not v4 nor v6")?;
-        if subnet.ones > subnet.bits - 2 {
-            return Err(format!("Network {subnet} too small to allocate from"));
-        }
-        if subnet.ip.family.bits() != subnet.bits {
-            return Err("IPNet IP and Mask version mismatch".to_owned());
-        }
-        let network = Addr {
-            value: subnet.ip.value & !hosts(subnet),
-            ..subnet.ip
-        };
-        if subnet.ip != network {
-            let ones = subnet.ones;
+    /// Sets the defaults, and refuses what is not possible.
+    fn complete(self) -> Result<Span, String> {
+        let IpNet { ip, ones } = self.subnet;
+        let subnet = Cidr::new(ip, ones).filter(|_| ones <= ip.family.bits() - 2);
+        let subnet = subnet
+            .ok_or_else(|| format!("the subnet {ip}/{ones} is too small: it needs 4 addresses"))?;
+        if subnet.first() != ip {
             return Err(format!(
-                "Network has host bits set. For a subnet mask of length {ones} the network address is {network}"
+                "the subnet {ip}/{ones} has host bits set: write `{subnet}`"
             ));
         }
-        let first = step(network);
-        let inside = |ip: Addr, what: &str, start: Option<Addr>| {
-            let in_subnet =
-                ip.family == network.family && ip.value & !hosts(subnet) == network.value;
-            let above = start.is_none_or(|start| start.family == ip.family && start <= ip);
-            let below = self
-                .end
-                .is_none_or(|end| end.family != ip.family || ip <= end);
-            if in_subnet && above && below {
-                return Ok(ip);
+        let first = step(subnet.first());
+        let mut last = subnet.last();
+        last.value -= u128::from(subnet.family() == Family::V4);
+        for (what, ip) in [("rangeStart", self.start), ("rangeEnd", self.end)] {
+            if let Some(ip) = ip.filter(|&ip| !subnet.contains_addr(ip)) {
+                return Err(format!("{what} {ip} is not in the subnet {subnet}"));
             }
-            Err(format!("{what} {ip} not in network {subnet}"))
-        };
-        let start = match self.start {
-            Some(start) => inside(start, "RangeStart", Some(start))?,
-            None => first,
-        };
-        let end = match self.end {
-            Some(end) => inside(end, "RangeEnd", Some(start))?,
-            None => Addr {
-                value: (network.value | hosts(subnet)) - u128::from(network.family == Family::V4),
-                ..network
-            },
-        };
+        }
+        let start = self.start.unwrap_or(first);
+        if let Some(end) = self.end.filter(|&end| end < start) {
+            return Err(format!("rangeEnd {end} is before the start {start}"));
+        }
         Ok(Span {
             subnet,
             start,
-            end,
+            end: self.end.unwrap_or(last),
             gateway: self.gateway.unwrap_or(first),
         })
     }
 }
 
 impl Span {
-    /// An address of it, as a result names it.
-    pub(super) fn give(&self, ip: Addr) -> Ip {
+    /// Describes an address of the range as a result has it.
+    pub(super) fn assign(&self, ip: Addr) -> Ip {
+        let ones = self.subnet.len();
         Ip {
-            address: IpNet { ip, ..self.subnet },
+            address: IpNet { ip, ones },
             gateway: Some(self.gateway),
         }
     }
 
     fn contains(&self, ip: Addr) -> bool {
-        let subnet = self.subnet;
-        ip.family == subnet.ip.family
-            && ip.value & !hosts(subnet) == subnet.ip.value
-            && self.start <= ip
-            && ip <= self.end
+        self.start <= ip && ip <= self.end
     }
 
     fn overlaps(&self, other: &Self) -> bool {
@@ -114,37 +96,33 @@ impl fmt::Display for Span {
 }
 
 impl RangeSet {
-    /// Normalises a set; the error is host-local's text.
+    /// Completes the ranges of a set.
     pub(super) fn new(ranges: Vec<Range>) -> Result<Self, String> {
-        let mut spans: Vec<Span> = Vec::new();
-        for range in ranges {
-            let span = range.normal()?;
-            if spans
-                .first()
-                .is_some_and(|first| first.start.family != span.start.family)
-            {
-                return Err("mixed address families".to_owned());
+        let spans = ranges.into_iter().map(Range::complete);
+        let set = Self(spans.collect::<Result<_, _>>()?);
+        if set.0.is_empty() {
+            return Err("it is empty: write a range, or leave it out".to_owned());
+        }
+        if set
+            .0
+            .iter()
+            .any(|span| span.subnet.family() != set.family())
+        {
+            return Err("it has ranges of both families: write a set for each".to_owned());
+        }
+        for (i, one) in set.0.iter().enumerate() {
+            if let Some(other) = set.0[i + 1..].iter().find(|other| one.overlaps(other)) {
+                return Err(format!("{one} and {other} overlap: separate them"));
             }
-            spans.push(span);
         }
-        for (i, one) in spans.iter().enumerate() {
-            if let Some(other) = spans[i + 1..].iter().find(|other| one.overlaps(other)) {
-                return Err(format!("subnets {one} and {other} overlap"));
-            }
-        }
-        if spans.is_empty() {
-            return Err("empty range set".to_owned());
-        }
-        Ok(Self(spans))
+        Ok(set)
     }
 
     pub(super) fn family(&self) -> Family {
-        self.0
-            .first()
-            .map_or(Family::V4, |span| span.subnet.ip.family)
+        self.0[0].subnet.family()
     }
 
-    /// The range that an address is of.
+    /// Returns the range that an address is in.
     pub(super) fn range_of(&self, ip: Addr) -> Option<&Span> {
         self.0.iter().find(|span| span.contains(ip))
     }
@@ -155,29 +133,27 @@ impl RangeSet {
             .any(|one| other.0.iter().any(|two| one.overlaps(two)))
     }
 
-    /// All addresses but the gateways, with their ranges: from behind `last` on, if it is of the set,
-    /// else from its start, once round. So `last` itself comes at the end.
-    ///
-    /// A gateway is passed over in its own range alone.
+    /// Walks once through all addresses but the gateways: from the one after `last`, if that is in the set,
+    /// else from the start. So `last` itself comes at the end. A gateway is left out of its own range only.
     pub(super) fn from(&self, last: Option<Addr>) -> impl Iterator<Item = (Addr, &Span)> {
         let at = last.and_then(|last| {
             let at = self.0.iter().position(|span| span.contains(last))?;
-            Some(self.behind(at, last))
+            Some(self.after(at, last))
         });
         let first = at.unwrap_or((0, self.0[0].start));
         let mut next = Some(first);
         let walk = std::iter::from_fn(move || {
             let (at, ip) = next?;
-            let after = self.behind(at, ip);
+            let after = self.after(at, ip);
             next = (after.1 != first.1).then_some(after);
             Some((ip, &self.0[at]))
         });
         walk.filter(|(ip, span)| *ip != span.gateway)
     }
 
-    /// The address behind `ip` of range `at`, in the next range at the end of this one. A range whose
-    /// start was set to the broadcast address ends there.
-    fn behind(&self, at: usize, ip: Addr) -> (usize, Addr) {
+    /// Returns the address after `ip` of range `at`, which is in the next range at the end of this one. A
+    /// range whose start was set to the broadcast address ends there.
+    fn after(&self, at: usize, ip: Addr) -> (usize, Addr) {
         if ip < self.0[at].end {
             return (at, step(ip));
         }
@@ -188,21 +164,12 @@ impl RangeSet {
 
 impl fmt::Display for RangeSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, span) in self.0.iter().enumerate() {
-            let comma = if i > 0 { "," } else { "" };
-            write!(f, "{comma}{span}")?;
-        }
-        Ok(())
+        let spans: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&spans.join(","))
     }
 }
 
-/// The bits of a subnet that vary.
-fn hosts(subnet: IpNet) -> u128 {
-    let order = subnet.ip.family.bits().saturating_sub(subnet.ones);
-    u128::MAX.checked_shr(128 - u32::from(order)).unwrap_or(0)
-}
-
-/// The address above. Callers are inside of a subnet and below its last address.
+/// Returns the next address. Callers are inside of a subnet and below its last address.
 fn step(ip: Addr) -> Addr {
     Addr {
         value: ip.value.wrapping_add(1),
@@ -213,11 +180,11 @@ fn step(ip: Addr) -> Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::golang::parse_ip;
+    use crate::cni::address::parse_ip;
 
     fn range(subnet: &str, start: &str, end: &str) -> Range {
         Range {
-            subnet: IpNet::parse(subnet),
+            subnet: subnet.parse().unwrap(),
             start: parse_ip(start),
             end: parse_ip(end),
             gateway: None,
@@ -248,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_one_gateway_gives_nothing_and_of_one_address_that_one() {
+    fn a_set_of_one_gateway_has_no_address_and_of_one_address_that_one() {
         let gateway = RangeSet::new(vec![range("10.0.0.0/24", "10.0.0.1", "10.0.0.1")]).unwrap();
         assert_eq!(walk(&gateway, ""), "");
         assert_eq!(walk(&gateway, "10.0.0.1"), "");

@@ -4,17 +4,14 @@ mod config;
 
 use std::time::Duration;
 
-use config::{Places, Wishes};
+use config::{Places, Wishes, wrong};
 
 use super::Ask;
-use super::attachments;
-use super::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT, INVALID_NETNS, NOT_AVAILABLE};
-use super::golang;
-use super::json::Value;
+use super::config::Config;
+use super::error::{CniError, NOT_AVAILABLE};
 use super::netns;
-use super::request::{Config, Env};
+use super::request::Env;
 use super::result::{CniResult, Route};
-use super::routes;
 use crate::{Add, Answer, Attachment, Check, Gc, Op, Refusal, Why};
 
 /// How long an ADD may take: longer than an agent waits for a block.
@@ -23,22 +20,22 @@ const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long anything else may take. Runtimes ask for the status every few seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Something to do, from a request.
+/// What a request asks for.
 struct Task {
     places: Places,
     op: Op,
     timeout: Duration,
     /// Whether the config names pools
     by_name: bool,
-    /// What the config adds to the pool's routes
+    /// Routes that the config adds to those of the pool
     routes: Vec<Route>,
 }
 
-/// Does a command; the answer is what goes to standard output.
+/// Does a command, and returns what goes to standard output.
 pub(super) fn run(
     command: &str,
     env: &Env,
-    config: &Config<'_>,
+    config: &Config,
     version: &str,
     ask: Ask<'_>,
 ) -> Result<String, CniError> {
@@ -50,8 +47,7 @@ pub(super) fn run(
     })?;
     let Places { socket, store } = &task.places;
     let answer = ask(socket, store, &task.op, task.timeout);
-    // It is the pools for every pod that the node was asked about; those that the config names may be
-    // held all the same.
+    // The node was asked about the pools for every pod; it may have blocks of those that the config names.
     let others = |refusal: &Refusal| refusal.why == Why::NothingHeld && task.by_name;
     if status && answer.as_ref().is_err_and(others) {
         return Ok(String::new());
@@ -66,22 +62,24 @@ pub(super) fn run(
     }
 }
 
-fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError> {
-    let root = config.root;
-    let places = Places::read(root)?;
+fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
+    let places = Places::read(config)?;
     let mut by_name = false;
     let mut routes = Vec::new();
+    let attachment = || Attachment {
+        network: config.name.clone(),
+        container_id: env.container_id.clone(),
+        ifname: env.ifname.clone(),
+    };
     let op = match command {
         "ADD" => {
-            routes = routes::routes(root).map_err(|text| CniError::new(INVALID_CONFIG, text))?;
-            let wishes = Wishes::read(root, &env.args)?;
-            if !env.any_netns() && netns::is_own(&env.netns) {
-                let msg = format!("{}; nothing was given", netns::OWN);
-                return Err(CniError::new(INVALID_NETNS, msg));
-            }
+            let of_config: Option<Vec<Route>> = config.get(&["ipam", "routes"]).map_err(wrong)?;
+            routes = of_config.unwrap_or_default();
+            let wishes = Wishes::read(config, &env.args)?;
+            netns::check(env)?;
             Op::Add(Add {
-                attachment: attachment(env, config)?,
-                netns: golang::text(&env.netns),
+                attachment: attachment(),
+                netns: env.netns.clone(),
                 pod: wishes.pod,
                 pools: wishes.pools,
                 addresses: wishes.addresses,
@@ -89,28 +87,25 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
                 bound: Vec::new(),
             })
         }
-        "DEL" => Op::Del(attachment(env, config)?),
-        "CHECK" => {
-            if root.get("prevresult").is_none() {
-                let msg = "CHECK needs `prevResult` in the config: the runtime has to pass what ADD answered";
-                return Err(CniError::new(INVALID_CONFIG, msg));
-            }
-            Op::Check(Check {
-                attachment: attachment(env, config)?,
-                addresses: attachments::previous(root),
-            })
+        "DEL" => Op::Del(attachment()),
+        "CHECK" if !config.has(&["prevResult"]) => {
+            return Err(wrong(
+                "CHECK needs `prevResult` in the network config: the runtime has to pass the result of ADD",
+            ));
         }
+        "CHECK" => Op::Check(Check {
+            attachment: attachment(),
+            addresses: config.previous(),
+        }),
         "GC" => {
-            let valid = attachments::valid(root)?.into_iter();
-            let text =
-                |(id, ifname): (Vec<u8>, Vec<u8>)| (golang::text(&id), golang::text(&ifname));
+            let valid = config.valid()?.into_iter();
             Op::Gc(Gc {
                 network: config.name.clone(),
-                valid: valid.map(text).collect(),
+                valid: valid.map(|it| (it.container_id, it.ifname)).collect(),
             })
         }
         _ => {
-            by_name = !Wishes::read(root, b"")?.pools.is_empty();
+            by_name = !Wishes::read(config, "")?.pools.is_empty();
             Op::Status
         }
     };
@@ -127,30 +122,13 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
     })
 }
 
-fn attachment(env: &Env, config: &Config<'_>) -> Result<Attachment, CniError> {
-    let text = |bytes: &[u8], what: &str| {
-        String::from_utf8(bytes.to_owned()).map_err(|_| {
-            let msg = format!("{what} {} is no UTF-8", golang::quote(bytes));
-            CniError::new(INVALID_ENVIRONMENT, msg)
-        })
-    };
-    Ok(Attachment {
-        network: config.name.clone(),
-        container_id: text(&env.container_id, "CNI_CONTAINERID")?,
-        ifname: text(&env.ifname, "CNI_IFNAME")?,
-    })
-}
-
-/// Refuses a config that asks for both: addresses of its own ranges and of the node's pools.
-pub(super) fn check_alone(root: &Value) -> Result<(), CniError> {
-    let ipam = root.get("ipam");
+/// Fails if a config asks for both: addresses of its own ranges and of the node's pools.
+pub(super) fn check_alone(config: &Config) -> Result<(), CniError> {
     let mut keys = ["pools", "addresses"].into_iter();
-    let both = keys.find(|key| ipam.is_some_and(|ipam| ipam.get(key).is_some()));
-    let Some(key) = both else {
-        return Ok(());
-    };
-    let msg = format!(
-        "ipam has ranges of its own (`subnet`, `ranges` or the capability `ipRanges`) and `{key}`: take one of them out, for addresses come either from the config's ranges or from the node's pools"
-    );
-    Err(CniError::new(INVALID_CONFIG, msg))
+    match keys.find(|key| config.has(&["ipam", key])) {
+        None => Ok(()),
+        Some(key) => Err(wrong(format!(
+            "ipam has ranges of its own (`subnet`, `ranges` or the capability `ipRanges`) and `{key}`: remove one of them, for addresses come either from the config's ranges or from the node's pools"
+        ))),
+    }
 }

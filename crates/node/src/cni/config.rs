@@ -1,0 +1,266 @@
+//! The network config on standard input.
+//!
+//! Every plugin of a chain reads the same config, and the others are written in Go: keys are compared
+//! without regard to case, unknown keys are ignored, and `null` counts as absent. A key that occurs
+//! twice in an object is an error, because readers disagree on which one counts.
+
+use std::io::Read;
+
+use cadastre_core::Addr;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::address::IpNet;
+use super::error::{CniError, DECODING_FAILURE, INVALID_CONFIG, IO_FAILURE};
+use super::request::is_name;
+
+/// The largest config that is read, in bytes. One with 8,000 valid attachments has 1,000,000.
+const MAX_CONFIG: usize = 1024 * 1024;
+
+/// A config whose name is legal.
+#[derive(Debug)]
+pub(super) struct Config {
+    pub(super) name: String,
+    root: Value,
+}
+
+/// An attachment that the runtime lists as valid.
+#[derive(Deserialize, Debug)]
+pub(super) struct Valid {
+    #[serde(rename = "containerid")]
+    pub(super) container_id: String,
+    pub(super) ifname: String,
+}
+
+impl Config {
+    /// Reads standard input, up to a limit.
+    pub(super) fn read_from(stdin: impl Read) -> Result<Self, CniError> {
+        let mut text = Vec::new();
+        let read = stdin.take(MAX_CONFIG as u64 + 1).read_to_end(&mut text);
+        read.map_err(|error| {
+            CniError::new(
+                IO_FAILURE,
+                format!("cannot read the network config: {error}"),
+            )
+        })?;
+        if text.len() > MAX_CONFIG {
+            let msg = format!("the network config has more than {MAX_CONFIG} bytes: shorten it");
+            return Err(CniError::new(DECODING_FAILURE, msg));
+        }
+        Self::parse(&text)
+    }
+
+    pub(super) fn parse(text: &[u8]) -> Result<Self, CniError> {
+        let undecodable = |error: String| {
+            let msg = format!("the network config cannot be decoded: {error}; correct it there");
+            CniError::new(DECODING_FAILURE, msg)
+        };
+        let root = serde_json::from_slice(text).map(|Folded(root)| root);
+        let root = root.map_err(|error| undecodable(error.to_string()))?;
+        if !root.is_object() {
+            return Err(undecodable("it is not an object".to_owned()));
+        }
+        let mut config = Self {
+            name: String::new(),
+            root,
+        };
+        let name: Option<String> = config.get(&["name"]).map_err(undecodable)?;
+        config.name = name.unwrap_or_default();
+        if is_name(&config.name) {
+            return Ok(config);
+        }
+        let msg = format!(
+            "the network config has the name {:?}: it has to begin with a letter or digit and to consist of letters, digits, `_`, `.` and `-`",
+            config.name
+        );
+        Err(CniError::new(INVALID_CONFIG, msg))
+    }
+
+    /// Returns the version as it is written; a config without one has the first version.
+    pub(super) fn version(&self) -> Result<String, CniError> {
+        let version: Option<String> = self
+            .get(&["cniVersion"])
+            .map_err(|error| CniError::new(DECODING_FAILURE, error))?;
+        Ok(version
+            .filter(|it| !it.is_empty())
+            .unwrap_or("0.1.0".to_owned()))
+    }
+
+    pub(super) fn has(&self, path: &[&str]) -> bool {
+        self.find(path).is_some()
+    }
+
+    /// Decodes the value at a path of keys, if there is one.
+    pub(super) fn get<T: DeserializeOwned>(&self, path: &[&str]) -> Result<Option<T>, String> {
+        let value = self.find(path).map(T::deserialize).transpose();
+        value.map_err(|error| {
+            let path = path.join(".");
+            format!("{path} of the network config: {error}; correct it, or leave it out")
+        })
+    }
+
+    fn find(&self, path: &[&str]) -> Option<&Value> {
+        let mut keys = path.iter().map(|key| key.to_ascii_lowercase());
+        keys.try_fold(&self.root, |value, key| value.get(key))
+    }
+
+    /// Returns the addresses of the previous result, as far as they can be read.
+    pub(super) fn previous(&self) -> Vec<Addr> {
+        let ips = self.find(&["prevResult", "ips"]).and_then(Value::as_array);
+        let address = |ip: &Value| Some(IpNet::deserialize(ip.get("address")?).ok()?.ip);
+        ips.into_iter().flatten().filter_map(address).collect()
+    }
+
+    /// Returns the attachments that are valid. Without a complete list nothing may be released, so that is
+    /// an error.
+    pub(super) fn valid(&self) -> Result<Vec<Valid>, CniError> {
+        // The second spelling is that of an early text of the specification; libcni sends both.
+        let list = self.get(&["cni.dev/valid-attachments"]).transpose();
+        let list = list.or_else(|| self.get(&["cni.dev/attachments"]).transpose());
+        list.unwrap_or_else(|| Err("it has no cni.dev/valid-attachments".to_owned()))
+            .map_err(|error| {
+                let msg = format!(
+                    "GC released nothing: {error}; the runtime has to list every attachment that exists, as {{containerID, ifname}}"
+                );
+                CniError::new(INVALID_CONFIG, msg)
+            })
+    }
+}
+
+/// A value whose objects have lower-case keys, each once, and no nulls.
+struct Folded(Value);
+
+impl<'de> Deserialize<'de> for Folded {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(Fold).map(Folded)
+    }
+}
+
+struct Fold;
+
+impl<'de> Visitor<'de> for Fold {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(Folded(item)) = from.next_element()? {
+            items.push(item);
+        }
+        Ok(items.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut members = Map::new();
+        while let Some((key, Folded(value))) = from.next_entry::<String, _>()? {
+            if members.insert(key.to_ascii_lowercase(), value).is_some() {
+                return Err(A::Error::custom(format!("the key {key:?} occurs twice")));
+            }
+        }
+        members.retain(|_, value| !value.is_null());
+        Ok(members.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(more: &str) -> Config {
+        Config::parse(format!(r#"{{"name":"net"{more}}}"#).as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn keys_have_no_case_and_null_is_absent() {
+        let config = config(r#","IPAM":{"DataDir":"a","\u0073ubnet":null},"x":[{"y":1}]"#);
+        assert_eq!(config.get(&["ipam", "dataDir"]), Ok(Some("a".to_owned())));
+        assert!(!config.has(&["ipam", "subnet"]) && config.has(&["x"]));
+        let error = config.get::<i64>(&["ipam", "dataDir"]).unwrap_err();
+        assert!(error.starts_with("ipam.dataDir of the network config: invalid type"));
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_an_error_with_its_place() {
+        let deep = "[".repeat(1_000_000);
+        for (text, code, says) in [
+            ("", 6, "EOF while parsing a value at line 1 column 0"),
+            ("[]", 6, "not an object"),
+            ("{}\nx", 6, "trailing characters at line 2 column 1"),
+            (r#"{"a":1,"A":null}"#, 6, "\"A\" occurs twice"),
+            (r#"{"a":"\ud83d"}"#, 6, "hex escape"),
+            (r#"{"name":[]}"#, 6, "name of the network config"),
+            (&deep, 6, "recursion limit exceeded"),
+            ("{}", 7, "the name \"\""),
+            (r#"{"name":"../x"}"#, 7, "../x"),
+        ] {
+            let error = Config::parse(text.as_bytes()).unwrap_err();
+            assert_eq!(error.code, code, "{text}");
+            assert!(error.msg.contains(says), "{}", error.msg);
+        }
+        assert!(Config::parse(b"{\"name\":\"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn more_than_a_mebibyte_is_not_read() {
+        let error = Config::read_from(std::io::repeat(b' ')).unwrap_err();
+        assert_eq!(error.code, 6);
+        assert!(error.msg.contains("1048576 bytes"), "{}", error.msg);
+    }
+
+    #[test]
+    fn only_a_complete_list_of_valid_attachments_counts() {
+        let ids = |more| config(more).valid().map(|valid| valid.len());
+        assert_eq!(ids(r#","cni.dev/valid-attachments":[]"#), Ok(0));
+        let early = r#","cni.dev/attachments":[{"containerID":"a","ifname":"b"}]"#;
+        assert_eq!(ids(early), Ok(1));
+        for more in [
+            "",
+            r#","cni.dev/valid-attachments":null"#,
+            r#","cni.dev/valid-attachments":{}"#,
+            r#","cni.dev/valid-attachments":[{"containerID":"a"}]"#,
+        ] {
+            let error = ids(more).unwrap_err();
+            assert!(error.code == 7 && error.msg.contains("released nothing"));
+        }
+    }
+
+    #[test]
+    fn a_previous_result_is_read_as_far_as_it_can_be() {
+        let ips = r#","prevResult":{"ips":[{"address":"10.0.0.2/24"},{"address":7},{},{"ADDRESS":"fd00::2/64"}]}"#;
+        let ips: Vec<String> = config(ips)
+            .previous()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(ips, ["10.0.0.2", "fd00::2"]);
+        assert!(config("").previous().is_empty());
+    }
+}
