@@ -126,11 +126,10 @@ bench-node: setup control-plane nodes plugin ## ADD and DEL as whole processes, 
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@CADASTRE_IPAM=$(PLUGIN) exec $(TARGET)/release/cadastre-bench node
 
-crd: setup ## generate the CRDs of config/crd and of the chart
+crd: setup ## generate the CRDs of the chart
 	$(CARGO) build --workspace --bin cadastre
-	$(TARGET)/debug/cadastre crd > config/crd/cadastre.dev.yaml.new
-	mv config/crd/cadastre.dev.yaml.new config/crd/cadastre.dev.yaml
-	cp config/crd/cadastre.dev.yaml charts/cadastre/crds/
+	$(TARGET)/debug/cadastre crd > $(TARGET)/cadastre.dev.yaml
+	cp $(TARGET)/cadastre.dev.yaml charts/cadastre/crds/
 
 config: setup tools ## generate config and docs/values.md from the chart
 	UPDATE=1 $(CARGO) test --workspace --test chart -- --quiet made::config values

@@ -45,7 +45,7 @@ fn yaml_and_json_in_pages_can_be_read() {
 /// Checks that the code can parse an IPPool, and that the CRD knows all of its fields.
 fn as_written(pool: &Value) -> Result<(), String> {
     serde_json::from_value::<IPPool>(pool.clone()).map_err(|error| error.to_string())?;
-    let crds = text("config/crd/cadastre.dev.yaml");
+    let crds = text("charts/cadastre/crds/cadastre.dev.yaml");
     let crds = crds
         .split("---\n")
         .filter(|it| it.contains("\n    kind: IPPool\n"));

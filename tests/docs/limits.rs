@@ -41,7 +41,7 @@ fn limits_of_items(items: &Value, path: &str, found: &mut BTreeMap<String, u64>)
 
 #[test]
 fn the_page_on_pools_has_the_limits_of_the_crd() {
-    let crds = text("config/crd/cadastre.dev.yaml");
+    let crds = text("charts/cadastre/crds/cadastre.dev.yaml");
     let mut crds = crds.split("---\n");
     let pools = crds.find(|it| it.contains("\n    kind: IPPool\n")).unwrap();
     let pools: Value = serde_saphyr::from_str(pools).unwrap();

@@ -66,7 +66,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     let cluster = ControlPlane::start(options).await.unwrap();
     let _kcm = cluster.start_kcm(&KcmOptions::default()).unwrap();
     let hand = Hand::new(cluster.client().await.unwrap());
-    let crds = "kubectl apply --server-side -k config/crd";
+    let crds = "kubectl apply --server-side -f charts/cadastre/crds";
     run(&cluster, "install.md", crds).await;
     let mut controller = applied(&cluster).await;
     let pool = json!({"ipv4": {"cidrs": ["10.244.0.0/16"]}, "quarantineSeconds": 0});

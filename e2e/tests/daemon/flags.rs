@@ -132,12 +132,12 @@ fn help_explains_every_flag_and_where_the_cluster_is_looked_for() {
 }
 
 #[test]
-fn crd_prints_what_lies_in_config() {
+fn crd_prints_what_lies_in_the_chart() {
     let (code, text) = run(&["crd"]);
     assert_eq!(code, Some(0));
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../config/crd/cadastre.dev.yaml"
+        "/../charts/cadastre/crds/cadastre.dev.yaml"
     );
     assert!(text == std::fs::read_to_string(file).unwrap());
 }
