@@ -1,10 +1,10 @@
-//! Licences and sources of everything that is built. `make deny` adds advisories, where cargo-deny is.
+//! Checks licences and sources of all dependencies. `make deny` checks advisories, where cargo-deny is installed.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Where crates may come from, as Cargo.lock has it.
+/// The only allowed source of crates, as Cargo.lock names it.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// The licences of what may be distributed under Apache-2.0.
@@ -23,7 +23,7 @@ const ALLOWED: [&str; 8] = [
 /// Whether the allowed licences satisfy an SPDX expression. Without regard to parentheses each part of an
 /// AND needs an allowed alternative, which is never less than the expression demands.
 fn is_allowed(expression: &str) -> bool {
-    // Before SPDX expressions, crates had "MIT/Apache-2.0".
+    // Before SPDX expressions, crates wrote "MIT/Apache-2.0".
     let plain = expression.replace(['(', ')'], "").replace('/', " OR ");
     let one = |part: &str| part.split(" OR ").any(|it| ALLOWED.contains(&it.trim()));
     plain.split(" AND ").all(one)

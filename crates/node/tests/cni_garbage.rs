@@ -24,7 +24,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Names and bytes of all files in the folder.
+/// Paths and contents of all files in the folder.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     for item in fs::read_dir(folder).unwrap() {
@@ -79,7 +79,7 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
         let error: Value = serde_json::from_str(&output.stdout).unwrap();
         let code = error["code"].as_u64().unwrap();
         assert!(code > 0 && !error["msg"].as_str().unwrap().is_empty());
-        // What host-local finds while it works has this code; all else is found before.
+        // Only errors that host-local meets while it works have this code; all others occur before.
         if code != 999 && env.command != "DEL" {
             assert_eq!(files(&FOLDER), before, "{}", output.stdout);
         }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Stands in configs and answers for the folder of a side.
+/// Placeholder for a side's folder in configurations and answers.
 pub const DIR: &str = "@DIR@";
 
 /// The input that a runtime passes to a plugin.
@@ -23,13 +23,13 @@ pub struct Call {
     pub args: String,
     pub path: String,
     pub config: String,
-    /// Whether the config has a value of any kind in some place
+    /// Whether some value of the configuration was replaced by one of any kind
     pub odd: bool,
-    /// How many addresses are asked for by name, at most
+    /// The most addresses that the call may request explicitly
     pub asked: usize,
 }
 
-/// What a plugin answered.
+/// The plugin's exit status and output.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: Option<i32>,
@@ -60,7 +60,7 @@ impl Call {
         }
         let mut child = command.spawn().unwrap();
         let folder = side.to_str().unwrap();
-        // One that has no use for it closes it unread.
+        // A plugin that ends without reading its input closes the pipe.
         let config = self.config.replace(DIR, folder);
         let _ = child.stdin.take().unwrap().write_all(config.as_bytes());
         let output = child.wait_with_output().unwrap();
@@ -83,7 +83,7 @@ impl fmt::Display for Call {
 }
 
 impl Answer {
-    /// The code of an error.
+    /// Returns the code of an error, if the answer is one.
     pub fn code(&self) -> Option<u64> {
         let error: Value = serde_json::from_str(&self.stdout).ok()?;
         error["code"].as_u64().filter(|_| self.status == Some(1))
@@ -93,7 +93,7 @@ impl Answer {
 /// Kind and mode, and content, of every folder and file below a path.
 pub type Tree = BTreeMap<PathBuf, (u32, String)>;
 
-/// What is below a side's folder.
+/// The files below a side's folder.
 pub fn tree(side: &Path) -> Tree {
     let mut tree = Tree::new();
     gather(side, Path::new(""), &mut tree);

@@ -1,4 +1,4 @@
-//! Random network configs: good ones, with few addresses so that they run out, and odd ones.
+//! Random network configurations: valid ones with so few addresses that they are exhausted, and odd ones.
 
 use serde_json::{Map, Value, json};
 

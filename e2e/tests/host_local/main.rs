@@ -1,4 +1,4 @@
-//! Ours in the place of host-local, beside the published one: the same results, codes and folders.
+//! Our plugin in the place of host-local, compared with the published one: equal results, codes and folders.
 //!
 //! Some 20,000 calls from fixed seeds. A failure prints its seed; `SEED=n` repeats that seed's case, `STEPS=n`
 //! makes that many calls from new seeds. Deliberate differences have tests of their own.

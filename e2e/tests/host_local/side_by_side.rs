@@ -80,8 +80,8 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     calls
 }
 
-/// Whether the answers are equal, or differ as they may; `Ok(false)` if the folders may differ too
-/// from here on. Texts of errors are each side's own.
+/// Whether the answers are equal, or differ in an accepted way; `Ok(false)` if the folders may differ from here
+/// on, too. Texts of errors are not compared.
 fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     let result = |answer: &Answer| serde_json::from_str::<Value>(&answer.stdout).ok();
     match (theirs.status, ours.status) {
@@ -92,9 +92,9 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
             // Which of several requested addresses theirs has tried when it fails is random.
             Ok(!takes_either(call))
         }
-        // Theirs does not look at the config; ours reports one that cannot work.
+        // STATUS of theirs ignores the configuration; ours reports one that cannot work.
         (Some(0), Some(1)) if call.command == "STATUS" && ours.code() == Some(50) => Ok(true),
-        // Theirs does nothing; ours needs the list of what is valid.
+        // GC of theirs does nothing; ours requires the list of valid attachments.
         (Some(0), Some(1)) if call.command == "GC" && ours.code() == Some(7) => Ok(true),
         // Theirs may crash, or accept what has no meaning; ours reads less into such a config, or refuses it.
         (_, Some(0)) if call.odd => Ok(false),
@@ -138,7 +138,7 @@ fn disturb(rng: &mut Rng, base: &Base, sides: &[PathBuf; 2]) {
         let Some(parent) = path.parent() else {
             return;
         };
-        // Made as another program makes it. What is there is replaced, not written over.
+        // Creates the file as another program does, replacing an existing one instead of writing into it.
         if parent.is_dir() {
             let new = parent.join("new");
             fs::write(&new, &content).unwrap();
