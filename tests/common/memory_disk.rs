@@ -146,14 +146,18 @@ impl MemoryDisk {
     }
 }
 
+/// Zeros come as a whole: one at a time they take half the time of an unoptimised simulation.
+fn grow(bytes: &mut Vec<u8>, size: usize) {
+    let more = size.saturating_sub(bytes.len());
+    bytes.extend_from_slice(&vec![0; more]);
+}
+
 fn apply(bytes: &mut Vec<u8>, change: &Change, takes: impl Fn(usize) -> bool) {
     match change {
-        Change::Grow(size) => bytes.resize(usize::try_from(*size).unwrap().max(bytes.len()), 0),
+        Change::Grow(size) => grow(bytes, usize::try_from(*size).unwrap()),
         Change::Write(at, data) => {
             let at = usize::try_from(*at).unwrap();
-            if bytes.len() < at + data.len() {
-                bytes.resize(at + data.len(), 0);
-            }
+            grow(bytes, at + data.len());
             let mut from = 0;
             while from < data.len() {
                 let sector = (at + from) / SECTOR;

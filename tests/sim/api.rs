@@ -87,7 +87,7 @@ pub struct Api {
     pub renewals: BTreeMap<String, Timestamp>,
     /// UIDs of nodes that have the finalizer of somebody else.
     pub finalized: BTreeSet<Text>,
-    /// Statuses of NodeSubnets by UID, and NodeAddresses by name, which shipped agents have written.
+    /// Statuses of NodeSubnets by UID, and NodeAddresses by name, which agents have written.
     pub statuses: BTreeMap<Text, NodeSubnetStatus>,
     pub addresses: BTreeMap<Text, AddressesSeen>,
     /// Each pod's node, by the pod's UID.
@@ -471,42 +471,7 @@ impl Api {
         Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
     }
 
-    /// Writes the status of a simulated agent, except the condition of another writer, if the version is the one
-    /// that the agent has seen. Returns whether it was.
-    pub fn publish_report(
-        &mut self,
-        name: &str,
-        seen: (&Text, u64),
-        report: AgentReport,
-        at: Time,
-    ) -> bool {
-        let Some(known) = self.subnets.get(name).cloned() else {
-            return false;
-        };
-        if (&known.uid, known.version) != seen {
-            return false;
-        }
-        let before = known.report.iter().flat_map(|it| &it.conditions);
-        let mut conditions: Vec<SubnetCondition> = before
-            .filter(|it| &*it.kind != OF_ANOTHER)
-            .cloned()
-            .collect();
-        conditions.push(of_another(known.version));
-        let report = AgentReport {
-            conditions: conditions.into(),
-            ..report
-        };
-        if known.report.as_deref() != Some(&report) {
-            let subnet = Subnet {
-                report: Some(Box::new(report)),
-                ..Subnet::clone(&known)
-            };
-            self.put_subnet(subnet, at);
-        }
-        true
-    }
-
-    /// Writes the status of a shipped agent if the version matches; returns what is then stored.
+    /// Writes the status of an agent if the version matches; returns what is then stored.
     pub fn publish_status(
         &mut self,
         name: &Text,
@@ -524,12 +489,27 @@ impl Api {
         };
         let read = agent_report::read(&serde_json::to_value(&status).unwrap());
         self.statuses.insert(known.uid.clone(), status.clone());
-        let report = *read.unwrap();
-        let taken = self.publish_report(name, (&known.uid, version), report, at);
-        assert!(taken, "the version was looked at");
+        let before = known.report.iter().flat_map(|it| &it.conditions);
+        let mut conditions: Vec<SubnetCondition> = before
+            .filter(|it| &*it.kind != OF_ANOTHER)
+            .cloned()
+            .collect();
+        conditions.push(of_another(version));
+        let report = AgentReport {
+            conditions: conditions.into(),
+            ..*read.unwrap()
+        };
+        if known.report.as_deref() != Some(&report) {
+            let subnet = Subnet {
+                report: Some(Box::new(report)),
+                ..Subnet::clone(&known)
+            };
+            self.put_subnet(subnet, at);
+        }
         Some((self.subnets.get(name)?.version, status))
     }
 
+    /// Writes an agent's list of addresses.
     pub fn write_addresses(
         &mut self,
         name: &Text,

@@ -112,8 +112,17 @@ pub struct Checks {
     /// Addresses that an agent has released, with the machine, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, Text, Time)>,
     /// How often each process reported each text, and its last report about each object.
-    told: BTreeMap<(Where, String), u32>,
+    told: BTreeMap<(Where, String), Told>,
     last_told: BTreeMap<(Where, String), String>,
+    /// How many blocks were allocated to the Node of each UID.
+    pub allocated: BTreeMap<Text, u64>,
+}
+
+/// How often something was reported since a block was allocated to the node last.
+#[derive(Default)]
+struct Told {
+    allocated: u64,
+    times: u32,
 }
 
 type Verdict = Result<(), Violation>;
@@ -794,7 +803,8 @@ impl Checks {
     }
 
     /// Checks a report of a controller. Once the run is calm, a text is reported again only if another one about
-    /// the same object came between, and not endlessly.
+    /// the same object came between, and not endlessly. For a node, counting starts again with each block that is
+    /// allocated to it, because what pods wait for changes as they come and go.
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
@@ -804,11 +814,20 @@ impl Checks {
         }
         let about = format!("{:?}", report.about);
         let before = self.last_told.insert((place, about), text.clone());
-        let times = self.told.entry((place, text.clone())).or_default();
-        *times += 1;
+        let allocated = self.allocated.get(&report.about.uid).copied();
+        let allocated = allocated.unwrap_or_default();
+        let told = self.told.entry((place, text.clone())).or_default();
+        if told.allocated != allocated {
+            *told = Told {
+                allocated,
+                times: 0,
+            };
+        }
+        told.times += 1;
+        let times = told.times;
         // Blocks come and go, and so their limit may be reached several times.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
-        if again || *times > OFTEN {
+        if again || times > OFTEN {
             let text = format!("{place} tells {times} times: {text}");
             return Err(Violation::new("reports", text, []));
         }

@@ -1,6 +1,5 @@
 //! Faults of processes and their watches.
 
-use super::agents::Act;
 use super::clock::{MS, SECOND};
 use super::process::Watched;
 use super::run::{Due, Sim, Where};
@@ -78,11 +77,11 @@ impl Sim {
     fn change_pace(&mut self, place: Where) {
         let now = self.now;
         if self.rng.chance(3_000) {
-            let id = self.rng.index(self.machines.agents.len().max(1));
+            let id = self.rng.index(self.machines.hosts.len().max(1));
             let rate = self.rng.stretch(100_000, 10_000_000);
-            if let Some(agent) = self.machines.agents.get_mut(id) {
-                agent.clocks.set_pace(now, rate, now);
-                self.after(0, Due::Agent(id, Act::Tick));
+            if let Some(host) = self.machines.hosts.get_mut(id) {
+                host.clocks.set_pace(now, rate, now);
+                self.turn_later(id, MS);
             }
             return;
         }

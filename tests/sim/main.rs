@@ -1,9 +1,10 @@
-//! Deterministic simulation: an in-memory API server and some controllers in virtual time.
+//! Deterministic simulation: an in-memory API server, some controllers and the agents of nodes in virtual time.
 //!
-//! The controllers are the shipped state machines, `controller::Controller` and `cluster::lease::Elector`;
-//! everything around them is drawn from a seed: lost, late and rejected requests, cut and late watches, pauses of
-//! any length, crashes, hand-overs, wrong clocks, and nodes, pools and pods that change meanwhile. After every
-//! step the API's history is checked against the guarantees; at the end everything has to come to rest.
+//! The controllers are the shipped state machines, `controller::Controller` and `cluster::lease::Elector`, and so
+//! are the agents (`host`); everything around them is drawn from a seed: lost, late and rejected requests, cut and
+//! late watches, pauses of any length, crashes, hand-overs, wrong clocks, and nodes, pools and pods that change
+//! meanwhile. After every step the API's history is checked against the guarantees; at the end everything has to
+//! come to rest.
 //!
 //! | file | subject |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | `run` | the run of one seed: what is due, step after step |
 //! | `plan` | what a seed draws first: size, roughness, length |
 //! | `api`, `kind` | the API server: guards, versions, lists and watches |
-//! | `host` | machines with the shipped agent |
-//! | `agent`, `agents` | agents of nodes, their faults, and the pods they serve |
+//! | `host` | one machine: the shipped agent, its store, its kubelet, and what befalls them |
+//! | `machines` | all machines, which Nodes they are, and the pods they run |
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
 //! | `workload`, `faults` | changes of objects, faults of processes |
 //! | `restore` | the API server is restored to an older state |
@@ -39,8 +40,6 @@
     missing_docs
 )]
 
-mod agent;
-mod agents;
 mod api;
 mod budget;
 mod checks;
@@ -50,6 +49,7 @@ mod host;
 mod kind;
 mod known;
 mod lasting;
+mod machines;
 #[path = "../common/memory_disk.rs"]
 mod memory_disk;
 mod mutations;

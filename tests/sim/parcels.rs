@@ -18,10 +18,10 @@ use cadastre_api::{Allocate, NodeSubnetSpec};
 use cadastre_controller::cluster::seen::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text};
 use cadastre_core::{Addr, Cidr};
 
-use super::agent::{Held, Key, key};
 use super::api::{Api, Author};
 use super::checks::{Checks, DUPLICATE, Violation};
 use super::clock::{SECOND, Time};
+use super::host::{Held, Key, key};
 use super::known::Known;
 use super::run::{Sim, Where};
 use super::shape::{Shape, counted};
@@ -136,6 +136,7 @@ impl Checks {
             let life = self.parcels.lives.entry(block.clone()).or_default();
             if life.listed.insert(uid.clone()) {
                 self.tally.listed += 1;
+                *self.allocated.entry(uid.clone()).or_default() += 1;
             }
             let clash = is.iter().find(|b| *b != block && b.0.overlaps(&block.0));
             if let Some(other) = clash {
@@ -431,7 +432,7 @@ impl Sim {
     /// The blocks that a machine uses: those of its present Node, and, of a Node that the restored server does not
     /// know, those with addresses in use. A machine that is gone uses none.
     fn used_by(&self, id: usize) -> Vec<&Key> {
-        let agent = &self.machines.agents[id];
+        let agent = &self.machines.hosts[id];
         if agent.is_gone && self.was_restored() {
             return Vec::new();
         }
@@ -444,7 +445,7 @@ impl Sim {
         let uses = |(key, held): &(&Key, &Held)| {
             let is_current = Some(&held.node) == node.as_ref() && !held.released;
             let is_lost = agent.forgotten.contains(&held.node);
-            is_current || is_lost && agent.given.values().any(|it| it.block == **key)
+            is_current || is_lost && agent.given.values().any(|it| it == *key)
         };
         agent
             .blocks
@@ -471,10 +472,10 @@ impl Sim {
             if was.iter().any(|it| it.0 == cidr) {
                 continue;
             }
-            for other in (0..self.machines.agents.len()).filter(|it| Some(it) != own) {
+            for other in (0..self.machines.hosts.len()).filter(|it| Some(it) != own) {
                 let mut used = self.used_by(other).into_iter();
                 if let Some(used) = used.find(|it| it.0.overlaps(&cidr)) {
-                    let theirs = self.machines.agents[other].name.clone();
+                    let theirs = self.machines.hosts[other].name.clone();
                     let text = format!("{cidr} is listed to {uid}, and {theirs} uses {}", used.0);
                     let name = after.map(|it| it.name.clone());
                     return wrong(DUPLICATE, text, name.into_iter().chain([theirs]));
@@ -486,11 +487,11 @@ impl Sim {
 
     /// Checks a block that an agent begins to use.
     pub fn check_taken(&self, id: usize, block: &Key) -> Verdict {
-        let agent = &self.machines.agents[id];
+        let agent = &self.machines.hosts[id];
         let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
             return Ok(());
         };
-        for (other, theirs) in self.machines.agents.iter().enumerate() {
+        for (other, theirs) in self.machines.hosts.iter().enumerate() {
             for held in self.used_by(other) {
                 if held.0.overlaps(&block.0) && (other != id || held.0 != block.0) {
                     let text = format!(
@@ -507,7 +508,7 @@ impl Sim {
 
     /// Checks an address that an agent assigns to a pod.
     pub fn check_given(&self, id: usize, pod: &Text, addr: Addr, block: &Key) -> Verdict {
-        let agent = &self.machines.agents[id];
+        let agent = &self.machines.hosts[id];
         let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
             return Ok(());
         };
@@ -518,10 +519,10 @@ impl Sim {
             );
             wrong(DUPLICATE, text, [agent.name.clone(), other])
         };
-        for (other, theirs) in self.machines.agents.iter().enumerate() {
+        for (other, theirs) in self.machines.hosts.iter().enumerate() {
             let it = theirs.given.get(&addr).filter(|_| other != id);
             let used = || self.used_by(other);
-            if it.is_some_and(|it| used().contains(&&it.block)) {
+            if it.is_some_and(|it| used().contains(&it)) {
                 return says(format!("the agent of {}", theirs.name), theirs.name.clone());
             }
         }

@@ -45,9 +45,10 @@ pub struct Plan {
     pub strangers: u32,
     /// When the API server is backed up, and when it is restored.
     pub restore: Option<(Time, Time)>,
+    /// Whether nodes run an agent. Pools of podCIDRs need none.
+    pub agents: bool,
     /// Rejections, missing answers and silence that last until the run turns calm.
     pub lasting: Lasting,
-    pub shipped: bool,
 }
 
 /// The chances of what happens to requests and watches.
@@ -159,11 +160,12 @@ impl Plan {
             tampering_blocks: rng.chance(1_500),
             strangers: 0,
             restore: None,
+            agents: true,
             lasting: Lasting::default(),
-            shipped: false,
         };
         let plan = Plan {
             tampering_blocks: plan.tampering_blocks && !plan.tampering,
+            agents: plan.blocks > 0 || rng.chance(3_000),
             ..plan
         };
         if plan.crowded { plan.crowd() } else { plan }
@@ -194,6 +196,7 @@ impl Plan {
     pub fn under(self, weather: Weather) -> Self {
         let crowded = |plan: Self, blocks| Plan {
             blocks,
+            agents: blocks > 0,
             tampering: false,
             tampering_blocks: false,
             ..plan.crowd()
@@ -220,6 +223,7 @@ impl Plan {
             Weather::CrowdedBlocks | Weather::Restored => crowded(self, 10_000),
             Weather::Agents => Plan {
                 blocks: 10_000,
+                agents: true,
                 processes: self.processes.min(2),
                 names: 2 + self.names % 3,
                 pools: self.pools.min(2),
@@ -287,6 +291,7 @@ impl Plan {
         let restore = backup + rng.between(65, 200) * SECOND;
         Plan {
             blocks: if self.blocks == 0 { 5_000 } else { self.blocks },
+            agents: true,
             rough_for: restore + rng.between(150, 250) * SECOND,
             faults: Faults {
                 wall: 0,

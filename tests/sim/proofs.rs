@@ -34,7 +34,7 @@ pub enum Weather {
     BadClocks,
     /// Like [`Weather::Crowded`]; many answers are lost and many leaders end.
     Unclear,
-    /// Blocks, and the shipped agent on each node.
+    /// A few nodes with blocks only, and many pods.
     Agents,
 }
 
@@ -79,7 +79,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::cluster::pods::tests::mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space",
         ),
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
-        PodCidrWaitersNotWoken => liveness(AsDrawn, 1_000),
+        PodCidrWaitersNotWoken => liveness(AsDrawn, 5_000),
         ReturnedRangesShared => unit(
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
@@ -270,7 +270,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("controller::cluster::writer::tests::nothing_is_written_without_the_lease")
         }
 
-        // Mutations of what the simulation itself plays
+        // Mutations of the node side
         TouchWithoutEffect => duplicate(Untold, 5_000),
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
             unit("node::ledger::tests::what_was_given_back_is_used_again_as_another_block_only")

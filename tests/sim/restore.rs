@@ -23,10 +23,10 @@ use std::sync::Arc;
 
 use cadastre_controller::cluster::seen::{Node, Pod, Text};
 
-use super::agents::Act;
 use super::api::State;
 use super::checks::Grave;
 use super::clock::{MS, SECOND, Time};
+use super::machines::Act;
 use super::parcels::Parcels;
 use super::run::{Due, Sim};
 
@@ -135,9 +135,9 @@ impl Sim {
             self.log(Some(&node.name), || {
                 format!("node {} is back, and its machine gone", node.uid)
             });
-            for agent in &mut self.machines.agents {
-                if agent.name == node.name {
-                    (agent.is_off, agent.is_gone) = (true, true);
+            for id in 0..self.machines.hosts.len() {
+                if self.host(id).name == node.name {
+                    self.end_host(id);
                 }
             }
             self.world.forget_machine(&node.name);
@@ -152,8 +152,8 @@ impl Sim {
                 format!("node {} is forgotten", node.uid)
             });
             if let Some(id) = self.machines.of_node.get(&node.uid) {
-                let agent = &mut self.machines.agents[*id];
-                agent.forgotten.insert(node.uid.clone());
+                let host = &mut self.machines.hosts[*id];
+                host.forgotten.insert(node.uid.clone());
             }
             let node = Node {
                 term: None,
@@ -173,7 +173,7 @@ impl Sim {
     pub fn register_anew(&mut self, node: Node) {
         self.registering.remove(&node.name);
         let id = self.machines.of_node.get(&node.uid).copied();
-        let is_there = id.is_some_and(|id| !self.machines.agents[id].is_gone);
+        let is_there = id.is_some_and(|id| !self.machines.hosts[id].is_gone);
         if self.api.nodes.get(&node.name).is_some() || !is_there {
             return;
         }
@@ -199,21 +199,21 @@ impl Sim {
     }
 
     fn bring_agents_in_line(&mut self) {
-        for id in 0..self.machines.agents.len() {
+        for id in 0..self.machines.hosts.len() {
             let notice = self.once_back(NOTICE);
-            let agent = &mut self.machines.agents[id];
-            for given in agent.given.values() {
-                self.checks.parcels.used(&given.block.0);
+            let host = &mut self.machines.hosts[id];
+            for (cidr, _) in host.given.values() {
+                self.checks.parcels.used(cidr);
             }
-            agent.paused_until = agent.paused_until.min(self.down_until);
-            agent.publishing_until = agent.publishing_until.min(self.down_until);
-            agent.held_until = self.now + notice;
+            host.paused_until = host.paused_until.min(self.down_until);
+            host.held_until = self.now + notice;
+            let (is_off, is_gone) = (host.is_off, host.is_gone);
             // Lists again even if its watches were cut for longer.
-            (agent.hearing, agent.hearing_node) = (false, false);
-            if !agent.is_off {
-                self.list_anew(id);
-            } else if !agent.is_gone {
-                self.after(0, Due::Agent(id, Act::Start));
+            self.reset_lines(id);
+            if !is_off {
+                self.relist_host(id, false);
+            } else if !is_gone {
+                self.after(0, Due::Machine(id, Act::Start));
             }
         }
     }
@@ -227,7 +227,7 @@ impl Sim {
             {
                 let id = *id;
                 let late = self.once_back(SECOND) + self.rng.between(1, 240) * SECOND;
-                self.after(late, Due::Agent(id, Act::PodEnded(pod.uid.clone())));
+                self.after(late, Due::Machine(id, Act::PodEnded(pod.uid.clone())));
             }
         }
         for pod in &now {
@@ -241,7 +241,7 @@ impl Sim {
                     self.checks.ghosts.insert(pod.uid.clone());
                     if let Some(id) = of.filter(|_| !pod.finished) {
                         let late = 11 * SECOND + self.once_back(20 * SECOND);
-                        self.after(late, Due::Agent(id, Act::PodStarts(pod.uid.clone())));
+                        self.after(late, Due::Machine(id, Act::PodStarts(pod.uid.clone())));
                     }
                 }
                 Some(was) if was.finished && !pod.finished => {

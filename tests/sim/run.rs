@@ -11,13 +11,13 @@ use cadastre_controller::cluster::request::{Outcome, RequestId};
 use cadastre_controller::cluster::seen::{Node, Text};
 use jiff::Timestamp;
 
-use super::agents::{Act, Machines};
 use super::api::{Api, Author, Commit};
 use super::budget::Budget;
 use super::checks::{Checks, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
 use super::host::{KubeletAct, Landing, ProcessAct};
 use super::lasting::Lasting;
+use super::machines::{Act, Machines};
 use super::mutations::Trial;
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
@@ -35,11 +35,6 @@ const CLOCKS: u32 = 3_000;
 
 /// The share of seeds in which the Lease loses intents, as under leaders of an earlier version, in ten thousand.
 const UNNAMED: u32 = 1_000;
-
-/// The share of seeds with the shipped agent, in ten thousand, from `SHIPPED`.
-fn shipped_share() -> u32 {
-    super::search::number("SHIPPED").map_or(0, |share| u32::try_from(share).unwrap())
-}
 
 /// A scheduled event.
 pub enum Due {
@@ -76,8 +71,8 @@ pub enum Due {
     GiveUp(Where),
     /// Checks which nodes wait.
     Served,
-    Agent(usize, Act),
-    /// An act of a run of the shipped agent, or of its kubelet since a boot; a restart of the agent.
+    Machine(usize, Act),
+    /// An act of a run of the agent, or of its kubelet since a boot; a restart of the agent.
     Process(usize, u32, Box<ProcessAct>),
     Kubelet(usize, u32, Box<KubeletAct>),
     Revive(usize, u32),
@@ -263,15 +258,7 @@ impl Sim {
             }
             _ => Lasting::default(),
         };
-        let shipped = match trial {
-            Some(_) => weather == Weather::Agents,
-            None => Rng::new(seed.rotate_left(7) ^ 0x5eed).chance(shipped_share()),
-        };
-        let plan = Plan {
-            lasting,
-            shipped,
-            ..plan
-        };
+        let plan = Plan { lasting, ..plan };
         let unnamed = match trial {
             Some(_) if weather != Weather::AsDrawn => weather == Weather::Untold,
             _ => chance.chance(UNNAMED),
@@ -439,7 +426,7 @@ impl Sim {
             Due::Restore => self.restore(),
             Due::Register(node) => self.register_anew(*node),
             Due::Unmake(name, uid) => self.unmake(&name, &uid),
-            Due::Agent(id, act) => return self.act(id, act),
+            Due::Machine(id, act) => self.act(id, &act),
             Due::Process(id, run, act) => return self.process_acts(id, run, act),
             Due::Kubelet(id, boot, act) => return self.kubelet_acts(id, boot, *act),
             Due::Revive(id, boot) => self.revive_process(id, boot),
@@ -494,9 +481,7 @@ impl Sim {
         self.on_wire.clear();
         for Reverse(entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
             let due = match entry.due {
-                Due::Arrive(_, _, Reply::Never)
-                | Due::LeaseArrive(_, _, Reply::Never)
-                | Due::Agent(_, Act::Land(_)) => continue,
+                Due::Arrive(_, _, Reply::Never) | Due::LeaseArrive(_, _, Reply::Never) => continue,
                 Due::Arrive(place, outgoing, Reply::After(_)) => {
                     let outcome = Outcome::Unclear("the connection was lost".to_owned());
                     Due::Answer(place, outgoing.id, Box::new(outcome))

@@ -17,9 +17,9 @@ use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::seen::{Node, Text};
 use cadastre_core::{Cidr, Family};
 
-use super::agent::key;
 use super::checks::{Violation, records};
 use super::clock::{SECOND, Time};
+use super::host::key;
 use super::run::{Due, Sim};
 use super::shape::Shape;
 

@@ -38,14 +38,14 @@ impl Sim {
         {
             return Err(wrong("progress", "not one process leads".to_owned(), []));
         }
-        for id in 0..self.machines.agents.len() {
+        for id in 0..self.machines.hosts.len() {
             self.mirror(id)?;
         }
         self.check_subnets()?;
         self.check_pools()?;
         self.check_served()?;
         self.check_blocks()?;
-        for id in 0..self.machines.agents.len() {
+        for id in 0..self.machines.hosts.len() {
             self.check_host_rest(id)?;
         }
         let (at, what) = &self.checks.last_write;

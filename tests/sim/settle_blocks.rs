@@ -9,8 +9,8 @@ use cadastre_api::{Allocate, HeldBlock, Recall};
 use cadastre_controller::cluster::seen::{AgentReport, Block, Node, Text};
 use cadastre_core::{Addr, Cidr, Family, Span};
 
-use super::agent::{Agent, Key, key};
 use super::checks::Violation;
+use super::host::{Host, Key, key};
 use super::run::Sim;
 use super::shape::Shape;
 
@@ -93,12 +93,12 @@ impl Sim {
                 let text = format!("{} is listed {told:?} and uses {used:?}", node.name);
                 return wrong("blocks", text, [node.name.clone()]);
             }
-            let Some(report) = self.word_of(node, agent) else {
+            let Some(report) = self.word_of(node) else {
                 continue;
             };
-            self.check_spared(node, &report, &lists)?;
-            self.check_supplied(node, &report)?;
-            self.check_lent(node, &report)?;
+            self.check_spared(node, report, &lists)?;
+            self.check_supplied(node, report)?;
+            self.check_lent(node, report)?;
         }
         Ok(())
     }
@@ -114,18 +114,10 @@ impl Sim {
     pub fn store_of(&self, cidr: Cidr, block: &Text, node: &Text) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
-            let of_block = agent
-                .given
-                .values()
-                .filter(|it| it.block == (cidr, block.clone()));
-            let (used, cooling): (Vec<_>, Vec<_>) = of_block.partition(|it| it.pod.is_some());
             let key = (cidr, block.clone());
-            let rests = agent
-                .cooling
-                .get(&key)
-                .copied()
-                .unwrap_or(cooling.len() as u64);
-            return Some((used.len() as u64, rests));
+            let of_block = agent.given.values().filter(|it| **it == key);
+            let cooling = agent.cooling.get(&key).copied().unwrap_or(0);
+            return Some((of_block.count() as u64, cooling));
         }
         let report = self.api.subnets.get(&node.name)?.report.as_ref()?;
         let report = (report.node_uid == node.uid).then_some(report)?;
@@ -133,16 +125,14 @@ impl Sim {
         Some((word.used, word.cooling))
     }
 
-    /// The report that an agent has to publish; for a shipped agent, the one it has published.
-    fn word_of(&self, node: &Node, agent: &Agent) -> Option<AgentReport> {
-        if agent.host.is_none() {
-            return agent.report();
-        }
+    /// Returns what an agent that runs has published.
+    fn word_of(&self, node: &Node) -> Option<&AgentReport> {
+        self.working_agent(node)?;
         let report = self.api.subnets.get(&node.name)?.report.as_deref()?;
-        (report.node_uid == node.uid).then(|| report.clone())
+        (report.node_uid == node.uid).then_some(report)
     }
 
-    fn working_agent(&self, node: &Node) -> Option<&Agent> {
+    fn working_agent(&self, node: &Node) -> Option<&Host> {
         let agent = self.machines.of(&node.uid)?;
         (!agent.is_off && agent.node.as_ref() == Some(&node.uid)).then_some(agent)
     }
@@ -309,11 +299,10 @@ impl Sim {
                 continue;
             }
             for other in self.api.nodes.live.values().filter(|it| it.uid != node.uid) {
-                let agent = self.working_agent(other);
-                let Some(report) = agent.and_then(|agent| self.word_of(other, agent)) else {
+                let Some(report) = self.word_of(other) else {
                     continue;
                 };
-                let theirs = self.standing(other, &shape, &report);
+                let theirs = self.standing(other, &shape, report);
                 // Blocks do not move between two idle nodes.
                 let freed: Vec<Cidr> = if theirs.is_idle() && !own.is_idle() {
                     theirs.blocks.iter().map(|it| it.cidr).collect()

@@ -2,9 +2,7 @@
 
 use cadastre_api::{HeldRange, NodeSubnetSpec};
 use cadastre_controller::cluster::request::{Kind, Outcome, Request, Spec};
-use cadastre_controller::cluster::seen::{
-    AgentReport, BlockSpec, Node, Object, SubnetCondition, Text,
-};
+use cadastre_controller::cluster::seen::{BlockSpec, Node, Object, SubnetCondition, Text};
 use cadastre_controller::{About, Event, Report};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::Change;
@@ -170,23 +168,7 @@ pub fn of_outcome(outcome: &Outcome) -> String {
     }
 }
 
-/// Describes the report of a simulated agent.
-pub fn of_agent(report: &AgentReport) -> String {
-    let mut text = format!("{}", report.node_uid);
-    for (pool, demand) in &report.demand {
-        let _ = write!(text, " {pool}:{demand}");
-    }
-    for word in &report.blocks {
-        let (used, cooling, free) = (word.used, word.cooling, word.free);
-        let _ = write!(text, " {} {} {used}+{cooling}/{free}", word.cidr, word.uid);
-        if word.released {
-            text += " released";
-        }
-    }
-    text
-}
-
-/// Describes the status of a shipped agent.
+/// Describes the status of an agent.
 pub fn of_status(status: &cadastre_api::NodeSubnetStatus) -> String {
     serde_json::to_string(status).unwrap()
 }

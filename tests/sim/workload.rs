@@ -57,7 +57,7 @@ impl Sim {
             self.create_node();
         }
         self.api.commits.clear();
-        for id in 0..self.machines.agents.len() {
+        for id in 0..self.machines.hosts.len() {
             self.relist_host(id, false);
         }
         self.checks.begin(&self.api);
@@ -91,9 +91,9 @@ impl Sim {
     /// Creates many pods at once and causes faults of agents, in runs with blocks.
     fn crowd_in(&mut self) {
         if self.rng.chance(600) {
-            self.befall_agent();
+            self.befall_some_host();
         }
-        if self.plan.shipped && self.rng.chance(500) {
+        if self.rng.chance(500) {
             self.ask_of_node();
         }
         for _ in 0..self.rng.below(3) {
@@ -832,7 +832,7 @@ impl Sim {
         for pod in homeless {
             self.end_pod(&pod);
         }
-        self.calm_agents();
+        self.calm_hosts();
         self.publish();
     }
 }

@@ -1,14 +1,14 @@
 //! Faults of machines with the shipped agent.
 
-use crate::agents::Act;
 use crate::clock::{MS, SECOND, Time};
+use crate::machines::Act;
 use crate::rng::Rng;
 use crate::run::{Due, Sim};
 
 impl Sim {
     /// Causes a fault of the machine; `what`, a number below 100, selects which.
     pub fn befall_host(&mut self, id: usize, what: u64) {
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         let length = self.rng.stretch(100 * MS, 120 * SECOND);
         match what {
             0..20 => {
@@ -17,20 +17,24 @@ impl Sim {
             }
             20..35 => self.reboot_host(id, length),
             35..55 => {
-                self.machines.agents[id].paused_until = self.now + length;
+                let (now, stops) = (self.now, self.plan.clocks_stop && self.rng.chance(7_000));
+                let host = self.host_mut(id);
+                host.paused_until = now + length;
+                if stops {
+                    let (rate, until) = (host.clocks.rate(), host.paused_until);
+                    host.clocks.set_pace(now, rate, until);
+                }
                 self.log(Some(&name), || format!("agent {id} hangs"));
             }
             55..75 => {
-                self.machines.agents[id].held_until = self.now + length;
+                self.machines.hosts[id].held_until = self.now + length;
                 self.log(Some(&name), || format!("agent {id} loses its watches"));
                 self.relist_host(id, true);
             }
             75..85 => self.renew_sandbox(id),
             85..93 => self.lose_store(id),
             _ => {
-                let agent = &mut self.machines.agents[id];
-                (agent.is_off, agent.is_gone) = (true, true);
-                self.power_off_host(id);
+                self.end_host(id);
                 self.log(Some(&name), || format!("machine {id} is off for good"));
                 if self.rng.chance(5_000) {
                     self.delete_node_named(&name);
@@ -41,47 +45,47 @@ impl Sim {
 
     /// Powers off earlier machines of the same name: nothing is guaranteed while two machines have one name.
     pub fn end_earlier_hosts(&mut self, id: usize) {
-        let name = self.machines.agents[id].name.clone();
-        for other in 0..self.machines.agents.len() {
-            let agent = &mut self.machines.agents[other];
-            if other != id && agent.name == name && agent.host.is_some() && !agent.is_gone {
-                (agent.is_off, agent.is_gone) = (true, true);
-                self.power_off_host(other);
+        let name = self.machines.hosts[id].name.clone();
+        for other in 0..self.machines.hosts.len() {
+            let host = self.host(other);
+            if other != id && host.name == name && !host.is_gone {
+                self.end_host(other);
             }
         }
     }
 
     /// The kubelet restarts the agent after `delay`.
     pub(super) fn start_process_later(&mut self, id: usize, delay: Time) {
-        if let Some(host) = self.host(id) {
-            let boot = host.boot;
-            self.after(delay, Due::Revive(id, boot));
-        }
+        self.after(delay, Due::Revive(id, self.host(id).boot));
     }
 
     /// Starts the agent's process, unless the machine was rebooted or powered off meanwhile.
     pub fn revive_process(&mut self, id: usize, boot: u32) {
-        let is_off = self.machines.agents[id].is_off;
-        if !is_off && self.host(id).is_some_and(|host| host.boot == boot) {
+        if !self.host(id).is_off && self.host(id).boot == boot {
             self.start_process(id);
         }
     }
 
     /// The machine loses its power and boots after `length`.
     fn reboot_host(&mut self, id: usize, length: Time) {
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         self.log(Some(&name), || format!("machine {id} loses its power"));
-        self.machines.agents[id].is_off = true;
+        self.machines.hosts[id].is_off = true;
         self.power_off_host(id);
-        self.after(length, Due::Agent(id, Act::Start));
+        self.after(length, Due::Machine(id, Act::Start));
+    }
+
+    /// It is off for good.
+    pub fn end_host(&mut self, id: usize) {
+        let host = self.host_mut(id);
+        (host.is_off, host.is_gone) = (true, true);
+        self.power_off_host(id);
     }
 
     fn power_off_host(&mut self, id: usize) {
         self.kill_process(id);
         let mut rng = Rng::new(self.rng.next());
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         host.calls.clear();
         host.kubelet.power_off();
         let disk = host.disk().map(|disk| disk.after_power_loss(&mut rng));
@@ -90,23 +94,19 @@ impl Sim {
 
     pub fn start_host(&mut self, id: usize) {
         let now = self.now;
-        let agent = &mut self.machines.agents[id];
-        (agent.is_off, agent.is_gone) = (false, false);
-        agent.clocks.boot(now);
-        agent.paused_until = now;
-        if let Some(host) = &mut agent.host {
-            host.boot += 1;
-        }
+        let host = self.host_mut(id);
+        (host.is_off, host.is_gone) = (false, false);
+        host.clocks.boot(now);
+        host.paused_until = now;
+        host.boot += 1;
         self.start_process(id);
         self.start_kubelet(id);
     }
 
     /// Deletes the store's file.
     fn lose_store(&mut self, id: usize) {
-        let name = self.machines.agents[id].name.clone();
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let name = self.machines.hosts[id].name.clone();
+        let host = self.host_mut(id);
         if host.kubelet.is_setting_up() || !host.calls.is_empty() {
             return;
         }
@@ -123,9 +123,7 @@ impl Sim {
 
     /// Ends the faults of the machine.
     pub fn calm_host(&mut self, id: usize) {
-        let is_off = self.machines.agents[id].is_off;
-        let is_dead = self.host(id).is_some_and(|host| host.process.is_none());
-        if !is_off && is_dead {
+        if !self.host(id).is_off {
             self.start_process(id);
         }
         self.relist_host(id, false);

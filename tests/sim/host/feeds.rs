@@ -13,9 +13,9 @@ use cadastre_daemon::watch::{Change, Step};
 
 use super::Verdict;
 use super::process::ProcessAct;
-use crate::agent::key;
 use crate::api::{Api, Commit};
 use crate::clock::{MS, SECOND, Time};
+use crate::host::key;
 use crate::run::{Due, Sim};
 
 /// One of the agent's watches.
@@ -146,11 +146,13 @@ impl Sim {
 
     /// Queues a change for the machine's watches.
     pub fn tell_host(&mut self, id: usize, commit: &Commit) {
-        let name = &self.machines.agents[id].name;
+        let name = &self.machines.hosts[id].name;
         let line = match commit {
             Commit::Node(before, after) => {
                 let node = after.as_ref().or(before.as_ref());
-                let of = node.filter(|it| it.name == *name).cloned();
+                let Some(node) = node.filter(|it| it.name == *name).cloned() else {
+                    return;
+                };
                 let was_mine = before
                     .as_ref()
                     .is_some_and(|it| self.is_host_of(id, &it.uid));
@@ -158,17 +160,15 @@ impl Sim {
                     .as_ref()
                     .is_some_and(|it| self.is_host_of(id, &it.uid));
                 let same = matches!((before, after), (Some(b), Some(a)) if b.uid == a.uid);
-                let Some(node) = of.filter(|_| (was_mine || is_mine) && !same) else {
+                if !(was_mine || is_mine) || same {
                     return;
-                };
+                }
                 let change = if is_mine {
                     Change::Applied(seen_node(&node))
                 } else {
                     Change::Deleted(seen_node(&node))
                 };
-                let Some(host) = self.host_mut(id) else {
-                    return;
-                };
+                let host = self.host_mut(id);
                 host.feeds.node.push_back(Step::Change(change));
                 Line::Node
             }
@@ -183,9 +183,7 @@ impl Sim {
                 } else {
                     Change::Deleted(seen)
                 };
-                let Some(host) = self.host_mut(id) else {
-                    return;
-                };
+                let host = self.host_mut(id);
                 host.feeds.subnet.push_back(Step::Change(change));
                 Line::Subnet
             }
@@ -199,9 +197,7 @@ impl Sim {
                 } else {
                     Change::Deleted(seen)
                 };
-                let Some(host) = self.host_mut(id) else {
-                    return;
-                };
+                let host = self.host_mut(id);
                 host.feeds.pods.push_back(Step::Change(change));
                 Line::Pods
             }
@@ -216,9 +212,7 @@ impl Sim {
                         list: cadastre_api::NodeAddressesSpec::default(),
                     }),
                 };
-                let Some(host) = self.host_mut(id) else {
-                    return;
-                };
+                let host = self.host_mut(id);
                 host.feeds.addresses.push_back(Step::Change(change));
                 Line::Addresses
             }
@@ -230,16 +224,14 @@ impl Sim {
     /// Restarts all watches of the machine with a list.
     pub fn relist_host(&mut self, id: usize, is_cut: bool) {
         let asked = self.host_now(id).since_boot;
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         let node = self.api.nodes.get(&name).cloned();
         let node = node.filter(|node| self.is_host_of(id, &node.uid));
         let subnet = self.api.subnets.get(&name).cloned();
         let subnet = subnet.map(|it| seen_subnet(&it, &self.api));
         let addresses = self.api.addresses.get(&name).cloned();
         let pods: Vec<Pod> = self.api.pods_on(&name).map(|pod| seen_pod(pod)).collect();
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let feeds = &mut host.feeds;
         feeds.node = listing(asked, node.map(|node| seen_node(&node)));
         feeds.subnet = listing(asked, subnet);
@@ -259,15 +251,16 @@ impl Sim {
     fn schedule_line(&mut self, id: usize, line: Line) {
         let is_spared = self.is_listened_to();
         let held = {
-            let agent = &self.machines.agents[id];
+            let agent = &self.machines.hosts[id];
             agent
                 .held_until
                 .max(agent.paused_until)
                 .max(self.down_until)
         };
-        let Some(host) = self.host_mut(id).filter(|host| host.process.is_some()) else {
+        let host = self.host_mut(id);
+        if host.process.is_none() {
             return;
-        };
+        }
         let incarnation = host.incarnation;
         let scheduled = &mut host.feeds.scheduled[line as usize];
         if std::mem::replace(scheduled, true) {
@@ -284,22 +277,18 @@ impl Sim {
     }
 
     /// Forgets scheduled deliveries, which were for an earlier process.
-    pub(super) fn reset_lines(&mut self, id: usize) {
-        if let Some(host) = self.host_mut(id) {
-            host.feeds.scheduled = [false; 4];
-        }
+    pub fn reset_lines(&mut self, id: usize) {
+        self.host_mut(id).feeds.scheduled = [false; 4];
     }
 
     /// Delivers the next step of a watch, or all steps.
     pub(super) fn deliver_line(&mut self, id: usize, line: Line) -> Verdict {
         let all = self.rng.chance(5_000);
-        let held = self.machines.agents[id].held_until.max(self.down_until);
+        let held = self.machines.hosts[id].held_until.max(self.down_until);
         let held = held.saturating_sub(self.now);
-        let mut node = self.machines.agents[id].node.clone();
+        let mut node = self.machines.hosts[id].node.clone();
         let now = self.host_now(id);
-        let Some(host) = self.host_mut(id) else {
-            return Ok(());
-        };
+        let host = self.host_mut(id);
         host.feeds.scheduled[line as usize] = false;
         if held > 0 {
             self.schedule_line(id, line);
@@ -323,11 +312,11 @@ impl Sim {
         }
         let has_more = !host.feeds.is_empty(line);
         let virtual_now = self.now;
-        self.machines.agents[id].node.clone_from(&node);
-        if let Some(subnet) = shown
-            && let Some(host) = self.host_mut(id)
-        {
-            host.feeds.subnet_shown(&subnet, node.as_ref(), virtual_now);
+        self.machines.hosts[id].node.clone_from(&node);
+        if let Some(subnet) = shown {
+            self.host_mut(id)
+                .feeds
+                .subnet_shown(&subnet, node.as_ref(), virtual_now);
         }
         if has_more {
             self.schedule_line(id, line);
@@ -337,7 +326,7 @@ impl Sim {
 
     /// All pods of the machine's Node, as a consistent list contains them.
     pub(super) fn list_pods_of_host(&self, id: usize) -> cadastre_agent::pods::Pods {
-        let name = &self.machines.agents[id].name;
+        let name = &self.machines.hosts[id].name;
         let mut pods = cadastre_agent::pods::Pods::default();
         for pod in self.api.pods_on(name) {
             pods.change(Change::Applied(seen_pod(pod)));

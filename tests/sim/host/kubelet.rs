@@ -10,9 +10,8 @@ use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Add, Answer, Attachment, Op, PodRef, Refusal, Snapshot};
 
 use super::requests::{Call, outline};
-use super::{Host, Verdict};
+use super::{Key, Verdict};
 use crate::Text;
-use crate::agent::Key;
 use crate::checks::{DUPLICATE, Violation};
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
@@ -161,17 +160,13 @@ impl Sim {
             uid: uid.to_string(),
         };
         let lag = self.rng.stretch(MS, SECOND);
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         host.kubelet.pods.insert(uid.clone(), pod);
         self.kubelet_due(id, lag, KubeletAct::Start(uid.clone()));
     }
 
     pub fn host_ends(&mut self, id: usize, uid: &Text) {
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         host.kubelet.pods.remove(uid);
         let own = host.kubelet.sandboxes.iter();
         let own = own.filter(|(_, it)| *it.pod.uid == **uid && it.is_alive);
@@ -189,9 +184,7 @@ impl Sim {
         } else {
             self.rng.stretch(MS, SECOND)
         };
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         if let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) {
             sandbox.is_alive = false;
         }
@@ -204,17 +197,13 @@ impl Sim {
     }
 
     pub fn kubelet_acts(&mut self, id: usize, boot: u32, act: KubeletAct) -> Verdict {
-        let is_off = self.machines.agents[id].is_off;
-        let is_it = |host: &Host| host.boot == boot && !is_off;
-        if !self.host(id).is_some_and(is_it) {
+        if self.host(id).boot != boot || self.host(id).is_off {
             return Ok(());
         }
         match act {
             KubeletAct::Start(uid) => self.start_sandbox(id, &uid),
             KubeletAct::Answered(number, result) => {
-                let call = self
-                    .host_mut(id)
-                    .and_then(|host| host.calls.get_mut(&number));
+                let call = self.host_mut(id).calls.get_mut(&number);
                 if call.is_some_and(Call::stop_listening) {
                     return self.answered(id, number, *result);
                 }
@@ -224,18 +213,14 @@ impl Sim {
             KubeletAct::Look(number) => self.look_for_agent(id, number),
             KubeletAct::Del(container) => self.call_plugin(id, Op::Del(attachment(&container))),
             KubeletAct::Remove(container) => {
-                if let Some(host) = self.host_mut(id) {
-                    host.kubelet.sandboxes.remove(&container);
-                }
+                self.host_mut(id).kubelet.sandboxes.remove(&container);
             }
         }
         Ok(())
     }
 
     fn start_sandbox(&mut self, id: usize, uid: &Text) {
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let kubelet = &mut host.kubelet;
         let Some(pod) = kubelet.pods.get(uid).cloned() else {
             return;
@@ -275,13 +260,11 @@ impl Sim {
         number: u64,
         result: Result<Answer, Refusal>,
     ) -> Verdict {
-        let Some(host) = self.host_mut(id) else {
-            return Ok(());
-        };
+        let host = self.host_mut(id);
         let Some(call) = host.calls.remove(&number) else {
             return Ok(());
         };
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         self.log(Some(&name), || {
             let what = match &result {
                 Ok(Answer::Given(given)) => {
@@ -299,7 +282,7 @@ impl Sim {
                 let container = add.attachment.container_id;
                 self.kill_sandbox(id, &container);
                 if let Some(pod) = add.pod {
-                    let pause = self.rng.between(2, 30) * SECOND;
+                    let pause = self.rng.between(5, 60) * SECOND;
                     let uid = pod.uid.as_str().into();
                     self.kubelet_due(id, pause, KubeletAct::Start(uid));
                 }
@@ -329,9 +312,7 @@ impl Sim {
         let container = &add.attachment.container_id;
         let uid: Text = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
         let node = self.machines.live_node(id, &self.api);
-        let Some(host) = self.host_mut(id) else {
-            return Ok(());
-        };
+        let host = self.host_mut(id);
         // The runtime has given the sandbox up meanwhile: nothing uses its addresses.
         let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) else {
             return Ok(());
@@ -346,7 +327,7 @@ impl Sim {
             self.checks.given_too_late.insert(uid.clone());
         }
         for it in &given.addresses {
-            let blocks = self.machines.agents[id].blocks.keys();
+            let blocks = self.machines.hosts[id].blocks.keys();
             let mut blocks = blocks.filter(|(cidr, _)| *cidr == it.block);
             let key: Key = blocks.next().cloned().unwrap_or((it.block, "".into()));
             let is_foreign = self.is_foreign(id, it.block);
@@ -361,9 +342,8 @@ impl Sim {
                 let verdict = self.check_givable(id, it.block);
                 self.judge(verdict)?;
             }
-            let host = self.host_mut(id);
-            let sandbox = host.and_then(|host| host.kubelet.sandboxes.get_mut(container));
-            if let Some(sandbox) = sandbox {
+            let kubelet = &mut self.host_mut(id).kubelet;
+            if let Some(sandbox) = kubelet.sandboxes.get_mut(container) {
                 sandbox.addresses.insert(it.address);
                 if is_foreign {
                     sandbox.foreign.insert(it.address);
@@ -377,7 +357,7 @@ impl Sim {
 
     /// Whether the range is a podCIDR of a foreign allocator.
     fn is_foreign(&self, id: usize, range: Cidr) -> bool {
-        let agent = &self.machines.agents[id];
+        let agent = &self.machines.hosts[id];
         let is_block = agent.blocks.keys().any(|(cidr, _)| *cidr == range);
         let node = agent.node.clone().unwrap_or_else(|| "".into());
         !is_block && !self.checks.ours.contains(&node)
@@ -389,19 +369,17 @@ impl Sim {
         if node(id).is_none() {
             return Ok(());
         }
-        for (other, agent) in self.machines.agents.iter().enumerate() {
-            let host = agent.host.as_ref().filter(|_| !agent.is_off);
-            let Some((host, node)) = host.zip(node(other)) else {
-                continue;
-            };
+        for (other, host) in self.machines.hosts.iter().enumerate() {
+            let node = node(other).filter(|_| !host.is_off);
+            let Some(node) = node else { continue };
             let holder = host.kubelet.holder(addr, &node);
             if let Some(theirs) = holder.filter(|it| other != id || *it != container) {
-                let name = &self.machines.agents[id].name;
+                let name = &self.machines.hosts[id].name;
                 let text = format!(
                     "{addr} goes to sandbox {container} on {name}, and {theirs} on {} has it",
-                    agent.name
+                    host.name
                 );
-                let names = [name.clone(), agent.name.clone()];
+                let names = [name.clone(), host.name.clone()];
                 return Err(Violation::new(DUPLICATE, text, names));
             }
         }
@@ -420,10 +398,7 @@ impl Sim {
         if self.now >= until || !lives || !is_sure {
             return Ok(());
         }
-        let (name, before) = (
-            &self.machines.agents[id].name,
-            &self.machines.agents[of].name,
-        );
+        let (name, before) = (&self.machines.hosts[id].name, &self.machines.hosts[of].name);
         let text = format!(
             "{addr} is given on {name} {} ms before it has cooled since {before} freed it",
             (until - self.now) / MS
@@ -437,26 +412,25 @@ impl Sim {
 
     /// Checks that the agent did not learn long ago that the range may not be used any more.
     fn check_givable(&self, id: usize, range: Cidr) -> Verdict {
-        let Some(host) = self.host(id) else {
-            return Ok(());
-        };
-        let since = host.awake_since(self.machines.agents[id].paused_until);
+        let host = self.host(id);
+        let since = host.awake_since();
         let ended = host.ended(&range);
         let is_known = |at: Time| at.max(since) + HEEDED < self.now;
         if !ended.is_some_and(is_known) {
             return Ok(());
         }
-        let name = &self.machines.agents[id].name;
+        let name = &self.machines.hosts[id].name;
         let text = format!("{name} gives from {range}, which is to give nothing new for long");
         Err(Violation::new("given range", text, [name.clone()]))
     }
 
     /// Checks that the store has the addresses of all live sandboxes: otherwise it would assign them again.
     pub(super) fn check_kept(&self, id: usize, snapshot: &Snapshot) -> Verdict {
-        let Some(host) = self.host(id).filter(|host| host.disk().is_some()) else {
+        let host = self.host(id);
+        if host.disk().is_none() {
             return Ok(());
-        };
-        let name = &self.machines.agents[id].name;
+        }
+        let name = &self.machines.hosts[id].name;
         for (container, sandbox) in &host.kubelet.sandboxes {
             if !sandbox.is_alive || sandbox.addresses.is_empty() {
                 continue;
@@ -486,11 +460,12 @@ impl Sim {
 
     /// Checks at the end that no address is leaked and no pod waits while addresses are free.
     pub fn check_host_rest(&mut self, id: usize) -> Verdict {
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         let lives = self.machines.live_node(id, &self.api).is_some();
-        let Some(host) = self.host(id).filter(|it| it.process.is_some() && lives) else {
+        let host = self.host(id);
+        if host.process.is_none() || !lives {
             return Ok(());
-        };
+        }
         let runs = host.kubelet.containers();
         let waiting: Vec<String> = host.kubelet.waiting().map(|it| it.uid.clone()).collect();
         let Some(snapshot) = self.contents(id) else {
@@ -527,9 +502,7 @@ impl Sim {
 
     /// After a boot the pods get new sandboxes, and the old ones their DELs.
     pub(super) fn start_kubelet(&mut self, id: usize) {
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let old: Vec<String> = host.kubelet.sandboxes.keys().cloned().collect();
         let pods: Vec<Text> = host.kubelet.pods.keys().cloned().collect();
         host.calls.clear();
@@ -543,7 +516,7 @@ impl Sim {
     }
 
     pub(super) fn renew_sandbox(&mut self, id: usize) {
-        let Some(host) = self.host(id) else { return };
+        let host = self.host(id);
         let up = host.kubelet.sandboxes.iter();
         let up = up.filter(|(_, it)| it.is_alive && it.is_up);
         let up: Vec<(String, Text)> = up

@@ -16,6 +16,7 @@
 //! - At the end no address is leaked, and no pod waits while addresses are free.
 //!
 //! # Left out
+//! - In some runs with pools of podCIDRs only, no node has an agent.
 //! - The store thread, sockets and their protocols, gRPC, the formats of CNI: the simulation calls the code behind
 //!   them.
 //! - A store is lost only while no sandbox is being set up, as nothing else knows yet of the address that it has
@@ -31,20 +32,20 @@ mod process;
 mod requests;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cadastre_agent::machine;
+use cadastre_api::HeldBlock;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::Now;
 
-use super::agent::Agent;
-use super::agents::Act;
 use super::checks::Violation;
-use super::clock::Time;
+use super::clock::{Clocks, Time};
 use super::memory_disk::MemoryDisk;
 use super::run::Sim;
+use crate::Text;
 
 pub use kubelet::KubeletAct;
 pub use process::{Landing, ProcessAct};
@@ -59,8 +60,47 @@ type Verdict = Result<(), Violation>;
 /// The store's file, if it exists.
 type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 
-/// The state of a machine with the shipped agent, beside its name, clocks and blocks.
+/// Names a block: its CIDR and the UID of its object.
+pub type Key = (Cidr, Text);
+
+pub fn key(told: &HeldBlock) -> Key {
+    (
+        Cidr::parse_strict(&told.cidr).unwrap(),
+        told.uid.as_str().into(),
+    )
+}
+
+/// A block in the store.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The UID of the Node for which it was last listed.
+    pub node: Text,
+    /// Whether the NodeSubnet lists it: from other blocks nothing new is assigned.
+    pub listed: bool,
+    /// Whether the agent has released it, which is final.
+    pub released: bool,
+}
+
+/// A machine, which is not a Node: it may register again as another Node, with the same store.
 pub struct Host {
+    pub name: Text,
+    /// The UID of its Node as its agent has heard; none once that is gone.
+    pub node: Option<Text>,
+    /// It is off, for now or for good.
+    pub is_off: bool,
+    /// For good: what it had is nobody's, though a Node may still stand for it.
+    pub is_gone: bool,
+    /// Until then its agent hangs.
+    pub paused_until: Time,
+    /// Until then its agent's watches bring nothing.
+    pub held_until: Time,
+    pub clocks: Clocks,
+    /// UIDs of its Nodes that the server has forgotten while it lived: what it has of them is in use.
+    pub forgotten: BTreeSet<Text>,
+    /// What its store says: blocks, how many addresses of each cool, and of which each assigned address is.
+    pub blocks: BTreeMap<Key, Held>,
+    pub cooling: BTreeMap<Key, u64>,
+    pub given: BTreeMap<Addr, Key>,
     slot: Slot,
     /// The agent's process if it runs, and the number of its current run.
     process: Option<Process>,
@@ -75,8 +115,19 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(name: Text, seed: u64) -> Self {
         Host {
+            name,
+            node: None,
+            is_off: false,
+            is_gone: false,
+            paused_until: 0,
+            held_until: 0,
+            clocks: Clocks::new(1_000_000),
+            forgotten: BTreeSet::new(),
+            blocks: BTreeMap::new(),
+            cooling: BTreeMap::new(),
+            given: BTreeMap::new(),
             slot: Slot::default(),
             process: None,
             incarnation: 0,
@@ -87,6 +138,12 @@ impl Host {
             count: 0,
             seed,
         }
+    }
+
+    /// The blocks that it uses as that node, not released.
+    pub fn uses<'a>(&'a self, uid: &'a Text) -> impl Iterator<Item = (&'a Key, &'a Held)> {
+        let used = move |(_, held): &(&Key, &Held)| held.node == *uid && !held.released;
+        self.blocks.iter().filter(used)
     }
 
     fn number(&mut self) -> u64 {
@@ -100,9 +157,9 @@ impl Host {
     }
 
     /// Since when the agent's process runs without a pause.
-    fn awake_since(&self, paused_until: Time) -> Time {
+    fn awake_since(&self) -> Time {
         let process = self.process.as_ref();
-        process.map_or(Time::MAX / 2, |it| it.started.max(paused_until))
+        process.map_or(Time::MAX / 2, |it| it.started.max(self.paused_until))
     }
 
     fn disk(&self) -> Option<MemoryDisk> {
@@ -110,9 +167,9 @@ impl Host {
     }
 }
 
-fn settings(agent: &Agent) -> machine::Settings {
+fn settings(name: &Text) -> machine::Settings {
     machine::Settings {
-        node: agent.name.to_string(),
+        node: name.to_string(),
         publish_interval: Duration::from_secs(5),
         addresses_interval: Duration::from_secs(10),
         leak_grace: Duration::from_secs(20),
@@ -123,48 +180,32 @@ fn settings(agent: &Agent) -> machine::Settings {
 }
 
 impl Sim {
-    /// The addresses of a running pod.
+    pub fn host(&self, id: usize) -> &Host {
+        &self.machines.hosts[id]
+    }
+
+    pub fn host_mut(&mut self, id: usize) -> &mut Host {
+        &mut self.machines.hosts[id]
+    }
+
+    /// The addresses of a pod that runs.
     pub fn addresses_on_host(&self, id: usize, uid: &str) -> Box<[Addr]> {
-        let addresses = self.host(id).map(|host| host.kubelet.addresses_of(uid));
-        addresses.unwrap_or_default().into_iter().collect()
-    }
-
-    /// Handles an act that machines with a simulated agent have, too.
-    pub fn act_of_host(&mut self, id: usize, act: &Act) {
-        match act {
-            Act::PodEnded(uid) => self.host_ends(id, uid),
-            Act::PodStarts(uid) => {
-                let mut pods = self.api.pods.live.values();
-                let pod = pods.find(|it| it.uid == *uid).cloned();
-                if let Some(pod) = pod {
-                    self.host_runs(id, uid, &pod.name);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn host(&self, id: usize) -> Option<&Host> {
-        self.machines.agents[id].host.as_deref()
-    }
-
-    fn host_mut(&mut self, id: usize) -> Option<&mut Host> {
-        self.machines.agents[id].host.as_deref_mut()
+        let addresses = self.host(id).kubelet.addresses_of(uid);
+        addresses.into_iter().collect()
     }
 
     fn host_now(&self, id: usize) -> Now {
-        let agent = &self.machines.agents[id];
-        let boot = agent.host.as_ref().map_or(0, |host| host.boot);
+        let host = self.host(id);
         Now {
-            boot: format!("boot-{boot}"),
-            since_boot: agent.clocks.mono(self.now),
-            wall_ms: agent.clocks.wall(self.now).as_millisecond(),
+            boot: format!("boot-{}", host.boot),
+            since_boot: host.clocks.mono(self.now),
+            wall_ms: host.clocks.wall(self.now).as_millisecond(),
         }
     }
 
     /// Virtual time until the machine's clock shows `at`, at its present rate.
     fn host_until(&self, id: usize, at: Duration) -> Time {
-        let when = self.machines.agents[id].clocks.when(at);
+        let when = self.host(id).clocks.when(at);
         when.saturating_sub(self.now)
     }
 }

@@ -17,7 +17,7 @@ use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_node::{Refusal, keeper};
 
 use super::feeds::Line;
-use super::{Host, Verdict, settings};
+use super::{Verdict, settings};
 use crate::api::Author;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
@@ -80,10 +80,12 @@ impl Sim {
     pub fn start_process(&mut self, id: usize) {
         let now = self.host_now(id);
         let started = self.now;
-        let settings = settings(&self.machines.agents[id]);
-        let Some(host) = self.host_mut(id).filter(|host| host.process.is_none()) else {
+        let has_agent = self.plan.agents;
+        let host = self.host_mut(id);
+        if !has_agent || host.process.is_some() {
             return;
-        };
+        }
+        let settings = settings(&host.name);
         host.incarnation += 1;
         host.process = Some(Process {
             machine: Machine::new(settings, host.seed, &now),
@@ -99,15 +101,16 @@ impl Sim {
             wake_at: None,
             started,
         });
-        let name = self.machines.agents[id].name.clone();
-        self.machines.agents[id].node = None;
+        let name = self.machines.hosts[id].name.clone();
+        self.machines.hosts[id].node = None;
         self.log(Some(&name), || format!("agent {id} starts"));
         self.reset_lines(id);
         self.relist_host(id, false);
         self.turn_later(id, MS);
     }
 
-    fn turn_later(&mut self, id: usize, delay: Time) {
+    /// It turns after that long, if not sooner.
+    pub fn turn_later(&mut self, id: usize, delay: Time) {
         let at = self.now + delay;
         if let Some(process) = self
             .process(id)
@@ -119,10 +122,8 @@ impl Sim {
     }
 
     pub fn kill_process(&mut self, id: usize) {
-        let name = self.machines.agents[id].name.clone();
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let name = self.machines.hosts[id].name.clone();
+        let host = self.host_mut(id);
         if host.process.take().is_none() {
             return;
         }
@@ -131,26 +132,21 @@ impl Sim {
     }
 
     pub(super) fn process_due(&mut self, id: usize, delay: Time, act: ProcessAct) {
-        if let Some(host) = self.host(id) {
-            let incarnation = host.incarnation;
-            self.after(delay, Due::Process(id, incarnation, Box::new(act)));
-        }
+        let incarnation = self.host(id).incarnation;
+        self.after(delay, Due::Process(id, incarnation, Box::new(act)));
     }
 
-    fn process(&mut self, id: usize) -> Option<&mut Process> {
-        self.host_mut(id)?.process.as_mut()
+    pub(super) fn process(&mut self, id: usize) -> Option<&mut Process> {
+        self.host_mut(id).process.as_mut()
     }
 
     /// Handles an act of the given run of the agent's process.
     pub fn process_acts(&mut self, id: usize, incarnation: u32, act: Box<ProcessAct>) -> Verdict {
-        let rest = self.machines.agents[id]
+        let rest = self.machines.hosts[id]
             .paused_until
             .saturating_sub(self.now);
-        let is_it = |host: &&Host| host.incarnation == incarnation;
-        let Some(host) = self.host(id).filter(is_it) else {
-            return Ok(());
-        };
-        if host.process.is_none() {
+        let host = self.host(id);
+        if host.incarnation != incarnation || host.process.is_none() {
             return Ok(());
         }
         if rest > 0 {
@@ -205,9 +201,7 @@ impl Sim {
     pub(super) fn turn_host(&mut self, id: usize) -> Verdict {
         loop {
             let now = self.host_now(id);
-            let Some(host) = self.host_mut(id) else {
-                return Ok(());
-            };
+            let host = self.host_mut(id);
             let is_there = host.disk().is_some();
             let Some(process) = &mut host.process else {
                 return Ok(());
@@ -286,7 +280,7 @@ impl Sim {
             Effect::Held => self.wake_adds(id, |_, it| matches!(it, Waiting::Block(_))),
             Effect::ToldTurnedAway => self.process(id)?.desk.turned_away = None,
             Effect::Tell(notice) => {
-                let name = self.machines.agents[id].name.clone();
+                let name = self.machines.hosts[id].name.clone();
                 self.log(Some(&name), || {
                     format!("agent {id} tells: {} {}", notice.reason, notice.note)
                 });
@@ -306,9 +300,7 @@ impl Sim {
     ) {
         let now = self.host_now(id);
         let is_silent = self.rough && self.rng.chance(1_000);
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let evidence = Evidence {
             boot,
             sandboxes: (!is_silent).then(|| host.kubelet.containers()),
@@ -335,7 +327,7 @@ impl Sim {
         } else {
             there
         };
-        let Some(host) = self.host(id) else { return };
+        let host = self.host(id);
         let incarnation = host.incarnation;
         if is_lost || self.is_down() {
             let lag = self.rng.stretch(20 * MS, API_LIMIT);
@@ -362,7 +354,7 @@ impl Sim {
             writing,
             is_heard,
         } = landing;
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         let (text, event) = match writing {
             Writing::Status(version, status) => {
                 let told = self.trace.is_on().then(|| crate::words::of_status(&status));

@@ -48,9 +48,7 @@ impl Sim {
     pub(super) fn call_plugin(&mut self, id: usize, op: Op) {
         let asked = self.host_now(id).since_boot;
         let end = self.now + TIMEOUT;
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let number = host.number();
         let call = Call {
             op,
@@ -65,16 +63,14 @@ impl Sim {
 
     /// The plugin connects to the agent if there is one that is not paused.
     pub(super) fn look_for_agent(&mut self, id: usize, number: u64) {
-        let is_paused = self.machines.agents[id].paused_until > self.now;
+        let is_paused = self.machines.hosts[id].paused_until > self.now;
         let lag = self.rng.stretch(MS / 10, 5 * MS);
-        let agents = self.host(id).and_then(|it| it.calls.get(&number));
-        let Some(agents) = agents.map(|call| call.agents) else {
+        let Some(call) = self.host(id).calls.get(&number) else {
             return;
         };
+        let agents = call.agents;
         let until = self.host_until(id, agents);
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let is_there = host.process.is_some();
         if is_there && !is_paused && until > 0 {
             if let Some(call) = host.calls.get_mut(&number) {
@@ -90,9 +86,7 @@ impl Sim {
 
     pub(super) fn plugin_asks(&mut self, id: usize, number: u64) {
         let now = self.host_now(id).since_boot;
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let Some(call) = host.calls.get(&number) else {
             return;
         };
@@ -119,9 +113,7 @@ impl Sim {
 
     /// The agent queues a plugin's request for the store.
     fn ask_store(&mut self, id: usize, number: u64, op: Op) {
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let Some(call) = host.calls.get(&number) else {
             return;
         };
@@ -155,9 +147,7 @@ impl Sim {
         result: Result<Answer, Refusal>,
     ) {
         let now = self.host_now(id).since_boot;
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let Some(process) = &mut host.process else {
             return;
         };
@@ -180,7 +170,7 @@ impl Sim {
         if let Some(attachment) = deleted {
             let is_of =
                 |call: &Call| matches!(&call.op, Op::Add(add) if add.attachment == attachment);
-            let calls = self.host(id).into_iter().flat_map(|host| &host.calls);
+            let calls = self.host(id).calls.iter();
             let calls = calls.filter(|(_, call)| is_of(call));
             let same: Vec<u64> = calls.map(|(number, _)| *number).collect();
             self.wake_adds(id, |number, it| {
@@ -191,7 +181,7 @@ impl Sim {
 
     /// Retries the selected ADDs.
     pub(super) fn wake_adds(&mut self, id: usize, which: impl Fn(u64, &Waiting) -> bool) {
-        let process = self.host(id).and_then(|host| host.process.as_ref());
+        let process = self.host(id).process.as_ref();
         let adds = process.into_iter().flat_map(|process| &process.adds);
         let adds = adds.filter(|(number, it)| which(**number, it));
         let adds: Vec<u64> = adds.map(|(number, _)| *number).collect();
@@ -203,7 +193,7 @@ impl Sim {
     /// Continues an ADD if there is news for it or its time is over.
     pub(super) fn wake_add(&mut self, id: usize, number: u64, is_news: bool) {
         let now = self.host_now(id).since_boot;
-        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        let process = self.process(id);
         let Some(process) = process else { return };
         let waits = |it: &Waiting| match it {
             Waiting::Store(_) => true,
@@ -223,7 +213,7 @@ impl Sim {
     }
 
     fn step_add(&mut self, id: usize, number: u64, step: Step) {
-        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        let process = self.process(id);
         let Some(process) = process else { return };
         let (waiting, until) = match step {
             Step::Done(result) => return self.answer_plugin(id, number, result),
@@ -247,9 +237,7 @@ impl Sim {
 
     fn answer_plugin(&mut self, id: usize, number: u64, result: Result<Answer, Refusal>) {
         let lag = self.rng.stretch(MS / 10, 5 * MS);
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         if let Some(process) = &mut host.process {
             process.desk.is_changed |= is_news(true, &result);
         }
@@ -264,9 +252,7 @@ impl Sim {
 
     /// The agent has ended, and all connections with it.
     pub(super) fn hang_up_plugins(&mut self, id: usize) {
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let mut alone = Vec::new();
         for (number, call) in &mut host.calls {
             if call.listening.take().is_some() {
@@ -280,9 +266,7 @@ impl Sim {
     }
 
     pub(super) fn plugin_gives_up_on_agent(&mut self, id: usize, number: u64) {
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
+        let host = self.host_mut(id);
         let call = host.calls.get_mut(&number);
         if call.is_some_and(|call| call.listening.take().is_some()) {
             if let Some(process) = &mut host.process {
@@ -295,11 +279,9 @@ impl Sim {
     /// The plugin works on the file itself.
     pub(super) fn plugin_alone(&mut self, id: usize, number: u64) -> Verdict {
         let now = self.host_now(id);
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         let virtual_now = self.now;
-        let Some(host) = self.host_mut(id) else {
-            return Ok(());
-        };
+        let host = self.host_mut(id);
         let Some(call) = host.calls.get(&number) else {
             return Ok(());
         };
@@ -334,10 +316,8 @@ impl Sim {
     }
 
     pub(super) fn kubelet_due(&mut self, id: usize, delay: Time, act: KubeletAct) {
-        if let Some(host) = self.host(id) {
-            let boot = host.boot;
-            self.after(delay, Due::Kubelet(id, boot, Box::new(act)));
-        }
+        let boot = self.host(id).boot;
+        self.after(delay, Due::Kubelet(id, boot, Box::new(act)));
     }
 }
 

@@ -13,9 +13,8 @@ use cadastre_node::keeper::{self, Call, Request};
 use cadastre_node::{BlockCount, BlockState, Ledger, Op, Refusal, Snapshot, Store, StoreError};
 
 use super::process::{Out, ProcessAct};
-use super::{Slot, Verdict};
+use super::{Held, Key, Slot, Verdict};
 use crate::Text;
-use crate::agent::{Given, Held, Key};
 use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
@@ -45,7 +44,7 @@ fn trouble(error: &StoreError) -> StoreTrouble {
 impl Sim {
     pub(super) fn ask_question(&mut self, id: usize, question: Question, lag: Time) {
         let now = self.host_now(id);
-        let Some(process) = self.host_mut(id).and_then(|host| host.process.as_mut()) else {
+        let Some(process) = self.process(id) else {
             return;
         };
         let out = Arc::clone(&process.out);
@@ -88,7 +87,7 @@ impl Sim {
     /// Queues a request for the store thread.
     pub(super) fn queue_store(&mut self, id: usize, request: Request) {
         let lag = self.rng.stretch(MS / 10, 10 * MS);
-        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        let process = self.process(id);
         let Some(process) = process else { return };
         process.queue.push(request);
         if process.queue.len() == 1 {
@@ -101,9 +100,7 @@ impl Sim {
         let now = self.host_now(id);
         let dies = self.rough && self.rng.chance(60);
         let at = self.rng.below(12);
-        let Some(host) = self.host_mut(id) else {
-            return Ok(());
-        };
+        let host = self.host_mut(id);
         let disk = host.disk();
         let Some(process) = &mut host.process else {
             return Ok(());
@@ -144,7 +141,7 @@ impl Sim {
             match out {
                 Out::Answer(answer) => {
                     if let Answer::Looked(looked) = &answer
-                        && let Some(process) = self.host_mut(id).and_then(|it| it.process.as_mut())
+                        && let Some(process) = self.process(id)
                     {
                         process.trouble = looked.as_ref().err().map(|it| it.text.clone());
                     }
@@ -160,7 +157,7 @@ impl Sim {
 
     /// Schedules closing the file after a time without work.
     pub(super) fn close_when_idle(&mut self, id: usize) {
-        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        let process = self.process(id);
         if let Some(process) = process.filter(|it| !it.closing) {
             process.closing = true;
             let worked = process.worked;
@@ -172,10 +169,8 @@ impl Sim {
     pub(super) fn do_question(&mut self, id: usize, question: Question) -> Verdict {
         let now = self.host_now(id);
         let is_silent = self.rough && self.rng.chance(500);
-        let name = self.machines.agents[id].name.clone();
-        let Some(host) = self.host_mut(id) else {
-            return Ok(());
-        };
+        let name = self.machines.hosts[id].name.clone();
+        let host = self.host_mut(id);
         let slot = Arc::clone(&host.slot);
         let keeper = || {
             let slot = Arc::clone(&slot);
@@ -227,7 +222,7 @@ impl Sim {
             }
             other => unreachable!("{other:?} is the keeper's"),
         };
-        if let Some(process) = self.host_mut(id).and_then(|host| host.process.as_mut()) {
+        if let Some(process) = self.process(id) {
             process.machine.on(Event::Answer(answer), &now);
         }
         if !is_new {
@@ -239,7 +234,7 @@ impl Sim {
 
     pub(super) fn contents(&mut self, id: usize) -> Option<Snapshot> {
         let now = self.host_now(id);
-        let host = self.host_mut(id)?;
+        let host = self.host_mut(id);
         let taken: Arc<Mutex<Option<Snapshot>>> = Arc::default();
         let out = Arc::clone(&taken);
         let look = |it: &mut Ledger<'_>| it.snapshot();
@@ -260,9 +255,9 @@ impl Sim {
         let Some(snapshot) = self.contents(id) else {
             return Ok(());
         };
-        let name = self.machines.agents[id].name.clone();
+        let name = self.machines.hosts[id].name.clone();
         let live = self.machines.live_node(id, &self.api);
-        let agent = &mut self.machines.agents[id];
+        let agent = &mut self.machines.hosts[id];
         let node: Text = snapshot.node_uid.as_deref().unwrap_or_default().into();
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
@@ -281,7 +276,11 @@ impl Sim {
             };
             agent.cooling.insert(key.clone(), block.counts.cooling);
             let released = block.state == BlockState::Released;
-            let held = Held::of_ledger(block.pool.as_str().into(), of, listed, released);
+            let held = Held {
+                node: of,
+                listed,
+                released,
+            };
             agent.blocks.insert(key, held);
         }
         let uid_of = |cidr: Cidr| {
@@ -291,16 +290,15 @@ impl Sim {
         };
         let given = std::mem::take(&mut agent.given);
         for tenant in &snapshot.tenants {
-            let pod = tenant.pod.as_ref().map(|pod| pod.uid.as_str().into());
             for given in &tenant.given.addresses {
-                let entry = Given::of_ledger((given.block, uid_of(given.block)), pod.clone());
-                agent.given.insert(given.address, entry);
+                let key = (given.block, uid_of(given.block));
+                agent.given.insert(given.address, key);
             }
         }
         let now = self.now;
-        let cooldown = |addr: &Addr, it: &Given| {
+        let cooldown = |addr: &Addr, of: &Key| {
             let mut blocks = snapshot.blocks.iter();
-            let block = blocks.find(|block| block.cidr == it.block.0);
+            let block = blocks.find(|block| block.cidr == of.0);
             // Addresses of an earlier Node are quarantined instead.
             let is_live = |it: &&BlockCount| it.state.is_listed() && live.as_ref() == Some(&node);
             let block = block.filter(is_live)?;
@@ -314,7 +312,7 @@ impl Sim {
             .filter(|(addr, _)| !agent.given.contains_key(addr));
         let freed = freed.filter_map(|(addr, it)| cooldown(addr, it));
         self.checks.cooling.extend(freed);
-        let agent = &mut self.machines.agents[id];
+        let agent = &mut self.machines.hosts[id];
         let uses = |held: &Held| held.listed && !held.released;
         let is_new = |(key, held): &(&Key, &Held)| {
             let was = before.get(*key);
