@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use super::daemon::{self, AdminPort, Guard};
-use cadastre_api::{Allocate, LEASE_NAME};
+use cadastre_api::{AllocationMode, LEASE_NAME};
 use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
 use cadastre_controller::cluster::lease;
 use cadastre_controller::cluster::lease::Leadership;
@@ -60,8 +60,8 @@ pub(super) struct Args {
     writes_in_flight: u16,
 
     /// Seconds for which a pool is paused after somebody else wrote a podCIDR in its range
-    #[arg(long, env = "CADASTRE_SECOND_WRITER_HOLD", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    second_writer_hold: u32,
+    #[arg(long, env = "CADASTRE_FOREIGN_ALLOCATOR_PAUSE", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    foreign_allocator_pause: u32,
 
     /// Create a pool named "default" with this allocation mode if the cluster has no pool. Its ranges are those of
     /// --default-pool-cidr, else kubeadm's podSubnet, else a private range that is free
@@ -230,10 +230,10 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let settings = Settings {
         service_cidrs: args.service_cidr,
         critical_in_flight: args.writes_in_flight.into(),
-        second_writer_hold: Duration::from_secs(args.second_writer_hold.into()),
+        foreign_allocator_pause: Duration::from_secs(args.foreign_allocator_pause.into()),
         default_pool: args.default_pool.map(|kind| match kind {
-            DefaultPool::Blocks => Allocate::Blocks,
-            DefaultPool::NodeCidr => Allocate::NodeCIDR,
+            DefaultPool::Blocks => AllocationMode::Blocks,
+            DefaultPool::NodeCidr => AllocationMode::NodeCIDR,
         }),
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),

@@ -76,7 +76,7 @@ impl Hand {
     pub async fn pool(&self, name: &str, spec: Value) -> Result<IPPool> {
         let group = name.split('-').next().unwrap_or(name);
         let mut whole = json!({
-            "allocate": "NodeCIDR",
+            "allocationMode": "NodeCIDR",
             "nodeSelector": {"matchLabels": {GROUP: group}},
         });
         if let (Some(whole), Value::Object(spec)) = (whole.as_object_mut(), spec) {
@@ -92,7 +92,7 @@ impl Hand {
 
     /// Creates a pool like [`Hand::pool`], but one of blocks.
     pub async fn block_pool(&self, name: &str, mut spec: Value) -> Result<IPPool> {
-        spec["allocate"] = json!("Blocks");
+        spec["allocationMode"] = json!("Blocks");
         self.pool(name, spec).await
     }
 

@@ -39,7 +39,7 @@ pub async fn crds(client: &Client) -> Result<()> {
 
 /// Creates a pool of podCIDRs from a `spec` without `allocate`.
 pub async fn pool(client: &Client, name: &str, mut spec: Value) -> Result<IPPool> {
-    spec["allocate"] = json!("NodeCIDR");
+    spec["allocationMode"] = json!("NodeCIDR");
     let pool = IPPool::new(name, serde_json::from_value(spec)?);
     // The API server may reject objects of a kind for a moment after it has begun to serve the kind.
     wait::until("the pool can be created", LIMIT, async || {

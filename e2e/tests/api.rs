@@ -250,14 +250,14 @@ impl Lab {
 
     async fn defaults_are_filled_in_and_unknown_fields_pruned(&self) {
         let spec = json!({
-            "allocate": "NodeCIDR",
+            "allocationMode": "NodeCIDR",
             "ipv4": {"cidrs": ["10.1.0.0/16"], "surprise": 1},
             "ipv6": {"cidrs": ["fd01::/48"]},
             "surprise": true,
         });
         let stored = self.create(&pool("defaults", &spec)).await;
         let expected = json!({
-            "allocate": "NodeCIDR",
+            "allocationMode": "NodeCIDR",
             "disabled": false,
             "idleSeconds": 300,
             "ipv4": {"cidrs": ["10.1.0.0/16"]},
@@ -269,7 +269,7 @@ impl Lab {
         assert_eq!(stored.data["spec"], expected);
         let plain = json!({"ipv4": {"cidrs": ["10.1.0.0/16"]}});
         let stored = self.create(&pool("plain", &plain)).await;
-        assert_eq!(stored.data["spec"]["allocate"], "Blocks");
+        assert_eq!(stored.data["spec"]["allocationMode"], "Blocks");
     }
 
     async fn samples_can_be_applied(&self) {
@@ -277,7 +277,7 @@ impl Lab {
         self.apply("samples.yaml", samples).await;
         for name in ["default", "edge", "gateways"] {
             let stored = self.pools.get(name).await.unwrap();
-            assert_eq!(stored.data["spec"]["allocate"], "NodeCIDR", "{name}");
+            assert_eq!(stored.data["spec"]["allocationMode"], "NodeCIDR", "{name}");
         }
     }
 }

@@ -211,7 +211,7 @@ async fn invariant_1_random_faults_never_make_a_duplicate_and_lose_nothing() {
         let all_free = [status.ipv4, status.ipv6]
             .into_iter()
             .all(|it| it.is_some_and(|it| it.free == free && it.quarantined == "0"));
-        let rests = subnets.iter().any(|it| !it.spec.previous.is_empty());
+        let rests = subnets.iter().any(|it| !it.spec.quarantined.is_empty());
         Ok((all_free && !rests && subnets.len() == live.len()).then_some(()))
     })
     .await

@@ -24,7 +24,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre_api::{Allocate, FINALIZER, NodeSubnetSpec};
+use cadastre_api::{AllocationMode, FINALIZER, NodeSubnetSpec};
 use cadastre_controller::cluster::intents::Intents;
 use cadastre_controller::cluster::lease::{Record as LeaseRecord, Takeover, Wanted};
 use cadastre_controller::cluster::request::{Assignment, Outcome, Request, RequestId, Spec};
@@ -449,7 +449,7 @@ impl Checks {
         let serves = |shape: &&Shape| {
             let older =
                 |o: &Shape| o.age() < shape.age() && o.cidrs().any(|cidr| shape.overlaps(cidr));
-            shape.allocate == Allocate::NodeCIDR
+            shape.allocation_mode == AllocationMode::NodeCIDR
                 && !shape.guarded
                 && !shape.disabled
                 && !shape.deleting
@@ -808,7 +808,7 @@ impl Checks {
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
-        self.tally.taken_up += u64::from(report.reason == "BlockTakenUp");
+        self.tally.taken_up += u64::from(report.reason == "BlockAdopted");
         if !calm {
             return Ok(());
         }
@@ -855,7 +855,7 @@ pub fn records(spec: &NodeSubnetSpec) -> Vec<Record> {
             until: None,
         }));
     }
-    for previous in &spec.previous {
+    for previous in &spec.quarantined {
         let until = Some(previous.until.0.as_second());
         let held = previous
             .pod_cidrs

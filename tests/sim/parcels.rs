@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_api::{Allocate, NodeSubnetSpec};
+use cadastre_api::{AllocationMode, NodeSubnetSpec};
 use cadastre_controller::cluster::seen::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text};
 use cadastre_core::{Addr, Cidr};
 
@@ -352,7 +352,7 @@ impl Checks {
         let labels = known.labels.get(&spec.owner.uid);
         let could = |shape: &Shape| {
             shape.name == spec.pool
-                && shape.allocate == Allocate::Blocks
+                && shape.allocation_mode == AllocationMode::Blocks
                 && !shape.disabled
                 && !shape.deleting
                 && shape.contains(&spec.cidr)

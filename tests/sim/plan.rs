@@ -36,7 +36,7 @@ pub struct Plan {
     /// Whether monotonic clocks stop while their process is paused.
     pub clocks_stop: bool,
     /// Whether a foreign allocator sometimes allocates podCIDRs.
-    pub second_writer: bool,
+    pub foreign_allocator: bool,
     /// Whether somebody edits NodeSubnets by hand, or IPAMBlocks; never both, as then no record of a node's blocks
     /// would be left.
     pub tampering: bool,
@@ -155,7 +155,7 @@ impl Plan {
             faults,
             skew: *rng.pick(&[0, 1_000, 30_000]),
             clocks_stop: false,
-            second_writer: rng.chance(1_500),
+            foreign_allocator: rng.chance(1_500),
             tampering: rng.chance(2_000),
             tampering_blocks: rng.chance(1_500),
             strangers: 0,
@@ -232,7 +232,7 @@ impl Plan {
                 work_every: self.work_every.min(SECOND),
                 tampering: false,
                 tampering_blocks: false,
-                second_writer: false,
+                foreign_allocator: false,
                 ..self
             },
             Weather::Behind => {

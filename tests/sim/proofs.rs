@@ -92,7 +92,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         OverlapsNotReported => {
             unit("controller::registry::tests::two_nodes_with_common_addresses_are_a_pair")
         }
-        SecondWriterIgnored => unit(
+        ForeignAllocatorIgnored => unit(
             "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
         ),
         PoolThatGoesKeepsRanges => unit(
@@ -196,8 +196,8 @@ pub fn proof(mutation: Mutation) -> Proof {
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedRestOfBlockIgnored => sim(AsDrawn, 5_000),
-        ForgottenBlockNotTakenUp => duplicate(Restored, 10_000),
-        ClaimedBlockTakenUp => unit(
+        ForgottenBlockNotAdopted => duplicate(Restored, 10_000),
+        ClaimedBlockAdopted => unit(
             "controller::registry::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
         ),
         AgentsNotListenedTo => duplicate(Restored, 10_000),

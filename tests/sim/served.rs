@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_api::{Allocate, Recall};
+use cadastre_api::{AllocationMode, Recall};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::seen::{Node, Text};
 use cadastre_core::{Cidr, Family};
@@ -85,7 +85,7 @@ impl Sim {
     /// How long a node may wait for what is free; `None` if nothing is guaranteed now.
     fn patience(&self) -> Option<Time> {
         let plan = &self.plan;
-        let undone = plan.tampering || plan.tampering_blocks || plan.second_writer;
+        let undone = plan.tampering || plan.tampering_blocks || plan.foreign_allocator;
         let lasting = plan.lasting.trouble.is_some() || plan.lasting.silence.is_some();
         let is_mild = plan.is_mild() && !lasting;
         if undone || plan.restore.is_some() || (self.rough && !is_mild) {
@@ -139,11 +139,11 @@ impl Sim {
         let mut free: BTreeMap<Text, Vec<BTreeSet<Cidr>>> = BTreeMap::new();
         for node in self.api.nodes.live.values().filter(|node| !node.deleting) {
             for shape in serving.iter().filter(|it| it.matches(&node.labels)) {
-                let lacks = match shape.allocate {
-                    Allocate::NodeCIDR => {
+                let lacks = match shape.allocation_mode {
+                    AllocationMode::NodeCIDR => {
                         node.is_empty() && !shape.is_passed_over(&serving, &node.labels)
                     }
-                    Allocate::Blocks => self.lacks_of(node, shape),
+                    AllocationMode::Blocks => self.lacks_of(node, shape),
                 };
                 if !lacks {
                     continue;
@@ -171,7 +171,7 @@ impl Sim {
         };
         let families = shape.families.iter().map(|(family, _, _)| {
             let mut pieces = shape.clone();
-            if shape.allocate == Allocate::Blocks {
+            if shape.allocation_mode == AllocationMode::Blocks {
                 let of_family = pieces.families.iter_mut().filter(|(f, _, _)| f == family);
                 of_family.for_each(|(_, _, len)| *len = family.bits());
             }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use cadastre_api::{AddressStatus, Allocate, FamilyStatus};
+use cadastre_api::{AddressStatus, AllocationMode, FamilyStatus};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::seen::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, Span};
@@ -102,7 +102,7 @@ impl Sim {
             let previous = subnet
                 .spec
                 .as_ref()
-                .is_ok_and(|spec| !spec.previous.is_empty());
+                .is_ok_and(|spec| !spec.quarantined.is_empty());
             if !lives || previous {
                 let text = format!("{} is never collected: {:?}", subnet.name, subnet.spec);
                 return Err(wrong("collected", text, [subnet.name.clone()]));
@@ -139,7 +139,7 @@ impl Sim {
             let blocks = self.api.blocks.live.values();
             let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
             let pure = !blocks.any(|spec| shape.overlaps(&spec.cidr));
-            if shape.allocate == Allocate::NodeCIDR && pure {
+            if shape.allocation_mode == AllocationMode::NodeCIDR && pure {
                 self.check_status(pool, &shape)?;
             } else {
                 self.check_counts(pool, &shape)?;
@@ -168,7 +168,7 @@ impl Sim {
             };
             let held: usize = podcidrs.iter().map(within).sum::<usize>() + resting(false);
             let count = (held.to_string(), resting(true).to_string());
-            let is = told.map(|told| (told.held.clone(), told.quarantined.clone()));
+            let is = told.map(|told| (told.allocated.clone(), told.quarantined.clone()));
             if is.as_ref() != Some(&count) {
                 let text = format!(
                     "pool {}: {family} held and quarantined are {count:?}, told {is:?}",
@@ -176,8 +176,8 @@ impl Sim {
                 );
                 return Err(wrong("status", text, [pool.name.clone()]));
             }
-            let addresses =
-                (shape.allocate == Allocate::Blocks).then(|| self.count_addresses(shape, *family));
+            let addresses = (shape.allocation_mode == AllocationMode::Blocks)
+                .then(|| self.count_addresses(shape, *family));
             let is = told.and_then(|told| told.addresses.clone());
             if is != addresses {
                 let text = format!(
@@ -228,7 +228,7 @@ impl Sim {
             let numbers = |f: &FamilyStatus| {
                 (
                     f.capacity.clone(),
-                    f.held.clone(),
+                    f.allocated.clone(),
                     f.quarantined.clone(),
                     f.free.clone(),
                 )
@@ -269,7 +269,7 @@ impl Sim {
             .values()
             .filter(|node| node.is_empty() && !node.deleting)
         {
-            let podcidrs = |shape: &&Shape| shape.allocate == Allocate::NodeCIDR;
+            let podcidrs = |shape: &&Shape| shape.allocation_mode == AllocationMode::NodeCIDR;
             let able = serving.iter().filter(podcidrs).find(|shape| {
                 let blocked = self.blocked(shape);
                 let free = |family: &Family| {
@@ -382,7 +382,7 @@ impl Sim {
             cooling += cools;
         }
         AddressStatus {
-            held: held.to_string(),
+            allocated: held.to_string(),
             used: used.to_string(),
             cooling: cooling.to_string(),
         }
@@ -422,8 +422,9 @@ impl Sim {
     fn waiting(&self, shape: &Shape) -> usize {
         let serving = self.serving();
         let serves = serving.iter().any(|s| s.name == shape.name);
-        let serves_instead =
-            |s: &Shape, n: &Node| s.allocate == Allocate::NodeCIDR && s.matches(&n.labels);
+        let serves_instead = |s: &Shape, n: &Node| {
+            s.allocation_mode == AllocationMode::NodeCIDR && s.matches(&n.labels)
+        };
         let waits = |node: &&std::sync::Arc<Node>| {
             node.is_empty()
                 && !node.deleting

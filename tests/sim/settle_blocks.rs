@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_api::{Allocate, HeldBlock, Recall};
+use cadastre_api::{AllocatedBlock, AllocationMode, Recall};
 use cadastre_controller::cluster::seen::{AgentReport, Block, Node, Text};
 use cadastre_core::{Addr, Cidr, Family, Span};
 
@@ -64,7 +64,7 @@ impl Standing {
 
 impl Sim {
     pub fn check_blocks(&self) -> Verdict {
-        let mut listed: BTreeMap<Key, (Text, HeldBlock)> = BTreeMap::new();
+        let mut listed: BTreeMap<Key, (Text, AllocatedBlock)> = BTreeMap::new();
         for node in self.api.nodes.live.values() {
             for held in self.listed_to(node) {
                 listed.insert(key(&held), (node.uid.clone(), held));
@@ -82,7 +82,7 @@ impl Sim {
             }
         }
         for node in self.api.nodes.live.values() {
-            let lists: Vec<HeldBlock> = self.listed_to(node);
+            let lists: Vec<AllocatedBlock> = self.listed_to(node);
             self.check_reserved(node, &lists)?;
             let Some(agent) = self.working_agent(node) else {
                 continue;
@@ -103,7 +103,7 @@ impl Sim {
         Ok(())
     }
 
-    fn listed_to(&self, node: &Node) -> Vec<HeldBlock> {
+    fn listed_to(&self, node: &Node) -> Vec<AllocatedBlock> {
         let subnet = self.api.subnets.get(&node.name);
         let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
         let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&*node.uid));
@@ -138,7 +138,11 @@ impl Sim {
     }
 
     /// Checks that every block is listed, or that a pod of its deleted node keeps it.
-    fn check_object(&self, block: &Block, listed: &BTreeMap<Key, (Text, HeldBlock)>) -> Verdict {
+    fn check_object(
+        &self,
+        block: &Block,
+        listed: &BTreeMap<Key, (Text, AllocatedBlock)>,
+    ) -> Verdict {
         // The owner of an unreadable block is unknown; another check makes sure that listed ones can be parsed.
         let Ok(spec) = &block.spec else {
             return Ok(());
@@ -166,7 +170,7 @@ impl Sim {
     }
 
     /// Checks that NodeSubnets contain the reserved addresses of their blocks.
-    fn check_reserved(&self, node: &Node, lists: &[HeldBlock]) -> Verdict {
+    fn check_reserved(&self, node: &Node, lists: &[AllocatedBlock]) -> Verdict {
         for held in lists {
             let (cidr, _) = key(held);
             let spans = |texts: &[String]| -> Vec<Span> {
@@ -196,7 +200,7 @@ impl Sim {
     }
 
     /// Checks that empty blocks are gone if they have to go or are surplus.
-    fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[HeldBlock]) -> Verdict {
+    fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[AllocatedBlock]) -> Verdict {
         let shapes = self.shapes_now();
         let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
         for held in lists {
@@ -244,7 +248,9 @@ impl Sim {
         // From a pool whose nodes get blocks only on demand, an idle node keeps none.
         let unasked = self.serving();
         let unasked = unasked.iter().filter(|shape| {
-            shape.allocate == Allocate::Blocks && !shape.on_sight && shape.matches(&node.labels)
+            shape.allocation_mode == AllocationMode::Blocks
+                && !shape.on_sight
+                && shape.matches(&node.labels)
         });
         for shape in unasked {
             let state = self.standing(node, shape, report);
@@ -288,7 +294,7 @@ impl Sim {
             return Ok(());
         }
         for shape in self.serving() {
-            if shape.allocate != Allocate::Blocks || !shape.matches(&node.labels) {
+            if shape.allocation_mode != AllocationMode::Blocks || !shape.matches(&node.labels) {
                 continue;
             }
             let own = self.standing(node, &shape, report);
@@ -341,10 +347,10 @@ impl Sim {
             return Ok(());
         }
         let all = self.serving();
-        let serving = all
-            .iter()
-            .filter(|shape| shape.allocate == Allocate::Blocks && shape.matches(&node.labels));
-        let lists: Vec<(Key, HeldBlock)> = self
+        let serving = all.iter().filter(|shape| {
+            shape.allocation_mode == AllocationMode::Blocks && shape.matches(&node.labels)
+        });
+        let lists: Vec<(Key, AllocatedBlock)> = self
             .listed_to(node)
             .into_iter()
             .map(|held| (key(&held), held))

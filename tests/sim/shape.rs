@@ -1,6 +1,6 @@
 //! Pools as the checks understand them: derived from the spec independently of the product, except for parsing CIDRs.
 
-use cadastre_api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
+use cadastre_api::{AllocationMode, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
 use cadastre_controller::cluster::seen::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, Span};
 
@@ -23,7 +23,7 @@ pub struct Shape {
     pub name: Text,
     pub uid: Text,
     pub created: i64,
-    pub allocate: Allocate,
+    pub allocation_mode: AllocationMode,
     /// CIDRs and block length of each family.
     pub families: Vec<(Family, Vec<Cidr>, u8)>,
     pub selector: Vec<(String, String)>,
@@ -75,7 +75,7 @@ impl Shape {
             name: pool.name.clone(),
             uid: pool.uid.clone(),
             created: pool.created,
-            allocate: spec.allocate,
+            allocation_mode: spec.allocation_mode,
             families,
             selector: selector.map(|(k, v)| (k.clone(), v.clone())).collect(),
             reserved: spec
@@ -86,7 +86,7 @@ impl Shape {
             on_request: spec.reserved_on_request,
             quarantine: u64::from(spec.quarantine_seconds),
             priority: spec.priority,
-            on_sight: spec.first_block == FirstBlock::OnSight
+            on_sight: spec.first_block == FirstBlock::Immediate
                 && spec.assignment == Assignment::Automatic,
             low: u64::from(spec.terms.warm.low),
             most: spec
@@ -101,7 +101,7 @@ impl Shape {
     /// Sorts pools by which of two overlapping ones serves: the older one, unless it allocates podCIDRs and is
     /// being deleted.
     pub fn age(&self) -> (bool, i64, &Text) {
-        let leaves = self.deleting && self.allocate == Allocate::NodeCIDR;
+        let leaves = self.deleting && self.allocation_mode == AllocationMode::NodeCIDR;
         (leaves, self.created, &self.name)
     }
 
@@ -109,7 +109,9 @@ impl Shape {
     /// serves only pods that name it. The oldest of the best pools decides which families nodes get.
     pub fn is_passed_over(&self, serving: &[Shape], labels: &[(Text, Text)]) -> bool {
         let rank = |it: &Shape| (it.priority, it.selector.len());
-        let alike = serving.iter().filter(|it| it.allocate == self.allocate);
+        let alike = serving
+            .iter()
+            .filter(|it| it.allocation_mode == self.allocation_mode);
         let alike: Vec<&Shape> = alike.filter(|it| it.matches(labels)).collect();
         let best = alike.iter().map(|it| rank(it)).max();
         let best = alike.iter().filter(|it| Some(rank(it)) == best);
@@ -144,7 +146,7 @@ impl Shape {
 
     /// Whether it could have allocated exactly these ranges to a node with these labels.
     pub fn could_deal(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
-        self.allocate == Allocate::NodeCIDR
+        self.allocation_mode == AllocationMode::NodeCIDR
             && !self.disabled
             && !self.deleting
             && self.matches(labels)

@@ -1,6 +1,6 @@
 //! Short descriptions of requests, answers and watch events for traces.
 
-use cadastre_api::{HeldRange, NodeSubnetSpec};
+use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_controller::cluster::request::{Kind, Outcome, Request, Spec};
 use cadastre_controller::cluster::seen::{BlockSpec, Node, Object, SubnetCondition, Text};
 use cadastre_controller::{About, Event, Report};
@@ -16,9 +16,9 @@ pub fn ranges(cidrs: &[Cidr]) -> String {
         .join(",")
 }
 
-fn held(ranges: &[HeldRange]) -> String {
+fn held(ranges: &[AllocatedRange]) -> String {
     let one =
-        |range: &HeldRange| format!("{}@{}", range.cidr, range.pool.as_deref().unwrap_or("-"));
+        |range: &AllocatedRange| format!("{}@{}", range.cidr, range.pool.as_deref().unwrap_or("-"));
     ranges.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
@@ -28,7 +28,7 @@ fn subnet(spec: &NodeSubnetSpec) -> String {
         spec.node_uid.as_deref().unwrap_or("-"),
         held(&spec.pod_cidrs)
     );
-    for previous in &spec.previous {
+    for previous in &spec.quarantined {
         let until = previous.until.0.as_second() % 100_000;
         let ranges = held(&previous.pod_cidrs);
         let _ = write!(text, " | {} {ranges} until {until}", previous.node_uid);

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use cadastre_api::{
-    AddressTerms, Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Requests,
-    Warm,
+    AddressTerms, AllocationMode, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
+    Requests, Warm,
 };
 use cadastre_controller::cluster::seen::{
     Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text,
@@ -125,7 +125,7 @@ impl Sim {
             90..92 => self.change_services(),
             92..95 if self.plan.tampering => self.tamper(),
             92..95 if self.plan.tampering_blocks => self.tamper_block(),
-            95..98 if self.plan.second_writer => self.write_as_another(),
+            95..98 if self.plan.foreign_allocator => self.write_as_another(),
             98..100 if self.plan.blocks > 0 => self.ask_of_node(),
             _ => {}
         }
@@ -476,7 +476,7 @@ impl Sim {
                 block_size: Some(*self.rng.pick(&[124, 125, 126])),
                 gateway: None,
             }),
-            allocate: Allocate::Blocks,
+            allocation_mode: AllocationMode::Blocks,
             node_selector: (!class.is_empty()).then_some(selector),
             namespace_selector: None,
             pod_selector: None,
@@ -486,8 +486,8 @@ impl Sim {
                 Assignment::Manual,
             ]),
             first_block: *self.rng.pick(&[
-                FirstBlock::OnSight,
-                FirstBlock::OnSight,
+                FirstBlock::Immediate,
+                FirstBlock::Immediate,
                 FirstBlock::OnDemand,
             ]),
             max_blocks_per_node: *self.rng.pick(&[None, None, Some(1), Some(3)]),
@@ -552,12 +552,12 @@ impl Sim {
                 block_size: Some(*self.rng.pick(v6_sizes)),
                 gateway: None,
             }),
-            allocate: Allocate::NodeCIDR,
+            allocation_mode: AllocationMode::NodeCIDR,
             node_selector: (!class.is_empty()).then_some(selector),
             namespace_selector: None,
             pod_selector: None,
             assignment: Assignment::Automatic,
-            first_block: FirstBlock::OnSight,
+            first_block: FirstBlock::Immediate,
             max_blocks_per_node: None,
             idle_seconds: 300,
             nearly_exhausted_percent: 90,
@@ -578,8 +578,8 @@ impl Sim {
         let mut pool = Pool::clone(&pool);
         let known = pool.spec.as_ref().ok();
         let known = known.or_else(|| self.world.specs.get(&pool.uid));
-        let fresh = match known.map(|spec| spec.allocate) {
-            Some(Allocate::Blocks) => self.some_block_spec(),
+        let fresh = match known.map(|spec| spec.allocation_mode) {
+            Some(AllocationMode::Blocks) => self.some_block_spec(),
             _ => self.some_podcidr_spec(),
         };
         let more = self.rng.chance(4_000);
@@ -612,7 +612,7 @@ impl Sim {
                     v6.block_size = more.block_size;
                 }
             }
-            9..11 if more && spec.allocate == Allocate::Blocks => {
+            9..11 if more && spec.allocation_mode == AllocationMode::Blocks => {
                 // Removes one range, or replaces all of them.
                 if let Some(v4) = &mut spec.ipv4 {
                     v4.cidrs.remove(0);
@@ -667,7 +667,7 @@ impl Sim {
         // What the edit clears is missing, or present but unreadable.
         subnet.lacks_parts = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
-            (0, Ok(spec)) => spec.previous.clear(),
+            (0, Ok(spec)) => spec.quarantined.clear(),
             (1, Ok(spec)) => {
                 spec.pod_cidrs.clear();
                 spec.blocks.clear();

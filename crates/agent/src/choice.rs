@@ -110,7 +110,7 @@ pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPoo
     let mut wrong = Vec::new();
     let mut serving = Vec::with_capacity(pools.len());
     for pool in pools {
-        if pool.closed && !giving.contains(&pool.name) {
+        if pool.retained && !giving.contains(&pool.name) {
             continue;
         }
         let selectors = Selector::new(pool.namespace_selector.as_deref())

@@ -35,7 +35,7 @@ use super::addresses::handle;
 use super::pods::Pods;
 use super::snapshot::{addresses, pod_uid};
 use super::superseded::superseded;
-use cadastre_api::Suspect;
+use cadastre_api::LeakCandidate;
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, Snapshot, Tenant};
@@ -54,7 +54,7 @@ pub enum Reason {
     /// The pod has finished.
     PodFinished,
     /// The controller named the address.
-    Suspect,
+    LeakCandidate,
     /// It is of an earlier boot, and its pod, if it has one, has been set up again.
     Reboot,
     /// Its pod has a newer sandbox with the same interface on the same network.
@@ -70,7 +70,7 @@ impl Reason {
     pub const ALL: [Self; 7] = [
         Self::PodGone,
         Self::PodFinished,
-        Self::Suspect,
+        Self::LeakCandidate,
         Self::Reboot,
         Self::Superseded,
         Self::NoNetns,
@@ -82,7 +82,7 @@ impl Reason {
         match self {
             Self::PodGone => "podGone",
             Self::PodFinished => "podFinished",
-            Self::Suspect => "suspect",
+            Self::LeakCandidate => "leakCandidate",
             Self::Reboot => "reboot",
             Self::Superseded => "superseded",
             Self::NoNetns => "noNetns",
@@ -92,7 +92,10 @@ impl Reason {
 
     /// Whether a release also needs proof from the API.
     pub fn is_of_pod(self) -> bool {
-        matches!(self, Self::PodGone | Self::PodFinished | Self::Suspect)
+        matches!(
+            self,
+            Self::PodGone | Self::PodFinished | Self::LeakCandidate
+        )
     }
 
     /// Whether the runtime's list of sandboxes is evidence: the sandboxes of pods are the runtime's, and a sandbox
@@ -122,7 +125,7 @@ pub struct Evidence {
 #[derive(Clone, Copy, Debug)]
 pub struct Claims<'a> {
     /// Addresses that the controller named
-    pub suspects: &'a [Suspect],
+    pub leak_candidates: &'a [LeakCandidate],
     /// Addresses with the handles of containers that a user declared gone
     pub container_gone: &'a BTreeSet<(Addr, String)>,
 }
@@ -203,7 +206,7 @@ impl Leaks {
         evidence: &Evidence,
         now: Duration,
     ) -> Look {
-        let named = named(claims.suspects);
+        let named = named(claims.leak_candidates);
         let superseded = superseded(&snapshot.tenants, &evidence.boot);
         let before = std::mem::take(&mut self.since);
         let mut look = Look::default();
@@ -221,7 +224,7 @@ impl Leaks {
                 .insert(tenant.attachment.clone(), (reason, since));
             let grace = match reason {
                 // The controller, or the user, has waited already.
-                Reason::Suspect => Duration::ZERO,
+                Reason::LeakCandidate => Duration::ZERO,
                 _ if confirmed => Duration::ZERO,
                 Reason::Superseded => self.grace.min(SUPERSEDED_GRACE),
                 _ => self.grace,
@@ -275,7 +278,7 @@ impl Candidate {
             Reason::NoNetns => gone,
             Reason::Confirmed => confirmed,
             Reason::Superseded => no_sandbox,
-            Reason::PodGone | Reason::PodFinished | Reason::Suspect => {
+            Reason::PodGone | Reason::PodFinished | Reason::LeakCandidate => {
                 let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
                 let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
                 by_api && (no_sandbox || Mutation::OneProofIsEnough.is_on())
@@ -324,7 +327,7 @@ fn suspicion(
     }
     let is_named = |addr: &Addr| named.contains(&(*addr, uid));
     if addresses(tenant).any(|addr| is_named(&addr)) {
-        return Some(Reason::Suspect);
+        return Some(Reason::LeakCandidate);
     }
     if !pods.is_complete() {
         return None;
@@ -335,8 +338,8 @@ fn suspicion(
     }
 }
 
-fn named(suspects: &[Suspect]) -> BTreeSet<(Addr, &str)> {
-    let read = |it: &Suspect| Addr::parse_lenient(&it.address);
+fn named(suspects: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
+    let read = |it: &LeakCandidate| Addr::parse_lenient(&it.address);
     suspects
         .iter()
         .filter_map(|it| Some((read(it)?, it.pod_uid.as_str())))
@@ -359,7 +362,7 @@ pub(super) mod testing {
 
     /// Neither the controller nor a user claims anything.
     pub const NO_CLAIMS: Claims<'static> = Claims {
-        suspects: &[],
+        leak_candidates: &[],
         container_gone: &BTreeSet::new(),
     };
 }

@@ -27,7 +27,7 @@ pub struct AgentMetrics {
     writes: IntCounterVec,
     behind: Gauge,
     freed: IntCounterVec,
-    suspicious: IntGauge,
+    leak_candidates: IntGauge,
     damaged: IntCounter,
     dropped: IntCounter,
     addresses: GaugeVec,
@@ -79,10 +79,10 @@ impl AgentMetrics {
                 "Attachments that were freed without a DEL, by the reason why they became leak candidates",
                 &["reason"],
             )?,
-            suspicious: register(
+            leak_candidates: register(
                 registry,
                 IntGauge::new(
-                    "cadastre_agent_leak_suspects",
+                    "cadastre_agent_leak_candidates",
                     "Attachments that are leak candidates",
                 )?,
             )?,
@@ -178,7 +178,7 @@ impl AgentMetrics {
 
     /// Sets the number of leak candidates.
     pub fn suspicious(&self, count: usize) {
-        self.suspicious
+        self.leak_candidates
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 

@@ -41,7 +41,7 @@ impl SubnetSeen {
         status: NodeSubnetStatus,
         requests: Requests,
     ) -> Self {
-        let suspects = spec.iter().flat_map(|spec| &spec.suspects);
+        let suspects = spec.iter().flat_map(|spec| &spec.leak_candidates);
         let suspects = suspects.filter_map(|it| Addr::parse_lenient(&it.address));
         let by_people = requests.release.iter().chain(&requests.container_gone);
         Self {

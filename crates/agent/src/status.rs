@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use super::demand::Want;
 use super::snapshot::is_pod_cidr;
 use cadastre_api::{
-    AgentInfo, BlockReport, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS, NodeSubnetStatus,
-    PoolDemand, Suspect,
+    AgentInfo, BlockReport, LeakCandidate, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS,
+    NodeSubnetStatus, PoolDemand,
 };
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
@@ -28,7 +28,7 @@ pub fn status(
     orphans: &[(Addr, String)],
     boot: &str,
 ) -> NodeSubnetStatus {
-    let orphan = |(addr, pod): &(Addr, String)| Suspect {
+    let orphan = |(addr, pod): &(Addr, String)| LeakCandidate {
         address: addr.to_string(),
         pod_uid: cut(pod, 128),
     };

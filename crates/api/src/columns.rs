@@ -63,7 +63,7 @@ pub(super) fn pool() -> Vec<Column> {
         )),
         wide(text(
             "Held4",
-            ".status.ipv4.held",
+            ".status.ipv4.allocated",
             "IPv4 blocks that nodes hold",
         )),
         wide(text(
@@ -83,7 +83,7 @@ pub(super) fn pool() -> Vec<Column> {
         )),
         wide(text(
             "Held6",
-            ".status.ipv6.held",
+            ".status.ipv6.allocated",
             "IPv6 blocks that nodes hold",
         )),
         wide(text(
@@ -158,12 +158,12 @@ pub(super) fn subnet() -> Vec<Column> {
         ),
         text(
             "Resting",
-            ".spec.previous[0].podCIDRs[0].cidr",
+            ".spec.quarantined[0].podCIDRs[0].cidr",
             "What the last node of that name held, in quarantine",
         ),
         text(
             "Until",
-            ".spec.previous[0].until",
+            ".spec.quarantined[0].until",
             "When its quarantine is over at the earliest",
         ),
         age(),
@@ -174,7 +174,7 @@ pub(super) fn subnet() -> Vec<Column> {
         )),
         wide(text(
             "Resting2",
-            ".spec.previous[0].podCIDRs[1].cidr",
+            ".spec.quarantined[0].podCIDRs[1].cidr",
             "What the last node held of the second family",
         )),
         wide(text(

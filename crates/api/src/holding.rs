@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::{
-    AddressPrefix, AddressTerms, Assignment, HeldBlock, HeldRange, NodePool, NodePoolRanges,
-    NodeSubnetSpec, Recall, UnknownPods,
+    AddressPrefix, AddressTerms, AllocatedBlock, AllocatedRange, Assignment, NodePool,
+    NodePoolRanges, NodeSubnetSpec, Recall, UnknownPods,
 };
 use cadastre_core::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
 use cadastre_core::{Addr, Cidr, Family, Span};
@@ -51,7 +51,7 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
     (holding, wrong)
 }
 
-fn pod_cidr(held: &HeldRange, node_uid: &str, wrong: &mut Vec<String>) -> Option<Block> {
+fn pod_cidr(held: &AllocatedRange, node_uid: &str, wrong: &mut Vec<String>) -> Option<Block> {
     Some(Block {
         cidr: cidr("podCIDRs", &held.cidr, wrong)?,
         uid: node_uid.to_owned(),
@@ -62,7 +62,7 @@ fn pod_cidr(held: &HeldRange, node_uid: &str, wrong: &mut Vec<String>) -> Option
     })
 }
 
-fn block(held: &HeldBlock, wrong: &mut Vec<String>) -> Option<Block> {
+fn block(held: &AllocatedBlock, wrong: &mut Vec<String>) -> Option<Block> {
     let cidr = cidr("blocks", &held.cidr, wrong)?;
     let mut spans = |field: &str, texts: &[String]| -> Vec<Span> {
         let mut read = |text: &String| {
@@ -203,7 +203,7 @@ mod tests {
                 {"name": "m", "assignment": "Manual"},
                 {"name": "s", "podSelector": {"matchLabels": {"app": "x"}}},
                 {"name": "e", "podSelector": {}},
-                {"name": "node", "allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "gateway": "10.1.0.9"}},
+                {"name": "node", "allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "gateway": "10.1.0.9"}},
             ],
         }));
         assert_eq!(wrong, Vec::<String>::new());

@@ -47,15 +47,14 @@ pub use names::{
     TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
 };
 pub use pool::{
-    AddressStatus, Allocate, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
+    AddressStatus, AllocationMode, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
     IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use requests::Requests;
 pub use subnet::{
-    AgentInfo, BlockReport, HeldBlock, HeldRange, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS,
-    MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, NodePool, NodePoolRanges, NodeSubnet,
-    NodeSubnetSpec, NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, SERVED_BY_OTHERS,
-    Suspect,
+    AgentInfo, AllocatedBlock, AllocatedRange, BlockReport, LeakCandidate, MOST_BLOCKS, MOST_COUNT,
+    MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, NodePool, NodePoolRanges, NodeSubnet,
+    NodeSubnetSpec, NodeSubnetStatus, PoolDemand, QuarantinedNode, Recall, SERVED_BY_OTHERS,
 };
 pub use terms::{AddressPrefix, AddressTerms, Dns, Route, UnknownPods, Warm};
 pub use watched::{

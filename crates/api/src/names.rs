@@ -12,7 +12,7 @@ pub const VERSION: &str = "v1alpha1";
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
 /// Finalizer of an IPPool. It is removed once no node has a range of the pool and no range of it is in quarantine.
-pub const FINALIZER: &str = "cadastre.dev/ranges-held";
+pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 
 /// Annotation of a Node that fences leaders. A podCIDR is written on the condition that the annotation is still what
 /// the leader read, so a change of it makes the API server reject all writes that an earlier leader has in flight.

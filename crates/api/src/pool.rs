@@ -48,9 +48,9 @@ pub struct IPPoolSpec {
 
     /// How ranges are allocated to nodes. Blocks: each node gets as many affinity blocks as it needs, listed in
     /// its NodeSubnet. NodeCIDR: each node gets one range per family, in node.spec.podCIDRs. Immutable.
-    #[schemars(schema_with = "rules::allocate")]
+    #[schemars(schema_with = "rules::allocation_mode")]
     #[serde(default)]
-    pub allocate: Allocate,
+    pub allocation_mode: AllocationMode,
 
     /// Labels of the nodes that the pool serves. Absent or empty: every node.
     #[schemars(schema_with = "rules::pool_selector")]
@@ -75,7 +75,7 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     pub assignment: Assignment,
 
-    /// When a node that the pool selects gets its first block. OnSight: at once, so that its first pod need not
+    /// When a node that the pool selects gets its first block. Immediate: at once, so that its first pod need not
     /// wait. OnDemand: when a pod asks. Only for Blocks.
     #[schemars(schema_with = "rules::first_block")]
     #[serde(default, skip_serializing_if = "is_default")]
@@ -133,7 +133,7 @@ pub struct IPPoolSpec {
 impl IPPoolSpec {
     /// A spec of these ranges, with the documented default for every other field. A family with an empty list
     /// of ranges is absent.
-    pub fn new(allocate: Allocate, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
+    pub fn new(allocate: AllocationMode, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
         IPPoolSpec {
             ipv4: Some(IPv4Ranges {
                 cidrs: ipv4,
@@ -147,7 +147,7 @@ impl IPPoolSpec {
                 gateway: None,
             })
             .filter(|ranges| !ranges.cidrs.is_empty()),
-            allocate,
+            allocation_mode: allocate,
             node_selector: None,
             namespace_selector: None,
             pod_selector: None,
@@ -168,7 +168,7 @@ impl IPPoolSpec {
 
 /// How ranges are allocated to nodes.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Allocate {
+pub enum AllocationMode {
     /// Affinity blocks on demand, listed in the node's NodeSubnet.
     #[default]
     Blocks,
@@ -191,7 +191,7 @@ pub enum Assignment {
 pub enum FirstBlock {
     /// As soon as the pool selects the node, so that its first pod need not wait
     #[default]
-    OnSight,
+    Immediate,
     /// When the node's agent asks, because a pod does
     OnDemand,
 }
@@ -281,7 +281,7 @@ pub struct FamilyStatus {
     /// Total number of blocks.
     pub capacity: String,
     /// Blocks that are allocated to nodes.
-    pub held: String,
+    pub allocated: String,
     /// Blocks of deleted nodes that may not be allocated again yet.
     pub quarantined: String,
     /// Blocks that can be allocated.
@@ -308,7 +308,7 @@ pub struct FamilyStatus {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressStatus {
     /// Addresses in blocks that are allocated to nodes, without reserved addresses.
-    pub held: String,
+    pub allocated: String,
     /// Addresses in use by pods, as reported by the nodes' agents, or else by the pods themselves.
     pub used: String,
     /// Released addresses that wait for their cooldown before they are assigned again.
@@ -318,18 +318,18 @@ pub struct AddressStatus {
 impl IPPoolSpec {
     /// The prefix length of IPv4 blocks: `blockSize` or its default. `None` without IPv4 ranges.
     pub fn ipv4_block_size(&self) -> Option<u32> {
-        let by_default = match self.allocate {
-            Allocate::Blocks => 26,
-            Allocate::NodeCIDR => 24,
+        let by_default = match self.allocation_mode {
+            AllocationMode::Blocks => 26,
+            AllocationMode::NodeCIDR => 24,
         };
         Some(self.ipv4.as_ref()?.block_size.unwrap_or(by_default))
     }
 
     /// The prefix length of IPv6 blocks: `blockSize` or its default. `None` without IPv6 ranges.
     pub fn ipv6_block_size(&self) -> Option<u32> {
-        let by_default = match self.allocate {
-            Allocate::Blocks => 122,
-            Allocate::NodeCIDR => 64,
+        let by_default = match self.allocation_mode {
+            AllocationMode::Blocks => 122,
+            AllocationMode::NodeCIDR => 64,
         };
         Some(self.ipv6.as_ref()?.block_size.unwrap_or(by_default))
     }
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_spec_without_its_optional_fields_has_the_documented_defaults() {
         let spec: IPPoolSpec = serde_json::from_value(json!({
-            "allocate": "NodeCIDR",
+            "allocationMode": "NodeCIDR",
             "ipv4": {"cidrs": ["10.244.0.0/16"]},
             "ipv6": {"cidrs": ["fd00:10:244::/48"]},
         }))
@@ -385,7 +385,7 @@ mod tests {
             (Some(24), Some(64))
         );
         let blocks = IPPoolSpec {
-            allocate: Allocate::default(),
+            allocation_mode: AllocationMode::default(),
             ..spec.clone()
         };
         assert_eq!(
@@ -406,12 +406,12 @@ mod tests {
         let texts = |text: &str| vec![text.to_owned()];
         for (spec, written) in [
             (
-                IPPoolSpec::new(Allocate::NodeCIDR, texts("10.244.0.0/16"), Vec::new()),
-                json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.244.0.0/16"]}}),
+                IPPoolSpec::new(AllocationMode::NodeCIDR, texts("10.244.0.0/16"), Vec::new()),
+                json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.244.0.0/16"]}}),
             ),
             (
-                IPPoolSpec::new(Allocate::NodeCIDR, Vec::new(), texts("fd00::/48")),
-                json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"]}}),
+                IPPoolSpec::new(AllocationMode::NodeCIDR, Vec::new(), texts("fd00::/48")),
+                json!({"allocationMode": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"]}}),
             ),
         ] {
             assert_eq!(spec, serde_json::from_value(written).unwrap());

@@ -79,7 +79,7 @@ pub(super) fn block_name() -> Rule {
 }
 
 pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = held_cidr(generator);
+    let mut schema = allocated_cidr(generator);
     if let Some(Value::Array(rules)) = schema.get_mut("x-kubernetes-validations") {
         rules.push(rule(
             "self == oldSelf",
@@ -101,7 +101,7 @@ pub(super) fn ipv6_block_fits() -> Rule {
 /// `defaults` are the block sizes of Blocks and of NodeCIDR.
 fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
     let by_default = format!(
-        "self.allocate == 'Blocks' ? {} : {}",
+        "self.allocationMode == 'Blocks' ? {} : {}",
         defaults.0, defaults.1
     );
     let size = format!("has(self.{family}.blockSize) ? self.{family}.blockSize : {by_default}");
@@ -110,7 +110,7 @@ fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
         .field_path(format!(".{family}.blockSize"))
 }
 
-pub(super) fn allocate(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn allocation_mode(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
         "enum": ["Blocks", "NodeCIDR"],
@@ -122,7 +122,7 @@ pub(super) fn allocate(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Without the rule that the value is immutable, which is only for pools.
-pub(super) fn some_allocate(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn some_allocation_mode(_: &mut SchemaGenerator) -> Schema {
     one_of(&["Blocks", "NodeCIDR"])
 }
 
@@ -131,7 +131,7 @@ pub(super) fn assignment(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn first_block(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["OnSight", "OnDemand"])
+    one_of(&["Immediate", "OnDemand"])
 }
 
 pub(super) fn unknown_pods(_: &mut SchemaGenerator) -> Schema {
@@ -252,7 +252,7 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
 const HOLDS_NO_OTHER: &str = "[cidr(c)].all(p, self.exists_one(d, p.containsCIDR(d)))";
 
 /// A range in a NodeSubnet. It describes an existing allocation, so every valid CIDR is accepted.
-pub(super) fn held_cidr(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn allocated_cidr(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
         "maxLength": CIDR_LENGTH,

@@ -2,7 +2,7 @@
 //!
 //! It has the name of the node. Only the controller writes `spec`, and only the node's agent writes `status`;
 //! among the conditions the agent writes one, and the others are the controller's answer to the status. It has
-//! no owner reference to the Node because it must outlive it: `previous` is the durable record of podCIDRs in
+//! no owner reference to the Node because it must outlive it: `quarantined` is the durable record of podCIDRs in
 //! quarantine, and the object is deleted only when the last of them may be allocated again.
 //!
 //! # What an agent must do
@@ -29,7 +29,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::pool::{Allocate, Assignment, FirstBlock};
+use super::pool::{AllocationMode, Assignment, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
@@ -87,13 +87,13 @@ pub struct NodeSubnetSpec {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = 16))]
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
-    pub pod_cidrs: Vec<HeldRange>,
+    pub pod_cidrs: Vec<AllocatedRange>,
 
     /// Affinity blocks that the node assigns addresses from.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub blocks: Vec<HeldBlock>,
+    pub blocks: Vec<AllocatedBlock>,
 
     /// Pools that the node may ask for blocks, best first, then the pools of its podCIDRs, then closed pools.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
@@ -111,12 +111,12 @@ pub struct NodeSubnetSpec {
     /// the node's container runtime confirms it.
     #[schemars(length(max = 256))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub suspects: Vec<Suspect>,
+    pub leak_candidates: Vec<LeakCandidate>,
 
     /// Ranges of earlier nodes of that name which may not be allocated to others yet.
     #[schemars(length(max = 1024))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub previous: Vec<PreviousHolder>,
+    pub quarantined: Vec<QuarantinedNode>,
 }
 
 /// The part of a pool's settings that a node needs.
@@ -129,14 +129,14 @@ pub struct NodePool {
 
     /// Blocks: the node may ask for blocks of this pool, unless it is closed. NodeCIDR: one of the node's
     /// podCIDRs lies in this pool.
-    #[schemars(schema_with = "rules::some_allocate")]
+    #[schemars(schema_with = "rules::some_allocation_mode")]
     #[serde(default, skip_serializing_if = "is_default")]
-    pub allocate: Allocate,
+    pub allocation_mode: AllocationMode,
 
     /// If true, the pool allocates no more blocks to this node. It is listed because the node still has ranges of it,
     /// whose addresses are assigned and cool down by its settings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub closed: bool,
+    pub retained: bool,
 
     /// Manual: only for pods that ask for the pool by name.
     #[schemars(schema_with = "rules::assignment")]
@@ -178,7 +178,7 @@ pub struct NodePool {
 impl NodePool {
     /// Whether the node may ask for blocks of this pool.
     pub fn is_askable(&self) -> bool {
-        self.allocate == Allocate::Blocks && !self.closed
+        self.allocation_mode == AllocationMode::Blocks && !self.retained
     }
 }
 
@@ -202,9 +202,9 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// A podCIDR of a node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct HeldRange {
+pub struct AllocatedRange {
     /// The range as a CIDR in canonical form.
-    #[schemars(schema_with = "rules::held_cidr")]
+    #[schemars(schema_with = "rules::allocated_cidr")]
     pub cidr: String,
 
     /// Name of the pool that contains the range. Absent if no pool does.
@@ -219,9 +219,9 @@ pub struct HeldRange {
 /// A block that is allocated to a node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct HeldBlock {
+pub struct AllocatedBlock {
     /// CIDR of the block, in canonical form.
-    #[schemars(schema_with = "rules::held_cidr")]
+    #[schemars(schema_with = "rules::allocated_cidr")]
     pub cidr: String,
 
     /// UID of its IPAMBlock. If the same CIDR is allocated again, the block has another UID.
@@ -262,7 +262,7 @@ pub enum Recall {
 /// An address that may be leaked, that is, in use by a pod that no longer exists.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
-pub struct Suspect {
+pub struct LeakCandidate {
     /// The address in canonical form.
     #[schemars(length(max = 39))]
     pub address: String,
@@ -301,7 +301,7 @@ pub struct NodeSubnetStatus {
     /// limited; all addresses in use are in the NodeAddresses of the same name.
     #[schemars(length(max = MOST_ORPHANS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub orphans: Vec<Suspect>,
+    pub orphans: Vec<LeakCandidate>,
 
     /// The controller's answer to this status; and ServedByOthers, in which the agent reports whether another
     /// network serves new pods.
@@ -378,7 +378,7 @@ fn is_zero(count: &i64) -> bool {
 /// A deleted node and its ranges in quarantine.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct PreviousHolder {
+pub struct QuarantinedNode {
     /// UID of the deleted Node.
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
@@ -399,7 +399,7 @@ pub struct PreviousHolder {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = 16))]
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
-    pub pod_cidrs: Vec<HeldRange>,
+    pub pod_cidrs: Vec<AllocatedRange>,
 
     /// Earliest end of the quarantine. It also lasts until no pod uses an address in these ranges.
     pub until: Time,
@@ -416,14 +416,14 @@ mod tests {
         let written = json!({
             "nodeUID": "u2", "providerID": "p", "machineID": "m",
             "podCIDRs": [{"cidr": "10.244.1.0/24", "pool": "default"}],
-            "previous": [{
+            "quarantined": [{
                 "nodeUID": "u1", "providerID": "p", "machineID": "m",
                 "podCIDRs": [{"cidr": "10.244.7.0/24"}],
                 "until": "2026-11-21T10:00:00Z",
             }],
         });
         let spec: NodeSubnetSpec = serde_json::from_value(written.clone()).unwrap();
-        assert_eq!(spec.previous[0].pod_cidrs[0].pool, None);
+        assert_eq!(spec.quarantined[0].pod_cidrs[0].pool, None);
         assert_eq!(serde_json::to_value(spec).unwrap(), written);
     }
 }

@@ -110,7 +110,7 @@ pub enum UnknownPods {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Destination CIDR in canonical form, such as 0.0.0.0/0 or fd00::/8.
-    #[schemars(schema_with = "rules::held_cidr")]
+    #[schemars(schema_with = "rules::allocated_cidr")]
     pub dst: String,
 
     /// Address of the next hop. Absent: the gateway of the pod's address.

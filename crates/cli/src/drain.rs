@@ -138,7 +138,7 @@ pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec
     let is_wanted = |pool: &Text| {
         let state = inventory.registry.pools.get(pool);
         let state = state.filter(|it| it.is_serving());
-        state.is_some_and(|it| !it.terms.first_on_sight || wanted.contains(pool))
+        state.is_some_and(|it| !it.terms.first_immediate || wanted.contains(pool))
     };
     let mut surplus = Vec::new();
     for entry in entries.iter().filter(|entry| empty(entry)) {

@@ -16,9 +16,9 @@ use super::lists::Lists;
 use super::running::Running;
 use cadastre_api::choice::Label;
 use cadastre_api::{
-    AddressEntry, AgentInfo, BlockReport, MIRROR_ANNOTATION, MOST_COUNT, NodeAddressesLite,
-    NodeAddressesSpec, NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS,
-    Suspect,
+    AddressEntry, AgentInfo, BlockReport, LeakCandidate, MIRROR_ANNOTATION, MOST_COUNT,
+    NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite, NodeSubnetSpec, PodLite, Requests,
+    SERVED_BY_OTHERS,
 };
 use cadastre_controller::Now;
 use cadastre_controller::cluster::convert;
@@ -474,8 +474,8 @@ impl SubnetFact {
         let list = list.unwrap_or_default();
         let blocks = entries(&status["blocks"]).into_iter();
         let blocks: Vec<BlockReport> = blocks.map(believable).collect();
-        let orphans: Vec<Suspect> = entries(&status["orphans"]);
-        let orphan = |it: &Suspect| {
+        let orphans: Vec<LeakCandidate> = entries(&status["orphans"]);
+        let orphan = |it: &LeakCandidate| {
             let addr = Addr::parse_lenient(&it.address)?;
             Some((addr, PodUid::read(&it.pod_uid)))
         };

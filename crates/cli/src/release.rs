@@ -300,7 +300,10 @@ fn remains(target: &Target, subnet: &SubnetFact) -> String {
             target.node
         );
     }
-    let suspects = subnet.spec.as_ref().map(|spec| spec.suspects.as_slice());
+    let suspects = subnet
+        .spec
+        .as_ref()
+        .map(|spec| spec.leak_candidates.as_slice());
     let address = target.addr.to_string();
     let named = suspects.is_ok_and(|it| it.iter().any(|suspect| suspect.address == address));
     if named {

@@ -22,7 +22,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use cadastre_api::{Allocate, IPPool, IPPoolSpec};
+use cadastre_api::{AllocationMode, IPPool, IPPoolSpec};
 use cadastre_core::{Addr, Cidr, CidrError, Dual, Family};
 
 /// Name of the default pool.
@@ -149,7 +149,10 @@ pub(crate) enum BootstrapError {
 }
 
 /// Decides whether to create a default pool, and with which ranges.
-pub(crate) fn decide(cluster: &Cluster, allocate: Allocate) -> Result<Bootstrap, BootstrapError> {
+pub(crate) fn decide(
+    cluster: &Cluster,
+    allocate: AllocationMode,
+) -> Result<Bootstrap, BootstrapError> {
     if cluster.pools.v4 || cluster.pools.v6 {
         let lacks = |range: &Cidr| !*cluster.pools.get(range.family());
         let lacking = cluster.flags.iter().find(|range| lacks(range));
@@ -188,7 +191,11 @@ pub(crate) fn decide(cluster: &Cluster, allocate: Allocate) -> Result<Bootstrap,
     create(&ranges, Source::Private, allocate)
 }
 
-fn create(ranges: &[Cidr], from: Source, allocate: Allocate) -> Result<Bootstrap, BootstrapError> {
+fn create(
+    ranges: &[Cidr],
+    from: Source,
+    allocate: AllocationMode,
+) -> Result<Bootstrap, BootstrapError> {
     let of = |family| {
         let texts = ranges.iter().filter(|range| range.family() == family);
         texts.map(ToString::to_string).collect()

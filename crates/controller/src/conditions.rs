@@ -12,7 +12,7 @@ use super::totals::Totals;
 use crate::cluster::seen::Pool;
 use crate::purpose::Step;
 use crate::registry::foreign::{ADVICE, too_wide_text};
-use cadastre_api::{Allocate, FamilyStatus, IPPoolStatus};
+use cadastre_api::{AllocationMode, FamilyStatus, IPPoolStatus};
 use cadastre_core::{Dual, Family};
 
 const READY: &str = "Ready";
@@ -20,11 +20,11 @@ const OVERLAPPING: &str = "Overlapping";
 const EXHAUSTED: &str = "Exhausted";
 const NEARLY_EXHAUSTED: &str = "NearlyExhausted";
 const SHRINKING: &str = "Shrinking";
-const SECOND_WRITER: &str = "SecondWriter";
+const FOREIGN_ALLOCATOR: &str = "ForeignAllocator";
 const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
 const BESIDE_OTHER_FAMILY: &str = "BesideOtherFamily";
 const TERMINATING: &str = "Terminating";
-const REFUSED: &str = "WritesRefused";
+const WRITES_REJECTED: &str = "WritesRejected";
 
 /// Conditions whose changes are reported as events. `Ready` is not among them, as the conditions behind it are.
 pub(crate) const TOLD: &[&str] = &[
@@ -33,11 +33,11 @@ pub(crate) const TOLD: &[&str] = &[
     NEARLY_EXHAUSTED,
     EXHAUSTED,
     SHRINKING,
-    SECOND_WRITER,
+    FOREIGN_ALLOCATOR,
     PODCIDR_TOO_WIDE,
     BESIDE_OTHER_FAMILY,
     TERMINATING,
-    REFUSED,
+    WRITES_REJECTED,
 ];
 const INVALID: &str = "Invalid";
 
@@ -54,14 +54,14 @@ pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
         (NEARLY_EXHAUSTED, false) => "PoolHasRoomAgain",
         (SHRINKING, true) => "Shrinking",
         (SHRINKING, false) => "Shrunk",
-        (SECOND_WRITER, true) => "SecondWriter",
-        (SECOND_WRITER, false) => "SecondWriterQuiet",
+        (FOREIGN_ALLOCATOR, true) => "ForeignAllocator",
+        (FOREIGN_ALLOCATOR, false) => "ForeignAllocatorQuiet",
         (PODCIDR_TOO_WIDE, true) => "PodCIDRTooWide",
         (PODCIDR_TOO_WIDE, false) => "NoPodCIDRTooWide",
         (BESIDE_OTHER_FAMILY, true) => "BesideOtherFamily",
         (BESIDE_OTHER_FAMILY, false) => "NotBesideOtherFamily",
-        (REFUSED, true) => "WritesRefused",
-        (REFUSED, false) => "WritesAccepted",
+        (WRITES_REJECTED, true) => "WritesRejected",
+        (WRITES_REJECTED, false) => "WritesAccepted",
         (_, true) => "Terminating",
         (_, false) => "NotTerminating",
     }
@@ -87,7 +87,8 @@ pub fn status(
     now: Now,
 ) -> IPPoolStatus {
     let addresses = |family: Family| {
-        (state.allocate == Allocate::Blocks).then(|| counted.totals.get(family).status())
+        (state.allocation_mode == AllocationMode::Blocks)
+            .then(|| counted.totals.get(family).status())
     };
     let families: Vec<(Family, Figures)> = state
         .space
@@ -140,8 +141,8 @@ pub fn status(
             "no block lies outside of what the spec names",
         ),
         flag(
-            SECOND_WRITER,
-            second_writer(state),
+            FOREIGN_ALLOCATOR,
+            foreign_allocator(state),
             "OnlyWriter",
             "nobody else writes podCIDRs in its range",
         ),
@@ -158,7 +159,7 @@ pub fn status(
             "no older pool for the same nodes and pods gives a family that it lacks",
         ),
         flag(
-            REFUSED,
+            WRITES_REJECTED,
             refused,
             "Accepted",
             "the API server takes what is written for it",
@@ -258,7 +259,7 @@ fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>
         Verdict::Disabled => "Disabled",
         Verdict::Starting => "Starting",
         Verdict::Overlaps { .. } => "OverlapsOlderPool",
-        Verdict::SecondWriter => "SecondWriter",
+        Verdict::ForeignAllocator => "ForeignAllocator",
     };
     condition(
         READY,
@@ -422,7 +423,11 @@ fn beside_other_family(state: &PoolState, registry: &Registry) -> Option<(&'stat
     ))
 }
 
-fn second_writer(state: &PoolState) -> Option<(&'static str, String)> {
-    (state.hold_until.is_some())
-        .then(|| ("PodCIDRsWrittenByOthers", Verdict::SecondWriter.to_string()))
+fn foreign_allocator(state: &PoolState) -> Option<(&'static str, String)> {
+    (state.hold_until.is_some()).then(|| {
+        (
+            "PodCIDRsWrittenByOthers",
+            Verdict::ForeignAllocator.to_string(),
+        )
+    })
 }

@@ -23,12 +23,12 @@ use super::context::IN_USE_PAUSE;
 use super::queue::{Load, Queue};
 use super::reconcile::Loop;
 use super::registry::Registry;
-use super::report::{About, BLOCK_ASSIGNED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
+use super::report::{About, BLOCK_ALLOCATED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
 use crate::cluster::seen::{AgentReport, Node, Text};
 use crate::cluster::world::World;
 use crate::cluster::world::report_of;
 use crate::registry::blocks::Noted;
-use cadastre_api::{Allocate, MOST_BLOCKS, Recall};
+use cadastre_api::{AllocationMode, MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 
 /// Limit of blocks of one pool that a node gets before it is other nodes' turn.
@@ -245,7 +245,7 @@ impl Demand {
         noted: &mut Noted,
     ) {
         let registry = &mut *cx.registry;
-        let mode = Allocate::Blocks;
+        let mode = AllocationMode::Blocks;
         let choices = registry
             .pools
             .choices(mode, node, &registry.ledger, &self.full);
@@ -261,7 +261,7 @@ impl Demand {
             let state = cx.registry.pools.get(&pool);
             let pools = &cx.registry.pools;
             let soon = pools.starting_before(mode, node, Some(&pool)).next();
-            let on_sight = state.is_some_and(|it| it.terms.first_on_sight);
+            let on_sight = state.is_some_and(|it| it.terms.first_immediate);
             let unasked = lacks_first && on_sight && !by_name && soon.is_none();
             let asked = demand(report, &pool);
             let wanted = asked.max(u64::from(unasked));
@@ -385,7 +385,7 @@ impl Demand {
                 "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
                 cx.registry
                     .pools
-                    .explain(Allocate::Blocks, node, &cx.registry.ledger)
+                    .explain(AllocationMode::Blocks, node, &cx.registry.ledger)
             );
             cx.reports
                 .push(Report::warning(About::node(node), WAITING_FOR_BLOCK, note));
@@ -407,7 +407,7 @@ impl Demand {
         };
         if wait.uid == node.uid {
             let note = format!("has blocks of pool \"{pool}\" after a wait");
-            reports.push(Report::info(About::node(node), BLOCK_ASSIGNED, note));
+            reports.push(Report::info(About::node(node), BLOCK_ALLOCATED, note));
         }
     }
 }

@@ -90,7 +90,7 @@ impl Departed {
 }
 
 fn rests(spec: &NodeSubnetSpec, uid: &str) -> bool {
-    spec.previous.iter().any(|it| it.node_uid == uid)
+    spec.quarantined.iter().any(|it| it.node_uid == uid)
 }
 
 #[cfg(test)]
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::cluster::world::World;
     use crate::demand::tests::{node, subnet};
-    use cadastre_api::PreviousHolder;
+    use cadastre_api::QuarantinedNode;
     use cadastre_daemon::watch::Change;
 
     fn seconds(seconds: u64) -> Duration {
@@ -167,7 +167,7 @@ mod tests {
         let mut told = subnet("n1", &[], 0);
         let spec = told.spec.as_mut().unwrap();
         spec.node_uid = None;
-        spec.previous = vec![PreviousHolder {
+        spec.quarantined = vec![QuarantinedNode {
             node_uid: "n1".to_owned(),
             provider_id: None,
             machine_id: None,

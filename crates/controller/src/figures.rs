@@ -45,7 +45,7 @@ impl Figures {
         FamilyStatus {
             block_size: block_len.map(u32::from),
             capacity: self.capacity.to_string(),
-            held: self.held.to_string(),
+            allocated: self.held.to_string(),
             quarantined: self.quarantined.to_string(),
             free: self.free.to_string(),
             utilization: format!("{percent}%"),
@@ -146,7 +146,7 @@ mod tests {
     fn pools_of_any_size_are_counted_and_none_that_has_room_is_said_to_be_full() {
         let counts = |range, block_size, held| {
             let told = told(range, block_size, held);
-            assert_eq!(told.held, "1");
+            assert_eq!(told.allocated, "1");
             (told.capacity, told.free, told.utilization)
         };
         let exactly = |capacity: u128, free: u128, percent: &str| {

@@ -56,7 +56,7 @@ pub(super) struct Leader {
     survey: bool,
     /// Ranges of pools have changed, and with them the pools that NodeSubnets name.
     reattribute: bool,
-    /// See [`Settings::second_writer_hold`]
+    /// See [`Settings::foreign_allocator_pause`]
     hold: Duration,
 }
 
@@ -70,7 +70,7 @@ impl Leader {
             freed: false,
             survey: false,
             reattribute: false,
-            hold: settings.second_writer_hold,
+            hold: settings.foreign_allocator_pause,
         }
     }
 

@@ -3,7 +3,7 @@
 //! An agent reports the addresses of pods that it has not seen for a while (`orphans` of the status). Two proofs are
 //! needed to release one of them. The first is given here: in the cache of all pods the pod's UID has been unknown or
 //! finished for longer than a grace period, no pod reports the address, and a consistent list of the pods bound to
-//! the node confirms that. Then the address is listed in the node's NodeSubnet (`suspects`), and the agent gives the
+//! the node confirms that. Then the address is listed in the node's NodeSubnet (`leakCandidates`), and the agent gives the
 //! second proof, from the runtime, or keeps the address. Addresses of deleted nodes are freed with their blocks.
 //! Users may name addresses on the NodeSubnet: the grace period does not apply to these, both proofs do.
 //!
@@ -22,7 +22,7 @@ use crate::cluster::request::{Kind, Outcome, Request};
 use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
 use crate::cluster::world::report_of;
 use crate::registry::blocks::Noted;
-use cadastre_api::Suspect;
+use cadastre_api::LeakCandidate;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
@@ -94,7 +94,7 @@ impl Loop for Leaks {
             .filter(|held| is_orphan(*held, name, cx))
             .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
             .collect();
-        let asked = cx.registry.suspects.entry(uid.clone()).or_default();
+        let asked = cx.registry.leak_candidates.entry(uid.clone()).or_default();
         let before = asked.len();
         asked.extend(proven);
         if asked.len() > before {
@@ -162,11 +162,11 @@ impl Leaks {
                 })
                 .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
                 .collect();
-            if let Some(asked) = cx.registry.suspects.get_mut(&node.uid) {
+            if let Some(asked) = cx.registry.leak_candidates.get_mut(&node.uid) {
                 asked.retain(|held| report.orphans.binary_search(held).is_ok());
             }
             let named = named(subnet);
-            let asked = cx.registry.suspects.get(&node.uid);
+            let asked = cx.registry.leak_candidates.get(&node.uid);
             let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
             let due = |(held, since): (&(Addr, PodUid), &Duration)| {
                 (*since + grace <= now || named.contains(held)) && is_new(held)
@@ -180,7 +180,9 @@ impl Leaks {
                 self.since.insert(node.name.clone(), orphans);
             }
         }
-        cx.registry.suspects.retain(|uid, _| live.contains(uid));
+        cx.registry
+            .leak_candidates
+            .retain(|uid, _| live.contains(uid));
         let since = &self.since;
         self.looked_at.retain(|name, _| since.contains_key(name));
         self.tell_doubled(cx);
@@ -232,16 +234,20 @@ fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
 
 impl Registry {
     /// Returns the addresses that a node is asked about: leak candidates that its agent still reports.
-    pub(crate) fn suspects_of(&self, uid: &str, report: Option<&AgentReport>) -> Vec<Suspect> {
+    pub(crate) fn suspects_of(
+        &self,
+        uid: &str,
+        report: Option<&AgentReport>,
+    ) -> Vec<LeakCandidate> {
         let Some(report) = report else {
             return Vec::new();
         };
-        let asked = self.suspects.get(uid).into_iter().flatten();
+        let asked = self.leak_candidates.get(uid).into_iter().flatten();
         let still = |held: &&(Addr, PodUid)| report.orphans.binary_search(held).is_ok();
         asked
             .filter(still)
             .take(AT_ONCE)
-            .map(|(addr, uid)| Suspect {
+            .map(|(addr, uid)| LeakCandidate {
                 address: addr.to_string(),
                 pod_uid: uid.to_string(),
             })
@@ -342,12 +348,12 @@ mod tests {
             told.version += 1;
             told.report.as_mut().unwrap().orphans = [held(n)].into();
             list(&mut world.subnets, vec![told.clone()]);
-            let asked = registry.suspects.entry("n".into()).or_default();
+            let asked = registry.leak_candidates.entry("n".into()).or_default();
             asked.insert(held(n));
             let mut reports = Vec::new();
             let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
             leaks.scan(&mut cx);
-            let asked: Vec<_> = registry.suspects["n"].iter().copied().collect();
+            let asked: Vec<_> = registry.leak_candidates["n"].iter().copied().collect();
             assert_eq!(asked, [held(n)]);
         }
     }

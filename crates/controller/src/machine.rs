@@ -97,7 +97,7 @@ pub struct Controller {
     next_id: u64,
     reports: Vec<Report>,
     stopping: bool,
-    second_writer: u64,
+    foreign_allocations: u64,
     /// See [`Controller::is_put_back`].
     put_back: bool,
 }
@@ -114,7 +114,7 @@ impl Controller {
             next_id: 0,
             reports: Vec::new(),
             stopping: false,
-            second_writer: 0,
+            foreign_allocations: 0,
             put_back: false,
         }
     }
@@ -240,7 +240,7 @@ impl Controller {
     pub fn view(&mut self, now: Now) -> View {
         let mut view = View {
             missing: self.world.missing(),
-            second_writer: self.second_writer,
+            foreign_allocations: self.foreign_allocations,
             doubled: self.world.pods.doubled().len(),
             ..View::default()
         };
@@ -313,7 +313,7 @@ impl Controller {
             delta,
             &self.world,
             &mut self.reports,
-            &mut self.second_writer,
+            &mut self.foreign_allocations,
             now,
         );
     }

@@ -20,13 +20,13 @@ use super::queue::{Load, Queue};
 use super::reconcile::{Answer, Look, Loop, work_off};
 use super::refusals::Call;
 use super::registry::Registry;
-use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING};
+use super::report::{About, POD_CIDR_ALLOCATED, Report, WAITING};
 use super::{Context, Purpose};
 use crate::cluster::request::{Assignment, Kind, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
 use crate::cluster::world::World;
 use crate::registry::blocks::Noted;
-use cadastre_api::Allocate;
+use cadastre_api::AllocationMode;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family, Full, State};
 
@@ -182,7 +182,7 @@ impl PodCidrs {
     /// Allocates new ranges from the best pool that has room.
     fn deal(&mut self, node: &Node, cx: &mut Context) -> Decision {
         let (world, registry) = (cx.world, &mut *cx.registry);
-        let mode = Allocate::NodeCIDR;
+        let mode = AllocationMode::NodeCIDR;
         let choices = registry
             .pools
             .choices(mode, node, &registry.ledger, &self.full);
@@ -300,7 +300,7 @@ impl PodCidrs {
         if waiting.uid == node.uid && waiting.told {
             let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
             let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
-            reports.push(Report::info(About::node(node), POD_CIDR_ASSIGNED, note));
+            reports.push(Report::info(About::node(node), POD_CIDR_ALLOCATED, note));
         }
     }
 
@@ -411,7 +411,7 @@ fn first_family(registry: &Registry, world: &World) -> Family {
 fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
     let ranges = registry.resting_for(node)?.ranges.clone();
     let pool = registry.pools.of(ranges.first()?)?;
-    let fits = pool.allocate == Allocate::NodeCIDR
+    let fits = pool.allocation_mode == AllocationMode::NodeCIDR
         && pool.is_serving()
         && pool.selector.matches(&node.labels)
         && pool.space.families().count() == ranges.len()
@@ -449,7 +449,10 @@ fn full_note(pool: &str, full: &Full) -> String {
 }
 
 fn barred(node: &Node, registry: &Registry) -> Decision {
-    let barred: Vec<_> = registry.pools.barred(Allocate::NodeCIDR, node).collect();
+    let barred: Vec<_> = registry
+        .pools
+        .barred(AllocationMode::NodeCIDR, node)
+        .collect();
     if barred.is_empty() {
         return Decision::Wait(Reason::Unmanaged, String::new());
     }
@@ -479,7 +482,7 @@ mod tests {
     fn world(cidr: &str, nodes: Vec<Node>) -> World {
         let mut world = World::default();
         let mut pool = pool("p", cidr);
-        pool.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+        pool.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
         list(&mut world.pools, vec![pool]);
         list(&mut world.nodes, nodes);
         world
@@ -601,7 +604,7 @@ mod tests {
             let mut dual = pool("p", "10.0.0.0/24");
             dual.version = 2;
             let spec = dual.spec.as_mut().unwrap();
-            spec.allocate = Allocate::NodeCIDR;
+            spec.allocation_mode = AllocationMode::NodeCIDR;
             spec.ipv6 = Some(cadastre_api::IPv6Ranges {
                 cidrs: vec!["fd00::/64".to_owned()],
                 block_size: Some(124),

@@ -255,7 +255,7 @@ mod tests {
             let mut pool = pool(name, "10.0.0.0/24");
             (pool.created, pool.deleting) = (created, deleting);
             pool.version = 1 + u64::from(deleting);
-            pool.spec.as_mut().unwrap().allocate = cadastre_api::Allocate::NodeCIDR;
+            pool.spec.as_mut().unwrap().allocation_mode = cadastre_api::AllocationMode::NodeCIDR;
             pool
         };
         let held = crate::cluster::seen::Node {

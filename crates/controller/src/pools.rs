@@ -18,7 +18,7 @@ use self::survey::{Older, survey_one};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
 use cadastre_api::choice::{Asker, Candidate, Selector, Standing, choose, lacking};
-use cadastre_api::{Allocate, IPPoolSpec, MOST_POD_RANGES, NodePool};
+use cadastre_api::{AllocationMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, Ledger, Span};
 
@@ -38,7 +38,7 @@ pub struct PoolState {
     /// Creation time, in seconds since 1970
     pub created: i64,
     /// Whether it allocates podCIDRs or blocks
-    pub allocate: Allocate,
+    pub allocation_mode: AllocationMode,
     /// The ranges to allocate from, with the next-fit cursors
     pub space: cadastre_core::Pool,
     /// Rules for blocks
@@ -72,7 +72,7 @@ pub struct PoolState {
 pub struct BlockTerms {
     /// Whether a node gets its first block without demand. False for pools that must be asked for by name or that
     /// serve only some pods
-    pub first_on_sight: bool,
+    pub first_immediate: bool,
     /// The namespaces whose pods it serves
     pub namespaces: Selector,
     /// The pods that it serves
@@ -104,7 +104,7 @@ pub enum Verdict {
         theirs: Cidr,
     },
     /// Somebody else writes podCIDRs in its range.
-    SecondWriter,
+    ForeignAllocator,
 }
 
 impl fmt::Display for Verdict {
@@ -123,7 +123,7 @@ impl fmt::Display for Verdict {
                 f,
                 "{range} overlaps {theirs} of the older pool \"{older}\": take the range out of one of them, or delete the older pool"
             ),
-            Verdict::SecondWriter => write!(
+            Verdict::ForeignAllocator => write!(
                 f,
                 "somebody else writes podCIDRs in its range: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false)"
             ),
@@ -180,7 +180,7 @@ impl Pools {
         let mut seen: Vec<&Pool> = world.pools.iter().map(AsRef::as_ref).collect();
         // podCIDRs outlive their pool, so a NodeCIDR pool that is being deleted blocks no other.
         let leaves = |it: &Pool| {
-            let gives = |spec: &IPPoolSpec| spec.allocate == Allocate::NodeCIDR;
+            let gives = |spec: &IPPoolSpec| spec.allocation_mode == AllocationMode::NodeCIDR;
             it.deleting && it.spec.as_ref().is_ok_and(gives)
         };
         let age = |it: &Pool| (leaves(it), it.created, it.name.clone());
@@ -288,7 +288,8 @@ impl Pools {
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
-                && (older.allocate, older.priority) == (state.allocate, state.priority)
+                && (older.allocation_mode, older.priority)
+                    == (state.allocation_mode, state.priority)
                 && older.selector == state.selector
                 && older.terms.namespaces == state.terms.namespaces
                 && older.terms.pods == state.terms.pods
@@ -318,7 +319,7 @@ impl Pools {
     /// whether each serves it only by name. Pools in `full` count as having no room.
     pub fn choices<V>(
         &self,
-        allocate: Allocate,
+        allocate: AllocationMode,
         node: &Node,
         ledger: &Ledger,
         full: &BTreeMap<Text, V>,
@@ -333,9 +334,9 @@ impl Pools {
     }
 
     /// Explains in words which pools serve the node and why the others do not.
-    pub fn explain(&self, allocate: Allocate, node: &Node, ledger: &Ledger) -> String {
+    pub fn explain(&self, allocate: AllocationMode, node: &Node, ledger: &Ledger) -> String {
         let states = self.states.values();
-        let of_kind = states.filter(|state| state.allocate == allocate);
+        let of_kind = states.filter(|state| state.allocation_mode == allocate);
         let candidates: Vec<Candidate> = of_kind.map(PoolState::candidate).collect();
         let room = |candidate: &Candidate| {
             let state = self.states.get(candidate.name);
@@ -348,17 +349,17 @@ impl Pools {
     /// Returns the pools that a node may demand blocks of, best first without regard to room, and whether each serves
     /// it only by name.
     pub(crate) fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
-        self.ranked(Allocate::Blocks, node, |_| 0)
+        self.ranked(AllocationMode::Blocks, node, |_| 0)
     }
 
     fn ranked<'a>(
         &'a self,
-        allocate: Allocate,
+        allocate: AllocationMode,
         node: &'a Node,
         room: impl FnMut(&Candidate<'a>) -> u128,
     ) -> Vec<(&'a PoolState, bool)> {
         let states = self.by_rank.iter().filter_map(|name| self.states.get(name));
-        let states: Vec<&PoolState> = states.filter(|it| it.allocate == allocate).collect();
+        let states: Vec<&PoolState> = states.filter(|it| it.allocation_mode == allocate).collect();
         let candidates: Vec<Candidate> = states.iter().map(|state| state.candidate()).collect();
         let choice = choose(&candidates, &whole(node), room);
         let chosen = choice.chosen.iter();
@@ -371,14 +372,14 @@ impl Pools {
     /// as a node keeps what it gets now.
     pub fn starting_before<'a>(
         &'a self,
-        allocate: Allocate,
+        allocate: AllocationMode,
         node: &'a Node,
         best: Option<&'a Text>,
     ) -> impl Iterator<Item = &'a PoolState> {
         let best = best.and_then(|name| self.get(name)).map(PoolState::rank);
         self.states.values().filter(move |state| {
             state.verdict == Verdict::Starting
-                && state.allocate == allocate
+                && state.allocation_mode == allocate
                 && best.is_none_or(|best| state.rank() > best)
                 && state.selects(node)
         })
@@ -387,12 +388,12 @@ impl Pools {
     /// Returns the pools that select the node but do not serve now.
     pub fn barred<'a>(
         &'a self,
-        allocate: Allocate,
+        allocate: AllocationMode,
         node: &'a Node,
     ) -> impl Iterator<Item = &'a PoolState> {
         self.states.values().filter(move |state| {
             !state.is_serving()
-                && state.allocate == allocate
+                && state.allocation_mode == allocate
                 && !matches!(state.verdict, Verdict::Invalid(_))
                 && state.selector.matches(&node.labels)
         })
@@ -400,11 +401,9 @@ impl Pools {
 
     /// Pauses every pool that shares an address with the range, until that monotonic time.
     pub fn hold(&mut self, range: &Cidr, until: Duration) {
-        for state in self
-            .states
-            .values_mut()
-            .filter(|state| state.space.touches(range) && !Mutation::SecondWriterIgnored.is_on())
-        {
+        for state in self.states.values_mut().filter(|state| {
+            state.space.touches(range) && !Mutation::ForeignAllocatorIgnored.is_on()
+        }) {
             state.hold_until = Some(until);
         }
     }
@@ -510,13 +509,16 @@ mod tests {
 
     #[test]
     fn a_pool_of_podcidrs_that_goes_bars_no_other() {
-        for (allocate, serves) in [(Allocate::NodeCIDR, true), (Allocate::Blocks, false)] {
+        for (allocate, serves) in [
+            (AllocationMode::NodeCIDR, true),
+            (AllocationMode::Blocks, false),
+        ] {
             let mut old = pool("z", "10.0.0.0/24");
             old.deleting = true;
-            old.spec.as_mut().unwrap().allocate = allocate;
+            old.spec.as_mut().unwrap().allocation_mode = allocate;
             let mut new = pool("a", "10.0.0.0/24");
             new.created = 1;
-            new.spec.as_mut().unwrap().allocate = allocate;
+            new.spec.as_mut().unwrap().allocation_mode = allocate;
             let mut world = World::default();
             list(&mut world.pools, vec![new, old]);
             let mut pools = Pools::default();

@@ -3,7 +3,7 @@
 //! A range becomes free only when all of these hold: the node's UID is gone; the pool's quarantine is over; no cached
 //! pod reports an address in it; a consistent list of the pods bound to the node's name shows none either; and no
 //! NodeSubnet names the node's UID any more, after a successful write of this controller. The record is in the
-//! NodeSubnet (`spec.previous`), so a restart changes nothing.
+//! NodeSubnet (`spec.quarantined`), so a restart changes nothing.
 
 use super::context::IN_USE_PAUSE;
 use super::queue::{Load, Queue};
@@ -117,7 +117,7 @@ fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
     // An unreadable spec may name any node.
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)
-            || spec.previous.iter().any(|p| p.node_uid == **uid)
+            || spec.quarantined.iter().any(|p| p.node_uid == **uid)
     })
 }
 

@@ -29,7 +29,7 @@ use crate::registry::blocks::Blocks;
 use crate::registry::foreign::{AllTooWide, is_wide};
 use crate::registry::holders::{Holders, Use};
 use crate::registry::take_up::Strays;
-use cadastre_api::{HeldRange, PreviousHolder};
+use cadastre_api::{AllocatedRange, QuarantinedNode};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId, Holder, Ledger, State};
 
@@ -77,7 +77,7 @@ pub struct Registry {
     /// Affinity blocks
     pub blocks: Blocks,
     /// Leak candidates that nodes are asked about, by the node's UID
-    pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
+    pub leak_candidates: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents use but cannot have now
     pub strays: Strays,
     /// Whether decisions about blocks wait until agents have reported.
@@ -275,10 +275,10 @@ impl Registry {
     }
 
     /// Returns the ranges as a NodeSubnet lists them, with the pool of each.
-    pub(crate) fn held_ranges(&self, ranges: &[Cidr]) -> Vec<HeldRange> {
+    pub(crate) fn held_ranges(&self, ranges: &[Cidr]) -> Vec<AllocatedRange> {
         ranges
             .iter()
-            .map(|cidr| HeldRange {
+            .map(|cidr| AllocatedRange {
                 cidr: cidr.to_string(),
                 pool: self.pools.of(cidr).map(|pool| pool.name.to_string()),
                 withheld: false,
@@ -290,7 +290,7 @@ impl Registry {
     fn recall(&mut self, subnet: &Subnet, world: &World, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
         let live = world.nodes.get(&subnet.name).map(|node| node.uid.clone());
-        for previous in &spec.previous {
+        for previous in &spec.quarantined {
             self.recall_previous(&subnet.name, previous, live.as_deref(), now);
         }
         let Some(uid) = spec.node_uid.as_deref() else {
@@ -301,7 +301,7 @@ impl Registry {
         let mut ranges = read_ranges(&spec.pod_cidrs);
         ranges.retain(|cidr| {
             let mut listed = spec.pod_cidrs.iter().filter(|it| it.pool.is_some());
-            let is_it = |it: &HeldRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
+            let is_it = |it: &AllocatedRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
             !is_wide(cidr) || listed.any(is_it)
         });
         let unseen = Mutation::UnseenDeathLeavesNoRest.is_on();
@@ -321,7 +321,7 @@ impl Registry {
     fn recall_previous(
         &mut self,
         name: &Text,
-        previous: &PreviousHolder,
+        previous: &QuarantinedNode,
         live: Option<&str>,
         now: Now,
     ) {
@@ -445,7 +445,7 @@ pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(seconds).unwrap_or(time)
 }
 
-fn read_ranges(ranges: &[HeldRange]) -> Vec<Cidr> {
+fn read_ranges(ranges: &[AllocatedRange]) -> Vec<Cidr> {
     ranges
         .iter()
         .filter_map(|range| Cidr::parse_lenient(&range.cidr).ok())

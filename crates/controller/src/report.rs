@@ -59,7 +59,7 @@ impl Report {
 }
 
 /// A node has podCIDRs after a wait.
-pub(crate) const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
+pub(crate) const POD_CIDR_ALLOCATED: &str = "PodCIDRAllocated";
 /// A node gets no podCIDR for now.
 pub const WAITING: &str = "WaitingForPodCIDR";
 /// The API server keeps rejecting a write.
@@ -73,11 +73,11 @@ pub(crate) const UNREADABLE: &str = "UnreadablePodCIDR";
 /// A podCIDR is wider than a node can get.
 pub(crate) const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
 /// A foreign allocator writes podCIDRs.
-pub(crate) const SECOND_WRITER: &str = "SecondWriter";
+pub(crate) const FOREIGN_ALLOCATOR: &str = "ForeignAllocator";
 /// A node lacks blocks of an exhausted pool.
 pub(crate) const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
 /// A node has blocks after a wait.
-pub(crate) const BLOCK_ASSIGNED: &str = "BlockAssigned";
+pub(crate) const BLOCK_ALLOCATED: &str = "BlockAllocated";
 /// Several pods report one address.
 pub(crate) const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
 /// A block of a deleted node stays in quarantine beyond its time.
@@ -87,4 +87,4 @@ pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
 /// A node wants more blocks than its limit.
 pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
 /// A block that a node uses but the API had lost was adopted.
-pub(crate) const BLOCK_TAKEN_UP: &str = "BlockTakenUp";
+pub(crate) const BLOCK_ADOPTED: &str = "BlockAdopted";

@@ -284,7 +284,7 @@ impl Shell {
             Outcome::Unclear(why) => {
                 warn!(
                     controller = name,
-                    "outcome unclear: {why}; what it names stays taken until a read proves otherwise"
+                    "outcome indeterminate: {why}; what it names stays taken until a read proves otherwise"
                 );
                 "error"
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre_api::Allocate;
+use cadastre_api::AllocationMode;
 use cadastre_core::Cidr;
 
 /// Settings of the controller, all fixed at start.
@@ -15,9 +15,9 @@ pub struct Settings {
     /// Limit of all other requests in flight
     pub background_in_flight: usize,
     /// How long a pool is paused after somebody else wrote a podCIDR in its range
-    pub second_writer_hold: Duration,
+    pub foreign_allocator_pause: Duration,
     /// Whether to create a default pool when the cluster has none, and how it allocates
-    pub default_pool: Option<Allocate>,
+    pub default_pool: Option<AllocationMode>,
     /// Ranges of the default pool; if empty, [`crate::bootstrap`] chooses
     pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address may be without a pod before its node is asked about it
@@ -30,7 +30,7 @@ impl Default for Settings {
             service_cidrs: Vec::new(),
             critical_in_flight: 64,
             background_in_flight: 48,
-            second_writer_hold: Duration::from_secs(60),
+            foreign_allocator_pause: Duration::from_secs(60),
             default_pool: None,
             default_pool_cidrs: Vec::new(),
             leak_grace: Duration::from_secs(300),

@@ -24,7 +24,8 @@ use crate::cluster::world::World;
 use crate::cluster::world::report_of;
 use crate::registry::blocks::Noted;
 use cadastre_api::{
-    Allocate, Assignment, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder,
+    AllocatedBlock, AllocationMode, Assignment, MOST_POOLS, NodePool, NodeSubnetSpec,
+    QuarantinedNode,
 };
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
@@ -37,7 +38,7 @@ const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
 /// The condition that reports writes which the API server keeps rejecting.
-const WRITES_REFUSED: &str = "WritesRefused";
+const WRITES_REJECTED: &str = "WritesRejected";
 
 /// State of the NodeSubnet loop.
 #[derive(Debug, Default)]
@@ -259,7 +260,13 @@ impl Subnets {
             true,
             ("TooMany", "AllListed"),
         );
-        say(&mut all, WRITES_REFUSED, writes, true, ("Refused", "Taken"));
+        say(
+            &mut all,
+            WRITES_REJECTED,
+            writes,
+            true,
+            ("Refused", "Taken"),
+        );
         all
     }
 
@@ -318,7 +325,7 @@ fn wanted(
     // flight.
     let gives_blocks = |pool: &PoolState| {
         let is_valid = !matches!(pool.verdict, Verdict::Invalid(_));
-        is_valid && pool.allocate == Allocate::Blocks
+        is_valid && pool.allocation_mode == AllocationMode::Blocks
     };
     let may_ask = node.is_some_and(|node| {
         let begun = |pool: &&PoolState| gives_blocks(pool) && pool.verdict != Verdict::Starting;
@@ -335,10 +342,10 @@ fn wanted(
     } else {
         registry.pools.pod_ranges().to_vec()
     };
-    let previous: Vec<PreviousHolder> = registry
+    let previous: Vec<QuarantinedNode> = registry
         .rests_of(name)
         .filter(|(_, rest)| !rest.leaving)
-        .map(|((_, uid), rest)| PreviousHolder {
+        .map(|((_, uid), rest)| QuarantinedNode {
             node_uid: uid.to_string(),
             provider_id: rest.machine.provider_id.as_deref().map(str::to_owned),
             machine_id: rest.machine.machine_id.as_deref().map(str::to_owned),
@@ -373,8 +380,8 @@ fn wanted(
         blocks,
         pod_ranges,
         pools,
-        suspects,
-        previous,
+        leak_candidates: suspects,
+        quarantined: previous,
     })
 }
 
@@ -382,7 +389,7 @@ fn wanted(
 /// are too many for one object, the last ones that serve it are left out.
 fn pools(
     node: &Node,
-    blocks: &[HeldBlock],
+    blocks: &[AllocatedBlock],
     is: Option<&Subnet>,
     registry: &Registry,
 ) -> Vec<NodePool> {
@@ -390,7 +397,7 @@ fn pools(
     let mut add = |told: Option<&NodePool>, closed| {
         let new = told.filter(|told| !pools.iter().any(|it| it.name == told.name));
         pools.extend(new.map(|told| NodePool {
-            closed,
+            retained: closed,
             ..told.clone()
         }));
     };
@@ -620,7 +627,7 @@ mod tests {
             .map(|(name, closed, cooldown)| {
                 let mut told = NodePool {
                     name: (*name).to_owned(),
-                    closed: *closed,
+                    retained: *closed,
                     ..NodePool::default()
                 };
                 told.terms.cooldown_seconds = *cooldown;
@@ -652,7 +659,7 @@ mod tests {
     }
 
     fn brief(pools: &[NodePool]) -> Vec<(&str, bool, u32)> {
-        let brief = |it: &'_ NodePool| (it.closed, it.terms.cooldown_seconds);
+        let brief = |it: &'_ NodePool| (it.retained, it.terms.cooldown_seconds);
         let brief = pools.iter().map(|it| (it.name.as_str(), brief(it)));
         brief
             .map(|(name, (closed, cooldown))| (name, closed, cooldown))
@@ -737,7 +744,7 @@ mod tests {
         }
         let told = conditions(&subnets, &of_node, &world, &mut registry);
         assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].is_true() && &*told[0].kind == WRITES_REFUSED);
+        assert!(told[0].is_true() && &*told[0].kind == WRITES_REJECTED);
         assert!(told[0].message.contains("a policy forbids it"), "{told:?}");
         of_node.report.get_or_insert_default().conditions = told.clone().into();
         let again = conditions(&subnets, &of_node, &world, &mut registry);
@@ -752,7 +759,7 @@ mod tests {
 
     #[test]
     fn what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells() {
-        let (of_node, world, mut registry) = with_conditions(&[WRITES_REFUSED]);
+        let (of_node, world, mut registry) = with_conditions(&[WRITES_REJECTED]);
         let before = of_node.report.as_ref().unwrap().conditions.to_vec();
         let mut subnets = Subnets::default();
         let told = conditions(&subnets, &of_node, &world, &mut registry);
@@ -804,7 +811,7 @@ mod tests {
     #[test]
     fn conditions_of_others_stay_as_they_are() {
         let (of_node, world, mut registry) =
-            with_conditions(&["OfSomebodyElse", WRITES_REFUSED, "OfAnother"]);
+            with_conditions(&["OfSomebodyElse", WRITES_REJECTED, "OfAnother"]);
         let before = of_node.report.as_ref().unwrap().conditions.to_vec();
         let mut subnets = Subnets::default();
         subnets.heard_of("n".into());
@@ -840,7 +847,7 @@ mod tests {
     fn of_a_subnet_with_more_conditions_than_are_read_none_is_written() {
         let many: Vec<String> = (0..=MOST_CONDITIONS).map(|n| format!("Of{n}")).collect();
         let mut kinds: Vec<&str> = many.iter().map(String::as_str).collect();
-        kinds[0] = WRITES_REFUSED;
+        kinds[0] = WRITES_REJECTED;
         let answer = |kinds: &[&str]| {
             let (_, world, mut registry) = with_conditions(kinds);
             let mut subnets = Subnets::default();

@@ -28,7 +28,7 @@ impl Totals {
     /// Converts to the API's form.
     pub fn status(self) -> AddressStatus {
         AddressStatus {
-            held: self.held.to_string(),
+            allocated: self.held.to_string(),
             used: self.used.to_string(),
             cooling: self.cooling.to_string(),
         }

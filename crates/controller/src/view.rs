@@ -32,7 +32,7 @@ pub struct View {
     /// Addresses that several pods report
     pub doubled: usize,
     /// Number of calls that keep failing, by the kind of object
-    pub refused_writes: BTreeMap<Kind, usize>,
+    pub rejected_writes: BTreeMap<Kind, usize>,
     /// Invalid entries in agents' statuses
     pub refused: u64,
     /// How long the oldest block has been in quarantine beyond its time
@@ -52,7 +52,7 @@ pub struct View {
     /// Ranges that stay allocated because a write is indeterminate
     pub unclear: usize,
     /// podCIDRs that a foreign allocator wrote while this process led
-    pub second_writer: u64,
+    pub foreign_allocations: u64,
     /// Load of each loop's queues
     pub loops: Vec<(&'static str, Load)>,
 }

@@ -55,7 +55,7 @@ mutations! {
     /// Pairs of nodes whose ranges overlap are not reported.
     OverlapsNotReported,
     /// A pool keeps allocating although a foreign allocator writes podCIDRs in its ranges.
-    SecondWriterIgnored,
+    ForeignAllocatorIgnored,
     /// A pool whose finalizer is being removed still counts as keeping the ranges of another pool that is deleted.
     PoolThatGoesKeepsRanges,
     /// A podCIDR counts against pools however wide it is.
@@ -153,9 +153,9 @@ mutations! {
     /// The end of quarantine that a block's object records counts as reached already.
     RecordedRestOfBlockIgnored,
     /// A block that an agent uses and the API has lost is not adopted.
-    ForgottenBlockNotTakenUp,
+    ForgottenBlockNotAdopted,
     /// A block that an agent uses is adopted although somebody else has a claim to it.
-    ClaimedBlockTakenUp,
+    ClaimedBlockAdopted,
     /// A leader that follows a gap does not wait for the reports of agents.
     AgentsNotListenedTo,
     /// Unconfirmed blocks do not count as blocks of their node.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{
-    AddressEntry, BlockReport, HeldBlock, NodeAddressesSpec, NodePool, NodeSubnet,
+    AddressEntry, AllocatedBlock, BlockReport, NodeAddressesSpec, NodePool, NodeSubnet,
     NodeSubnetStatus, PoolDemand, Recall,
 };
 use cadastre_core::{Addr, Cidr, Family, Span};
@@ -188,7 +188,7 @@ impl Agent {
 }
 
 impl Block {
-    fn take_over(&mut self, cidr: &Cidr, held: &HeldBlock) {
+    fn take_over(&mut self, cidr: &Cidr, held: &AllocatedBlock) {
         self.uid.clone_from(&held.uid);
         self.pool.clone_from(&held.pool);
         self.recall = held.recall;

@@ -65,15 +65,15 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     hand.delete_pod("leak-both").await.unwrap();
     hand.delete_pod("leak-pod").await.unwrap();
     fs::remove_file(machine.path("netns/leak-sandbox")).unwrap();
-    suspected(&machine, "leak-pod", &["podGone", "suspect"]).await;
-    suspected(&machine, "leak-both", &["podGone", "suspect"]).await;
+    suspected(&machine, "leak-pod", &["podGone", "leakCandidate"]).await;
+    suspected(&machine, "leak-both", &["podGone", "leakCandidate"]).await;
     // The controller has listed both as leak candidates by now; their network namespaces still exist.
     hand.subnet_until("leak-1", "names two suspects", |it| {
-        it.spec.suspects.len() == 2
+        it.spec.leak_candidates.len() == 2
     })
     .await
     .unwrap();
-    suspected(&machine, "leak-pod", &["suspect"]).await;
+    suspected(&machine, "leak-pod", &["leakCandidate"]).await;
     fs::remove_file(machine.path("netns/leak-both")).unwrap();
     gone(&machine, "leak-both").await;
     let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();

@@ -20,7 +20,7 @@ const RANGE: &str = "10.43.0.0/28";
 async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_live() {
     let (stage, hand) = shared().await;
     let range =
-        json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.43.0.0/24"], "blockSize": 28}});
+        json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.43.0.0/24"], "blockSize": 28}});
     hand.pool("moved", range).await.unwrap();
     let mut machine = Machine::new("moved-1", &["--publish-interval", "0.5"]);
     let before = host_local(&machine);

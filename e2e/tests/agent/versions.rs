@@ -36,7 +36,7 @@ const ADDED: [(&str, &str); 10] = [
 const LACKING: [(&str, &str, &str); 6] = [
     ("ippools", "/status/properties/ipv4", "trend"),
     ("ippools", "/status/properties/ipv4", "exhaustsAt"),
-    ("nodesubnets", "/spec", "suspects"),
+    ("nodesubnets", "/spec", "leakCandidates"),
     ("nodesubnets", "/spec/properties/blocks/items", "reserved"),
     ("nodesubnets", "/status", "agent"),
     ("nodeaddresses", "/spec", "bootID"),
@@ -119,7 +119,7 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
     publishes(&hand, "g-1", given).await;
     hand.pool_until("g", "tells of the second block", |pool| {
         let status = pool.status.as_ref().and_then(|it| it.ipv4.as_ref());
-        status.is_some_and(|it| it.held == "2")
+        status.is_some_and(|it| it.allocated == "2")
     })
     .await
     .unwrap();

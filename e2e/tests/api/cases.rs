@@ -25,7 +25,7 @@ const BAD_NAME: &str =
 
 /// A pool of podCIDRs with these fields replaced.
 fn with(fields: &Value) -> Value {
-    let mut spec = json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
+    let mut spec = json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
     for (key, value) in fields.as_object().unwrap() {
         spec[key] = value.clone();
     }
@@ -35,7 +35,7 @@ fn with(fields: &Value) -> Value {
 /// A pool of blocks with these fields replaced.
 fn blocks(fields: &Value) -> Value {
     let mut spec = with(fields);
-    spec["allocate"] = json!("Blocks");
+    spec["allocationMode"] = json!("Blocks");
     spec
 }
 
@@ -44,7 +44,7 @@ fn v4(cidrs: &[&str], block_size: u32) -> Value {
 }
 
 fn v6(cidrs: &[&str], block_size: u32) -> Value {
-    json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": cidrs, "blockSize": block_size}})
+    json!({"allocationMode": "NodeCIDR", "ipv6": {"cidrs": cidrs, "blockSize": block_size}})
 }
 
 /// A pool of 10.0.0.0/16 and fd00::/48 with these reserved entries.
@@ -78,8 +78,8 @@ pub fn pools() -> Vec<Case> {
 
 fn families() -> Vec<(Value, Option<Cause>)> {
     let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
-    let neither = json!({"allocate": "NodeCIDR"});
-    let null = json!({"allocate": "NodeCIDR", "ipv4": null});
+    let neither = json!({"allocationMode": "NodeCIDR"});
+    let null = json!({"allocationMode": "NodeCIDR", "ipv4": null});
     let some = "a pool needs addresses: give ipv4, ipv6, or both for dual stack";
     vec![
         (v4(&["10.0.0.0/16"], 24), None),
@@ -88,10 +88,13 @@ fn families() -> Vec<(Value, Option<Cause>)> {
         (neither, Some(("spec", some))),
         (null, Some(("spec", some))),
         (json!({"ipv4": {"cidrs": ["10.0.0.0/16"]}}), None),
-        (with(&json!({"allocate": "Blocks"})), None),
+        (with(&json!({"allocationMode": "Blocks"})), None),
         (
-            with(&json!({"allocate": "Addresses"})),
-            Some(("spec.allocate", r#"supported values: "Blocks", "NodeCIDR""#)),
+            with(&json!({"allocationMode": "Addresses"})),
+            Some((
+                "spec.allocationMode",
+                r#"supported values: "Blocks", "NodeCIDR""#,
+            )),
         ),
         (
             v4(&[], 24),
@@ -427,7 +430,7 @@ fn address_terms() -> Vec<(Value, Option<Cause>)> {
     let one = |key: &str, value: Value| blocks(&json!({ key: value }));
     let gateway4 =
         |gateway: &str| with(&json!({"ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": gateway}}));
-    let gateway6 = |gateway: &str| json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"], "gateway": gateway}});
+    let gateway6 = |gateway: &str| json!({"allocationMode": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"], "gateway": gateway}});
     let no_gateway4 = "is neither None nor an IPv4 address: write one such as 10.244.0.1, or leave it out for the first usable address of each block";
     let no_gateway6 = "is neither None nor an IPv6 address: write one such as fd00::1, or leave it out for the first usable address of each block";
     let outside = "lies in none of the cidrs, where pods cannot reach it: give an address of the pool, leave it out for the first usable address of each block, or set addressPrefix to Host if pods have a way to it all the same";
@@ -583,7 +586,7 @@ fn block_terms() -> Vec<(Value, Option<Cause>)> {
             one("firstBlock", json!("Never")),
             Some((
                 "spec.firstBlock",
-                r#"supported values: "OnSight", "OnDemand""#,
+                r#"supported values: "Immediate", "OnDemand""#,
             )),
         ),
         (
@@ -707,7 +710,7 @@ pub fn subnets() -> Vec<Case> {
     };
     let previous = |cidr: &str| {
         let ranges = [json!({"cidr": cidr, "pool": "default"})];
-        json!({"previous": [{"nodeUID": "u", "podCIDRs": ranges, "until": "2026-11-21T10:00:00Z"}]})
+        json!({"quarantined": [{"nodeUID": "u", "podCIDRs": ranges, "until": "2026-11-21T10:00:00Z"}]})
     };
     let held_block = || json!({"cidr": "10.244.1.64/26", "uid": "b1", "pool": "default"});
     let listed = |fields: Value| {
@@ -743,13 +746,13 @@ pub fn subnets() -> Vec<Case> {
         case(
             previous("10.244.1.7/24"),
             Some((
-                "spec.previous[0].podCIDRs[0].cidr",
+                "spec.quarantined[0].podCIDRs[0].cidr",
                 "is not in canonical form: write 10.244.1.0/24",
             )),
         ),
         case(
-            json!({"previous": [{"nodeUID": "u"}]}),
-            Some(("spec.previous[0].until", "Required value")),
+            json!({"quarantined": [{"nodeUID": "u"}]}),
+            Some(("spec.quarantined[0].until", "Required value")),
         ),
         case(listed(json!({})), None),
         case(
@@ -784,7 +787,7 @@ pub fn subnets() -> Vec<Case> {
             Some(("spec.blocks[0].uid", "Required value")),
         ),
         case(
-            json!({"pools": [{"name": "default"}], "suspects": [{"address": "10.244.1.65", "podUID": "p"}]}),
+            json!({"pools": [{"name": "default"}], "leakCandidates": [{"address": "10.244.1.65", "podUID": "p"}]}),
             None,
         ),
         // A node name of the maximal length
@@ -875,7 +878,7 @@ pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
             with(&json!({})),
             blocks(&json!({})),
             Some((
-                "spec.allocate",
+                "spec.allocationMode",
                 "is immutable: add a new pool that allocates the other way, and set disabled on this one",
             )),
         ),

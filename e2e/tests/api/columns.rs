@@ -75,7 +75,7 @@ impl Lab {
             (
                 "dual",
                 json!({
-                    "allocate": "NodeCIDR", "priority": 10,
+                    "allocationMode": "NodeCIDR", "priority": 10,
                     "ipv4": {"cidrs": ["10.244.0.0/16", "10.8.0.0/16"], "blockSize": 24},
                     "ipv6": {"cidrs": ["fd00:10:244::/48"], "blockSize": 64},
                 }),
@@ -84,7 +84,7 @@ impl Lab {
             (
                 "spent",
                 json!({
-                    "allocate": "NodeCIDR", "disabled": true,
+                    "allocationMode": "NodeCIDR", "disabled": true,
                     "ipv4": {"cidrs": ["10.9.0.0/24"], "blockSize": 26},
                     "nodeSelector": {"matchLabels": {"zone": "a"}},
                 }),
@@ -101,7 +101,7 @@ impl Lab {
         };
         let family = |size: u8, free: &str, held: &str, quarantined: &str, utilization: &str| {
             json!({
-                "blockSize": size, "capacity": "512", "held": held, "quarantined": quarantined, "free": free,
+                "blockSize": size, "capacity": "512", "allocated": held, "quarantined": quarantined, "free": free,
                 "utilization": utilization,
             })
         };
@@ -158,13 +158,13 @@ impl Lab {
                 json!({
                     "nodeUID": "u2", "podCIDRs": [{"cidr": "192.0.2.0/24"}],
                     "blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "pool": "default"}],
-                    "previous": [{
+                    "quarantined": [{
                         "nodeUID": "u0", "until": "2026-11-21T10:00:00Z",
                         "podCIDRs": [{"cidr": "10.244.3.0/24"}],
                     }],
                 }),
             ),
-            ("gone", json!({ "previous": previous })),
+            ("gone", json!({ "quarantined": previous })),
         ];
         for (name, spec) in subnets {
             let subnet = subnet(name, &spec);

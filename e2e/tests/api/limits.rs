@@ -31,7 +31,7 @@ fn ranges(count: u32) -> Vec<String> {
 
 fn longest(v4: u32, v6: u32, reserved: u32) -> Value {
     json!({
-        "allocate": "NodeCIDR",
+        "allocationMode": "NodeCIDR",
         "ipv4": {"cidrs": ipv4(v4), "blockSize": 28},
         "ipv6": {"cidrs": ipv6(v6), "blockSize": 128},
         "reserved": ranges(reserved),
@@ -42,7 +42,7 @@ fn longest(v4: u32, v6: u32, reserved: u32) -> Value {
 fn touching() -> [Value; 3] {
     let v4 = |entry: fn(u32) -> String| {
         let reserved: Vec<String> = (0..128).map(entry).collect();
-        json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ipv4(256), "blockSize": 28}, "reserved": reserved})
+        json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ipv4(256), "blockSize": 28}, "reserved": reserved})
     };
     let last = ipv6(128);
     [
@@ -52,7 +52,7 @@ fn touching() -> [Value; 3] {
             format!("100.100.{third}.{fourth}-100.100.{third}.200")
         }),
         json!({
-            "allocate": "NodeCIDR", "ipv6": {"cidrs": last, "blockSize": 128}, "reserved": last,
+            "allocationMode": "NodeCIDR", "ipv6": {"cidrs": last, "blockSize": 128}, "reserved": last,
         }),
     ]
 }

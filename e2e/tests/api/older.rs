@@ -35,7 +35,7 @@ fn strip(value: &mut Value) {
 fn wrong() -> Value {
     let labels = json!({"matchLabels": {"not a key": "not a value"}});
     json!({
-        "allocate": "Blocks", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "10.9.9.9"},
+        "allocationMode": "Blocks", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "10.9.9.9"},
         "reserved": ["10.9.0.1"], "nodeSelector": labels, "podSelector": labels,
         "dns": {"nameservers": ["x"], "domain": " ", "search": ["a b"], "options": ["a b"]},
     })
@@ -61,7 +61,7 @@ impl Lab {
             self.pools.patch("older", &params, &patch).await
         };
         for change in [
-            json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["cadastre.dev/ranges-held"]}}),
+            json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["cadastre.dev/ranges-allocated"]}}),
             json!({"spec": {"priority": 7, "disabled": true, "cooldownSeconds": 1}}),
             json!({"spec": {"ipv4": {"cidrs": ["10.0.0.0/16", "10.1.0.0/16"]}}}),
             json!({"spec": {"reserved": ["10.0.0.1"], "nodeSelector": null, "dns": null}}),

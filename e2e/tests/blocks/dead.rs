@@ -41,7 +41,7 @@ async fn a_block_rests_for_the_pools_time_with_its_last_owner_named_and_is_then_
     hand.subnet_gone("dead-1").await.unwrap();
     hand.pool_until("dead", "counts what rests", |it| {
         let status = it.status.as_ref().and_then(|it| it.ipv4.as_ref());
-        status.is_some_and(|it| it.quarantined == "1" && it.held == "0")
+        status.is_some_and(|it| it.quarantined == "1" && it.allocated == "0")
     })
     .await
     .unwrap();

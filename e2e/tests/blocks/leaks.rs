@@ -1,18 +1,18 @@
 //! Addresses whose pods are gone: the controller lists only those as leak candidates.
 
-use cadastre_api::Suspect;
+use cadastre_api::LeakCandidate;
 use cadastre_e2e::Hand;
 use serde_json::json;
 
 use crate::{say, shared};
 
-async fn suspects(hand: &Hand, node: &str, what: &str, addresses: &[String]) -> Vec<Suspect> {
-    let is = |suspects: &[Suspect]| {
+async fn suspects(hand: &Hand, node: &str, what: &str, addresses: &[String]) -> Vec<LeakCandidate> {
+    let is = |suspects: &[LeakCandidate]| {
         let named: Vec<&String> = suspects.iter().map(|it| &it.address).collect();
         named == addresses.iter().collect::<Vec<_>>()
     };
-    let subnet = hand.subnet_until(node, what, |it| is(&it.spec.suspects));
-    subnet.await.unwrap().spec.suspects
+    let subnet = hand.subnet_until(node, what, |it| is(&it.spec.leak_candidates));
+    subnet.await.unwrap().spec.leak_candidates
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ async fn a_disabled_pool_gives_no_block_and_nodes_use_on_what_they_have() {
     let still = hand.subnets.get("halt-1").await.unwrap().spec.pools;
     let still: Vec<(&str, bool, u32)> = still
         .iter()
-        .map(|it| (it.name.as_str(), it.closed, it.terms.cooldown_seconds))
+        .map(|it| (it.name.as_str(), it.retained, it.terms.cooldown_seconds))
         .collect();
     assert_eq!(still, [("halt", true, 41)]);
     hand.change_pool("halt", json!({"disabled": false}))

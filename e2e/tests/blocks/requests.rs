@@ -91,8 +91,10 @@ async fn a_release_that_is_asked_for_waits_for_no_grace_and_never_frees_what_liv
         format!("{}={}", address(3), gone(9)),
     ];
     annotate(&hand, "let-1", RELEASE_ANNOTATION, json!(all.join(","))).await;
-    let subnet = hand.subnet_until("let-1", "asks the agent", |it| !it.spec.suspects.is_empty());
-    let suspects = subnet.await.unwrap().spec.suspects;
+    let subnet = hand.subnet_until("let-1", "asks the agent", |it| {
+        !it.spec.leak_candidates.is_empty()
+    });
+    let suspects = subnet.await.unwrap().spec.leak_candidates;
     assert_eq!(suspects.len(), 1, "{suspects:?}");
     assert_eq!(suspects[0].address, address(2));
     assert_eq!(suspects[0].pod_uid, gone(2));

@@ -44,11 +44,11 @@ async fn exhaustion_is_told_with_what_to_do_and_so_is_its_end() {
     .unwrap();
     let listed = hand.listed("out-3", 1).await.unwrap();
     assert!(listed[0].starts_with("10.30.1."), "{listed:?}");
-    hand.event(&uid, "BlockAssigned").await.unwrap();
+    hand.event(&uid, "BlockAllocated").await.unwrap();
     hand.condition("out", "Exhausted", "False").await.unwrap();
     for (uid, reason) in [
         (&uid, "WaitingForBlock"),
-        (&uid, "BlockAssigned"),
+        (&uid, "BlockAllocated"),
         (&pool_uid, "PoolExhausted"),
     ] {
         assert_eq!(hand.told(uid, reason).await.unwrap(), 1, "{reason}");

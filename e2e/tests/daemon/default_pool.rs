@@ -1,6 +1,6 @@
 //! `--default-pool` creates one pool, once, and only if there is none.
 
-use cadastre_api::{Allocate, IPPool};
+use cadastre_api::{AllocationMode, IPPool};
 use cadastre_e2e::Hand;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::stage::start_controller;
@@ -43,8 +43,8 @@ async fn two_controllers_make_one_pool_of_what_kubeadm_was_told() {
     let mut second = start_controller(&cluster, ACCOUNT, &flags).unwrap();
     let pool = the_pool(&hand).await;
     assert_eq!(
-        (pool.name_any().as_str(), pool.spec.allocate),
-        ("default", Allocate::NodeCIDR)
+        (pool.name_any().as_str(), pool.spec.allocation_mode),
+        ("default", AllocationMode::NodeCIDR)
     );
     assert_eq!(pool.spec.ipv4.unwrap().cidrs, ["10.20.0.0/16"]);
     assert_eq!(pool.spec.ipv6.unwrap().cidrs, ["fd00:20::/56"]);

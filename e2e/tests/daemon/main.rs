@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const POOL: &str = r#"{
   "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": "default"},
   "spec": {
-    "allocate": "NodeCIDR",
+    "allocationMode": "NodeCIDR",
     "ipv4": {"cidrs": ["10.244.0.0/16"], "blockSize": 24},
     "ipv6": {"cidrs": ["fd00:244::/48"], "blockSize": 64}
   }

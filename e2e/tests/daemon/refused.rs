@@ -98,7 +98,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         );
     }
     let uid = unguarded.metadata.uid.as_deref().unwrap();
-    let told = hand.event(uid, "WritesRefused").await.unwrap();
+    let told = hand.event(uid, "WritesRejected").await.unwrap();
     assert!(
         told.contains("finalizers") && told.contains("not in this cluster"),
         "{told}"
@@ -107,7 +107,10 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         ("unguarded", "FinalizerRefused"),
         ("blockless", "BlocksRefused"),
     ] {
-        let condition = hand.condition(pool, "WritesRefused", "True").await.unwrap();
+        let condition = hand
+            .condition(pool, "WritesRejected", "True")
+            .await
+            .unwrap();
         assert_eq!(condition.reason, reason);
         let ready = hand.condition(pool, "Ready", "False").await.unwrap();
         assert_eq!(ready.reason, reason);
@@ -132,17 +135,17 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     );
     assert!(reads < 10.0, "{reads} reads of what is not there");
     for kind in ["Node", "IPAMBlock", "IPPool"] {
-        let count = sum(&metrics, "cadastre_refused_writes", &[("kind", kind)]);
+        let count = sum(&metrics, "cadastre_rejected_writes", &[("kind", kind)]);
         assert!((count - 1.0).abs() < 0.1, "{count} of {kind}");
     }
     let waiting = sum(
         &metrics,
         "cadastre_nodes_waiting",
-        &[("reason", "write_refused")],
+        &[("reason", "write_rejected")],
     );
     assert!((waiting - 2.0).abs() < 0.1, "{waiting} nodes wait");
     assert_eq!(
-        hand.told(uid, "WritesRefused").await.unwrap(),
+        hand.told(uid, "WritesRejected").await.unwrap(),
         1,
         "told once"
     );
@@ -179,13 +182,13 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         async || {
             let metrics = daemon.metrics().await?;
             let of_blocks = [("kind", "IPAMBlock")];
-            Ok((sum(&metrics, "cadastre_refused_writes", &of_blocks) > 0.5).then_some(()))
+            Ok((sum(&metrics, "cadastre_rejected_writes", &of_blocks) > 0.5).then_some(()))
         },
     )
     .await
     .unwrap();
     let since = |all: &[Condition]| {
-        let mut refused = all.iter().filter(|it| it.type_ == "WritesRefused");
+        let mut refused = all.iter().filter(|it| it.type_ == "WritesRejected");
         refused.next().map(|it| it.last_transition_time.clone())
     };
     let now = conditions(&hand, "blockless-1").await.unwrap();
@@ -199,7 +202,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     assert_eq!(hand.served("fine-1").await.unwrap().len(), 1);
     assert_eq!(hand.listed("blockless-1", 1).await.unwrap().len(), 1);
     hand.condition("unguarded", "Ready", "True").await.unwrap();
-    hand.condition("blockless", "WritesRefused", "False")
+    hand.condition("blockless", "WritesRejected", "False")
         .await
         .unwrap();
     until("the NodeSubnet says that it is over", LIMIT, async || {
@@ -218,9 +221,9 @@ async fn conditions(hand: &Hand, node: &str) -> Result<Vec<Condition>> {
     Ok(status.unwrap_or_default().conditions)
 }
 
-/// The status of a NodeSubnet's condition `WritesRefused`.
+/// The status of a NodeSubnet's condition `WritesRejected`.
 async fn writes_refused(hand: &Hand, node: &str) -> Result<String> {
     let mut all = conditions(hand, node).await?.into_iter();
-    let told = all.find(|it| it.type_ == "WritesRefused");
+    let told = all.find(|it| it.type_ == "WritesRejected");
     Ok(told.context("no condition")?.status)
 }

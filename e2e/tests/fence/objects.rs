@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cadastre_api::{HeldRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec};
+use cadastre_api::{AllocatedRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec};
 use cadastre_controller::cluster::request::{Kind, Known, Outcome, Refusal, Request, Spec};
 use cadastre_controller::cluster::seen;
 use cadastre_e2e::install;
@@ -16,7 +16,7 @@ use super::{assert_guarded, bench};
 fn spec(cidr: &str) -> NodeSubnetSpec {
     NodeSubnetSpec {
         node_uid: Some("u".to_owned()),
-        pod_cidrs: vec![HeldRange {
+        pod_cidrs: vec![AllocatedRange {
             cidr: cidr.to_owned(),
             pool: None,
             withheld: false,

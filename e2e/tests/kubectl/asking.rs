@@ -154,7 +154,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     // The controller has its proof that the pod is gone, and asks the agent for the other one.
     let asked = |it: &cadastre_api::NodeSubnet| {
         it.spec
-            .suspects
+            .leak_candidates
             .iter()
             .any(|suspect| suspect.address == address && suspect.pod_uid == uid)
     };

@@ -134,6 +134,6 @@ fn word(word: &str) -> String {
 pub(crate) fn pool(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",
-        "metadata": {"name": name, "finalizers": ["cadastre.dev/ranges-held"]}, "spec": spec,
+        "metadata": {"name": name, "finalizers": ["cadastre.dev/ranges-allocated"]}, "spec": spec,
     })
 }

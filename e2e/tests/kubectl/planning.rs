@@ -70,7 +70,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     // A larger pool would serve the waiting nodes; asking changes nothing.
     let file = cluster.folder().join("pool.json");
     let mut larger = spec.clone();
-    larger["allocate"] = json!("Blocks");
+    larger["allocationMode"] = json!("Blocks");
     larger["nodeSelector"] = json!({"matchLabels": {"group": "grow"}});
     larger["ipv4"]["cidrs"] = json!(["10.80.0.0/25", "10.82.0.0/25"]);
     let object = json!({"apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": "grow"}, "spec": larger});

@@ -128,7 +128,7 @@ async fn filled() -> ControlPlane {
     let client = cluster.client().await.unwrap();
     crds::install(&client).await.unwrap();
     let spec = json!({
-        "allocate": "Blocks", "ipv4": {"cidrs": ["10.0.0.0/11"]},
+        "allocationMode": "Blocks", "ipv4": {"cidrs": ["10.0.0.0/11"]},
         "reserved": ["10.2.0.0/18", "10.25.128.0-10.25.255.255"],
     });
     let mut pool = IPPool::new("large", serde_json::from_value(spec).unwrap());

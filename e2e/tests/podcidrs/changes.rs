@@ -78,7 +78,7 @@ async fn waiting_nodes_are_served_when_a_second_pool_is_added() {
         .metadata
         .uid
         .unwrap();
-    let note = hand.event(&told, "PodCIDRAssigned").await.unwrap();
+    let note = hand.event(&told, "PodCIDRAllocated").await.unwrap();
     assert!(note.contains("10.13.0.0/24"), "{note}");
 }
 

@@ -18,7 +18,7 @@ fn pool(i: u32) -> Call {
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",
         "metadata": {"name": format!("crowd-{i:04}")},
         "spec": {
-            "allocate": "NodeCIDR", "quarantineSeconds": 0,
+            "allocationMode": "NodeCIDR", "quarantineSeconds": 0,
             "nodeSelector": {"matchLabels": {"group": format!("crowd-{i:04}")}},
             "ipv4": {"cidrs": [format!("10.{}.{}.0/24", 100 + i / 250, i % 250)], "blockSize": 26},
         },

@@ -86,7 +86,7 @@ async fn with_one_family_full_nothing_of_the_other_is_spent() {
             let status = it.status.as_ref();
             let held = status
                 .and_then(|it| it.ipv4.as_ref())
-                .map(|it| it.held.as_str());
+                .map(|it| it.allocated.as_str());
             status.and_then(|it| it.waiting) == Some(1) && held == Some("2")
         })
         .await
@@ -94,7 +94,7 @@ async fn with_one_family_full_nothing_of_the_other_is_spent() {
     let status = pool.status.unwrap();
     let (v4, v6) = (status.ipv4.unwrap(), status.ipv6.unwrap());
     assert_eq!(v4.free, "254");
-    assert_eq!((v6.held.as_str(), v6.free.as_str()), ("2", "0"));
+    assert_eq!((v6.allocated.as_str(), v6.free.as_str()), ("2", "0"));
 
     let more = json!({"ipv6": {"cidrs": ["fd00:3::/63", "fd00:3:1::/63"]}});
     hand.change_pool("half", more).await.unwrap();

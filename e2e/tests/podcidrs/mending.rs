@@ -22,14 +22,14 @@ async fn a_nodesubnet_that_is_edited_or_deleted_by_hand_is_restored() {
             .unwrap();
     }
     hand.delete_node("hand-2").await.unwrap();
-    hand.subnet_until("hand-2", "rests", |it| !it.spec.previous.is_empty())
+    hand.subnet_until("hand-2", "rests", |it| !it.spec.quarantined.is_empty())
         .await
         .unwrap();
 
     for name in ["hand-1", "hand-2"] {
         let before = hand.subnets.get(name).await.unwrap();
         let edit = json!({"spec": {
-            "nodeUID": "someone", "podCIDRs": [{"cidr": "192.168.7.0/24"}], "previous": null,
+            "nodeUID": "someone", "podCIDRs": [{"cidr": "192.168.7.0/24"}], "quarantined": null,
         }});
         hand.subnets
             .patch(name, &PatchParams::default(), &Patch::Merge(edit))
@@ -92,7 +92,7 @@ async fn names_of_the_greatest_length_work_throughout() {
         .subnet_until(&node, "names the pool", |it| !it.spec.pod_cidrs.is_empty())
         .await;
     assert_eq!(subnet.unwrap().spec.pod_cidrs[0].pool.as_ref(), Some(&pool));
-    hand.event(&uid, "PodCIDRAssigned").await.unwrap();
+    hand.event(&uid, "PodCIDRAllocated").await.unwrap();
     hand.delete_node(&node).await.unwrap();
     hand.subnet_gone(&node).await.unwrap();
 }

@@ -75,11 +75,11 @@ fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
     let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "zone", "operator": operator, "values": values}]});
     let with = |selector: Value| {
         json!({
-            "allocate": "NodeCIDR", "nodeSelector": selector,
+            "allocationMode": "NodeCIDR", "nodeSelector": selector,
             "ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 24},
         })
     };
-    let plain = |ipv4: Value| json!({"allocate": "NodeCIDR", "ipv4": ipv4});
+    let plain = |ipv4: Value| json!({"allocationMode": "NodeCIDR", "ipv4": ipv4});
     vec![
         (
             "cidr",
@@ -110,7 +110,7 @@ fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
         ("empty", plain(v4(json!([]), 24)), "at least one CIDR"),
         (
             "nothing",
-            json!({"allocate": "NodeCIDR"}),
+            json!({"allocationMode": "NodeCIDR"}),
             "neither ipv4 nor ipv6",
         ),
         (
@@ -126,17 +126,17 @@ fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
         ("operator", with(expression("Gt", json!(["1"]))), "unknown"),
         (
             "type",
-            json!({"allocate": "NodeCIDR", "ipv4": "10.95.0.0/16"}),
+            json!({"allocationMode": "NodeCIDR", "ipv4": "10.95.0.0/16"}),
             "10.95.0.0/16",
         ),
         (
             "mode",
-            json!({"allocate": "Addresses", "ipv4": v4(json!(["10.96.0.0/24"]), 24)}),
+            json!({"allocationMode": "Addresses", "ipv4": v4(json!(["10.96.0.0/24"]), 24)}),
             "Addresses",
         ),
         (
             "number",
-            json!({"allocate": "NodeCIDR", "priority": "high"}),
+            json!({"allocationMode": "NodeCIDR", "priority": "high"}),
             "high",
         ),
         ("null", Value::Null, "spec"),
@@ -164,7 +164,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
             &hand,
             "NodeSubnet",
             name,
-            json!({"podCIDRs": "none", "previous": 7}),
+            json!({"podCIDRs": "none", "quarantined": 7}),
         )
         .await;
     }

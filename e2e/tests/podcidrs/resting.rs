@@ -43,7 +43,7 @@ async fn a_range_rests_for_the_pools_time_and_its_record_goes_with_it() {
     hand.delete_node("rest-1").await.unwrap();
     let subnet = hand
         .subnet_until("rest-1", "tells of the node that is gone", |it| {
-            !it.spec.previous.is_empty()
+            !it.spec.quarantined.is_empty()
         })
         .await
         .unwrap();
@@ -51,7 +51,7 @@ async fn a_range_rests_for_the_pools_time_and_its_record_goes_with_it() {
         (subnet.spec.node_uid, subnet.spec.pod_cidrs.len()),
         (None, 0)
     );
-    let previous = &subnet.spec.previous[0];
+    let previous = &subnet.spec.quarantined[0];
     assert_eq!(Some(&previous.node_uid), node.metadata.uid.as_ref());
     assert_eq!(previous.pod_cidrs[0].cidr, cidrs[0]);
     assert!(previous.until.0 >= wall + SignedDuration::from_secs(3));
@@ -86,7 +86,7 @@ async fn a_node_that_is_being_deleted_keeps_its_range_until_it_is_gone() {
     assert!(hand.pod_cidrs("fin-2").await.unwrap().is_empty());
     let subnet = hand.subnets.get("fin-1").await.unwrap();
     assert_eq!(subnet.spec.pod_cidrs[0].cidr, cidrs[0]);
-    assert!(subnet.spec.node_uid.is_some() && subnet.spec.previous.is_empty());
+    assert!(subnet.spec.node_uid.is_some() && subnet.spec.quarantined.is_empty());
 
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     hand.nodes
@@ -127,10 +127,10 @@ async fn a_range_is_not_given_on_while_a_pod_has_an_address_of_it() {
     let mut over = Timestamp::UNIX_EPOCH;
     for name in ["pod-1", "pod-2"] {
         let subnet = hand
-            .subnet_until(name, "rests", |it| !it.spec.previous.is_empty())
+            .subnet_until(name, "rests", |it| !it.spec.quarantined.is_empty())
             .await
             .unwrap();
-        over = over.max(subnet.spec.previous[0].until.0);
+        over = over.max(subnet.spec.quarantined[0].until.0);
     }
     until_time(over + SignedDuration::from_secs(2)).await;
     for name in ["pod-3", "pod-4"] {
@@ -212,7 +212,7 @@ async fn the_same_machine_gets_its_range_back_and_another_one_under_its_name_doe
         let subnet = hand.subnets.get(name).await.unwrap();
         let resting: Vec<_> = subnet
             .spec
-            .previous
+            .quarantined
             .iter()
             .map(|it| &it.pod_cidrs[0].cidr)
             .collect();
@@ -235,7 +235,7 @@ async fn come_back(hand: &Hand, name: &str, as_machine: (Option<&str>, &str)) ->
         .unwrap();
     let has = hand.served(name).await.unwrap();
     hand.subnet_until(name, "is of the new node alone", |it| {
-        let mut previous = it.spec.previous.iter().flat_map(|it| &it.pod_cidrs);
+        let mut previous = it.spec.quarantined.iter().flat_map(|it| &it.pod_cidrs);
         it.spec.node_uid == node.metadata.uid && previous.all(|it| it.cidr != has[0])
     })
     .await
@@ -259,7 +259,7 @@ async fn a_rest_survives_a_restart_and_a_death_that_nobody_saw_begins_one() {
     let first_dead = Instant::now();
     hand.delete_node("long-1").await.unwrap();
     let rests = hand
-        .subnet_until("long-1", "rests", |it| !it.spec.previous.is_empty())
+        .subnet_until("long-1", "rests", |it| !it.spec.quarantined.is_empty())
         .await
         .unwrap();
     let mut second_dead = Instant::now();
@@ -274,7 +274,7 @@ async fn a_rest_survives_a_restart_and_a_death_that_nobody_saw_begins_one() {
         next_in_line(&hand, "long", name).await;
     }
     let still = hand.subnets.get("long-1").await.unwrap();
-    assert_eq!(still.spec.previous, rests.spec.previous);
+    assert_eq!(still.spec.quarantined, rests.spec.quarantined);
 
     let mut times = Vec::new();
     until("both are served", LIMIT, async || {

@@ -65,13 +65,13 @@ async fn exhaustion_is_told_once_and_so_is_its_end() {
     .unwrap();
     hand.served("tell-2").await.unwrap();
     hand.event(&pool_uid, "PoolHasRoom").await.unwrap();
-    hand.event(&node_uid, "PodCIDRAssigned").await.unwrap();
+    hand.event(&node_uid, "PodCIDRAllocated").await.unwrap();
     hand.condition("tell", "Exhausted", "False").await.unwrap();
     for (uid, reason) in [
         (&pool_uid, "PoolExhausted"),
         (&pool_uid, "PoolHasRoom"),
         (&node_uid, "WaitingForPodCIDR"),
-        (&node_uid, "PodCIDRAssigned"),
+        (&node_uid, "PodCIDRAllocated"),
     ] {
         assert_eq!(hand.told(uid, reason).await.unwrap(), 1, "{reason}");
     }
@@ -118,7 +118,7 @@ async fn the_metrics_of_a_pool_are_those_of_its_status_and_go_with_it() {
     hand.delete_node("figs-2").await.unwrap();
     let expected = [
         ("cadastre_pool_blocks_capacity", 3.0, 16.0),
-        ("cadastre_pool_blocks_held", 1.0, 1.0),
+        ("cadastre_pool_blocks_allocated", 1.0, 1.0),
         ("cadastre_pool_blocks_quarantined", 1.0, 1.0),
         ("cadastre_pool_blocks_free", 1.0, 14.0),
         ("cadastre_pool_utilization_ratio", 2.0 / 3.0, 2.0 / 16.0),
@@ -137,7 +137,7 @@ async fn the_metrics_of_a_pool_are_those_of_its_status_and_go_with_it() {
     let pool = hand
         .pool_until("figs", "the status tells the same", |it| {
             let v4 = it.status.as_ref().and_then(|it| it.ipv4.as_ref());
-            v4.is_some_and(|it| it.held == "1" && it.quarantined == "1")
+            v4.is_some_and(|it| it.allocated == "1" && it.quarantined == "1")
         })
         .await
         .unwrap();

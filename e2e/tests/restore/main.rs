@@ -142,7 +142,7 @@ async fn story(lives: bool) {
         .metadata
         .uid
         .unwrap();
-    let told = hand.event(&uid, "BlockTakenUp").await.unwrap();
+    let told = hand.event(&uid, "BlockAdopted").await.unwrap();
     assert!(told.contains("docs/backup.md"), "{told}");
     check(&stage.cluster).await;
 

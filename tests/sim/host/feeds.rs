@@ -6,7 +6,7 @@ use std::time::Duration;
 use cadastre_agent::machine::Event;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, NodeSeen, SubnetSeen};
-use cadastre_api::{HeldBlock, Recall};
+use cadastre_api::{AllocatedBlock, Recall};
 use cadastre_controller::cluster::seen::{Node, Pod as ApiPod, Subnet, Text};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::{Change, Step};
@@ -66,7 +66,7 @@ impl Feeds {
             self.ended.clear();
             return;
         };
-        let gives = |block: &&HeldBlock| block.recall != Some(Recall::Drain);
+        let gives = |block: &&AllocatedBlock| block.recall != Some(Recall::Drain);
         let givable = spec.blocks.iter().filter(gives);
         let givable: BTreeSet<Cidr> = givable.map(|it| key(it).0).collect();
         for cidr in self.givable.difference(&givable) {

@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cadastre_agent::machine;
-use cadastre_api::HeldBlock;
+use cadastre_api::AllocatedBlock;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::Now;
 
@@ -63,7 +63,7 @@ type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 /// Names a block: its CIDR and the UID of its object.
 pub type Key = (Cidr, Text);
 
-pub fn key(told: &HeldBlock) -> Key {
+pub fn key(told: &AllocatedBlock) -> Key {
     (
         Cidr::parse_strict(&told.cidr).unwrap(),
         told.uid.as_str().into(),

@@ -228,7 +228,7 @@ fn addresses_of_the_attachment_go_before_those_of_the_pod() {
 fn a_closed_pool_serves_as_long_as_a_block_of_it_gives() {
     let pool = |name: &str, closed| NodePool {
         name: name.to_owned(),
-        closed,
+        retained: closed,
         assignment: Assignment::Manual,
         ..NodePool::default()
     };

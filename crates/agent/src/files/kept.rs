@@ -97,7 +97,7 @@ impl Kept {
         if let Some((path, links)) = &self.wanted.subnet_env {
             let text = subnet_env::render(holding, *links);
             if text.is_none() && !holding.blocks.is_empty() {
-                trouble.push("--subnet-env: the node has no podCIDR, which flannel's plugin needs: use a pool with allocate: NodeCIDR".to_owned());
+                trouble.push("--subnet-env: the node has no podCIDR, which flannel's plugin needs: use a pool with allocationMode: NodeCIDR".to_owned());
             }
             keep(path, text, &mut self.subnet_env, overdue, &mut unwritten);
         }

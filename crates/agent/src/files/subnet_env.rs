@@ -1,7 +1,7 @@
 //! flannel's `/run/flannel/subnet.env`, for its CNI plugin on nodes where no flanneld runs.
 //!
 //! That plugin makes one range per family of it, so the file suits nodes with a podCIDR (pools with
-//! `allocate: NodeCIDR`); it cannot express blocks that come and go.
+//! `allocationMode: NodeCIDR`); it cannot express blocks that come and go.
 //!
 //! # Caveats
 //! - Several ranges of a pool are written separated by commas. Plugins before 1.2 read only one.

@@ -48,12 +48,12 @@ fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
 fn freed(
     snapshot: &Snapshot,
     pods: &Pods,
-    suspects: &[Suspect],
+    suspects: &[LeakCandidate],
     evidence: &Evidence,
 ) -> Vec<(String, Reason)> {
     let mut leaks = Leaks::new(GRACE);
     let claims = Claims {
-        suspects,
+        leak_candidates: suspects,
         ..NO_CLAIMS
     };
     leaks.look(snapshot, pods, claims, evidence, secs(100));
@@ -135,7 +135,7 @@ fn suspicion_has_to_last() {
 #[test]
 fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
     let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
-    let suspect = |address: &str, uid: &str| Suspect {
+    let suspect = |address: &str, uid: &str| LeakCandidate {
         address: address.to_owned(),
         pod_uid: uid.to_owned(),
     };
@@ -144,18 +144,18 @@ fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
     let there = evidence(Some(&["c1"]), &[]);
     let mut leaks = Leaks::new(GRACE);
     let claims = Claims {
-        suspects: &named,
+        leak_candidates: &named,
         ..NO_CLAIMS
     };
     let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
-    assert_eq!(look.due[0].reason, Reason::Suspect);
+    assert_eq!(look.due[0].reason, Reason::LeakCandidate);
     // Another pod may have the address by now.
     for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
         let mut leaks = Leaks::new(GRACE);
         let claims = Claims {
-            suspects: &[other],
+            leak_candidates: &[other],
             ..NO_CLAIMS
         };
         let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));

@@ -348,7 +348,7 @@ impl Machine {
         let subnet = self.subnet().cloned();
         let spec = subnet.as_deref().and_then(|it| it.spec_of(self.node_uid()));
         let claims = Claims {
-            suspects: spec.map_or(&[], |spec| spec.suspects.as_slice()),
+            leak_candidates: spec.map_or(&[], |spec| spec.leak_candidates.as_slice()),
             container_gone: subnet.as_deref().map_or(&NOBODY, |it| &it.container_gone),
         };
         let look = self

@@ -235,7 +235,7 @@ impl Machine {
         let askable = || spec.pools.iter().filter(|it| it.is_askable());
         shown.askable = askable().map(|it| it.name.clone()).collect();
         shown.gives_unasked = askable()
-            .filter(|it| it.first_block == FirstBlock::OnSight)
+            .filter(|it| it.first_block == FirstBlock::Immediate)
             .any(|it| shown.automatic.contains(&it.name));
         shown.at_limit = at_limit(&spec.pools, &holding.blocks);
         let named: BTreeSet<&str> = spec.pools.iter().map(|it| it.name.as_str()).collect();

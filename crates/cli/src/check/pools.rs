@@ -3,7 +3,7 @@
 use super::{Finding, Severity};
 use crate::inventory::Inventory;
 use crate::render::{count, left, some};
-use cadastre_api::Allocate;
+use cadastre_api::AllocationMode;
 use cadastre_controller::figures::figures;
 use cadastre_controller::pools::{PoolState, Verdict};
 use cadastre_core::Family;
@@ -63,10 +63,10 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
     let object_status = inventory.world.pools.get(&state.name);
     let status = object_status.and_then(|pool| pool.status.as_ref());
     let conditions = status.into_iter().flat_map(|status| &status.conditions);
-    for condition in conditions.filter(|it| it.type_ == "SecondWriter" && it.status == "True") {
+    for condition in conditions.filter(|it| it.type_ == "ForeignAllocator" && it.status == "True") {
         tell(
             Severity::Critical,
-            "SecondWriter",
+            "ForeignAllocator",
             condition.message.clone(),
             "two allocators allocate from the same address space: turn off the other one before anything else",
         );
@@ -146,10 +146,10 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     let nodes = inventory.world.nodes.iter();
     let lacks = nodes.filter(|node| {
         state.selects(node)
-            && match state.allocate {
-                Allocate::NodeCIDR => node.is_empty(),
-                Allocate::Blocks => {
-                    state.terms.first_on_sight && !inventory.registry.blocks.has(&node.uid)
+            && match state.allocation_mode {
+                AllocationMode::NodeCIDR => node.is_empty(),
+                AllocationMode::Blocks => {
+                    state.terms.first_immediate && !inventory.registry.blocks.has(&node.uid)
                 }
             }
     });

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Finding, Severity};
 use crate::inventory::{Inventory, SubnetFact};
 use crate::render::{age, some};
-use cadastre_api::{Allocate, block_name};
+use cadastre_api::{AllocationMode, block_name};
 use cadastre_controller::cluster::agent_report::ACCEPTED;
 use cadastre_controller::cluster::seen::Node;
 use cadastre_controller::registry::blocks::Entry;
@@ -299,7 +299,7 @@ fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
     let managed = pools
         .iter()
-        .any(|pool| pool.allocate == Allocate::NodeCIDR && pool.selects(node));
+        .any(|pool| pool.allocation_mode == AllocationMode::NodeCIDR && pool.selects(node));
     for cidr in registry
         .pod_cidrs(node)
         .filter(|cidr| pools.of(cidr).is_none())
@@ -334,7 +334,7 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
             "check that a controller leads (kubectl get lease -A | grep cadastre): it corrects this".to_owned(),
         ));
     } else if spec.node_uid.is_none()
-        && spec.previous.is_empty()
+        && spec.quarantined.is_empty()
         && spec.blocks.is_empty()
         && node.is_none()
     {
@@ -374,7 +374,7 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
         let why = &accepted.message;
         findings.push(Finding::new(
             Severity::Warning,
-            "StatusRefused",
+            "StatusRejected",
             object,
             format!("the controller rejects a part of what the agent reports: {why}"),
             format!("see the agent's version and log on {}", subnet.name),

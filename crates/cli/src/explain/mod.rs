@@ -22,7 +22,7 @@ use super::render::{self, Report, Style};
 use super::show::pod_name;
 use super::{Flags, Verdict};
 use cadastre_api::choice::{Asker, Candidate, Standing, choose};
-use cadastre_api::{Allocate, Assignment};
+use cadastre_api::{AllocationMode, Assignment};
 use cadastre_controller::pools::{PoolState, Verdict as PoolVerdict};
 
 /// Explain which pools serve a pod or a node, why a node waits or keeps a block, and what fills a pool
@@ -95,10 +95,16 @@ impl Explanation {
 }
 
 /// Returns the pools of a mode in the order in which they are tried, and why the others are not.
-fn choice(mode: Allocate, asker: &Asker, inventory: &Inventory) -> (Vec<String>, Vec<String>) {
+fn choice(
+    mode: AllocationMode,
+    asker: &Asker,
+    inventory: &Inventory,
+) -> (Vec<String>, Vec<String>) {
     let ledger = &inventory.registry.ledger;
     let states = inventory.registry.pools.iter();
-    let states: Vec<&PoolState> = states.filter(|state| state.allocate == mode).collect();
+    let states: Vec<&PoolState> = states
+        .filter(|state| state.allocation_mode == mode)
+        .collect();
     let candidates: Vec<Candidate> = states.iter().map(|state| candidate(state, asker)).collect();
     let room = |candidate: &Candidate| {
         let state = inventory.registry.pools.get(candidate.name);

@@ -5,7 +5,7 @@ use crate::inventory::Inventory;
 use crate::plan::whatif;
 use crate::render::{count, some};
 use cadastre_api::choice::Asker;
-use cadastre_api::{Allocate, Recall};
+use cadastre_api::{AllocationMode, Recall};
 use cadastre_controller::cluster::seen::Node;
 use cadastre_controller::pools::Verdict as PoolVerdict;
 use cadastre_controller::registry::blocks::Entry;
@@ -20,8 +20,8 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     };
     let mut explanation = Explanation::about(format!("node {name}"));
     let kinds = [
-        (Allocate::NodeCIDR, "podCIDRs"),
-        (Allocate::Blocks, "blocks"),
+        (AllocationMode::NodeCIDR, "podCIDRs"),
+        (AllocationMode::Blocks, "blocks"),
     ];
     let mut waits = Vec::new();
     for (mode, title) in kinds {
@@ -29,7 +29,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
             .registry
             .pools
             .iter()
-            .any(|pool| pool.allocate == mode)
+            .any(|pool| pool.allocation_mode == mode)
         {
             let (_, lines) = choice(mode, &asker, inventory);
             explanation.add(&format!("Pools for its {title}"), lines);
@@ -97,7 +97,7 @@ fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> St
         None if all.iter().filter(same).count() > 1 => format!(
             "it is empty, and returns to the pool once it has been empty for {idle} s (spec.idleSeconds), unless the node needs it"
         ),
-        None if pool.is_some_and(|pool| pool.is_serving() && !pool.terms.first_on_sight) => format!(
+        None if pool.is_some_and(|pool| pool.is_serving() && !pool.terms.first_immediate) => format!(
             "it is empty, and the node's last block of this pool and family: it returns to the pool once the node has used nothing of the pool for {idle} s (spec.idleSeconds), or when pods on another node wait"
         ),
         None => "it is empty, and the node's last block of this pool and family: it stays, so that the next pod need not wait, until pods on another node wait and the pool has no other block".to_owned(),

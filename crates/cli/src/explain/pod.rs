@@ -5,7 +5,7 @@ use crate::inventory::{Inventory, PodFact};
 use crate::render::some;
 use crate::show;
 use cadastre_api::choice::{Asker, Label, PodLabels};
-use cadastre_api::{ADDRESSES_ANNOTATION, Allocate, POOLS_ANNOTATION};
+use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, POOLS_ANNOTATION};
 use cadastre_controller::cluster::seen::Node;
 use cadastre_controller::registry::blocks::Entry;
 
@@ -139,7 +139,7 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
     if let (None, Some(value)) = (own, by_namespace) {
         asks.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
     }
-    let (pools, lines) = choice(Allocate::Blocks, &asker, inventory);
+    let (pools, lines) = choice(AllocationMode::Blocks, &asker, inventory);
     Choice { asks, pools, lines }
 }
 

@@ -124,7 +124,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
     let is_full = percent.is_ok_and(|it: u8| it >= NEARLY_FULL);
     let mut all = vec![
         ("utilization", counts.utilization.clone(), is_full),
-        ("blocks allocated", short(&counts.held), false),
+        ("blocks allocated", short(&counts.allocated), false),
         ("blocks free", short(&counts.free), false),
         ("in quarantine", short(&counts.quarantined), false),
     ];

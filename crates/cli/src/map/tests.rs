@@ -14,7 +14,8 @@ fn cluster() -> Cluster {
     let mut cluster = Cluster::empty();
     let spec = json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}, "reserved": ["10.0.0.250-10.0.0.255"]});
     cluster.pool("p", &spec);
-    let spec = json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "blockSize": 24}});
+    let spec =
+        json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "blockSize": 24}});
     cluster.pool("q", &spec);
     cluster.node("a", &["10.1.1.0/24"]);
     cluster.node("b", &["10.1.2.0/24"]);

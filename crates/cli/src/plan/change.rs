@@ -112,11 +112,11 @@ pub(super) fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyho
     let spec = serde_json::to_value(spec)?;
     let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
     if let Some(known) = lists.pools.iter_mut().find(named) {
-        let was = known.spec["allocate"]
+        let was = known.spec["allocationMode"]
             .as_str()
             .unwrap_or("Blocks")
             .to_owned();
-        if spec["allocate"].as_str() != Some(&was) {
+        if spec["allocationMode"].as_str() != Some(&was) {
             bail!(
                 "pool \"{name}\" allocates {was}, which cannot be changed: add a new pool instead"
             );

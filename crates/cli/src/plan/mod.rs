@@ -15,7 +15,7 @@ use super::inventory::Inventory;
 use super::lists::{Lists, Wanted};
 use super::reach::{Reach, Trouble};
 use super::{Flags, Verdict, render};
-use cadastre_api::{Allocate, GROUP, VERSION};
+use cadastre_api::{AllocationMode, GROUP, VERSION};
 use cadastre_controller::account::must_leave;
 use cadastre_core::Cidr;
 
@@ -132,9 +132,10 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
     for node in inventory.world.nodes.iter() {
         let full = std::collections::BTreeMap::<_, String>::new();
         let best = || {
-            let choices = registry
-                .pools
-                .choices(Allocate::Blocks, node, &registry.ledger, &full);
+            let choices =
+                registry
+                    .pools
+                    .choices(AllocationMode::Blocks, node, &registry.ledger, &full);
             choices.into_iter().next().map(|(name, _)| name)
         };
         if change::is_new(&node.name) {

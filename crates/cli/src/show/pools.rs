@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::inventory::Inventory;
 use crate::render::{Columns, Facts, Report, Style, count, left};
-use cadastre_api::{Allocate, FamilyStatus};
+use cadastre_api::{AllocationMode, FamilyStatus};
 use cadastre_controller::cluster::seen::Text;
 use cadastre_controller::figures::{figures, holders};
 use cadastre_controller::pools::PoolState;
@@ -29,7 +29,7 @@ pub struct PoolRow {
     /// The name of the pool
     pub pool: String,
     /// Blocks or NodeCIDR
-    pub allocate: Allocate,
+    pub allocation_mode: AllocationMode,
     /// IPv4 or IPv6
     pub family: String,
     /// The ranges of this family
@@ -72,7 +72,7 @@ pub(super) fn rows(
     let of = |family| {
         let totals = totals.get(&(state.name.clone(), family));
         let totals = totals.copied().unwrap_or_default();
-        let addresses = (state.allocate == Allocate::Blocks).then(|| totals.status());
+        let addresses = (state.allocation_mode == AllocationMode::Blocks).then(|| totals.status());
         let told = status.and_then(|status| match family {
             Family::V4 => status.ipv4.as_ref(),
             Family::V6 => status.ipv6.as_ref(),
@@ -80,7 +80,7 @@ pub(super) fn rows(
         let at = told.and_then(|told| told.exhausts_at.as_ref());
         PoolRow {
             pool: state.name.to_string(),
-            allocate: state.allocate,
+            allocation_mode: state.allocation_mode,
             family: family.to_string(),
             cidrs: state.space.cidrs(family).to_vec(),
             counts: figures(state, family, registry)
@@ -94,7 +94,7 @@ pub(super) fn rows(
     if families.is_empty() {
         return vec![PoolRow {
             pool: state.name.to_string(),
-            allocate: state.allocate,
+            allocation_mode: state.allocation_mode,
             family: String::new(),
             cidrs: Vec::new(),
             counts: FamilyStatus::default(),
@@ -139,16 +139,18 @@ impl PoolRow {
         let addresses = counts.addresses.as_ref();
         vec![
             self.pool.clone(),
-            format!("{:?}", self.allocate),
+            format!("{:?}", self.allocation_mode),
             super::super::render::some(&cidrs, if style.wide { 256 } else { 2 }),
             size.unwrap_or_default(),
             counts.capacity.clone(),
-            counts.held.clone(),
+            counts.allocated.clone(),
             counts.quarantined.clone(),
             counts.free.clone(),
             counts.utilization.clone(),
             self.nodes.to_string(),
-            addresses.map_or(String::new(), |it| format!("{} of {}", it.used, it.held)),
+            addresses.map_or(String::new(), |it| {
+                format!("{} of {}", it.used, it.allocated)
+            }),
             addresses.map_or(String::new(), |it| it.cooling.clone()),
             left(self.exhausts_at, style.now),
             self.standing.clone(),
@@ -219,7 +221,7 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
         holder.ranges += 1;
         holder.used = holder.used.saturating_add(used);
     };
-    if state.allocate == Allocate::Blocks {
+    if state.allocation_mode == AllocationMode::Blocks {
         for entry in registry.blocks.iter().filter(|it| it.pool == state.name) {
             add(
                 &entry.owner.name,
@@ -271,7 +273,7 @@ impl Report for PoolReport {
                 "{} in blocks of /{size}\n{} blocks: {} allocated, {} in quarantine, {} free ({} used)",
                 cidrs.join(", "),
                 counts.capacity,
-                counts.held,
+                counts.allocated,
                 counts.quarantined,
                 counts.free,
                 counts.utilization
@@ -280,7 +282,7 @@ impl Report for PoolReport {
                 let _ = write!(
                     text,
                     "\n{} addresses in blocks: {} in use, {} cooling",
-                    addresses.held, addresses.used, addresses.cooling
+                    addresses.allocated, addresses.used, addresses.cooling
                 );
             }
             if row.exhausts_at.is_some() {

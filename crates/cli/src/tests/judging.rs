@@ -92,7 +92,7 @@ fn each_fault_is_found_by_its_code() {
             |it| {
                 it.pool(
                     "n",
-                    &json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.8.0.0/16"]}}),
+                    &json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.8.0.0/16"]}}),
                 );
                 it.node("c", &["172.16.0.0/24"]);
             },

@@ -43,11 +43,11 @@ fn blocks_and_their_addresses_are_counted_exactly() {
     let inventory = cluster(1, 2, 1 << 53).inventory();
     let pools = show::pools(&inventory).pools;
     let counts = &pools[0].counts;
-    let blocks = [&counts.capacity, &counts.held, &counts.free];
+    let blocks = [&counts.capacity, &counts.allocated, &counts.free];
     assert_eq!(blocks, ["255", "3", "252"]);
     assert_eq!(counts.utilization, "1%");
     let addresses = counts.addresses.as_ref().unwrap();
-    assert_eq!(addresses.held, (3_u128 << 80).to_string());
+    assert_eq!(addresses.allocated, (3_u128 << 80).to_string());
     assert_eq!((&*addresses.used, &*addresses.cooling), ("3", "6"));
     let nodes = show::nodes(&inventory).nodes;
     assert_eq!((nodes[0].used, nodes[0].cooling), (2, 4));

@@ -12,10 +12,10 @@ fn addrs(texts: &[&str]) -> Vec<Addr> {
 
 /// Returns the ranges of the created pool, IPv4 first, and their source.
 fn made(cluster: &Cluster) -> (Vec<String>, Source) {
-    match decide(cluster, Allocate::NodeCIDR).unwrap() {
+    match decide(cluster, AllocationMode::NodeCIDR).unwrap() {
         Bootstrap::Create { pool, source } => {
             assert_eq!(pool.metadata.name.as_deref(), Some(NAME));
-            assert_eq!(pool.spec.allocate, Allocate::NodeCIDR);
+            assert_eq!(pool.spec.allocation_mode, AllocationMode::NodeCIDR);
             let v4 = pool.spec.ipv4.into_iter().flat_map(|it| it.cidrs);
             let v6 = pool.spec.ipv6.into_iter().flat_map(|it| it.cidrs);
             (v4.chain(v6).collect(), source)
@@ -25,14 +25,16 @@ fn made(cluster: &Cluster) -> (Vec<String>, Source) {
 }
 
 fn idle(cluster: &Cluster) -> String {
-    match decide(cluster, Allocate::NodeCIDR).unwrap() {
+    match decide(cluster, AllocationMode::NodeCIDR).unwrap() {
         Bootstrap::Nothing(idle) => idle.to_string(),
         Bootstrap::Create { pool, .. } => panic!("{pool:?}"),
     }
 }
 
 fn error(cluster: &Cluster) -> String {
-    decide(cluster, Allocate::NodeCIDR).unwrap_err().to_string()
+    decide(cluster, AllocationMode::NodeCIDR)
+        .unwrap_err()
+        .to_string()
 }
 
 const DUAL: &str = "\

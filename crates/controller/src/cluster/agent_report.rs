@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::seen::{AgentReport, BlockWord, PodUid, SubnetCondition, Text};
-use cadastre_api::{BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand, Suspect};
+use cadastre_api::{BlockReport, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand};
 use cadastre_core::{Addr, Cidr};
 
 /// Limit of a demand; more is a mistake, as no node runs so many pods.
@@ -197,7 +197,7 @@ fn block(entry: BlockReport) -> Result<BlockWord, String> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as the other readers")]
-fn orphan(entry: Suspect) -> Result<(Addr, PodUid), String> {
+fn orphan(entry: LeakCandidate) -> Result<(Addr, PodUid), String> {
     let addr = Addr::parse_strict(&entry.address)
         .ok_or_else(|| format!("\"{}\" is no address in canonical form", entry.address))?;
     let uid = match entry.pod_uid.as_str() {

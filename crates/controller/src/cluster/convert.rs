@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use super::agent_report;
 use super::seen::{Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre_api::{
-    BlockOwner, HeldBlock, HeldRange, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite,
-    MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite,
-    PreviousHolder, Requests, Suspect, TERM_ANNOTATION,
+    AllocatedBlock, AllocatedRange, BlockOwner, IPAMBlock, IPAMBlockLite, IPAMBlockSpec,
+    IPPoolLite, LeakCandidate, MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite,
+    NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode, Requests, TERM_ANNOTATION,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -176,11 +176,11 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     for name in ["nodeUID", "providerID", "machineID"] {
         keep_text(fields, name);
     }
-    if let Some(Value::Array(previous)) = fields.get_mut("previous") {
+    if let Some(Value::Array(previous)) = fields.get_mut("quarantined") {
         for holder in previous.iter_mut().filter_map(Value::as_object_mut) {
             keep_text(holder, "providerID");
             keep_text(holder, "machineID");
-            keep_entries::<HeldRange>(holder, "podCIDRs");
+            keep_entries::<AllocatedRange>(holder, "podCIDRs");
             // The end is unknown: the full quarantine of the pool begins now.
             if holder
                 .get("until")
@@ -190,11 +190,11 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
             }
         }
     }
-    keep_entries::<HeldRange>(fields, "podCIDRs");
-    keep_entries::<HeldBlock>(fields, "blocks");
-    keep_entries::<PreviousHolder>(fields, "previous");
+    keep_entries::<AllocatedRange>(fields, "podCIDRs");
+    keep_entries::<AllocatedBlock>(fields, "blocks");
+    keep_entries::<QuarantinedNode>(fields, "quarantined");
     keep_entries::<NodePool>(fields, "pools");
-    keep_entries::<Suspect>(fields, "suspects");
+    keep_entries::<LeakCandidate>(fields, "leakCandidates");
     (NodeSubnetSpec::deserialize(&spec).map_err(|_| why), true)
 }
 
@@ -310,11 +310,11 @@ mod tests {
             let mut spec = json!({
                 "nodeUID": 7,
                 "podCIDRs": [{"cidr": 3}, {"cidr": "10.0.1.0/24"}],
-                "previous": [
+                "quarantined": [
                     {"nodeUID": "u1", "podCIDRs": [{"cidr": "10.0.2.0/24"}, 5], "until": "soon"},
                     {"nodeUID": 4},
                 ],
-                "suspects": {},
+                "leakCandidates": {},
             });
             spec.as_object_mut()
                 .unwrap()
@@ -328,12 +328,14 @@ mod tests {
         };
         let block = json!({"cidr": "10.0.3.0/26", "uid": "b", "pool": "p"});
         let blocks = read(json!({"blocks": [{"cidr": 3}, block]}));
-        assert_eq!((blocks.blocks.len(), blocks.previous.len()), (1, 1));
+        assert_eq!((blocks.blocks.len(), blocks.quarantined.len()), (1, 1));
         let read = read(json!({}));
         assert_eq!((read.node_uid, read.pod_cidrs.len()), (None, 1));
-        assert_eq!(read.previous.len(), 1);
-        assert_eq!(read.previous[0].pod_cidrs[0].cidr, "10.0.2.0/24");
-        assert!(read.previous[0].until.0 > jiff::Timestamp::from_second(10_000_000_000).unwrap());
+        assert_eq!(read.quarantined.len(), 1);
+        assert_eq!(read.quarantined[0].pod_cidrs[0].cidr, "10.0.2.0/24");
+        assert!(
+            read.quarantined[0].until.0 > jiff::Timestamp::from_second(10_000_000_000).unwrap()
+        );
         assert!(subnet_spec(json!("x")).0.is_err());
         assert!(!subnet_spec(json!({"nodeUID": "u1"})).1);
     }

@@ -111,7 +111,7 @@ impl Demand {
         let pools: BTreeSet<&Text> = entries.iter().map(|entry| &entry.pool).collect();
         for name in pools {
             let pool = cx.registry.pools.get(name);
-            let Some(pool) = pool.filter(|it| it.is_serving() && !it.terms.first_on_sight) else {
+            let Some(pool) = pool.filter(|it| it.is_serving() && !it.terms.first_immediate) else {
                 continue;
             };
             let Some(since) = unused_since(pool, &node.uid, report, cx.registry) else {

@@ -9,7 +9,7 @@ use crate::cluster::seen::{
     Block, BlockSpec, BlockWord, Machine, Object, Owner, Pod, Pool, Subnet,
 };
 use crate::cluster::table::Table;
-use cadastre_api::{FINALIZER, HeldBlock, NodeSubnetSpec, Requests, block_name};
+use cadastre_api::{AllocatedBlock, FINALIZER, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::Change;
 
@@ -75,7 +75,7 @@ pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
 /// Builds a NodeSubnet whose blocks are listed and reported as empty, with a demand in pool `p`.
 pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     let cidr = |text: &&str| Cidr::parse_strict(text).unwrap();
-    let held = |text: &&str| HeldBlock {
+    let held = |text: &&str| AllocatedBlock {
         cidr: (*text).to_owned(),
         uid: (*text).to_owned(),
         pool: "p".to_owned(),
@@ -113,7 +113,7 @@ pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
 
 pub(crate) fn objects(subnet: &Subnet) -> Vec<Block> {
     let spec = subnet.spec.as_ref().unwrap();
-    let block = |held: &HeldBlock| {
+    let block = |held: &AllocatedBlock| {
         let cidr = Cidr::parse_strict(&held.cidr).unwrap();
         Block {
             name: block_name(&cidr).into(),

@@ -9,7 +9,7 @@ use crate::cluster::world::World;
 use crate::quarantine::Quarantine;
 use crate::registry::Synced;
 use crate::registry::blocks::Noted;
-use crate::report::{About, BLOCK_TAKEN_UP, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
+use crate::report::{About, BLOCK_ADOPTED, FOREIGN_ALLOCATOR, OVERLAPPING, Report, UNREADABLE};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
@@ -75,7 +75,7 @@ impl Leader {
             let note = format!(
                 "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
             );
-            reports.push(Report::warning(About::node(node), BLOCK_TAKEN_UP, note));
+            reports.push(Report::warning(About::node(node), BLOCK_ADOPTED, note));
         }
         let nodes = vec![name.clone()];
         let noted = Noted {
@@ -146,7 +146,7 @@ impl Leader {
         delta: &Delta<Node>,
         world: &World,
         reports: &mut Vec<Report>,
-        second_writer: &mut u64,
+        foreign_allocations: &mut u64,
         now: Now,
     ) {
         let same = |a: &Node, b: &Node| a.uid == b.uid;
@@ -190,8 +190,8 @@ impl Leader {
         self.registry.report_too_wide(reports);
         let given = before.is_some_and(Node::is_empty);
         if given && !synced.foreign.is_empty() {
-            *second_writer += 1;
-            self.second_writer(node, &synced.foreign, reports, now);
+            *foreign_allocations += 1;
+            self.foreign_allocator(node, &synced.foreign, reports, now);
         }
         if before.is_none_or(|b| b.unreadable != node.unreadable) {
             report_unreadable(node, reports);
@@ -234,7 +234,7 @@ impl Leader {
         }
     }
 
-    fn second_writer(
+    fn foreign_allocator(
         &mut self,
         node: &Node,
         foreign: &[Cidr],
@@ -250,7 +250,7 @@ impl Leader {
             "podCIDRs {} were written by somebody else while Cadastre deals: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
             ranges.join(", ")
         );
-        reports.push(Report::warning(About::node(node), SECOND_WRITER, note));
+        reports.push(Report::warning(About::node(node), FOREIGN_ALLOCATOR, note));
     }
 
     pub(super) fn release(&mut self, name: &Text, world: &World) {

@@ -65,8 +65,8 @@ impl Leader {
 
     /// Counts failing writes. Nodes whose podCIDRs or blocks cannot be written count as waiting, too.
     fn describe_refusals(&mut self, view: &mut View, now: Now) {
-        view.refused_writes = self.registry.refusals.count(now.mono);
-        *view.refused_writes.entry(Kind::Node).or_default() += self.loops.fence.left().1;
+        view.rejected_writes = self.registry.refusals.count(now.mono);
+        *view.rejected_writes.entry(Kind::Node).or_default() += self.loops.fence.left().1;
         let mut nodes = BTreeSet::new();
         for (call, _, since) in self.registry.refusals.lasting() {
             let node = match call {
@@ -82,7 +82,7 @@ impl Leader {
             nodes.insert(uid);
             view.oldest_wait = view.oldest_wait.max(now.mono.saturating_sub(since));
         }
-        view.waiting.insert("write_refused", nodes.len());
+        view.waiting.insert("write_rejected", nodes.len());
     }
 
     fn describe_blocks(&self, view: &mut View, world: &World, now: Now) {
@@ -99,13 +99,18 @@ impl Leader {
                 (true, ..) => "quarantined",
                 (_, false, _) => "provisional",
                 (_, _, Some(_)) => "recalled",
-                _ => "held",
+                _ => "allocated",
             };
             *view.blocks.entry(state).or_default() += 1;
         }
         let (candidates, oldest) = self.loops.leaks.candidates();
         let age = oldest.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
-        let asked = self.registry.suspects.values().map(BTreeSet::len).sum();
+        let asked = self
+            .registry
+            .leak_candidates
+            .values()
+            .map(BTreeSet::len)
+            .sum();
         view.leaks = (candidates, age, asked);
         let reports = world.subnets.iter().filter_map(|it| it.report.as_ref());
         view.refused = reports.map(|report| report.refusals).sum();

@@ -5,8 +5,8 @@ use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Refusal, Spec};
 use crate::cluster::seen::{AgentReport, BlockWord, Machine};
 use crate::demand::tests::{NOW, node, objects, pool, subnet};
-use cadastre_api::Allocate;
-use cadastre_api::{FirstBlock, HeldBlock, NodeSubnetSpec};
+use cadastre_api::AllocationMode;
+use cadastre_api::{AllocatedBlock, FirstBlock, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
 /// Longer than agents are listened to after a gap.
@@ -331,7 +331,7 @@ fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
 fn what_a_crowd_has_got_is_recorded_before_long() {
     for (seconds, records_first) in [(4, false), (6, true)] {
         let mut cluster = Cluster::new("10.0.0.0/16", Vec::new());
-        cluster.pools[0].spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+        cluster.pools[0].spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
         cluster.nodes = (0..200).map(|at| node(&format!("n{at}"))).collect();
         let mut script = Script::leading(cluster, Duration::ZERO);
         script.asked();
@@ -404,7 +404,7 @@ fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[ONE], 0)]);
     // The block's object exists, but the list in the NodeSubnet is not written yet.
     cluster.subnets[0].spec = Ok(NodeSubnetSpec {
-        blocks: Vec::<HeldBlock>::new(),
+        blocks: Vec::<AllocatedBlock>::new(),
         ..cluster.subnets[0].spec.clone().unwrap()
     });
     cluster.subnets[0].report = Some(Box::new(AgentReport {

@@ -10,7 +10,7 @@ use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Assignment, Refusal, Spec};
 use crate::demand::tests::{NOW, node, pool, subnet};
 use crate::telemetry::ControllerMetrics;
-use cadastre_api::Allocate;
+use cadastre_api::AllocationMode;
 use cadastre_core::Cidr;
 
 /// A controller and its Lease.
@@ -71,7 +71,7 @@ impl Bench {
             tenure,
         };
         let mut p = pool("podcidrs", "10.0.0.0/24");
-        p.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+        p.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
         let mut told = subnet("n2", &[], 4);
         if let Ok(spec) = &mut told.spec {
             spec.node_uid = Some("n2".to_owned());
@@ -333,7 +333,7 @@ fn a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed() {
 fn nodes_that_cannot_be_written_take_no_room_from_others() {
     let mut bench = Bench::after(Some(Intents::default()));
     let mut wide = pool("podcidrs", "10.0.0.0/16");
-    wide.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+    wide.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
     wide.version = 9;
     let mut events = vec![Event::Pools(Change::Applied(wide))];
     let names = (0..600).map(|i| format!("bad{i}"));

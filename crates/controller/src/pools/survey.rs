@@ -11,7 +11,7 @@ use crate::cluster::world::World;
 use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolState, Verdict};
 use cadastre_api::choice::Selector;
 use cadastre_api::{
-    Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
+    AllocationMode, Assignment, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
 };
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Closing, Dual, Family, Ranges, Span};
@@ -102,9 +102,9 @@ pub(super) fn survey_one(
         Some(state) => state.space,
         None => cadastre_core::Pool::new(Dual::default()),
     };
-    space.set_closing(match parsed.allocate {
-        Allocate::Blocks => Closing::Covered,
-        Allocate::NodeCIDR => Closing::Touched,
+    space.set_closing(match parsed.allocation_mode {
+        AllocationMode::Blocks => Closing::Covered,
+        AllocationMode::NodeCIDR => Closing::Touched,
     });
     space.set_ranges(parsed.ranges);
     let mut on_request = parsed.reserved;
@@ -132,7 +132,7 @@ pub(super) fn survey_one(
     } else if !pool.finalizers.iter().any(|f| f == FINALIZER) {
         Verdict::Starting
     } else if hold_until.is_some() {
-        Verdict::SecondWriter
+        Verdict::ForeignAllocator
     } else {
         Verdict::Serving
     };
@@ -140,7 +140,7 @@ pub(super) fn survey_one(
         name: pool.name.clone(),
         uid: pool.uid.clone(),
         created: pool.created,
-        allocate: parsed.allocate,
+        allocation_mode: parsed.allocation_mode,
         space,
         terms: parsed.terms,
         told: told(&pool.name, pool.spec.as_ref().ok()),
@@ -168,8 +168,8 @@ fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
     };
     NodePool {
         name,
-        allocate: spec.allocate,
-        closed: false,
+        allocation_mode: spec.allocation_mode,
+        retained: false,
         assignment: spec.assignment,
         first_block: spec.first_block,
         max_blocks_per_node: spec.max_blocks_per_node,
@@ -189,7 +189,7 @@ fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
 
 /// A spec whose text fields are parsed.
 struct Parsed {
-    allocate: Allocate,
+    allocation_mode: AllocationMode,
     terms: BlockTerms,
     nearly_exhausted: u32,
     ranges: Dual<Option<Ranges>>,
@@ -204,9 +204,9 @@ struct Parsed {
 impl Default for Parsed {
     fn default() -> Self {
         Parsed {
-            allocate: Allocate::default(),
+            allocation_mode: AllocationMode::default(),
             terms: BlockTerms {
-                first_on_sight: false,
+                first_immediate: false,
                 namespaces: Selector::default(),
                 pods: Selector::default(),
                 most: None,
@@ -255,9 +255,9 @@ impl Parsed {
         let manual = spec.assignment == Assignment::Manual;
         let for_all = namespaces.specificity() + pods.specificity() == 0;
         Ok(Parsed {
-            allocate: spec.allocate,
+            allocation_mode: spec.allocation_mode,
             terms: BlockTerms {
-                first_on_sight: spec.first_block == FirstBlock::OnSight && !manual && for_all,
+                first_immediate: spec.first_block == FirstBlock::Immediate && !manual && for_all,
                 namespaces,
                 pods,
                 most: spec

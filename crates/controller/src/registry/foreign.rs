@@ -17,7 +17,7 @@ use crate::cluster::world::World;
 use crate::pools::PoolState;
 use crate::registry::Registry;
 use crate::report::{About, PODCIDR_TOO_WIDE, Report};
-use cadastre_api::{HeldRange, NodeSubnetSpec};
+use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Claim, Family, State};
 
@@ -56,7 +56,7 @@ impl Registry {
 
     /// Returns whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
     pub(crate) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
-        let of_pool = |held: &HeldRange| held.pool.is_some();
+        let of_pool = |held: &AllocatedRange| held.pool.is_some();
         self.could_be_given(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
     }
 
@@ -116,7 +116,7 @@ impl Registry {
     }
 
     /// Returns the podCIDRs of a Node as its NodeSubnet should list them.
-    pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<HeldRange> {
+    pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
         let left_out = self.too_wide.get(&node.uid);
         let is_left_out = |cidr: &Cidr| left_out.is_some_and(|it| it.cidrs.contains(cidr));
         let is_told = |cidr: &Cidr| !is_left_out(cidr) || !self.pools.is_any_over(cidr);
@@ -145,10 +145,10 @@ impl Registry {
 }
 
 /// Returns how the NodeSubnet of this Node (by UID) lists a range, if it does.
-fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a HeldRange> {
+fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a AllocatedRange> {
     let is_its = |spec: &&NodeSubnetSpec| spec.node_uid.as_deref() == Some(&*node.uid);
     let spec = is?.spec.as_ref().ok().filter(is_its)?;
-    let is_it = |it: &&HeldRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
+    let is_it = |it: &&AllocatedRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
     spec.pod_cidrs.iter().find(is_it)
 }
 
@@ -203,7 +203,7 @@ mod tests {
     }
 
     /// Returns a NodeSubnet of the node `liar` that lists these ranges.
-    fn as_listed(world: &World, listed: &[HeldRange]) -> Subnet {
+    fn as_listed(world: &World, listed: &[AllocatedRange]) -> Subnet {
         let mut subnet = subnet("liar", &[], 0);
         let spec = subnet.spec.as_mut().unwrap();
         spec.node_uid = Some("liar".to_owned());
@@ -356,7 +356,7 @@ mod tests {
         let is = as_listed(&world, &listed);
         assert_eq!(withheld(&registry, Some(&is)), [true], "still");
         // A range that was listed first stays listed: pods have addresses of it.
-        let given = HeldRange {
+        let given = AllocatedRange {
             withheld: false,
             ..listed[0].clone()
         };

@@ -24,7 +24,7 @@ use crate::cluster::world::World;
 use crate::cluster::world::report_of;
 use crate::pools::PoolState;
 use crate::registry::Registry;
-use cadastre_api::{Allocate, HeldBlock, MOST_BLOCKS};
+use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
@@ -104,12 +104,12 @@ impl Registry {
             let known = self.blocks.get(&word.cidr);
             let is_theirs = known.is_some_and(|entry| entry.owner.uid == node.uid);
             let is_the_very = known.is_some_and(|entry| entry.uid.as_ref() == Some(&word.uid));
-            let unheard = Mutation::ForgottenBlockNotTakenUp.is_on();
+            let unheard = Mutation::ForgottenBlockNotAdopted.is_on();
             if !word.is_in_use() || is_theirs || unheard {
                 continue;
             }
             let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
-            let is_claimed = is_claimed && !Mutation::ClaimedBlockTakenUp.is_on();
+            let is_claimed = is_claimed && !Mutation::ClaimedBlockAdopted.is_on();
             let is_used = self.strays.speak_against(&word.cidr, name);
             let must_wait = is_claimed || is_used || self.is_listening;
             let more = strays.len();
@@ -175,7 +175,7 @@ impl Registry {
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;
-        (pool.allocate == Allocate::Blocks && len <= block.len()).then_some(pool)
+        (pool.allocation_mode == AllocationMode::Blocks && len <= block.len()).then_some(pool)
     }
 
     /// Returns the block if the node could get it by demand, with `more` blocks besides those that it has.
@@ -185,7 +185,7 @@ impl Registry {
         node: &Node,
         report: &AgentReport,
         more: usize,
-    ) -> Option<HeldBlock> {
+    ) -> Option<AllocatedBlock> {
         let pool = self.source_of(&word.cidr)?;
         let family = word.cidr.family();
         let of_pool = self.blocks.of(&node.uid);
@@ -198,8 +198,8 @@ impl Registry {
 }
 
 /// Returns the block as a NodeSubnet lists it.
-fn held(word: &BlockWord, pool: &PoolState) -> HeldBlock {
-    HeldBlock {
+fn held(word: &BlockWord, pool: &PoolState) -> AllocatedBlock {
+    AllocatedBlock {
         cidr: word.cidr.to_string(),
         uid: word.uid.to_string(),
         pool: pool.name.to_string(),
@@ -400,11 +400,15 @@ mod tests {
     #[test]
     fn what_cannot_be_had_now_is_tried_again() {
         let mut world = world(vec![using("n1", &[], &["10.0.0.32/28"])]);
-        change_pool(&mut world, 2, |spec| spec.allocate = Allocate::NodeCIDR);
+        change_pool(&mut world, 2, |spec| {
+            spec.allocation_mode = AllocationMode::NodeCIDR
+        });
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
         assert!(taken(&mut registry, &world, "n1").is_empty());
         assert!(registry.strays.contains("n1"), "it may be, some day");
-        change_pool(&mut world, 3, |spec| spec.allocate = Allocate::Blocks);
+        change_pool(&mut world, 3, |spec| {
+            spec.allocation_mode = AllocationMode::Blocks
+        });
         registry.pools.survey(&world, &[], NOW.mono);
         assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
         assert!(registry.strays.is_empty());

@@ -28,17 +28,17 @@ pub struct ControllerMetrics {
     pools: PoolMetrics,
     waiting: IntGaugeVec,
     oldest_wait: Gauge,
-    second_writer: IntCounter,
+    foreign_allocations: IntCounter,
     overlapping: IntGauge,
     too_wide: IntGauge,
-    unclear: IntGauge,
+    indeterminate: IntGauge,
     dropped: IntCounter,
     blocks: IntGaugeVec,
     leaks: IntGaugeVec,
     oldest: GaugeVec,
     doubled: IntGauge,
-    refused: IntGauge,
-    refused_writes: IntGaugeVec,
+    rejected_entries: IntGauge,
+    rejected_writes: IntGaugeVec,
     /// Number of added keys at the last update, by loop
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
@@ -92,7 +92,7 @@ impl ControllerMetrics {
             pools: PoolMetrics::register(registry)?,
             waiting: gauges(
                 "cadastre_nodes_waiting",
-                "Nodes that wait for a podCIDR or a block, by reason: no_pool if no pool selects the node, write_refused if the API server rejects the write, fence if a new leader has not touched the node yet (then all podCIDRs wait)",
+                "Nodes that wait for a podCIDR or a block, by reason: no_pool if no pool selects the node, write_rejected if the API server rejects the write, fence if a new leader has not touched the node yet (then all podCIDRs wait)",
                 &["reason"],
             )?,
             oldest_wait: register(
@@ -102,8 +102,8 @@ impl ControllerMetrics {
                     "Longest time that a node has been waiting for a podCIDR or a block; 0 if none waits",
                 )?,
             )?,
-            second_writer: counter(
-                "cadastre_second_writer_total",
+            foreign_allocations: counter(
+                "cadastre_foreign_allocations_total",
                 "Nodes whose podCIDRs were written by a foreign allocator while Cadastre allocated podCIDRs",
             )?,
             overlapping: gauge(
@@ -114,8 +114,8 @@ impl ControllerMetrics {
                 "cadastre_podcidrs_too_wide",
                 "podCIDRs over pools that no node could have been allocated; they are ignored",
             )?,
-            unclear: gauge(
-                "cadastre_unclear_writes",
+            indeterminate: gauge(
+                "cadastre_indeterminate_writes",
                 "Ranges that stay reserved because a write is indeterminate",
             )?,
             dropped: counter(
@@ -146,12 +146,12 @@ impl ControllerMetrics {
                 "cadastre_duplicate_pod_addresses",
                 "Addresses that more than one pod reports",
             )?,
-            refused: gauge(
-                "cadastre_refused_status_entries",
+            rejected_entries: gauge(
+                "cadastre_rejected_status_entries",
                 "Entries in NodeSubnet.status that make no sense and are ignored",
             )?,
-            refused_writes: gauges(
-                "cadastre_refused_writes",
+            rejected_writes: gauges(
+                "cadastre_rejected_writes",
                 "Requests about one object that the API server has rejected or not answered several times in a row, by the kind of object",
                 &["kind"],
             )?,
@@ -190,15 +190,21 @@ impl ControllerMetrics {
     /// Updates all metrics.
     pub fn set(&self, view: &View) {
         self.set_loops(&view.loops);
-        for reason in ["no_pool", "pool_not_ready", "pool_full", "write_refused"] {
+        for reason in ["no_pool", "pool_not_ready", "pool_full", "write_rejected"] {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
             count(&self.waiting, reason, waiting);
         }
         self.oldest_wait.set(view.oldest_wait.as_secs_f64());
         self.overlapping.set(number(view.overlaps));
         self.too_wide.set(number(view.too_wide));
-        self.unclear.set(number(view.unclear));
-        for state in ["held", "recalled", "provisional", "quarantined", "overdue"] {
+        self.indeterminate.set(number(view.unclear));
+        for state in [
+            "allocated",
+            "recalled",
+            "provisional",
+            "quarantined",
+            "overdue",
+        ] {
             let blocks = view.blocks.get(state).copied().unwrap_or(0);
             count(&self.blocks, state, blocks);
         }
@@ -211,13 +217,15 @@ impl ControllerMetrics {
                 .set(age.as_secs_f64());
         }
         self.doubled.set(number(view.doubled));
-        self.refused.set(number(view.refused));
+        self.rejected_entries.set(number(view.refused));
         for kind in Kind::ALL {
-            let refused = view.refused_writes.get(&kind).copied().unwrap_or(0);
-            count(&self.refused_writes, kind.name(), refused);
+            let refused = view.rejected_writes.get(&kind).copied().unwrap_or(0);
+            count(&self.rejected_writes, kind.name(), refused);
         }
-        self.second_writer
-            .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
+        self.foreign_allocations.inc_by(
+            view.foreign_allocations
+                .saturating_sub(self.foreign_allocations.get()),
+        );
         self.pools.set(view);
     }
 }
@@ -314,13 +322,13 @@ mod tests {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
         metrics.set(&View {
-            second_writer: 3,
+            foreign_allocations: 3,
             ..View::default()
         });
         metrics.set(&View {
-            second_writer: 1,
+            foreign_allocations: 1,
             ..View::default()
         });
-        assert!(text(&registry).contains("cadastre_second_writer_total 3"));
+        assert!(text(&registry).contains("cadastre_foreign_allocations_total 3"));
     }
 }

@@ -12,7 +12,7 @@ use cadastre_daemon::telemetry::catalog::register;
 #[derive(Clone)]
 pub(super) struct PoolMetrics {
     capacity: GaugeVec,
-    held: GaugeVec,
+    allocated: GaugeVec,
     free: GaugeVec,
     quarantined: GaugeVec,
     utilization: GaugeVec,
@@ -36,8 +36,8 @@ impl PoolMetrics {
                 "cadastre_pool_blocks_capacity",
                 "Blocks of the pool's block size that fit into the pool, without reserved and service ranges",
             )?,
-            held: pool(
-                "cadastre_pool_blocks_held",
+            allocated: pool(
+                "cadastre_pool_blocks_allocated",
                 "Ranges of the pool that are allocated to live nodes",
             )?,
             free: pool(
@@ -90,7 +90,7 @@ impl PoolMetrics {
             self.capacity
                 .with_label_values(&labels)
                 .set(figures.capacity as f64);
-            self.held
+            self.allocated
                 .with_label_values(&labels)
                 .set(figures.held as f64);
             self.free
@@ -118,7 +118,7 @@ impl PoolMetrics {
         for (pool, family, totals) in &view.addresses {
             let family = family.to_string().to_lowercase();
             let states = [
-                ("held", totals.held),
+                ("allocated", totals.held),
                 ("used", totals.used),
                 ("cooling", totals.cooling),
             ];
@@ -138,7 +138,7 @@ impl PoolMetrics {
                 // An error means that the series is absent already.
                 let _ = gauge.remove_label_values(&[pool, family]);
             }
-            for state in ["held", "used", "cooling"] {
+            for state in ["allocated", "used", "cooling"] {
                 let _ = self.addresses.remove_label_values(&[pool, family, state]);
             }
             if !seen.iter().any(|(name, _)| name == pool) {
@@ -152,7 +152,7 @@ impl PoolMetrics {
     fn counts(&self) -> [&GaugeVec; 5] {
         [
             &self.capacity,
-            &self.held,
+            &self.allocated,
             &self.free,
             &self.quarantined,
             &self.utilization,
@@ -200,7 +200,7 @@ mod tests {
             told(&format!("cadastre_pool_utilization_ratio{labels}")),
             0.25_f64.to_bits()
         );
-        let addresses = "cadastre_pool_addresses{family=\"ipv6\",pool=\"a\",state=\"held\"}";
+        let addresses = "cadastre_pool_addresses{family=\"ipv6\",pool=\"a\",state=\"allocated\"}";
         assert_eq!(told(addresses), 2_f64.powi(128).to_bits());
     }
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cadastre_api::{HeldBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec};
+use cadastre_api::{AllocatedBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec};
 use cadastre_core::Cidr;
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
@@ -20,7 +20,7 @@ const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
 kind: IPPool
 metadata: {name: bench}
-spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, quarantineSeconds: 30, idleSeconds: 86400}
+spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, quarantineSeconds: 30, idleSeconds: 86400}
 ";
 /// The range of [`POOL`].
 const RANGE: &str = "10.0.0.0/8";
@@ -115,7 +115,7 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
 /// A NodeSubnet with the fields that the controller writes.
 fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
     let held = |i: &u32| {
-        Ok(HeldBlock {
+        Ok(AllocatedBlock {
             cidr: block(*i)?.to_string(),
             uid: format!("{i:036}"),
             pool: "bench".to_owned(),

@@ -21,7 +21,7 @@ const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
 kind: IPPool
 metadata: {name: bench}
-spec: {allocate: NodeCIDR, ipv4: {cidrs: [10.0.0.0/10], blockSize: 24}}
+spec: {allocationMode: NodeCIDR, ipv4: {cidrs: [10.0.0.0/10], blockSize: 24}}
 ";
 
 /// What one contender achieved in one round.

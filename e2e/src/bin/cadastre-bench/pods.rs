@@ -15,7 +15,7 @@ const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
 kind: IPPool
 metadata: {name: bench}
-spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}}
+spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}}
 ";
 const PODS_A_NODE: u32 = 30;
 const REST: Duration = Duration::from_secs(20);

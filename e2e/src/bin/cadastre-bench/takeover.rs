@@ -23,7 +23,7 @@ const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
 kind: IPPool
 metadata: {name: bench}
-spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 25}, idleSeconds: 86400}
+spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 25}, idleSeconds: 86400}
 ";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 /// Addresses in use per node, of the 128 of its block.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cadastre_api::{Allocate, IPPool, NodeSubnet};
+use cadastre_api::{AllocationMode, IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::{History, crds, nodes};
@@ -164,7 +164,7 @@ async fn settled(client: &Client, count: u32) -> Result<()> {
             .list(&kube::api::ListParams::default())
             .await?
             .iter()
-            .filter(|pool| pool.spec.allocate == Allocate::NodeCIDR)
+            .filter(|pool| pool.spec.allocation_mode == AllocationMode::NodeCIDR)
             .filter_map(|pool| pool.status.as_ref()?.nodes)
             .sum();
         if told == usize::try_from(count)? && counted == i64::from(count) {
@@ -219,7 +219,7 @@ async fn pool_table(client: &Client) -> Result<Table> {
                 cidrs.join(", "),
                 format!("/{size}"),
                 figures.capacity,
-                figures.held,
+                figures.allocated,
                 figures.free,
                 figures.utilization,
             ]);

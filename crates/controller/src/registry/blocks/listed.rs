@@ -9,7 +9,7 @@ use crate::cluster::world::World;
 use crate::purpose::Step;
 use crate::registry::holders::Use;
 use crate::registry::{Registry, machine};
-use cadastre_api::{HeldBlock, MOST_RESERVED};
+use cadastre_api::{AllocatedBlock, MOST_RESERVED};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Span, State};
 
@@ -57,7 +57,7 @@ impl Registry {
         &mut self,
         name: &Text,
         uid: &Text,
-        held: &HeldBlock,
+        held: &AllocatedBlock,
         alive: bool,
         world: &World,
         now: Now,
@@ -181,7 +181,11 @@ impl Registry {
     }
 
     /// Returns the blocks that a NodeSubnet should list for a node's UID: confirmed, and not released by its agent.
-    pub(crate) fn listed_blocks(&self, uid: &str, report: Option<&AgentReport>) -> Vec<HeldBlock> {
+    pub(crate) fn listed_blocks(
+        &self,
+        uid: &str,
+        report: Option<&AgentReport>,
+    ) -> Vec<AllocatedBlock> {
         let stays = |entry: &&Entry| entry.is_held() && !entry.is_released(report);
         self.blocks
             .of(uid)
@@ -190,7 +194,7 @@ impl Registry {
                 let pool = self.pools.get(&entry.pool);
                 let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
                 let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
-                Some(HeldBlock {
+                Some(AllocatedBlock {
                     cidr: entry.cidr.to_string(),
                     uid: entry.uid.as_ref()?.to_string(),
                     pool: entry.pool.to_string(),
@@ -244,7 +248,8 @@ fn is_listed(entry: &Entry, world: &World) -> bool {
     let spec = subnet.and_then(|it| it.spec.as_ref().ok());
     let spec = spec.filter(|it| it.node_uid.as_deref() == Some(&*entry.owner.uid));
     let cidr = entry.cidr.to_string();
-    let is_it = |held: &HeldBlock| held.cidr == cidr && entry.uid.as_deref() == Some(&*held.uid);
+    let is_it =
+        |held: &AllocatedBlock| held.cidr == cidr && entry.uid.as_deref() == Some(&*held.uid);
     spec.is_some_and(|spec| spec.blocks.iter().any(is_it))
 }
 

@@ -14,7 +14,7 @@ use crate::purpose::Step;
 use crate::reconcile::{Answer, Loop as _};
 use crate::registry::Registry;
 use crate::{Context, Now, Purpose};
-use cadastre_api::{FINALIZER, HeldBlock, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
+use cadastre_api::{AllocatedBlock, FINALIZER, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::{Cidr, State};
 use cadastre_daemon::watch::Change;
 
@@ -70,7 +70,7 @@ fn object(name: &str, uid: &str, resting: bool) -> Block {
 }
 
 fn list(name: &str, uid: &str) -> Subnet {
-    let held = HeldBlock {
+    let held = AllocatedBlock {
         cidr: BLOCK.to_owned(),
         uid: "b1".to_owned(),
         pool: "p".to_owned(),

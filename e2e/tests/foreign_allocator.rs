@@ -57,10 +57,10 @@ async fn pod_cidrs(client: &Client) -> BTreeMap<String, Vec<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_writer_is_noticed_told_of_and_waited_for() {
+async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     let _turn = common::turn().await;
     let lab = Lab::start().await;
-    let hold = format!("--second-writer-hold={}", HOLD.as_secs());
+    let hold = format!("--foreign-allocator-pause={}", HOLD.as_secs());
     let mut cadastre = lab.controller("a", &[&hold]);
     wait::until("Cadastre leads", LIMIT, async || {
         Ok(leads(&cadastre).await?.then_some(()))
@@ -81,7 +81,7 @@ async fn a_second_writer_is_noticed_told_of_and_waited_for() {
             created += 10;
         }
         let figures = cadastre.metrics().await?;
-        let seen = metrics::sum(&figures, "cadastre_second_writer_total", &[]);
+        let seen = metrics::sum(&figures, "cadastre_foreign_allocations_total", &[]);
         Ok((seen > 0.0 && created >= 60).then_some(()))
     })
     .await
@@ -94,10 +94,10 @@ async fn a_second_writer_is_noticed_told_of_and_waited_for() {
     kcm.check_running().unwrap();
     cadastre.process().check_running().unwrap();
 
-    let message = condition(&lab, "SecondWriter", "True", LIMIT).await;
+    let message = condition(&lab, "ForeignAllocator", "True", LIMIT).await;
     assert!(message.contains("--allocate-node-cidrs=false"), "{message}");
     let notes = wait::until("an event on a node", LIMIT, async || {
-        let notes = told(&lab.client, "Node", "SecondWriter").await?;
+        let notes = told(&lab.client, "Node", "ForeignAllocator").await?;
         Ok((!notes.is_empty()).then_some(notes))
     })
     .await
@@ -138,9 +138,9 @@ async fn a_second_writer_is_noticed_told_of_and_waited_for() {
         waited + Duration::from_secs(1) > HOLD,
         "held back for {waited:?} only"
     );
-    condition(&lab, "SecondWriter", "False", LIMIT).await;
+    condition(&lab, "ForeignAllocator", "False", LIMIT).await;
     lab.all_served(total).await;
-    let quiet = told(&lab.client, "IPPool", "SecondWriterQuiet")
+    let quiet = told(&lab.client, "IPPool", "ForeignAllocatorQuiet")
         .await
         .unwrap();
     assert!(
@@ -175,7 +175,7 @@ async fn move_over(ranges: &[&str], pool: serde_json::Value) {
     })
     .await
     .unwrap();
-    condition(&lab, "SecondWriter", "False", LIMIT).await;
+    condition(&lab, "ForeignAllocator", "False", LIMIT).await;
     kcm.kill().unwrap();
     let mut kcm = lab
         .cluster
