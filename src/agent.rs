@@ -24,7 +24,7 @@ use cadastre_agent::parts::{Parts, Settings};
 use cadastre_agent::service::Service;
 use cadastre_agent::unix::{OnlyOne, Socket};
 use cadastre_agent::{files, grpc, machine, plugin_socket, run};
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_daemon::client;
 use cadastre_daemon::client::Options;
 use cadastre_daemon::telemetry::logs;
@@ -255,7 +255,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         deleted: broadcast::Sender::new(64),
     });
     let leaks = watch::Sender::new(Arc::new(Reasons::new()));
-    let holding = watch::Sender::new(Arc::new(Holding::default()));
+    let holding = watch::Sender::new(Arc::new(NodeAllocation::default()));
     // Shutdown order: first the servers, then the loop, then the store.
     let (stop_serving, stop) = (CancellationToken::new(), CancellationToken::new());
     let api = grpc::Api {

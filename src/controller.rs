@@ -14,11 +14,11 @@ use cadastre_api::{AllocationMode, LEASE_NAME};
 use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
 use cadastre_controller::cluster::lease;
 use cadastre_controller::cluster::lease::Leadership;
-use cadastre_controller::cluster::lease_task::{Election, Gate};
+use cadastre_controller::cluster::lease_task::{Election, WriteGate};
 use cadastre_controller::cluster::readiness::LeaderReadiness;
 use cadastre_controller::cluster::writer::Writer;
 use cadastre_controller::telemetry::ControllerMetrics;
-use cadastre_controller::{Settings, run};
+use cadastre_controller::{ControllerSettings, run};
 use cadastre_core::Cidr;
 use cadastre_daemon::client;
 use cadastre_daemon::client::Options;
@@ -140,9 +140,9 @@ pub(super) fn exec(args: Args) -> anyhow::Result<()> {
     runtime.block_on(serve(args, settings, level))
 }
 
-fn lease_settings(args: &Args) -> anyhow::Result<lease::Settings> {
+fn lease_settings(args: &Args) -> anyhow::Result<lease::LeaseSettings> {
     let seconds = |n: u32| Duration::from_secs(n.into());
-    let settings = lease::Settings {
+    let settings = lease::LeaseSettings {
         identity: args
             .identity
             .clone()
@@ -170,7 +170,11 @@ fn nonce() -> anyhow::Result<String> {
         .collect())
 }
 
-async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> anyhow::Result<()> {
+async fn serve(
+    args: Args,
+    settings: lease::LeaseSettings,
+    level: logs::Level,
+) -> anyhow::Result<()> {
     let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
     let target = format_args!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     info!(version, commit, %target, identity = %settings.identity, "cadastre controller starts");
@@ -217,9 +221,9 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     };
     let mut election = tokio::spawn(election.run(clock, released));
 
-    let parts = run::Parts {
+    let parts = run::ControllerParts {
         client: client.clone(),
-        writer: Writer::new(client, Gate::new(leadership.clone(), clock)),
+        writer: Writer::new(client, WriteGate::new(leadership.clone(), clock)),
         clock,
         leadership,
         want,
@@ -227,7 +231,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         readiness,
         page: Some(args.list_page).filter(|page| *page > 0),
     };
-    let settings = Settings {
+    let settings = ControllerSettings {
         service_cidrs: args.service_cidr,
         critical_in_flight: args.writes_in_flight.into(),
         foreign_allocator_pause: Duration::from_secs(args.foreign_allocator_pause.into()),
@@ -237,7 +241,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         }),
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),
-        ..Settings::default()
+        ..ControllerSettings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());
     let (stop, stopping) = watch::channel(false);

@@ -124,7 +124,7 @@ impl Agents {
     }
 
     /// The blocks that the agent of a node knows of, as it tells of them.
-    pub fn blocks(&self, node: &str) -> Result<Vec<cadastre_api::BlockReport>> {
+    pub fn blocks(&self, node: &str) -> Result<Vec<cadastre_api::BlockStatus>> {
         let state = self.shared.lock();
         let agent = state.agents.get(node).with_context(|| unknown(node))?;
         Ok(agent.status().blocks)

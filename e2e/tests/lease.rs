@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
-use cadastre_controller::cluster::lease::{Leadership, Settings, Takeover, Tenure};
+use cadastre_controller::cluster::lease::{Leadership, LeaseSettings, Takeover, Tenure};
 use cadastre_controller::cluster::lease_task::Election;
 use cadastre_controller::cluster::readiness::LeaderReadiness;
 use cadastre_daemon::client;
@@ -27,8 +27,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(3);
 
 /// The default settings of a controller.
-fn usual(nonce: &str) -> Settings {
-    Settings {
+fn usual(nonce: &str) -> LeaseSettings {
+    LeaseSettings {
         identity: "test".to_owned(),
         nonce: nonce.to_owned(),
         lease_duration: Duration::from_secs(15),
@@ -46,7 +46,7 @@ struct Candidate {
 
 impl Candidate {
     fn start(client: &Client, lease: &str, nonce: &str) -> Self {
-        let short = Settings {
+        let short = LeaseSettings {
             lease_duration: LEASE,
             renew_deadline: Duration::from_secs(2),
             retry_period: Duration::from_millis(500),
@@ -55,7 +55,7 @@ impl Candidate {
         Self::with(client, lease, short)
     }
 
-    fn with(client: &Client, lease: &str, settings: Settings) -> Self {
+    fn with(client: &Client, lease: &str, settings: LeaseSettings) -> Self {
         let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
         let (release, released) = watch::channel(None);
         let election = Election {

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use cadastre_agent::seen::AddressesSeen;
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus, Requests, block_name};
 use cadastre_controller::cluster::agent_report;
-use cadastre_controller::cluster::lease::{Answer, Ask, Record};
-use cadastre_controller::cluster::request::{
-    Assignment, Kind as Of, Known, Outcome, Refusal, Request, Spec, Touch,
-};
-use cadastre_controller::cluster::seen::{
+use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
+use cadastre_controller::cluster::objects::{
     AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition, Text,
+};
+use cadastre_controller::cluster::request::{
+    ApiRequest, KnownObject, NodeTouch, ObjectKind as Of, ObjectSpec, PodCidrAllocation, Rejection,
+    RequestOutcome,
 };
 
 use jiff::Timestamp;
@@ -65,7 +66,7 @@ pub struct State {
     pub blocks: BTreeMap<Text, Arc<Block>>,
     services: BTreeMap<Text, Arc<ServiceRange>>,
     pub pods: BTreeMap<Text, Arc<Pod>>,
-    pub lease: Option<Record>,
+    pub lease: Option<LeaseRecord>,
     finalized: BTreeSet<Text>,
     placed: BTreeMap<Text, Text>,
     statuses: BTreeMap<Text, NodeSubnetStatus>,
@@ -82,7 +83,7 @@ pub struct Api {
     pub blocks: Kind<Block>,
     pub services: Kind<ServiceRange>,
     pub pods: Kind<Pod>,
-    pub lease: Option<Record>,
+    pub lease: Option<LeaseRecord>,
     /// When each version of the Lease was written, by the wall clock of the writer.
     pub renewals: BTreeMap<String, Timestamp>,
     /// UIDs of nodes that have the finalizer of somebody else.
@@ -289,20 +290,22 @@ impl Api {
 
     // Requests of controllers.
 
-    pub fn execute(&mut self, request: &Request, at: Time) -> Outcome {
+    pub fn execute(&mut self, request: &ApiRequest, at: Time) -> RequestOutcome {
         match request {
-            Request::List(Of::Node) => Outcome::Nodes(all(&self.nodes)),
-            Request::List(Of::Subnet) => Outcome::Subnets(all(&self.subnets)),
-            Request::List(Of::Block) => Outcome::Blocks(all(&self.blocks)),
-            Request::List(Of::Pool) => Outcome::Pools(all(&self.pools)),
-            Request::ListPodsOf { node } => {
-                Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
+            ApiRequest::List(Of::Node) => RequestOutcome::Nodes(all(&self.nodes)),
+            ApiRequest::List(Of::Subnet) => RequestOutcome::Subnets(all(&self.subnets)),
+            ApiRequest::List(Of::Block) => RequestOutcome::Blocks(all(&self.blocks)),
+            ApiRequest::List(Of::Pool) => RequestOutcome::Pools(all(&self.pools)),
+            ApiRequest::ListPodsOf { node } => {
+                RequestOutcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
             }
-            Request::Read(Of::Node, name) => found(&self.nodes, name, Outcome::Node),
-            Request::Read(Of::Subnet, name) => found(&self.subnets, name, Outcome::Subnet),
-            Request::Read(Of::Pool, name) => found(&self.pools, name, Outcome::Pool),
-            Request::ReadKubeadm => Outcome::Kubeadm(None),
-            Request::Create(name, Spec::Pool(spec)) => {
+            ApiRequest::Read(Of::Node, name) => found(&self.nodes, name, RequestOutcome::Node),
+            ApiRequest::Read(Of::Subnet, name) => {
+                found(&self.subnets, name, RequestOutcome::Subnet)
+            }
+            ApiRequest::Read(Of::Pool, name) => found(&self.pools, name, RequestOutcome::Pool),
+            ApiRequest::ReadKubeadm => RequestOutcome::Kubeadm(None),
+            ApiRequest::Create(name, ObjectSpec::Pool(spec)) => {
                 if self.pools.get(name).is_some() {
                     return guard("already exists");
                 }
@@ -317,10 +320,10 @@ impl Api {
                     spec: Ok((**spec).clone()),
                     status: None,
                 };
-                Outcome::Pool(Pool::clone(&self.put_pool(pool, at)))
+                RequestOutcome::Pool(Pool::clone(&self.put_pool(pool, at)))
             }
-            Request::Read(Of::Block, name) => found(&self.blocks, name, Outcome::Block),
-            Request::Create(name, Spec::Block(spec)) => {
+            ApiRequest::Read(Of::Block, name) => found(&self.blocks, name, RequestOutcome::Block),
+            ApiRequest::Create(name, ObjectSpec::Block(spec)) => {
                 if self.blocks.get(name).is_some() {
                     return guard("already exists");
                 }
@@ -332,41 +335,41 @@ impl Api {
                     touched: false,
                     spec: Ok(spec.clone()),
                 };
-                Outcome::Block(Block::clone(&self.put_block(block, at)))
+                RequestOutcome::Block(Block::clone(&self.put_block(block, at)))
             }
-            Request::Replace(read, Spec::Block(spec)) => {
+            ApiRequest::Replace(read, ObjectSpec::Block(spec)) => {
                 let Some(known) = self.blocks.get(&read.name).cloned() else {
                     return missing();
                 };
-                if Known::of(&*known) != *read {
+                if KnownObject::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 if known.spec.as_ref() == Ok(spec) {
-                    return Outcome::Block(Block::clone(&known));
+                    return RequestOutcome::Block(Block::clone(&known));
                 }
                 let block = Block {
                     touched: true,
                     spec: Ok(spec.clone()),
                     ..Block::clone(&known)
                 };
-                Outcome::Block(Block::clone(&self.put_block(block, at)))
+                RequestOutcome::Block(Block::clone(&self.put_block(block, at)))
             }
-            Request::Delete(Of::Block, read) => {
+            ApiRequest::Delete(Of::Block, read) => {
                 let Some(known) = self.blocks.get(&read.name) else {
-                    return Outcome::Gone;
+                    return RequestOutcome::Gone;
                 };
-                if Known::of(&**known) != *read {
+                if KnownObject::of(&**known) != *read {
                     return guard("precondition failed");
                 }
                 self.delete_block(&read.name, at);
-                Outcome::Gone
+                RequestOutcome::Gone
             }
-            Request::SetSubnetConditions(read, conditions) => {
+            ApiRequest::SetSubnetConditions(read, conditions) => {
                 self.set_conditions(read, conditions, at)
             }
-            Request::AssignPodCidrs(assignment) => self.assign(assignment, at),
-            Request::TouchNode(touch) => self.touch(touch, at),
-            Request::Create(name, Spec::Subnet(spec)) => {
+            ApiRequest::AssignPodCidrs(assignment) => self.assign(assignment, at),
+            ApiRequest::TouchNode(touch) => self.touch(touch, at),
+            ApiRequest::Create(name, ObjectSpec::Subnet(spec)) => {
                 if self.subnets.get(name).is_some() {
                     return guard("already exists");
                 }
@@ -376,47 +379,48 @@ impl Api {
                     uid,
                     version: 0,
                     spec: Ok(spec.clone()),
-                    lacks_parts: false,
+                    is_partial: false,
                     requests: Requests::default(),
                     report: None,
                 };
-                Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
+                RequestOutcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
-            Request::Replace(read, Spec::Subnet(spec)) => {
+            ApiRequest::Replace(read, ObjectSpec::Subnet(spec)) => {
                 let Some(known) = self.subnets.get(&read.name).cloned() else {
                     return missing();
                 };
-                if Known::of(&*known) != *read {
+                if KnownObject::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 let subnet = Subnet {
                     spec: Ok(spec.clone()),
-                    lacks_parts: false,
+                    is_partial: false,
                     ..Subnet::clone(&known)
                 };
                 if subnet == *known {
-                    return Outcome::Subnet(subnet);
+                    return RequestOutcome::Subnet(subnet);
                 }
-                Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
+                RequestOutcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
-            Request::Delete(Of::Subnet, read) => {
+            ApiRequest::Delete(Of::Subnet, read) => {
                 let Some(known) = self.subnets.get(&read.name) else {
-                    return Outcome::Gone;
+                    return RequestOutcome::Gone;
                 };
-                if Known::of(&**known) != *read {
+                if KnownObject::of(&**known) != *read {
                     return guard("precondition failed");
                 }
                 self.delete_subnet(&read.name, at);
-                Outcome::Gone
+                RequestOutcome::Gone
             }
-            Request::Replace(_, Spec::Pool(_)) | Request::Delete(Of::Node | Of::Pool, _) => {
+            ApiRequest::Replace(_, ObjectSpec::Pool(_))
+            | ApiRequest::Delete(Of::Node | Of::Pool, _) => {
                 panic!("no controller asks for it: {request:?}")
             }
-            Request::SetPoolFinalizers(read, finalizers) => {
+            ApiRequest::SetPoolFinalizers(read, finalizers) => {
                 let Some(known) = self.pools.get(&read.name).cloned() else {
                     return missing();
                 };
-                if Known::of(&*known) != *read {
+                if KnownObject::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 if known.deleting && finalizers.iter().any(|f| !known.finalizers.contains(f)) {
@@ -428,11 +432,11 @@ impl Api {
                 };
                 self.update_pool(&known, pool, at)
             }
-            Request::SetPoolStatus(read, status) => {
+            ApiRequest::SetPoolStatus(read, status) => {
                 let Some(known) = self.pools.get(&read.name).cloned() else {
                     return missing();
                 };
-                if Known::of(&*known) != *read {
+                if KnownObject::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 let pool = Pool {
@@ -446,14 +450,14 @@ impl Api {
 
     fn set_conditions(
         &mut self,
-        read: &Known,
+        read: &KnownObject,
         conditions: &[SubnetCondition],
         at: Time,
-    ) -> Outcome {
+    ) -> RequestOutcome {
         let Some(known) = self.subnets.get(&read.name).cloned() else {
             return missing();
         };
-        if Known::of(&*known) != *read {
+        if KnownObject::of(&*known) != *read {
             return guard("the object has been modified");
         }
         let before = known.report.iter().flat_map(|it| &it.conditions);
@@ -466,9 +470,9 @@ impl Api {
         let mut subnet = Subnet::clone(&known);
         subnet.report.get_or_insert_default().conditions = conditions.into();
         if subnet == *known {
-            return Outcome::Subnet(subnet);
+            return RequestOutcome::Subnet(subnet);
         }
-        Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
+        RequestOutcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
     }
 
     /// Writes the status of an agent if the version matches; returns what is then stored.
@@ -530,18 +534,18 @@ impl Api {
         true
     }
 
-    fn update_pool(&mut self, known: &Pool, pool: Pool, at: Time) -> Outcome {
+    fn update_pool(&mut self, known: &Pool, pool: Pool, at: Time) -> RequestOutcome {
         if pool == *known {
-            return Outcome::Pool(pool);
+            return RequestOutcome::Pool(pool);
         }
         let after = self.put_pool(pool, at);
         if after.deleting && after.finalizers.is_empty() {
             self.remove_pool(&after.name, at);
         }
-        Outcome::Pool(Pool::clone(&after))
+        RequestOutcome::Pool(Pool::clone(&after))
     }
 
-    fn assign(&mut self, a: &Assignment, at: Time) -> Outcome {
+    fn assign(&mut self, a: &PodCidrAllocation, at: Time) -> RequestOutcome {
         let Some(known) = self.nodes.get(&a.name).cloned() else {
             return missing();
         };
@@ -565,23 +569,23 @@ impl Api {
             pod_cidrs: a.cidrs.clone().into(),
             ..Node::clone(&known)
         };
-        Outcome::Node(Node::clone(&self.put_node(node, at)))
+        RequestOutcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
-    fn passes_term(&self, known: &Node, a: &Assignment) -> bool {
+    fn passes_term(&self, known: &Node, a: &PodCidrAllocation) -> bool {
         let overlooked = self.overlooked.get(&known.uid);
         same_term(known, a.term.as_ref(), a.annotated)
             || overlooked.is_some_and(|terms| terms.contains(&a.term))
     }
 
     /// Whether another node has a podCIDR that overlaps these ranges.
-    fn is_held(&self, a: &Assignment) -> bool {
+    fn is_held(&self, a: &PodCidrAllocation) -> bool {
         let hits = |held: &Cidr| a.cidrs.iter().any(|cidr| cidr.overlaps(held));
         let nodes = &mut self.nodes.live.values();
         nodes.any(|node| node.name != a.name && counted(node).any(hits))
     }
 
-    fn touch(&mut self, touch: &Touch, at: Time) -> Outcome {
+    fn touch(&mut self, touch: &NodeTouch, at: Time) -> RequestOutcome {
         let Some(known) = self.nodes.get(&touch.name).cloned() else {
             return missing();
         };
@@ -601,16 +605,19 @@ impl Api {
             ..Node::clone(&known)
         };
         if node == *known {
-            return Outcome::Node(node);
+            return RequestOutcome::Node(node);
         }
-        Outcome::Node(Node::clone(&self.put_node(node, at)))
+        RequestOutcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
-    pub fn lease(&mut self, ask: Ask, wall: Timestamp) -> Answer {
+    pub fn lease(&mut self, ask: LeaseCall, wall: Timestamp) -> LeaseAnswer {
         match ask {
-            Ask::Get => self.lease.clone().map_or(Answer::Missing, Answer::Found),
-            Ask::Create(record) if self.lease.is_none() => self.write_lease(record, wall),
-            Ask::Replace(record)
+            LeaseCall::Get => self
+                .lease
+                .clone()
+                .map_or(LeaseAnswer::Missing, LeaseAnswer::Found),
+            LeaseCall::Create(record) if self.lease.is_none() => self.write_lease(record, wall),
+            LeaseCall::Replace(record)
                 if self
                     .lease
                     .as_ref()
@@ -618,18 +625,18 @@ impl Api {
             {
                 self.write_lease(record, wall)
             }
-            Ask::Create(_) | Ask::Replace(_) => Answer::Conflict,
+            LeaseCall::Create(_) | LeaseCall::Replace(_) => LeaseAnswer::Conflict,
         }
     }
 
-    fn write_lease(&mut self, mut record: Record, wall: Timestamp) -> Answer {
+    fn write_lease(&mut self, mut record: LeaseRecord, wall: Timestamp) -> LeaseAnswer {
         record.resource_version = self.revision().to_string();
         if self.forgets_intents {
             record.intents = None;
         }
         self.renewals.insert(record.resource_version.clone(), wall);
         self.lease = Some(record.clone());
-        Answer::Written(record)
+        LeaseAnswer::Written(record)
     }
 }
 
@@ -637,7 +644,11 @@ fn all<T: Versioned>(kind: &Kind<T>) -> Vec<T> {
     kind.live.values().map(|object| T::clone(object)).collect()
 }
 
-fn found<T: Versioned>(kind: &Kind<T>, name: &str, outcome: fn(T) -> Outcome) -> Outcome {
+fn found<T: Versioned>(
+    kind: &Kind<T>,
+    name: &str,
+    outcome: fn(T) -> RequestOutcome,
+) -> RequestOutcome {
     kind.get(name)
         .map_or_else(missing, |object| outcome(T::clone(object)))
 }
@@ -651,8 +662,8 @@ fn same_term(node: &Node, term: Option<&Text>, annotated: bool) -> bool {
     }
 }
 
-fn missing() -> Outcome {
-    Outcome::Refused(Refusal::Missing)
+fn missing() -> RequestOutcome {
+    RequestOutcome::Rejected(Rejection::Missing)
 }
 
 /// The condition of another writer in a NodeSubnet that has reached this version.
@@ -667,6 +678,6 @@ fn of_another(version: u64) -> SubnetCondition {
     }
 }
 
-fn guard(text: &str) -> Outcome {
-    Outcome::Refused(Refusal::Guard(text.to_owned()))
+fn guard(text: &str) -> RequestOutcome {
+    RequestOutcome::Rejected(Rejection::Guard(text.to_owned()))
 }

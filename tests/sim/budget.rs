@@ -6,8 +6,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cadastre_controller::cluster::request::{Kind, Outcome, Refusal, Request, Spec};
-use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::cluster::objects::Text;
+use cadastre_controller::cluster::request::{
+    ApiRequest, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
+};
 
 use super::checks::Violation;
 use super::clock::{SECOND, Time};
@@ -67,8 +69,8 @@ impl Budget {
     pub fn answered(
         &mut self,
         place: Where,
-        request: &Request,
-        outcome: &Outcome,
+        request: &ApiRequest,
+        outcome: &RequestOutcome,
         now: Time,
     ) -> Result<(), Violation> {
         let all = self.all.entry(place).or_default().add(now);
@@ -78,19 +80,23 @@ impl Budget {
             return Err(Violation::new("budget", text, []));
         }
         // A request that was not sent costs the server nothing.
-        if matches!(outcome, Outcome::Refused(Refusal::NotSent)) {
+        if matches!(outcome, RequestOutcome::Rejected(Rejection::NotSent)) {
             return Ok(());
         }
         let Some(name) = object(request) else {
             return Ok(());
         };
-        let fruitless = matches!(outcome, Outcome::Refused(_) | Outcome::Unclear(_));
+        let fruitless = matches!(
+            outcome,
+            RequestOutcome::Rejected(_) | RequestOutcome::Indeterminate(_)
+        );
         let write = request.is_write();
         if write && !fruitless {
             let kind = verb(request);
             let is_another = matches!(
                 request,
-                Request::Create(_, Spec::Block(_)) | Request::Delete(Kind::Block, _)
+                ApiRequest::Create(_, ObjectSpec::Block(_))
+                    | ApiRequest::Delete(ObjectKind::Block, _)
             );
             self.fruitless.retain(|(of, counted, about), _| {
                 let is_it = *of == place && *about == name;
@@ -142,13 +148,13 @@ impl Budget {
 }
 
 /// The object of the request: kind and name, or the UID of a node.
-fn object(request: &Request) -> Option<Text> {
+fn object(request: &ApiRequest) -> Option<Text> {
     let of = |kind: &str, name: &Text| Some(format!("{kind} {name}").into());
     match request {
-        Request::AssignPodCidrs(a) => of("node", &a.uid),
-        Request::TouchNode(touch) => of("node", &touch.uid),
-        Request::Read(Kind::Node, name) => of("read of node", name),
-        Request::ListPodsOf { node } => of("pods of", node),
+        ApiRequest::AssignPodCidrs(a) => of("node", &a.uid),
+        ApiRequest::TouchNode(touch) => of("node", &touch.uid),
+        ApiRequest::Read(ObjectKind::Node, name) => of("read of node", name),
+        ApiRequest::ListPodsOf { node } => of("pods of", node),
         _ => {
             let (kind, name) = request.about()?;
             of(kind.name(), name?)

@@ -25,11 +25,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadastre_api::{AllocationMode, FINALIZER, NodeSubnetSpec};
-use cadastre_controller::cluster::intents::Intents;
-use cadastre_controller::cluster::lease::{Record as LeaseRecord, Takeover, Wanted};
-use cadastre_controller::cluster::request::{Assignment, Outcome, Request, RequestId, Spec};
-use cadastre_controller::cluster::seen::{Machine, Node, Pool, Subnet, Text};
-use cadastre_controller::{Outgoing, Report};
+use cadastre_controller::cluster::intents::WriteIntents;
+use cadastre_controller::cluster::lease::{LeaseContent, LeaseRecord, Takeover};
+use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pool, Subnet, Text};
+use cadastre_controller::cluster::request::{
+    ApiRequest, ObjectSpec, PodCidrAllocation, RequestId, RequestOutcome,
+};
+use cadastre_controller::{EventRecord, OutgoingRequest};
 use cadastre_core::{Addr, Cidr};
 
 use super::api::{Api, Author, Commit};
@@ -66,7 +68,7 @@ impl Violation {
 pub struct Grave {
     pub name: Text,
     pub uid: Text,
-    pub machine: Machine,
+    pub machine: MachineIdentity,
     pub ranges: Vec<Cidr>,
     pub died: Time,
     /// Whether a NodeSubnet contained its ranges when it was deleted, and nobody has edited that since.
@@ -95,9 +97,9 @@ pub struct Checks {
     pub shapes: Vec<Shape>,
     /// The holder of the Lease, and since when.
     lease: (Option<String>, Time),
-    pub intents: Option<Arc<Intents>>,
+    pub intents: Option<Arc<WriteIntents>>,
     /// When the Lease was last written in each term, and its intents then.
-    leases: BTreeMap<Text, (Time, Option<Arc<Intents>>)>,
+    leases: BTreeMap<Text, (Time, Option<Arc<WriteIntents>>)>,
     /// The last of these terms.
     last_term: Option<Text>,
     pub last_write: (Time, String),
@@ -159,7 +161,7 @@ impl Checks {
     pub fn asked(
         &mut self,
         place: Where,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         known: &mut Known,
         api: &Api,
         now: Time,
@@ -172,25 +174,25 @@ impl Checks {
             );
             return Err(Violation::new("leader writes", text, []));
         }
-        if matches!(request, Request::AssignPodCidrs(_)) {
+        if matches!(request, ApiRequest::AssignPodCidrs(_)) {
             self.fenced(place, known, api)?;
         }
-        if request.is_write() && !matches!(request, Request::TouchNode(_)) {
+        if request.is_write() && !matches!(request, ApiRequest::TouchNode(_)) {
             self.tally.unlisted += u64::from(known.begins_to_deal(api));
         }
-        known.lists |= matches!(request, Request::List(_));
-        if let Request::Create(_, Spec::Block(spec)) = request {
+        known.lists |= matches!(request, ApiRequest::List(_));
+        if let ApiRequest::Create(_, ObjectSpec::Block(spec)) = request {
             let key = (spec.owner.uid.clone(), vec![spec.cidr]);
             if known.decided.insert(key, now).is_none() {
                 self.carved(place, spec, known, api, now)?;
             }
             known.had.insert((spec.cidr, spec.owner.name.clone()));
         }
-        if let Request::SetPoolFinalizers(pool, _) = request {
+        if let ApiRequest::SetPoolFinalizers(pool, _) = request {
             let version = (pool.uid.clone(), pool.version);
             self.let_go.entry(version).or_insert(now);
         }
-        let Request::AssignPodCidrs(a) = request else {
+        let ApiRequest::AssignPodCidrs(a) = request else {
             return Ok(());
         };
         self.chose(place, a, known, api, now)
@@ -199,7 +201,7 @@ impl Checks {
     fn chose(
         &mut self,
         place: Where,
-        a: &Assignment,
+        a: &PodCidrAllocation,
         known: &mut Known,
         api: &Api,
         now: Time,
@@ -227,8 +229,8 @@ impl Checks {
     pub fn wants(
         &mut self,
         place: Where,
-        wanted: &Wanted,
-        inherited: Option<&Intents>,
+        wanted: &LeaseContent,
+        inherited: Option<&WriteIntents>,
         known: &mut Known,
         api: &Api,
         now: Time,
@@ -243,7 +245,7 @@ impl Checks {
                 known.chosen.insert(chosen);
                 continue;
             }
-            let a = Assignment {
+            let a = PodCidrAllocation {
                 name: intent.name.clone(),
                 uid: intent.uid.clone(),
                 term: None,
@@ -259,7 +261,7 @@ impl Checks {
     pub fn named(
         &mut self,
         record: &LeaseRecord,
-        on_wire: &BTreeMap<(Where, RequestId), Outgoing>,
+        on_wire: &BTreeMap<(Where, RequestId), OutgoingRequest>,
         api: &Api,
         now: Time,
     ) -> Verdict {
@@ -273,8 +275,8 @@ impl Checks {
             return Ok(());
         };
         for intent in before.assignments.difference(&after.assignments) {
-            let same = |out: &&Outgoing| {
-                matches!(&out.request, Request::AssignPodCidrs(a)
+            let same = |out: &&OutgoingRequest| {
+                matches!(&out.request, ApiRequest::AssignPodCidrs(a)
                     if (&a.uid, &a.cidrs) == (&intent.uid, &intent.cidrs))
             };
             let node = api.nodes.get(&intent.name);
@@ -293,7 +295,13 @@ impl Checks {
     }
 
     /// Checks a write that is being sent.
-    pub fn sent(&self, place: Where, outgoing: &Outgoing, decided: Time, api: &Api) -> Verdict {
+    pub fn sent(
+        &self,
+        place: Where,
+        outgoing: &OutgoingRequest,
+        decided: Time,
+        api: &Api,
+    ) -> Verdict {
         let Some((at, intents)) = outgoing.term.as_ref().and_then(|it| self.leases.get(it)) else {
             return Ok(());
         };
@@ -301,7 +309,7 @@ impl Checks {
             let text = format!("{place} sends what it decided after the Lease was written last");
             return Err(Violation::new("leader writes", text, []));
         }
-        if let (Request::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
+        if let (ApiRequest::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
             let mut named = intents.iter().flat_map(|all| &all.assignments);
             // A node that is deleted or has podCIDRs cannot be assigned any.
             let node = api.nodes.get(&a.name);
@@ -332,7 +340,7 @@ impl Checks {
     }
 
     /// Checks ranges that a controller has chosen for a node against what it had received.
-    fn dealt(&self, place: Where, a: &Assignment, known: &Known, api: &Api) -> Verdict {
+    fn dealt(&self, place: Where, a: &PodCidrAllocation, known: &Known, api: &Api) -> Verdict {
         let wrong = |what: String| {
             let text = format!(
                 "{place} deals {} to {} ({}): {what}",
@@ -405,7 +413,7 @@ impl Checks {
                 ranges(&service.cidrs)
             ));
         }
-        let inside = |pod: &&cadastre_controller::cluster::seen::Pod| {
+        let inside = |pod: &&cadastre_controller::cluster::objects::Pod| {
             pod.addresses
                 .iter()
                 .any(|addr| a.cidrs.iter().any(|c| c.contains_addr(*addr)))
@@ -468,7 +476,7 @@ impl Checks {
 
     /// Whether an earlier node of that name had these ranges, or they were chosen for one, according to the
     /// history, to the writer's own decisions, or to the NodeSubnet that it received.
-    fn had_before(&self, a: &Assignment, known: &Known) -> bool {
+    fn had_before(&self, a: &PodCidrAllocation, known: &Known) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
         let buried = |grave: &Grave| grave.name == a.name && all(&grave.ranges);
         let chosen = |(name, ranges): &(Text, Vec<Cidr>)| *name == a.name && all(ranges);
@@ -479,8 +487,8 @@ impl Checks {
     }
 
     /// Records a request that was executed or rejected.
-    pub fn executed(&mut self, request: &Request, outcome: &Outcome, now: Time) {
-        if let (Request::ListPodsOf { node }, Outcome::Pods(pods)) = (request, outcome) {
+    pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
+        if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
             for grave in self.graves.iter_mut().filter(|grave| grave.name == *node) {
                 let used = pods
                     .iter()
@@ -805,7 +813,7 @@ impl Checks {
     /// Checks a report of a controller. Once the run is calm, a text is reported again only if another one about
     /// the same object came between, and not endlessly. For a node, counting starts again with each block that is
     /// allocated to it, because what pods wait for changes as they come and go.
-    pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
+    pub fn reported(&mut self, place: Where, report: &EventRecord, calm: bool) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
         self.tally.taken_up += u64::from(report.reason == "BlockAdopted");
@@ -871,7 +879,7 @@ pub fn records(spec: &NodeSubnetSpec) -> Vec<Record> {
 }
 
 fn describe(commit: &Commit) -> String {
-    fn name<T: cadastre_controller::cluster::seen::Object>(
+    fn name<T: cadastre_controller::cluster::objects::Object>(
         a: Option<&Arc<T>>,
         b: Option<&Arc<T>>,
     ) -> String {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre_controller::cluster::seen::{Object, Text};
+use cadastre_controller::cluster::objects::{Object, Text};
 use cadastre_daemon::watch::Change;
 
 use super::clock::Time;
@@ -25,12 +25,12 @@ macro_rules! versioned {
     )*};
 }
 versioned!(
-    cadastre_controller::cluster::seen::Node,
-    cadastre_controller::cluster::seen::Pool,
-    cadastre_controller::cluster::seen::Subnet,
-    cadastre_controller::cluster::seen::Block,
-    cadastre_controller::cluster::seen::ServiceRange,
-    cadastre_controller::cluster::seen::Pod
+    cadastre_controller::cluster::objects::Node,
+    cadastre_controller::cluster::objects::Pool,
+    cadastre_controller::cluster::objects::Subnet,
+    cadastre_controller::cluster::objects::Block,
+    cadastre_controller::cluster::objects::ServiceRange,
+    cadastre_controller::cluster::objects::Pod
 );
 
 /// One change in the history.

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_controller::cluster::lease::{Leadership, Takeover};
-use cadastre_controller::cluster::request::Outcome;
-use cadastre_controller::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre_controller::cluster::request::RequestOutcome;
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::Change;
 
@@ -129,13 +129,15 @@ impl Known {
         self.pools.take(change);
     }
 
-    pub fn answer(&mut self, outcome: &Outcome) {
+    pub fn answer(&mut self, outcome: &RequestOutcome) {
         match outcome {
-            Outcome::Node(node) => self.node(node),
-            Outcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
-            Outcome::Pool(pool) => self.pool(pool),
-            Outcome::Subnet(subnet) => self.subnet(subnet),
-            Outcome::Subnets(subnets) => subnets.iter().for_each(|subnet| self.subnet(subnet)),
+            RequestOutcome::Node(node) => self.node(node),
+            RequestOutcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
+            RequestOutcome::Pool(pool) => self.pool(pool),
+            RequestOutcome::Subnet(subnet) => self.subnet(subnet),
+            RequestOutcome::Subnets(subnets) => {
+                subnets.iter().for_each(|subnet| self.subnet(subnet))
+            }
             _ => {}
         }
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use cadastre_controller::cluster::request::{Kind, Refusal, Request, Spec};
+use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, Rejection};
 
 use super::clock::{SECOND, Time};
 use super::process::Watched;
@@ -102,22 +102,20 @@ impl Lasting {
 
 impl Trouble {
     /// Whether the request is concerned: either all of its kind, or those of every third object.
-    fn concerns(&self, request: &Request) -> bool {
+    fn concerns(&self, request: &ApiRequest) -> bool {
         let (subject, name) = match request {
-            Request::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
-            Request::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
-            Request::Create(name, Spec::Block(_)) => (Subject::BlockCreations, name),
-            Request::Replace(it, Spec::Block(_)) | Request::Delete(Kind::Block, it) => {
-                (Subject::BlockChanges, &it.name)
-            }
-            Request::AssignPodCidrs(a) => (Subject::Nodes, &a.name),
-            Request::TouchNode(touch) => (Subject::Nodes, &touch.name),
-            Request::Create(name, Spec::Subnet(_)) => (Subject::Subnets, name),
-            Request::Replace(it, Spec::Subnet(_)) | Request::Delete(Kind::Subnet, it) => {
-                (Subject::Subnets, &it.name)
-            }
-            Request::SetSubnetConditions(it, _) => (Subject::SubnetConditions, &it.name),
-            Request::ListPodsOf { node } => (Subject::Pods, node),
+            ApiRequest::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
+            ApiRequest::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
+            ApiRequest::Create(name, ObjectSpec::Block(_)) => (Subject::BlockCreations, name),
+            ApiRequest::Replace(it, ObjectSpec::Block(_))
+            | ApiRequest::Delete(ObjectKind::Block, it) => (Subject::BlockChanges, &it.name),
+            ApiRequest::AssignPodCidrs(a) => (Subject::Nodes, &a.name),
+            ApiRequest::TouchNode(touch) => (Subject::Nodes, &touch.name),
+            ApiRequest::Create(name, ObjectSpec::Subnet(_)) => (Subject::Subnets, name),
+            ApiRequest::Replace(it, ObjectSpec::Subnet(_))
+            | ApiRequest::Delete(ObjectKind::Subnet, it) => (Subject::Subnets, &it.name),
+            ApiRequest::SetSubnetConditions(it, _) => (Subject::SubnetConditions, &it.name),
+            ApiRequest::ListPodsOf { node } => (Subject::Pods, node),
             _ => return false,
         };
         let sum: u32 = name.bytes().map(u32::from).sum();
@@ -127,7 +125,7 @@ impl Trouble {
 
 impl Sim {
     /// How the server rejects a request, if a lasting trouble concerns it.
-    pub fn objection(&self, request: &Request) -> Option<Answer> {
+    pub fn objection(&self, request: &ApiRequest) -> Option<Answer> {
         let trouble = self.plan.lasting.trouble.as_ref().filter(|_| self.rough)?;
         (self.now >= trouble.from && trouble.concerns(request)).then(|| trouble.answer.clone())
     }
@@ -140,11 +138,11 @@ impl Sim {
 }
 
 impl Answer {
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<Rejection> {
         match self {
-            Answer::Rejected => Some(Refusal::Rejected("a policy forbids it".to_owned())),
-            Answer::Guard => Some(Refusal::Guard("a policy forbids it".to_owned())),
-            Answer::Busy(after) => Some(Refusal::Busy(Some(*after))),
+            Answer::Rejected => Some(Rejection::Rejected("a policy forbids it".to_owned())),
+            Answer::Guard => Some(Rejection::Guard("a policy forbids it".to_owned())),
+            Answer::Busy(after) => Some(Rejection::Busy(Some(*after))),
             Answer::None => None,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cadastre_controller::cluster::seen::{Machine, Node, Pod, Text};
+use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pod, Text};
 
 use super::api::{Api, Commit};
 use super::clock::{MS, SECOND, Time};
@@ -27,7 +27,7 @@ pub struct Machines {
     /// The machine behind each Node UID that ever was.
     pub of_node: BTreeMap<Text, usize>,
     /// The last machine behind each name.
-    last: BTreeMap<Text, (Machine, usize)>,
+    last: BTreeMap<Text, (MachineIdentity, usize)>,
     /// The machine and the Node UID that each pod was made for, by its UID.
     pub of_pod: BTreeMap<Text, (usize, Text)>,
     pub last_write: Time,

@@ -71,7 +71,7 @@ mod trace;
 mod words;
 mod workload;
 
-use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::cluster::objects::Text;
 use cadastre_core::mutation::Mutation;
 use run::{Failure, Sim};
 use trace::Trace;

@@ -15,7 +15,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocationMode, NodeSubnetSpec};
-use cadastre_controller::cluster::seen::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text};
+use cadastre_controller::cluster::objects::{
+    Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text,
+};
 use cadastre_core::{Addr, Cidr};
 
 use super::api::{Api, Author};
@@ -191,7 +193,7 @@ impl Checks {
         }
         let spec = |block: Option<&Block>| block.and_then(|b| b.spec.as_ref().ok()).cloned();
         if let Some(after) = spec(after)
-            && after.owner.resting
+            && after.owner.quarantined
             && lives(api, &after.owner.uid)
             && self.is_listed_to(before, &after)
         {
@@ -269,7 +271,7 @@ impl Checks {
             let still = owner_is(told, &owner.uid) && listed(told).contains(&key) && !is_said;
             let let_go = life.released.contains(&owner.uid) && !still;
             let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
-            let strange = life.edited || was_edited || owner.resting;
+            let strange = life.edited || was_edited || owner.quarantined;
             let never = strange && !life.listed.contains(&owner.uid);
             let fair = let_go || lost || never || remade && !still;
             if !fair {
@@ -342,7 +344,7 @@ impl Checks {
         };
         let told = known.subnets.objects.get(&spec.owner.name);
         // A quarantined block is recorded again, and so is one that its agent uses; a node gains nothing by that.
-        let restored = spec.owner.resting
+        let restored = spec.owner.quarantined
             || known.used.contains(&(spec.cidr, spec.owner.name.clone()))
             || known.had.contains(&(spec.cidr, spec.owner.name.clone()))
             || listed(told).iter().any(|(cidr, _)| *cidr == spec.cidr);

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cadastre_controller::cluster::lease::{Elector, Leadership, Settings as LeaseSettings, Wanted};
+use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseContent, LeaseSettings};
+use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet};
 use cadastre_controller::cluster::request::RequestId;
-use cadastre_controller::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet};
-use cadastre_controller::{Controller, Event, Now, Outgoing, Settings};
+use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
 use cadastre_daemon::watch::Change;
 
 use jiff::Timestamp;
@@ -71,13 +71,13 @@ pub struct Run {
     pub feeds: Feeds,
     pub known: Known,
     /// Requests under way or about to be sent.
-    pub in_flight: BTreeMap<RequestId, Outgoing>,
+    pub in_flight: BTreeMap<RequestId, OutgoingRequest>,
     /// When each of them was decided.
     pub decided: BTreeMap<RequestId, Time>,
     /// Requests that wait until the Lease is written.
     pub held: Vec<RequestId>,
     /// The intents that the controller wants in the Lease, on their way to the elector.
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<LeaseContent>,
     /// When controller and elector are called next.
     pub look_at: Option<Time>,
     pub lease_at: Option<Time>,
@@ -117,12 +117,12 @@ impl Run {
             retry_period: Duration::from_secs(2),
         };
         Run {
-            controller: Controller::new(Settings {
+            controller: Controller::new(ControllerSettings {
                 critical_in_flight: limit,
                 background_in_flight: limit.min(16),
                 // Short enough that released leaks settle before the run ends.
                 leak_grace: Duration::from_secs(30),
-                ..Settings::default()
+                ..ControllerSettings::default()
             }),
             elector: Elector::new(lease),
             told: None,
@@ -173,7 +173,7 @@ impl Run {
 
     /// Whether a write of that term may be sent now, which is the rule of the real shell. `None`: it has to wait
     /// until the Lease is written.
-    pub fn gate(&self, outgoing: &Outgoing, mono: Duration) -> Option<bool> {
+    pub fn gate(&self, outgoing: &OutgoingRequest, mono: Duration) -> Option<bool> {
         match self.leadership() {
             Leadership::Leading(tenure)
                 if outgoing.term.as_ref() == Some(&tenure.term) && mono < tenure.valid_until =>
@@ -185,27 +185,33 @@ impl Run {
     }
 
     /// Delivers the next step of a watch to the controller; returns it for the trace.
-    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now, at: Time) -> Option<Event> {
+    pub fn deliver(
+        &mut self,
+        kind: Watched,
+        api: &Api,
+        now: Now,
+        at: Time,
+    ) -> Option<ControllerEvent> {
         let event = match kind {
             Watched::Nodes => {
                 let change = self.feeds.nodes.next(&api.nodes, now.mono)?;
                 self.known.nodes(&change, api);
-                Event::Nodes(change)
+                ControllerEvent::Nodes(change)
             }
             Watched::Pools => {
                 let change = self.feeds.pools.next(&api.pools, now.mono)?;
                 self.known.pools(&change, at);
-                Event::Pools(change)
+                ControllerEvent::Pools(change)
             }
             Watched::Subnets => {
                 let change = self.feeds.subnets.next(&api.subnets, now.mono)?;
                 self.known.subnets(&change);
-                Event::Subnets(change)
+                ControllerEvent::Subnets(change)
             }
             Watched::Blocks => {
                 let change = self.feeds.blocks.next(&api.blocks, now.mono)?;
                 self.known.blocks(&change);
-                Event::Blocks(change)
+                ControllerEvent::Blocks(change)
             }
             Watched::Services => {
                 let change = self.feeds.services.next(&api.services, now.mono)?;
@@ -213,7 +219,7 @@ impl Run {
                     self.known.note(&it.uid, it.version.cast_signed(), at);
                 }
                 self.known.services.take(&change);
-                Event::ServiceRanges(change)
+                ControllerEvent::ServiceRanges(change)
             }
             Watched::Pods => {
                 let change = self.feeds.pods.next(&api.pods, now.mono)?;
@@ -221,7 +227,7 @@ impl Run {
                     self.known.note(&it.uid, it.version.cast_signed(), at);
                 }
                 self.known.pods.take(&change);
-                Event::Pods(change)
+                ControllerEvent::Pods(change)
             }
         };
         self.controller.on(event.clone(), now);

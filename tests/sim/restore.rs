@@ -21,7 +21,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cadastre_controller::cluster::seen::{Node, Pod, Text};
+use cadastre_controller::cluster::objects::{Node, Pod, Text};
 
 use super::api::State;
 use super::checks::Grave;
@@ -140,7 +140,7 @@ impl Sim {
                     self.end_host(id);
                 }
             }
-            self.world.forget_machine(&node.name);
+            self.cache.forget_machine(&node.name);
             let late = self.once_back(60 * SECOND);
             self.after(late, Due::Unmake(node.name.clone(), node.uid.clone()));
         }

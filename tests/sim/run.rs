@@ -5,10 +5,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use cadastre_controller::Outgoing;
-use cadastre_controller::cluster::lease::{Answer, Ask, Record};
-use cadastre_controller::cluster::request::{Outcome, RequestId};
-use cadastre_controller::cluster::seen::{Node, Text};
+use cadastre_controller::OutgoingRequest;
+use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
+use cadastre_controller::cluster::objects::{Node, Text};
+use cadastre_controller::cluster::request::{RequestId, RequestOutcome};
 use jiff::Timestamp;
 
 use super::api::{Api, Author, Commit};
@@ -60,13 +60,13 @@ pub enum Due {
     /// A request passes the lease check and is sent.
     Send(Where, RequestId),
     /// A request takes effect, with the time until its answer.
-    Arrive(Where, Box<Outgoing>, Reply),
-    Answer(Where, RequestId, Box<Outcome>),
+    Arrive(Where, Box<OutgoingRequest>, Reply),
+    Answer(Where, RequestId, Box<RequestOutcome>),
     /// A request about the Lease takes effect, with the renewal time that it writes.
-    LeaseArrive(Where, Box<(Ask, Timestamp)>, Reply),
-    LeaseAnswer(Where, Box<Answer>),
+    LeaseArrive(Where, Box<(LeaseCall, Timestamp)>, Reply),
+    LeaseAnswer(Where, Box<LeaseAnswer>),
     /// A candidate's watch delivers the Lease.
-    LeaseShown(Where, Box<Record>),
+    LeaseShown(Where, Box<LeaseRecord>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
     /// Checks which nodes wait.
@@ -213,8 +213,8 @@ pub struct Sim {
     pub trace: Trace,
     pub trial: Option<Trial>,
     /// Writes that were sent and not executed yet, with their senders.
-    pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
-    pub world: super::workload::World,
+    pub on_wire: BTreeMap<(Where, RequestId), OutgoingRequest>,
+    pub cache: super::workload::World,
     pub machines: Machines,
     pub served: Served,
     pub backup: Option<Backup>,
@@ -274,7 +274,7 @@ impl Sim {
             trace,
             trial,
             on_wire: BTreeMap::new(),
-            world: super::workload::World::default(),
+            cache: super::workload::World::default(),
             machines: Machines::default(),
             served: Served::default(),
             backup: None,
@@ -483,7 +483,8 @@ impl Sim {
             let due = match entry.due {
                 Due::Arrive(_, _, Reply::Never) | Due::LeaseArrive(_, _, Reply::Never) => continue,
                 Due::Arrive(place, outgoing, Reply::After(_)) => {
-                    let outcome = Outcome::Unclear("the connection was lost".to_owned());
+                    let outcome =
+                        RequestOutcome::Indeterminate("the connection was lost".to_owned());
                     Due::Answer(place, outgoing.id, Box::new(outcome))
                 }
                 Due::Landing(id, landing) => match landing.lost() {
@@ -491,7 +492,7 @@ impl Sim {
                     None => continue,
                 },
                 Due::LeaseArrive(place, _, Reply::After(_)) => {
-                    Due::LeaseAnswer(place, Box::new(Answer::Unclear))
+                    Due::LeaseAnswer(place, Box::new(LeaseAnswer::Unclear))
                 }
                 due => due,
             };

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocationMode, Recall};
 use cadastre_controller::cluster::lease::Leadership;
-use cadastre_controller::cluster::seen::{Node, Text};
+use cadastre_controller::cluster::objects::{Node, Text};
 use cadastre_core::{Cidr, Family};
 
 use super::checks::{Violation, records};
@@ -96,7 +96,7 @@ impl Sim {
             let Some(Leadership::Leading(tenure)) = &run.told else {
                 return None;
             };
-            let deals = run.controller.is_dealing() && run.stopping.is_none();
+            let deals = run.controller.is_allocating() && run.stopping.is_none();
             deals.then_some((process, run, tenure))
         });
         let (process, run, tenure) = leaders.next()?;

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use cadastre_api::{AddressStatus, AllocationMode, FamilyStatus};
 use cadastre_controller::cluster::lease::Leadership;
-use cadastre_controller::cluster::seen::{Node, Pool, Text};
-use cadastre_core::{Addr, Cidr, Family, Span};
+use cadastre_controller::cluster::objects::{Node, Pool, Text};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 use super::checks::{Violation, records};
 use super::clock::SECOND;
@@ -163,7 +163,7 @@ impl Sim {
             });
             let within = |range: &Cidr| cidrs.iter().filter(|cidr| cidr.overlaps(range)).count();
             let resting = |rests: bool| -> usize {
-                let blocks = blocks.iter().filter(|it| it.owner.resting == rests);
+                let blocks = blocks.iter().filter(|it| it.owner.quarantined == rests);
                 blocks.map(|it| within(&it.cidr)).sum()
             };
             let held: usize = podcidrs.iter().map(within).sum::<usize>() + resting(false);
@@ -345,7 +345,7 @@ impl Sim {
     /// and those in use and cooling, according to the agent's store, else to its last status, else to pods.
     fn count_addresses(&self, shape: &Shape, family: Family) -> AddressStatus {
         let services = self.services_now();
-        let left_out: Vec<Span> = shape
+        let left_out: Vec<IpRange> = shape
             .reserved
             .iter()
             .copied()
@@ -353,7 +353,7 @@ impl Sim {
                 services
                     .into_iter()
                     .filter(|it| shape.overlaps(it))
-                    .map(Span::from),
+                    .map(IpRange::from),
             )
             .collect();
         let is_left_out = |addr: Addr| {
@@ -364,7 +364,7 @@ impl Sim {
         let (mut held, mut used, mut cooling) = (0, 0, 0);
         for block in self.api.blocks.live.values() {
             let Ok(spec) = &block.spec else { continue };
-            if spec.pool != shape.name || spec.owner.resting || spec.cidr.family() != family {
+            if spec.pool != shape.name || spec.owner.quarantined || spec.cidr.family() != family {
                 continue;
             }
             let all = addresses(&spec.cidr);
@@ -436,7 +436,7 @@ impl Sim {
     }
 
     fn blocked(&self, shape: &Shape) -> Blocked {
-        let reserved = shape.reserved.iter().flat_map(Span::to_cidrs);
+        let reserved = shape.reserved.iter().flat_map(IpRange::to_cidrs);
         let services = self
             .api
             .services

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocatedBlock, AllocationMode, Recall};
-use cadastre_controller::cluster::seen::{AgentReport, Block, Node, Text};
-use cadastre_core::{Addr, Cidr, Family, Span};
+use cadastre_controller::cluster::objects::{AgentReport, Block, Node, Text};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 use super::checks::Violation;
 use super::host::{Host, Key, key};
@@ -149,12 +149,12 @@ impl Sim {
         };
         let key = (spec.cidr, block.uid.clone());
         let owner = listed.get(&key).map(|(uid, _)| uid);
-        let own = |pod: &cadastre_controller::cluster::seen::Pod| {
+        let own = |pod: &cadastre_controller::cluster::objects::Pod| {
             let inside = |addr: &Addr| spec.cidr.contains_addr(*addr);
             pod.addresses.iter().any(inside)
         };
-        let kept = spec.owner.resting && self.api.pods.live.values().any(|pod| own(pod));
-        if owner == Some(&spec.owner.uid) && !spec.owner.resting || kept {
+        let kept = spec.owner.quarantined && self.api.pods.live.values().any(|pod| own(pod));
+        if owner == Some(&spec.owner.uid) && !spec.owner.quarantined || kept {
             return Ok(());
         }
         let text = format!(
@@ -173,8 +173,8 @@ impl Sim {
     fn check_reserved(&self, node: &Node, lists: &[AllocatedBlock]) -> Verdict {
         for held in lists {
             let (cidr, _) = key(held);
-            let spans = |texts: &[String]| -> Vec<Span> {
-                texts.iter().map(|it| Span::parse(it).unwrap()).collect()
+            let spans = |texts: &[String]| -> Vec<IpRange> {
+                texts.iter().map(|it| IpRange::parse(it).unwrap()).collect()
             };
             for shape in self.shapes_now() {
                 let told = if shape.on_request {

@@ -1,8 +1,8 @@
 //! Pools as the checks understand them: derived from the spec independently of the product, except for parsing CIDRs.
 
-use cadastre_api::{AllocationMode, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
-use cadastre_controller::cluster::seen::{Node, Pool, Text};
-use cadastre_core::{Addr, Cidr, Family, Span};
+use cadastre_api::{AllocationMode, AssignmentMode, FINALIZER, FirstBlock, IPPoolSpec};
+use cadastre_controller::cluster::objects::{Node, Pool, Text};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// The podCIDRs that pools can have allocated, all of which are narrower than the others.
 pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {
@@ -27,7 +27,7 @@ pub struct Shape {
     /// CIDRs and block length of each family.
     pub families: Vec<(Family, Vec<Cidr>, u8)>,
     pub selector: Vec<(String, String)>,
-    pub reserved: Vec<Span>,
+    pub reserved: Vec<IpRange>,
     /// Whether reserved addresses are assigned on request.
     pub on_request: bool,
     pub quarantine: u64,
@@ -81,13 +81,13 @@ impl Shape {
             reserved: spec
                 .reserved
                 .iter()
-                .map(|r| Span::parse(r).unwrap())
+                .map(|r| IpRange::parse(r).unwrap())
                 .collect(),
             on_request: spec.reserved_on_request,
             quarantine: u64::from(spec.quarantine_seconds),
             priority: spec.priority,
             on_sight: spec.first_block == FirstBlock::Immediate
-                && spec.assignment == Assignment::Automatic,
+                && spec.assignment == AssignmentMode::Automatic,
             low: u64::from(spec.terms.warm.low),
             most: spec
                 .max_blocks_per_node

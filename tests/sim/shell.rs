@@ -5,9 +5,13 @@
 
 use std::time::Duration;
 
-use cadastre_controller::cluster::lease::{Answer, Ask, Leadership, Record, Tenure};
-use cadastre_controller::cluster::request::{Outcome, Refusal, Request, RequestId, Spec};
-use cadastre_controller::{Event, Outgoing};
+use cadastre_controller::cluster::lease::{
+    Leadership, LeaseAnswer, LeaseCall, LeaseRecord, Tenure,
+};
+use cadastre_controller::cluster::request::{
+    ApiRequest, ObjectSpec, Rejection, RequestId, RequestOutcome,
+};
+use cadastre_controller::{ControllerEvent, OutgoingRequest};
 use cadastre_core::mutation::Mutation;
 use jiff::Timestamp;
 
@@ -224,7 +228,11 @@ impl Sim {
             });
             self.after(
                 0,
-                Due::Answer(place, id, Box::new(Outcome::Refused(Refusal::NotSent))),
+                Due::Answer(
+                    place,
+                    id,
+                    Box::new(RequestOutcome::Rejected(Rejection::NotSent)),
+                ),
             );
             return Ok(());
         }
@@ -250,7 +258,7 @@ impl Sim {
         };
         let last = matches!(
             outgoing.request,
-            Request::AssignPodCidrs(_) | Request::Create(_, Spec::Block(_))
+            ApiRequest::AssignPodCidrs(_) | ApiRequest::Create(_, ObjectSpec::Block(_))
         ) && self.rough
             && self.rng.chance(self.plan.network.last_words);
         if let (true, Some(name)) = (last, name_of(&outgoing.request)) {
@@ -295,7 +303,7 @@ impl Sim {
                 self.on_wire.remove(&(place, id));
                 self.after(
                     there + back,
-                    Due::Answer(place, id, Box::new(Outcome::Refused(refusal))),
+                    Due::Answer(place, id, Box::new(RequestOutcome::Rejected(refusal))),
                 );
             }
             Fate::Unanswered => {
@@ -319,26 +327,26 @@ impl Sim {
     }
 
     /// Answers a request whose real answer is lost.
-    fn unclear(&mut self, place: Where, id: RequestId, request: &Request, delay: Time) {
+    fn unclear(&mut self, place: Where, id: RequestId, request: &ApiRequest, delay: Time) {
         let lie = Mutation::TimeoutCountsAsRefusal.is_on()
-            && matches!(request, Request::AssignPodCidrs(_));
+            && matches!(request, ApiRequest::AssignPodCidrs(_));
         let outcome = if lie {
-            Outcome::Refused(Refusal::Missing)
+            RequestOutcome::Rejected(Rejection::Missing)
         } else {
-            Outcome::Unclear("the answer was lost".to_owned())
+            RequestOutcome::Indeterminate("the answer was lost".to_owned())
         };
         self.after(delay, Due::Answer(place, id, Box::new(outcome)));
     }
 
-    fn fate(&mut self, request: &Request) -> Fate {
+    fn fate(&mut self, request: &ApiRequest) -> Fate {
         let network = self.plan.network.clone();
         let rng = &mut self.rng;
         let patch = matches!(
             request,
-            Request::AssignPodCidrs(_)
-                | Request::TouchNode(_)
-                | Request::SetPoolFinalizers(..)
-                | Request::SetPoolStatus(..)
+            ApiRequest::AssignPodCidrs(_)
+                | ApiRequest::TouchNode(_)
+                | ApiRequest::SetPoolFinalizers(..)
+                | ApiRequest::SetPoolStatus(..)
         );
         if rng.chance(network.lost_before) {
             Fate::LostBefore
@@ -348,14 +356,14 @@ impl Sim {
             Fate::LostAfter
         } else if patch && rng.chance(network.refused) {
             // A server that loses the race for an object a few times answers with 409.
-            Fate::Refused(Refusal::Guard("the object has been modified".to_owned()))
+            Fate::Refused(Rejection::Guard("the object has been modified".to_owned()))
         } else if rng.chance(network.busy) {
             let after = rng
                 .chance(5_000)
                 .then(|| Duration::from_millis(rng.between(1, 3_000)));
-            Fate::Refused(Refusal::Busy(after))
+            Fate::Refused(Rejection::Busy(after))
         } else if rng.chance(network.rejected) {
-            Fate::Refused(Refusal::Rejected("forbidden".to_owned()))
+            Fate::Refused(Rejection::Rejected("forbidden".to_owned()))
         } else {
             Fate::Arrives
         }
@@ -366,7 +374,7 @@ impl Sim {
     pub fn arrive(
         &mut self,
         place: Where,
-        outgoing: Outgoing,
+        outgoing: OutgoingRequest,
         reply: Reply,
     ) -> Result<(), Violation> {
         self.on_wire.remove(&(place, outgoing.id));
@@ -390,7 +398,7 @@ impl Sim {
                 .as_ref()
                 .filter(|_| self.is_alive(place));
             let decided = match (&outgoing.request, decided) {
-                (Request::AssignPodCidrs(a), Some(run)) => {
+                (ApiRequest::AssignPodCidrs(a), Some(run)) => {
                     run.known.decided.get(&(a.uid.clone(), a.cidrs.clone()))
                 }
                 _ => None,
@@ -408,7 +416,7 @@ impl Sim {
         &mut self,
         place: Where,
         id: RequestId,
-        outcome: Outcome,
+        outcome: RequestOutcome,
     ) -> Result<(), Violation> {
         let now = self.processes[place.process].now(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
@@ -428,7 +436,7 @@ impl Sim {
             return Ok(());
         };
         let text = self.trace.is_on().then(|| of_outcome(&outcome));
-        run.controller.on(Event::Answer(id, outcome), now);
+        run.controller.on(ControllerEvent::Answer(id, outcome), now);
         let is_put_back = run.controller.is_put_back();
         if let Some(text) = text {
             self.log(name_of(&outgoing.request), || {
@@ -474,7 +482,7 @@ impl Sim {
     /// Checks after a clean hand-over that no write can take effect that the next leader would not know of.
     fn check_hand_over(&self, place: Where) -> Result<(), Violation> {
         for ((sender, _), outgoing) in &self.on_wire {
-            let Request::AssignPodCidrs(a) = &outgoing.request else {
+            let ApiRequest::AssignPodCidrs(a) = &outgoing.request else {
                 continue;
             };
             let open = self.api.nodes.get(&a.name).is_some_and(|node| {
@@ -526,7 +534,7 @@ impl Sim {
                 run.asked = true;
                 let leads = matches!(run.elector.leadership(), Leadership::Leading(_));
                 run.agents_heard &= leads;
-                if !leads && !matches!(ask, Ask::Get) {
+                if !leads && !matches!(ask, LeaseCall::Get) {
                     let renewed = run.lease.map(|(_, renewed)| renewed);
                     run.vacant = vacant_since(renewed, clocks.wall(self.now));
                 }
@@ -543,14 +551,17 @@ impl Sim {
         Ok(())
     }
 
-    fn send_lease(&mut self, place: Where, ask: Ask) {
+    fn send_lease(&mut self, place: Where, ask: LeaseCall) {
         let cut = self.processes[place.process]
             .cut_until
             .saturating_sub(self.now);
         let wall = self.renewal(place);
         if self.is_down() {
             let patience = self.rng.stretch(10 * MS, 4 * SECOND);
-            self.after(patience, Due::LeaseAnswer(place, Box::new(Answer::Unclear)));
+            self.after(
+                patience,
+                Due::LeaseAnswer(place, Box::new(LeaseAnswer::Unclear)),
+            );
             return;
         }
         let lost = cut > 0 || (self.rough && self.rng.chance(self.plan.network.lease_lost));
@@ -574,13 +585,16 @@ impl Sim {
         }
         let (answer, arrives) = match self.rng.below(4) {
             _ if cut > 0 => (
-                Answer::Unclear,
+                LeaseAnswer::Unclear,
                 Some(cut + self.rng.stretch(MS, 2 * SECOND)),
             ),
-            0 => (Answer::Failed, None),
-            1 => (Answer::Unclear, None),
-            2 => (Answer::Unclear, Some(there)),
-            _ => (Answer::Unclear, Some(self.rng.stretch(SECOND, 60 * SECOND))),
+            0 => (LeaseAnswer::Failed, None),
+            1 => (LeaseAnswer::Unclear, None),
+            2 => (LeaseAnswer::Unclear, Some(there)),
+            _ => (
+                LeaseAnswer::Unclear,
+                Some(self.rng.stretch(SECOND, 60 * SECOND)),
+            ),
         };
         let patience = self.rng.stretch(10 * MS, 4 * SECOND);
         self.after(patience, Due::LeaseAnswer(place, Box::new(answer)));
@@ -606,11 +620,11 @@ impl Sim {
     pub fn arrive_lease(
         &mut self,
         place: Where,
-        (ask, wall): (Ask, Timestamp),
+        (ask, wall): (LeaseCall, Timestamp),
         reply: Reply,
     ) -> Result<(), Violation> {
         let answer = self.api.lease(ask, wall);
-        if let Answer::Written(record) = &answer {
+        if let LeaseAnswer::Written(record) = &answer {
             self.tell_watches(record);
             let holder = record.holder.clone();
             if self.checks.leased(holder.as_deref(), self.now) {
@@ -628,7 +642,7 @@ impl Sim {
     }
 
     /// Delivers a write of the Lease to the candidates' watches, which may be late or silent.
-    fn tell_watches(&mut self, record: &Record) {
+    fn tell_watches(&mut self, record: &LeaseRecord) {
         for process in 0..self.processes.len() {
             let Process {
                 run: Some(run),
@@ -656,7 +670,7 @@ impl Sim {
         }
     }
 
-    pub fn show_lease(&mut self, place: Where, record: &Record) -> Result<(), Violation> {
+    pub fn show_lease(&mut self, place: Where, record: &LeaseRecord) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
@@ -670,13 +684,13 @@ impl Sim {
         self.poll_lease(place)
     }
 
-    pub fn answer_lease(&mut self, place: Where, answer: Answer) -> Result<(), Violation> {
+    pub fn answer_lease(&mut self, place: Where, answer: LeaseAnswer) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
         run.asked = false;
-        if let Answer::Found(record) | Answer::Written(record) = &answer {
+        if let LeaseAnswer::Found(record) | LeaseAnswer::Written(record) = &answer {
             let renewed = self.api.renewals.get(&record.resource_version);
             let version: u64 = record.resource_version.parse().unwrap();
             let is_older = run.lease.is_some_and(|(known, _)| version < known);
@@ -686,7 +700,7 @@ impl Sim {
                 return Ok(());
             }
         }
-        let is_clear = !matches!(answer, Answer::Unclear | Answer::Failed);
+        let is_clear = !matches!(answer, LeaseAnswer::Unclear | LeaseAnswer::Failed);
         let away = run.read_at.is_some_and(|at| mono > at + AWAY);
         if is_clear && away {
             self.end(place, "ends: it was away for too long");
@@ -760,7 +774,8 @@ impl Sim {
         }
         run.known.told(&leadership);
         run.told = Some(leadership.clone());
-        run.controller.on(Event::Leadership(leadership), now);
+        run.controller
+            .on(ControllerEvent::Leadership(leadership), now);
         self.look(place)
     }
 }
@@ -774,7 +789,7 @@ fn vacant_since(renewed: Option<Timestamp>, now: Timestamp) -> Duration {
 #[derive(Debug)]
 enum Fate {
     Arrives,
-    Refused(Refusal),
+    Refused(Rejection),
     /// The request is not executed, and there is no answer.
     Unanswered,
     LostBefore,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::cluster::objects::Text;
 
 use super::clock::{SECOND, Time};
 

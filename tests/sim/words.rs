@@ -1,9 +1,9 @@
 //! Short descriptions of requests, answers and watch events for traces.
 
 use cadastre_api::{AllocatedRange, NodeSubnetSpec};
-use cadastre_controller::cluster::request::{Kind, Outcome, Request, Spec};
-use cadastre_controller::cluster::seen::{BlockSpec, Node, Object, SubnetCondition, Text};
-use cadastre_controller::{About, Event, Report};
+use cadastre_controller::cluster::objects::{BlockSpec, Node, Object, SubnetCondition, Text};
+use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, RequestOutcome};
+use cadastre_controller::{ControllerEvent, EventRecord, Regarding};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::Change;
 use std::fmt::Write as _;
@@ -42,7 +42,7 @@ fn subnet(spec: &NodeSubnetSpec) -> String {
 
 fn block(spec: &BlockSpec) -> String {
     let owner = &spec.owner;
-    let rests = if owner.resting { "rests, " } else { "" };
+    let rests = if owner.quarantined { "rests, " } else { "" };
     let until = spec.until.map_or(0, |until| until.as_second() % 100_000);
     format!(
         "{}@{} {rests}{} {} until {until}",
@@ -65,25 +65,24 @@ fn node(node: &Node) -> String {
 }
 
 /// The object of a request; `None` if it concerns all.
-pub fn name_of(request: &Request) -> Option<&Text> {
+pub fn name_of(request: &ApiRequest) -> Option<&Text> {
     match request {
-        Request::ListPodsOf { node } => Some(node),
-        Request::Create(_, Spec::Block(spec)) | Request::Replace(_, Spec::Block(spec)) => {
-            Some(&spec.owner.name)
-        }
+        ApiRequest::ListPodsOf { node } => Some(node),
+        ApiRequest::Create(_, ObjectSpec::Block(spec))
+        | ApiRequest::Replace(_, ObjectSpec::Block(spec)) => Some(&spec.owner.name),
         _ => request.about()?.1,
     }
 }
 
-pub fn verb(request: &Request) -> String {
+pub fn verb(request: &ApiRequest) -> String {
     let kind = request.about().map(|(kind, _)| kind);
     let of_kind = |verb: &str| kind.map_or(String::new(), |kind| format!("{verb}{kind:?}"));
     match request {
-        Request::List(_) => of_kind("List") + "s",
-        Request::Read(..) => of_kind("Read"),
-        Request::Create(..) => of_kind("Create"),
-        Request::Replace(..) => of_kind("Replace"),
-        Request::Delete(..) => of_kind("Delete"),
+        ApiRequest::List(_) => of_kind("List") + "s",
+        ApiRequest::Read(..) => of_kind("Read"),
+        ApiRequest::Create(..) => of_kind("Create"),
+        ApiRequest::Replace(..) => of_kind("Replace"),
+        ApiRequest::Delete(..) => of_kind("Delete"),
         _ => {
             let text = format!("{request:?}");
             let verb = text.split([' ', '(', '{']).next();
@@ -92,10 +91,10 @@ pub fn verb(request: &Request) -> String {
     }
 }
 
-pub fn of_request(request: &Request) -> String {
+pub fn of_request(request: &ApiRequest) -> String {
     let verb = verb(request);
     match request {
-        Request::AssignPodCidrs(a) => {
+        ApiRequest::AssignPodCidrs(a) => {
             let term = a.term.as_deref().unwrap_or("-");
             format!(
                 "{verb} {} {} if term {term}{}",
@@ -104,24 +103,24 @@ pub fn of_request(request: &Request) -> String {
                 if a.annotated { "" } else { " bare" }
             )
         }
-        Request::TouchNode(t) => {
+        ApiRequest::TouchNode(t) => {
             let from = t.from.as_deref().unwrap_or("-");
             format!("{verb} {} from {from} to {}", t.uid, t.term)
         }
-        Request::Create(_, spec) => format!("{verb} {}", of_spec(spec)),
-        Request::Replace(it, spec) => format!("{verb} v{} {}", it.version, of_spec(spec)),
-        Request::Delete(Kind::Block, it) => format!("{verb} {} v{}", it.name, it.version),
-        Request::Delete(_, it) => format!("{verb} v{}", it.version),
-        Request::Read(Kind::Block, name) => format!("{verb} {name}"),
-        Request::SetSubnetConditions(_, conditions) => {
+        ApiRequest::Create(_, spec) => format!("{verb} {}", of_spec(spec)),
+        ApiRequest::Replace(it, spec) => format!("{verb} v{} {}", it.version, of_spec(spec)),
+        ApiRequest::Delete(ObjectKind::Block, it) => format!("{verb} {} v{}", it.name, it.version),
+        ApiRequest::Delete(_, it) => format!("{verb} v{}", it.version),
+        ApiRequest::Read(ObjectKind::Block, name) => format!("{verb} {name}"),
+        ApiRequest::SetSubnetConditions(_, conditions) => {
             let words = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.status, it.message);
             let all: Vec<String> = conditions.iter().map(words).collect();
             format!("{verb} {}", all.join("; "))
         }
-        Request::SetPoolFinalizers(it, finalizers) => {
+        ApiRequest::SetPoolFinalizers(it, finalizers) => {
             format!("{verb} v{} {finalizers:?}", it.version)
         }
-        Request::SetPoolStatus(it, status) => {
+        ApiRequest::SetPoolStatus(it, status) => {
             let conditions: Vec<String> = status
                 .conditions
                 .iter()
@@ -139,31 +138,33 @@ pub fn of_request(request: &Request) -> String {
     }
 }
 
-fn of_spec(spec: &Spec) -> String {
+fn of_spec(spec: &ObjectSpec) -> String {
     match spec {
-        Spec::Subnet(spec) => subnet(spec),
-        Spec::Block(spec) => block(spec),
-        Spec::Pool(spec) => format!("{spec:?}"),
+        ObjectSpec::Subnet(spec) => subnet(spec),
+        ObjectSpec::Block(spec) => block(spec),
+        ObjectSpec::Pool(spec) => format!("{spec:?}"),
     }
 }
 
-pub fn of_outcome(outcome: &Outcome) -> String {
+pub fn of_outcome(outcome: &RequestOutcome) -> String {
     match outcome {
-        Outcome::Node(n) => node(n),
-        Outcome::Subnet(s) => format!(
+        RequestOutcome::Node(n) => node(n),
+        RequestOutcome::Subnet(s) => format!(
             "v{} {}",
             s.version,
             s.spec.as_ref().map_or_else(Clone::clone, subnet)
         ),
-        Outcome::Block(it) => {
+        RequestOutcome::Block(it) => {
             let what = it.spec.as_ref().map_or_else(Clone::clone, block);
             format!("v{} {} {what}", it.version, it.uid)
         }
-        Outcome::Blocks(blocks) => format!("{} blocks", blocks.len()),
-        Outcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
-        Outcome::Subnets(subnets) => format!("{} subnets", subnets.len()),
-        Outcome::Pods(pods) => format!("{} pods", pods.len()),
-        Outcome::Pool(pool) => format!("{} v{} {:?}", pool.uid, pool.version, pool.finalizers),
+        RequestOutcome::Blocks(blocks) => format!("{} blocks", blocks.len()),
+        RequestOutcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
+        RequestOutcome::Subnets(subnets) => format!("{} subnets", subnets.len()),
+        RequestOutcome::Pods(pods) => format!("{} pods", pods.len()),
+        RequestOutcome::Pool(pool) => {
+            format!("{} v{} {:?}", pool.uid, pool.version, pool.finalizers)
+        }
         other => format!("{other:?}"),
     }
 }
@@ -173,8 +174,8 @@ pub fn of_status(status: &cadastre_api::NodeSubnetStatus) -> String {
     serde_json::to_string(status).unwrap()
 }
 
-pub fn of_report(report: &Report) -> (Text, String) {
-    let About { name, uid, .. } = &report.about;
+pub fn of_report(report: &EventRecord) -> (Text, String) {
+    let Regarding { name, uid, .. } = &report.about;
     (
         name.clone(),
         format!("{uid} {}: {}", report.reason, report.note),
@@ -182,7 +183,7 @@ pub fn of_report(report: &Report) -> (Text, String) {
 }
 
 /// The object of a watch event, and a description of the event.
-pub fn describe(event: &Event) -> (Option<Text>, String) {
+pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
     fn of<T: Object>(
         kind: &str,
         change: &Change<T>,
@@ -203,18 +204,18 @@ pub fn describe(event: &Event) -> (Option<Text>, String) {
         }
     }
     match event {
-        Event::Nodes(change) => of("node", change, node),
-        Event::Pools(change) => of("pool", change, |p| {
+        ControllerEvent::Nodes(change) => of("node", change, node),
+        ControllerEvent::Pools(change) => of("pool", change, |p| {
             format!("v{} {:?}", p.version, p.finalizers)
         }),
-        Event::Subnets(change) => of("subnet", change, |s| {
+        ControllerEvent::Subnets(change) => of("subnet", change, |s| {
             format!(
                 "v{} {}",
                 s.version,
                 s.spec.as_ref().map_or_else(Clone::clone, subnet)
             )
         }),
-        Event::Blocks(change) => {
+        ControllerEvent::Blocks(change) => {
             let (_, text) = of("block", change, |b| {
                 let what = b.spec.as_ref().map_or_else(Clone::clone, block);
                 format!("v{} {} {what}", b.version, b.uid)
@@ -227,8 +228,8 @@ pub fn describe(event: &Event) -> (Option<Text>, String) {
             };
             (owner, text)
         }
-        Event::ServiceRanges(change) => of("services", change, |s| ranges(&s.cidrs)),
-        Event::Pods(change) => of("pod", change, |p| format!("{:?}", p.addresses)),
+        ControllerEvent::ServiceRanges(change) => of("services", change, |s| ranges(&s.cidrs)),
+        ControllerEvent::Pods(change) => of("pod", change, |p| format!("{:?}", p.addresses)),
         _ => (None, String::new()),
     }
 }

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use cadastre_api::{
-    AddressTerms, AllocationMode, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
+    AddressTerms, AllocationMode, AssignmentMode, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
     Requests, Warm,
 };
-use cadastre_controller::cluster::seen::{
-    Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text,
+use cadastre_controller::cluster::objects::{
+    Block, MachineIdentity, Node, Pod, Pool, ServiceRange, Subnet, Text,
 };
 use cadastre_core::{Addr, Cidr};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -24,7 +24,7 @@ use super::words::ranges;
 #[derive(Default)]
 pub struct World {
     /// The last machine of each node name.
-    machines: BTreeMap<Text, Machine>,
+    machines: BTreeMap<Text, MachineIdentity>,
     /// The specs of pools before they became unreadable, by UID.
     specs: BTreeMap<Text, IPPoolSpec>,
     count: u64,
@@ -149,12 +149,12 @@ impl Sim {
 
     fn create_node_named(&mut self, name: Text) {
         let uid = self.api.uid();
-        self.world.count += 1;
-        let count = self.world.count;
-        let machine = match self.world.machines.get(&name) {
+        self.cache.count += 1;
+        let count = self.cache.count;
+        let machine = match self.cache.machines.get(&name) {
             Some(machine) if self.rng.chance(5_000) => machine.clone(),
-            _ if self.rng.chance(1_000) => Machine::default(),
-            _ => Machine {
+            _ if self.rng.chance(1_000) => MachineIdentity::default(),
+            _ => MachineIdentity {
                 provider_id: self
                     .rng
                     .chance(5_000)
@@ -162,7 +162,7 @@ impl Sim {
                 machine_id: Some(format!("m{count}").into()),
             },
         };
-        self.world.machines.insert(name.clone(), machine.clone());
+        self.cache.machines.insert(name.clone(), machine.clone());
         let (pod_cidrs, unreadable) = self.born_with();
         // A few addresses lie inside a pool: they exist and must not be allocated.
         let address = if self.rng.chance(300) {
@@ -331,7 +331,7 @@ impl Sim {
             1 => node.annotated = true,
             2 if node.machine.provider_id.is_none() => {
                 node.machine.provider_id = Some(format!("cloud://{}", node.uid).into());
-                self.world
+                self.cache
                     .machines
                     .insert(node.name.clone(), node.machine.clone());
                 self.machines.identify(&node);
@@ -481,9 +481,9 @@ impl Sim {
             namespace_selector: None,
             pod_selector: None,
             assignment: *self.rng.pick(&[
-                Assignment::Automatic,
-                Assignment::Automatic,
-                Assignment::Manual,
+                AssignmentMode::Automatic,
+                AssignmentMode::Automatic,
+                AssignmentMode::Manual,
             ]),
             first_block: *self.rng.pick(&[
                 FirstBlock::Immediate,
@@ -556,7 +556,7 @@ impl Sim {
             node_selector: (!class.is_empty()).then_some(selector),
             namespace_selector: None,
             pod_selector: None,
-            assignment: Assignment::Automatic,
+            assignment: AssignmentMode::Automatic,
             first_block: FirstBlock::Immediate,
             max_blocks_per_node: None,
             idle_seconds: 300,
@@ -577,7 +577,7 @@ impl Sim {
         };
         let mut pool = Pool::clone(&pool);
         let known = pool.spec.as_ref().ok();
-        let known = known.or_else(|| self.world.specs.get(&pool.uid));
+        let known = known.or_else(|| self.cache.specs.get(&pool.uid));
         let fresh = match known.map(|spec| spec.allocation_mode) {
             Some(AllocationMode::Blocks) => self.some_block_spec(),
             _ => self.some_podcidr_spec(),
@@ -585,7 +585,7 @@ impl Sim {
         let more = self.rng.chance(4_000);
         let Ok(spec) = &mut pool.spec else {
             // Repairs an unreadable spec: it becomes what it was.
-            pool.spec = Ok(self.world.specs.remove(&pool.uid).unwrap_or(fresh));
+            pool.spec = Ok(self.cache.specs.remove(&pool.uid).unwrap_or(fresh));
             pool.generation += 1;
             self.api.put_pool(pool, self.now);
             return;
@@ -627,7 +627,7 @@ impl Sim {
             9 => spec.node_selector = fresh.node_selector,
             10 => spec.reserved = fresh.reserved,
             _ => {
-                self.world.specs.insert(pool.uid.clone(), spec.clone());
+                self.cache.specs.insert(pool.uid.clone(), spec.clone());
                 pool.spec = Err("spec.ipv4: invalid type".to_owned());
             }
         }
@@ -665,7 +665,7 @@ impl Sim {
         });
         let mut subnet = Subnet::clone(&subnet);
         // What the edit clears is missing, or present but unreadable.
-        subnet.lacks_parts = at.is_multiple_of(2);
+        subnet.is_partial = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.quarantined.clear(),
             (1, Ok(spec)) => {
@@ -724,7 +724,7 @@ impl Sim {
         };
         let other = self.some_node();
         match (self.rng.below(5), &mut block.spec) {
-            (0, Ok(spec)) => spec.owner.resting = !spec.owner.resting,
+            (0, Ok(spec)) => spec.owner.quarantined = !spec.owner.quarantined,
             (1, Ok(spec)) => {
                 if let Some(other) = other {
                     spec.owner.name = other.name.clone();

@@ -18,9 +18,9 @@ use std::fmt;
 
 use super::namespaces::Namespace;
 use super::pods::Pod;
-use cadastre_api::choice::{Asker, Candidate, PodLabels, Selector, Standing, choose};
+use cadastre_api::choice::{PodLabels, PoolCandidate, PoolStanding, Requester, Selector, choose};
 use cadastre_api::{
-    ADDRESSES_ANNOTATION as ADDRESSES, Assignment, NodePool, POOLS_ANNOTATION as POOLS,
+    ADDRESSES_ANNOTATION as ADDRESSES, AssignmentMode, NodePool, POOLS_ANNOTATION as POOLS,
 };
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, Pools};
@@ -120,7 +120,7 @@ pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPoo
                 name: pool.name.clone(),
                 namespace,
                 pod,
-                manual: pool.assignment == Assignment::Manual,
+                manual: pool.assignment == AssignmentMode::Manual,
             }),
             Err(why) => wrong.push(format!(
                 "pools: {}: {why}: it serves only who asks for it by name",
@@ -204,13 +204,13 @@ fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Po
         (rank, is_unknown)
     };
     let judged: Vec<(usize, bool)> = serving.iter().enumerate().map(candidate).collect();
-    let candidates: Vec<Candidate> = judged
+    let candidates: Vec<PoolCandidate> = judged
         .iter()
         .map(|&(rank, is_unknown)| {
             let pool = &serving[rank];
             // With unknown labels no selector can be said to mismatch: each counts as matched, and its pool as barred.
             let known = |selector| if is_unknown { &any_node } else { selector };
-            Candidate {
+            PoolCandidate {
                 name: &pool.name,
                 node: &any_node,
                 namespace: known(&pool.namespace),
@@ -220,14 +220,14 @@ fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Po
                 created: 0,
                 manual: pool.manual,
                 standing: if is_unknown {
-                    Standing::Barred(&unknown)
+                    PoolStanding::Barred(&unknown)
                 } else {
-                    Standing::Serving
+                    PoolStanding::Serving
                 },
             }
         })
         .collect();
-    let asker = Asker {
+    let asker = Requester {
         node: &[],
         pod: Some(PodLabels {
             namespace: asked

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::snapshot::{busy, capacity, gives, is_pod_cidr, terms};
-use cadastre_core::holding::PoolTerms;
+use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 

@@ -65,7 +65,7 @@ use super::leaks::{Leaks, Reason, Reasons};
 use super::notes::Notes;
 use super::publish::Publisher;
 use super::seen::{AddressesSeen, NodeSeen, SubnetSeen};
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, Now, Snapshot};
 
 use cycle::Asked;
@@ -165,12 +165,12 @@ pub struct Machine {
     /// Whether the ranges in the API differ from those written to the store
     to_hold: bool,
     /// The ranges written to the store last
-    holding: Holding,
+    holding: NodeAllocation,
     /// Errors about parts of the NodeSubnet that could not be parsed
     wrong: Vec<String>,
     snapshot: Option<Arc<Snapshot>>,
     /// The ranges in `snapshot`, shared with files and the gRPC API
-    held: Arc<Holding>,
+    held: Arc<NodeAllocation>,
     /// When to look at the store again
     look_at: Duration,
     looked_at: Duration,
@@ -235,7 +235,7 @@ impl Machine {
             answer: None,
             store_trouble: String::new(),
             to_hold: false,
-            holding: Holding::default(),
+            holding: NodeAllocation::default(),
             wrong: Vec::new(),
             snapshot: None,
             held: Arc::default(),

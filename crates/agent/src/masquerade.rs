@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Addr, Cidr, Family};
 
 /// A table that somebody deleted is restored within this time.
@@ -54,7 +54,12 @@ impl Masquerade {
 
     /// Writes the tables that are out of date. `pod_ranges` are the ranges of all pools as in the NodeSubnet; `None`
     /// until it has been read.
-    pub fn refresh(&mut self, pod_ranges: Option<&[String]>, holding: &Holding, now: Duration) {
+    pub fn refresh(
+        &mut self,
+        pod_ranges: Option<&[String]>,
+        holding: &NodeAllocation,
+        now: Duration,
+    ) {
         let wanted = spared(pod_ranges.unwrap_or_default(), holding);
         let is_overdue = self.next_check <= now;
         if !is_overdue && (self.trouble.is_some() || pod_ranges.is_none() || wanted == self.written)
@@ -103,7 +108,7 @@ fn explain(family: Family, error: &io::Error) -> String {
 
 /// Returns the ranges that are not masqueraded between each other, merged and sorted, for each family that the node
 /// has ranges of: those of all pools, of the node's own pools and blocks, and multicast, which is never a source.
-fn spared(pod_ranges: &[String], holding: &Holding) -> BTreeMap<Family, Vec<Run>> {
+fn spared(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
     let told = pod_ranges
         .iter()
         .filter_map(|it| Cidr::parse_strict(it).ok());
@@ -144,7 +149,7 @@ fn spared(pod_ranges: &[String], holding: &Holding) -> BTreeMap<Family, Vec<Run>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cadastre_core::holding::Block;
+    use cadastre_core::node_allocation::Block;
 
     #[test]
     fn all_pools_the_nodes_own_blocks_and_multicast_are_spared_and_neighbours_are_one_range() {
@@ -156,9 +161,9 @@ mod tests {
             reserved: Vec::new(),
             on_request: Vec::new(),
         };
-        let holding = Holding {
+        let holding = NodeAllocation {
             blocks: vec![block("10.1.2.0/26"), block("10.9.0.0/26")],
-            ..Holding::default()
+            ..NodeAllocation::default()
         };
         let told = ["10.0.0.0/16", "10.1.0.0/16", "what?"].map(str::to_owned);
         let all = spared(&told, &holding);

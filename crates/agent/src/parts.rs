@@ -13,7 +13,7 @@ use super::leaks::Reasons;
 use super::ledger::Ledger;
 use super::service::Service;
 use crate::metrics::AgentMetrics;
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_daemon::telemetry::Readiness;
 
 /// The settings of the agent's loop, from flags.
@@ -54,7 +54,7 @@ pub struct Parts {
     /// The leak candidates, for the gRPC API
     pub leaks: watch::Sender<Arc<Reasons>>,
     /// The node's ranges, for the gRPC API
-    pub holding: watch::Sender<Arc<Holding>>,
+    pub holding: watch::Sender<Arc<NodeAllocation>>,
     /// Cancelled to end the loop
     pub stop: CancellationToken,
 }

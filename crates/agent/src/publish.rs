@@ -26,7 +26,7 @@ use super::demand::Want;
 use super::jitter::Jitter;
 use super::served::is_said;
 use super::snapshot::{busy, gives};
-use cadastre_api::{BlockReport, NodeSubnetStatus, PoolDemand};
+use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand};
 use cadastre_node::{BlockState, Snapshot};
 
 /// The first and the longest pause between two urgent writes.
@@ -356,10 +356,10 @@ fn told<'a>(is: &'a NodeSubnetStatus, wanted: &NodeSubnetStatus) -> (&'a [PoolDe
 }
 
 /// The blocks in a stored status.
-struct Blocks<'a>(&'a [BlockReport]);
+struct Blocks<'a>(&'a [BlockStatus]);
 
 impl Blocks<'_> {
-    fn find(&self, cidr: &str, uid: &str) -> Option<&BlockReport> {
+    fn find(&self, cidr: &str, uid: &str) -> Option<&BlockStatus> {
         self.0.iter().find(|it| it.cidr == cidr && it.uid == uid)
     }
 }

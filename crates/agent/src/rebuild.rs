@@ -23,8 +23,8 @@ use super::cri::Sandbox;
 use super::pods::Pods;
 use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
-use cadastre_core::holding::Holding;
 use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, Known, PodRef};
 
 /// The interface of a pod if no source names it.
@@ -32,7 +32,7 @@ const INTERFACE: &str = "eth0";
 
 /// Returns what is in use. `network` is the CNI network if no source names another.
 pub fn known(
-    holding: &Holding,
+    holding: &NodeAllocation,
     list: Option<&NodeAddressesSpec>,
     sandboxes: &[Sandbox],
     pods: &Pods,
@@ -186,12 +186,12 @@ mod tests {
     use crate::pods::testing::pod;
     use crate::snapshot::testing::{snapshot, tenant};
     use cadastre_core::Cidr;
-    use cadastre_core::holding::Block;
+    use cadastre_core::node_allocation::Block;
     use cadastre_daemon::watch::Change;
     use cadastre_node::Snapshot;
 
-    fn holding() -> Holding {
-        Holding {
+    fn holding() -> NodeAllocation {
+        NodeAllocation {
             node_uid: "node".to_owned(),
             blocks: vec![Block {
                 cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),

@@ -1,7 +1,7 @@
 //! Values that the agent's decisions derive from a snapshot of the store.
 
 use cadastre_core::Addr;
-use cadastre_core::holding::{Block, Holding, PoolTerms};
+use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_node::{BlockCount, BlockState, Snapshot, Tenant};
 
 /// Whether a range is a podCIDR, which the agent neither requests nor releases.
@@ -42,7 +42,7 @@ pub fn pod_uid(tenant: &Tenant) -> &str {
 
 /// Returns the node's ranges as far as the store knows them, for files and watchers even without the API. Reserved
 /// addresses are left out.
-pub fn as_holding(snapshot: &Snapshot) -> Holding {
+pub fn as_holding(snapshot: &Snapshot) -> NodeAllocation {
     let listed = |it: &&BlockCount| it.state.is_listed();
     let block = |it: &BlockCount| Block {
         cidr: it.cidr,
@@ -52,7 +52,7 @@ pub fn as_holding(snapshot: &Snapshot) -> Holding {
         reserved: Vec::new(),
         on_request: Vec::new(),
     };
-    Holding {
+    NodeAllocation {
         node_uid: snapshot.node_uid.clone().unwrap_or_default(),
         blocks: snapshot.blocks.iter().filter(listed).map(block).collect(),
         pools: snapshot.pools.iter().map(|it| it.terms.clone()).collect(),
@@ -63,7 +63,7 @@ pub fn as_holding(snapshot: &Snapshot) -> Holding {
 pub(crate) mod testing {
     use super::*;
     use cadastre_core::Cidr;
-    use cadastre_core::holding::FamilyTerms;
+    use cadastre_core::node_allocation::FamilyTerms;
     use cadastre_node::{Attachment, Counts, Given, GivenAddress, PodRef, PoolCount};
 
     /// Returns a pool of these families with low and high mark `warm`.

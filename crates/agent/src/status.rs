@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::demand::Want;
 use super::snapshot::is_pod_cidr;
 use cadastre_api::{
-    AgentInfo, BlockReport, LeakCandidate, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS,
+    AgentInfo, BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS,
     NodeSubnetStatus, PoolDemand,
 };
 use cadastre_core::Addr;
@@ -50,7 +50,7 @@ pub fn status(
 }
 
 /// Returns the blocks that the controller lists or that are in use; podCIDRs are not blocks.
-fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
+fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
     let blocks = snapshot
         .blocks
         .iter()
@@ -61,7 +61,7 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
         let is_unused = it.counts.used + it.counts.cooling == 0;
         let early = is_unused && Mutation::ReleaseToldBeforeStored.is_on();
         let released = it.state == BlockState::Released || early;
-        BlockReport {
+        BlockStatus {
             cidr: it.cidr.to_string(),
             uid: cut(&it.uid, 128),
             used: count(it.counts.used),

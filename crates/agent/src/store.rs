@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Known, Store, StoreError, clock, set_aside};
 
 /// How long to wait while another process has the file open.
@@ -51,7 +51,11 @@ pub fn is_final(error: &StoreError) -> bool {
 
 /// Creates a new file with the node's ranges and the addresses that other sources show as in use. Returns how many
 /// attachments lost an address because another one claims it, too.
-pub async fn make(path: &Path, holding: Holding, known: Vec<Known>) -> Result<usize, StoreError> {
+pub async fn make(
+    path: &Path,
+    holding: NodeAllocation,
+    known: Vec<Known>,
+) -> Result<usize, StoreError> {
     let path = path.to_owned();
     blocking(move || {
         let (_, lost) = Store::rebuild(&path, &holding, &known, &clock::now())?;

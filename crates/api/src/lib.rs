@@ -10,7 +10,7 @@
 //! | [`requests`] | annotations by which people request releases of addresses and blocks |
 //! | [`terms`] | how nodes assign a pool's addresses to pods |
 //! | [`choice`] | which pool serves a node or a pod, and why |
-//! | [`holding`] | conversion of a NodeSubnet to the form that a node's store keeps |
+//! | [`node_allocation`] | conversion of a NodeSubnet to the form that a node's store keeps |
 //! | `rules` | CEL rules, by which the API server itself rejects invalid objects |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
 //! | `columns` | the columns of `kubectl get` |
@@ -26,8 +26,8 @@ pub mod block;
 pub mod choice;
 mod columns;
 pub mod crd;
-pub mod holding;
 pub mod names;
+pub mod node_allocation;
 pub mod pool;
 pub mod requests;
 mod rules;
@@ -47,12 +47,12 @@ pub use names::{
     TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
 };
 pub use pool::{
-    AddressStatus, AllocationMode, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
+    AddressStatus, AllocationMode, AssignmentMode, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
     IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use requests::Requests;
 pub use subnet::{
-    AgentInfo, AllocatedBlock, AllocatedRange, BlockReport, LeakCandidate, MOST_BLOCKS, MOST_COUNT,
+    AgentInfo, AllocatedBlock, AllocatedRange, BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_COUNT,
     MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, NodePool, NodePoolRanges, NodeSubnet,
     NodeSubnetSpec, NodeSubnetStatus, PoolDemand, QuarantinedNode, Recall, SERVED_BY_OTHERS,
 };

@@ -73,7 +73,7 @@ pub struct IPPoolSpec {
     /// it by name, with the annotation cadastre.dev/pools. Only for Blocks.
     #[schemars(schema_with = "rules::assignment")]
     #[serde(default, skip_serializing_if = "is_default")]
-    pub assignment: Assignment,
+    pub assignment: AssignmentMode,
 
     /// When a node that the pool selects gets its first block. Immediate: at once, so that its first pod need not
     /// wait. OnDemand: when a pod asks. Only for Blocks.
@@ -151,7 +151,7 @@ impl IPPoolSpec {
             node_selector: None,
             namespace_selector: None,
             pod_selector: None,
-            assignment: Assignment::default(),
+            assignment: AssignmentMode::default(),
             first_block: FirstBlock::default(),
             max_blocks_per_node: None,
             idle_seconds: default_idle_seconds(),
@@ -178,7 +178,7 @@ pub enum AllocationMode {
 
 /// Which pods a pool serves.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Assignment {
+pub enum AssignmentMode {
     /// Every pod that the selectors match
     #[default]
     Automatic,

@@ -29,7 +29,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::pool::{AllocationMode, Assignment, FirstBlock};
+use super::pool::{AllocationMode, AssignmentMode, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
@@ -141,7 +141,7 @@ pub struct NodePool {
     /// Manual: only for pods that ask for the pool by name.
     #[schemars(schema_with = "rules::assignment")]
     #[serde(default, skip_serializing_if = "is_default")]
-    pub assignment: Assignment,
+    pub assignment: AssignmentMode,
 
     /// OnDemand: the node gets its first block only when a pod asks.
     #[schemars(schema_with = "rules::first_block")]
@@ -291,7 +291,7 @@ pub struct NodeSubnetStatus {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr", "uid"]))]
     #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub blocks: Vec<BlockReport>,
+    pub blocks: Vec<BlockStatus>,
 
     /// The agent that wrote this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -341,7 +341,7 @@ pub struct PoolDemand {
 /// Usage of a block, as reported by the agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct BlockReport {
+pub struct BlockStatus {
     /// CIDR of the block.
     #[schemars(length(max = 43))]
     pub cidr: String,

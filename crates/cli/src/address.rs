@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::inventory::{Cover, Inventory, PodFact};
 use super::render::{Facts, Report, Style, age, over};
-use cadastre_api::holding;
-use cadastre_controller::cluster::seen::PodUid;
+use cadastre_api::node_allocation;
+use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
@@ -177,10 +177,10 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         .pods_at(addr)
         .map(|pod| pod.name.as_str())
         .collect();
-    let nodes = inventory.world.nodes.iter();
+    let nodes = inventory.cache.nodes.iter();
     let nodes = nodes.filter(|node| node.addresses.contains(&addr));
     let nodes: Vec<String> = nodes.map(|node| node.name.to_string()).collect();
-    let services = inventory.world.services.iter();
+    let services = inventory.cache.services.iter();
     let is_service = services
         .flat_map(|it| &it.cidrs)
         .any(|cidr| cidr.contains_addr(addr));
@@ -247,11 +247,17 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
 fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<State> {
     let subnet = inventory.subnets.get(range.node.as_str())?;
     let spec = subnet.spec.as_ref().ok()?;
-    let (holding, _) = holding::read(spec, spec.node_uid.as_deref()?);
-    let block = holding.blocks.iter().find(|it| it.cidr == range.cidr)?;
-    let pool = holding.pools.iter().find(|it| it.name == block.pool);
+    let (holding, _) = node_allocation::read(spec, spec.node_uid.as_deref()?);
+    let block = node_allocation
+        .blocks
+        .iter()
+        .find(|it| it.cidr == range.cidr)?;
+    let pool = node_allocation
+        .pools
+        .iter()
+        .find(|it| it.name == block.pool);
     let usable = usable(block.cidr, pool);
-    let never = usable.never.iter();
+    let never = usable.excluded.iter();
     never
         .map(|span| span.first()..=span.last())
         .find(|it| it.contains(&addr))?;
@@ -282,7 +288,7 @@ impl RangeFact {
             Cover::Block(entry) => {
                 let word = inventory.word(entry);
                 RangeFact {
-                    resting: entry.owner.resting,
+                    resting: entry.owner.quarantined,
                     since: Some(entry.since),
                     until: entry.until,
                     used: word.map(|word| word.used),

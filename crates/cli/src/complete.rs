@@ -162,7 +162,7 @@ fn names(kind: Kind, inventory: &Inventory) -> Vec<String> {
             .map(|it| it.name.to_string())
             .collect(),
         Kind::Node => inventory
-            .world
+            .cache
             .nodes
             .iter()
             .map(|it| it.name.to_string())
@@ -175,7 +175,7 @@ fn names(kind: Kind, inventory: &Inventory) -> Vec<String> {
             .collect(),
         Kind::Block => {
             let blocks = inventory.registry.blocks.iter();
-            let held = blocks.filter(|it| !it.owner.resting);
+            let held = blocks.filter(|it| !it.owner.quarantined);
             held.map(|it| it.cidr.to_string()).collect()
         }
     }

@@ -17,8 +17,8 @@ use super::reach::{Reach, Written};
 use super::render::{self, Columns, Report, Style};
 use super::{Flags, Verdict};
 use cadastre_api::DRAIN_ANNOTATION;
-use cadastre_controller::cluster::seen::Text;
-use cadastre_controller::registry::blocks::Entry;
+use cadastre_controller::allocations::blocks::BlockEntry;
+use cadastre_controller::cluster::objects::Text;
 use cadastre_core::{Cidr, Family};
 
 /// Drain blocks: assign no new address from them, and return them to their pool once they are empty
@@ -118,13 +118,13 @@ pub enum State {
 /// only on demand.
 pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
     let mut kept: BTreeMap<(&str, Family), bool> = BTreeMap::new();
-    let entries: Vec<&Entry> = inventory
+    let entries: Vec<&BlockEntry> = inventory
         .registry
         .blocks
         .of(uid)
         .filter(|it| it.is_held())
         .collect();
-    let empty = |entry: &Entry| {
+    let empty = |entry: &BlockEntry| {
         inventory
             .word(entry)
             .is_some_and(|word| word.used + word.cooling == 0 && !word.released)
@@ -157,7 +157,7 @@ pub(crate) fn surplus_of_pool(
     inventory: &Inventory,
     wanted: &BTreeSet<Text>,
 ) -> Vec<Cidr> {
-    let nodes = inventory.world.nodes.iter();
+    let nodes = inventory.cache.nodes.iter();
     let all = nodes.flat_map(|node| surplus(&node.uid, inventory, wanted));
     let of_pool = |cidr: &Cidr| {
         let entry = inventory.registry.blocks.get(cidr);
@@ -187,7 +187,7 @@ pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
         return Err(refused("", why));
     };
     let node = &entry.owner.name;
-    if entry.owner.resting {
+    if entry.owner.quarantined {
         return Err(refused(
             node,
             "its node is gone: it is free once its quarantine is over".to_owned(),

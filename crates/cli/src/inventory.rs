@@ -16,27 +16,27 @@ use super::lists::Lists;
 use super::running::Running;
 use cadastre_api::choice::Label;
 use cadastre_api::{
-    AddressEntry, AgentInfo, BlockReport, LeakCandidate, MIRROR_ANNOTATION, MOST_COUNT,
+    AddressEntry, AgentInfo, BlockStatus, LeakCandidate, MIRROR_ANNOTATION, MOST_COUNT,
     NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite, NodeSubnetSpec, PodLite, Requests,
     SERVED_BY_OTHERS,
 };
 use cadastre_controller::Now;
+use cadastre_controller::allocations::AllocationState;
+use cadastre_controller::allocations::blocks::BlockEntry;
+use cadastre_controller::cluster::cache::ClusterCache;
 use cadastre_controller::cluster::convert;
-use cadastre_controller::cluster::seen::{Node, Object, PodUid, Text};
-use cadastre_controller::cluster::table::Table;
-use cadastre_controller::cluster::world::World;
+use cadastre_controller::cluster::object_cache::ObjectCache;
+use cadastre_controller::cluster::objects::{Node, Object, PodUid, Text};
 use cadastre_controller::pools::PoolState;
-use cadastre_controller::registry::Registry;
-use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::Change;
 
 /// The cluster at the time it was listed.
 pub struct Inventory {
     /// The objects, as the controller's watches would show them
-    pub world: World,
+    pub cache: ClusterCache,
     /// The owners of ranges and the states of pools, as a new leader would find them
-    pub registry: Registry,
+    pub registry: AllocationState,
     /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
     /// NodeSubnets with everything that agents report, by name
@@ -102,7 +102,7 @@ pub struct SubnetFact {
     /// The agent's version and boot
     pub agent: Option<AgentInfo>,
     /// The agent's figures for its blocks
-    pub blocks: Vec<BlockReport>,
+    pub blocks: Vec<BlockStatus>,
     /// Addresses whose pods are gone or finished, as the agent reports, with the UIDs of those pods
     pub orphans: BTreeSet<(Addr, PodUid)>,
     /// Addresses in use by the list in the NodeAddresses, without those of ranges that the agent has since reported as
@@ -128,7 +128,7 @@ pub struct Held {
 /// A range that contains an address.
 pub enum Cover<'a> {
     /// A block, of a node or in quarantine
-    Block(&'a Entry),
+    Block(&'a BlockEntry),
     /// The podCIDR of the live node with this name
     PodCidr(Cidr, Text),
     /// The podCIDR of a node that is gone, with its name and the end of the quarantine
@@ -138,41 +138,41 @@ pub enum Cover<'a> {
 impl Inventory {
     /// Parses the listed objects and builds the indices.
     pub fn new(lists: &Lists, now: Timestamp) -> Self {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let nodes = lists.nodes.iter().cloned().map(convert::node);
         let nodes: Vec<Node> = nodes.collect();
         for node in &nodes {
-            world.node_addresses.add(&node.addresses);
+            cache.node_addresses.add(&node.addresses);
         }
-        fill(&mut world.nodes, nodes);
+        fill(&mut cache.nodes, nodes);
         fill(
-            &mut world.pools,
+            &mut cache.pools,
             lists.pools.iter().cloned().map(convert::pool),
         );
         let subnets = lists.subnets.iter().cloned();
-        fill(&mut world.subnets, subnets.map(convert::subnet));
+        fill(&mut cache.subnets, subnets.map(convert::subnet));
         fill(
-            &mut world.blocks,
+            &mut cache.blocks,
             lists.blocks.iter().cloned().map(convert::block),
         );
         let services = lists.services.iter().cloned();
-        fill(&mut world.services, services.map(convert::service_range));
-        world.pods.change(Change::Restarted {
+        fill(&mut cache.services, services.map(convert::service_range));
+        cache.pods.change(Change::Restarted {
             asked: Duration::ZERO,
         });
         for pod in &lists.pods {
-            world
+            cache
                 .pods
                 .change(Change::Applied(convert::pod(pod.clone())));
         }
-        world.pods.change(Change::Listed);
+        cache.pods.change(Change::Listed);
 
         let moment = Now {
             mono: Duration::ZERO,
             wall: now,
         };
-        let (mut registry, _) = Registry::rebuild(&world, &[], moment);
-        registry.judge_blocks(&world);
+        let (mut registry, _) = AllocationState::rebuild(&cache, &[], moment);
+        registry.judge_blocks(&cache);
         let namespaces = lists.namespaces.iter().map(|namespace| {
             let meta = &namespace.metadata;
             let labelled = labelled(meta.labels.as_ref(), meta.annotations.as_ref());
@@ -187,7 +187,7 @@ impl Inventory {
             SubnetFact::read(it, in_use.get(name).copied())
         });
         let mut inventory = Inventory {
-            world,
+            cache,
             registry,
             pods: lists.pods.iter().map(PodFact::read).collect(),
             subnets: subnets.map(|it| (it.name.clone(), it)).collect(),
@@ -210,7 +210,7 @@ impl Inventory {
             }
         }
         for subnet in self.subnets.values() {
-            let node = self.world.nodes.get(&subnet.name);
+            let node = self.cache.nodes.get(&subnet.name);
             let current = node.is_some_and(|node| subnet.agent_node.as_deref() == Some(&*node.uid));
             for (addr, allocation) in &subnet.allocations {
                 self.held.entry(*addr).or_default().push(Held {
@@ -244,10 +244,10 @@ impl Inventory {
     pub(crate) fn ranges_of(&self, node: &str) -> Vec<Cidr> {
         let registry = &self.registry;
         let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *node);
-        let live = self.world.nodes.get(node).into_iter();
+        let live = self.cache.nodes.get(node).into_iter();
         let name = node.into();
         let resting = registry
-            .rests_of(&name)
+            .quarantined_of(&name)
             .flat_map(|(_, it)| it.ranges.clone());
         let mut ranges: Vec<Cidr> = blocks.map(|it| it.cidr).collect();
         ranges.extend(live.flat_map(|it| it.pod_cidrs.iter().copied()));
@@ -297,8 +297,8 @@ impl Inventory {
             if let Some(entry) = block.filter(|entry| entry.claim == id) {
                 return Some(Cover::Block(entry));
             }
-            let (name, uid) = self.registry.who(claim.holder)?.clone();
-            let rest = self.registry.rests.get(&(name.clone(), uid));
+            let (name, uid) = self.registry.node_of(claim.holder)?.clone();
+            let rest = self.registry.quarantined.get(&(name.clone(), uid));
             Some(match rest {
                 Some(rest) => Cover::Rest(claim.cidr, name, rest.until_wall),
                 None => Cover::PodCidr(claim.cidr, name),
@@ -318,7 +318,7 @@ impl Inventory {
     }
 
     /// Returns the figures for a block that the agent of its owner reports.
-    pub fn word(&self, entry: &Entry) -> Option<&BlockReport> {
+    pub fn word(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
         let speaks = subnet.agent_node.as_deref() == Some(&*entry.owner.uid);
         let uid = entry.uid.as_deref()?;
@@ -329,7 +329,7 @@ impl Inventory {
 
     /// Whether the published list has as many addresses of a block as the agent counts. The list is written less often
     /// than the counts.
-    pub(crate) fn is_list_current(&self, entry: &Entry) -> bool {
+    pub(crate) fn is_list_current(&self, entry: &BlockEntry) -> bool {
         let of_owner = |(_, held): &(Addr, &Held)| held.node == entry.owner.name;
         let listed = self.held_in(&entry.cidr).filter(of_owner).count();
         let word = self.word(entry);
@@ -337,10 +337,10 @@ impl Inventory {
     }
 
     /// Returns how many addresses of a block are in use: by its agent's figures, else by what pods report.
-    pub(crate) fn used_in(&self, entry: &Entry) -> u64 {
+    pub(crate) fn used_in(&self, entry: &BlockEntry) -> u64 {
         match self.word(entry) {
             Some(word) => u64::try_from(word.used).unwrap_or(0),
-            None => self.world.pods.count_in(&entry.cidr) as u64,
+            None => self.cache.pods.count_in(&entry.cidr) as u64,
         }
     }
 
@@ -359,13 +359,13 @@ impl Inventory {
 
     /// Finds a node by name.
     pub fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
-        let node = self.world.nodes.get(name);
+        let node = self.cache.nodes.get(name);
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
     }
 
     /// Returns the nodes whose agents report that another network has the pods, with the message.
     pub(crate) fn served_by_others(&self) -> Vec<(&str, &str)> {
-        let nodes = self.world.nodes.iter();
+        let nodes = self.cache.nodes.iter();
         let told = nodes.filter_map(|node| {
             let subnet = self.subnets.get(&node.name)?;
             let is_current = subnet.agent_node.as_deref() == Some(&*node.uid);
@@ -377,7 +377,7 @@ impl Inventory {
 
     /// Returns the ranges of all pools, merged and sorted.
     pub(crate) fn pool_ranges(&self) -> Vec<Cidr> {
-        let told = self.registry.pools.iter().map(|state| &state.told);
+        let told = self.registry.pools.iter().map(|state| &state.node_view);
         let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
         let texts = sides.flat_map(|side| &side.cidrs);
         Cidr::merged(texts.filter_map(|text| Cidr::parse_strict(text).ok()))
@@ -392,7 +392,7 @@ impl Inventory {
     }
 }
 
-fn fill<T: Object>(table: &mut Table<T>, objects: impl IntoIterator<Item = T>) {
+fn fill<T: Object>(table: &mut ObjectCache<T>, objects: impl IntoIterator<Item = T>) {
     table.change(Change::Restarted {
         asked: Duration::ZERO,
     });
@@ -473,7 +473,7 @@ impl SubnetFact {
         let list = list.and_then(|it| NodeAddressesSpec::deserialize(&it.spec).ok());
         let list = list.unwrap_or_default();
         let blocks = entries(&status["blocks"]).into_iter();
-        let blocks: Vec<BlockReport> = blocks.map(believable).collect();
+        let blocks: Vec<BlockStatus> = blocks.map(believable).collect();
         let orphans: Vec<LeakCandidate> = entries(&status["orphans"]);
         let orphan = |it: &LeakCandidate| {
             let addr = Addr::parse_lenient(&it.address)?;
@@ -511,9 +511,9 @@ impl SubnetFact {
 }
 
 /// Limits the figures to what an agent would report: everybody who may write them could make sums overflow.
-fn believable(word: BlockReport) -> BlockReport {
+fn believable(word: BlockStatus) -> BlockStatus {
     let count = |count: i64| count.clamp(0, MOST_COUNT);
-    BlockReport {
+    BlockStatus {
         used: count(word.used),
         cooling: count(word.cooling),
         free: count(word.free),

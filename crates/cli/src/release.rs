@@ -29,7 +29,7 @@ use super::render::{self, Columns, Report, Style};
 use super::show::read_address;
 use super::{Flags, Verdict};
 use cadastre_api::{RELEASE_ANNOTATION, Requests};
-use cadastre_controller::cluster::seen::PodUid;
+use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::Addr;
 
 /// Release leaked addresses now, without waiting for the grace period

@@ -136,7 +136,7 @@ fn agents(inventory: &Inventory) -> (Health, String) {
 
 fn agent_pods(inventory: &Inventory) -> (Health, String) {
     let agents = inventory.running.agents(inventory.now);
-    let nodes = || inventory.world.nodes.iter();
+    let nodes = || inventory.cache.nodes.iter();
     let spoken = nodes().filter(|node| agent_of(node, inventory).is_some());
     if agents.is_empty() {
         return match spoken.count() {
@@ -158,7 +158,7 @@ fn agent_pods(inventory: &Inventory) -> (Health, String) {
         .map(|node| &*node.name)
         .filter(|name| is(name) != AgentPod::Ready)
         .collect();
-    let all = inventory.world.nodes.len();
+    let all = inventory.cache.nodes.len();
     let mut says = format!(
         "{} of {} have a ready one",
         all - without.len(),
@@ -185,7 +185,7 @@ fn pools(inventory: &Inventory) -> (Health, String) {
     };
     let idle = named(&|it| !it.is_serving());
     let full = named(&|it| it.is_serving() && is_full(it, inventory));
-    let nobody = named(&|it| it.is_serving() && it.selects_none(&inventory.world));
+    let nobody = named(&|it| it.is_serving() && it.selects_none(&inventory.cache));
     let mut says = format!("{} of {} serve", all.len() - idle.len(), all.len());
     for (what, which) in [
         ("not serving", &idle),
@@ -208,7 +208,7 @@ fn is_full(state: &PoolState, inventory: &Inventory) -> bool {
 fn nodes(inventory: &Inventory) -> (Health, String) {
     let outcome = whatif::simulate_now(inventory);
     let waiting: Vec<_> = outcome.waits().into_iter().collect();
-    let all = count(inventory.world.nodes.len(), "node");
+    let all = count(inventory.cache.nodes.len(), "node");
     match waiting.len() {
         0 => (Health::Ok, format!("{all}, none waits for addresses")),
         some_wait => (

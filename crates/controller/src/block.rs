@@ -7,17 +7,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::allocations::AllocationState;
 use super::context::IN_USE_PAUSE;
+use super::failing_calls::ObjectCall;
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Look, Loop, work_off};
-use super::refusals::Call;
-use super::registry::Registry;
-use super::report::{About, KEPT, Report};
+use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
+use super::report::{EventRecord, KEPT, Regarding};
 use super::{Context, Purpose};
-use crate::cluster::request::{Kind, Known, Outcome, Refusal, Request, Spec};
-use crate::cluster::seen::{Block, Text};
+use crate::allocations::blocks::{AffectedLoops, BlockEntry, sound};
+use crate::cluster::objects::{Block, Text};
+use crate::cluster::request::{
+    ApiRequest, KnownObject, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
+};
 use crate::purpose::Step;
-use crate::registry::blocks::{Entry, Noted, sound};
 use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId};
@@ -43,30 +45,30 @@ impl Loop for BlockLoop {
         self.urgent.load() + self.queue.load()
     }
 
-    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, cidr: &Cidr, cx: &mut Context| it.look(*cidr, cx);
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         match answer.purpose {
             Purpose::Block { cidr, claim, step } => {
                 self.written_or_read((cidr, *claim), *step, answer.outcome, cx)
             }
             Purpose::BlockPods { uid, .. } => {
                 self.looked_at_pods(uid, answer.outcome, cx);
-                Noted::default()
+                AffectedLoops::default()
             }
-            _ => Noted::default(),
+            _ => AffectedLoops::default(),
         }
     }
 }
 
 impl BlockLoop {
     /// Queues a block whose object may need a request.
-    pub(crate) fn add(&mut self, entry: &Entry) {
+    pub(crate) fn add(&mut self, entry: &BlockEntry) {
         let urgent = entry.step == Step::Create || entry.to_read;
-        if urgent && !entry.owner.resting {
+        if urgent && !entry.owner.quarantined {
             self.urgent.add(entry.cidr);
         } else {
             self.queue.add(entry.cidr);
@@ -78,43 +80,43 @@ impl BlockLoop {
         &mut self,
         cx: &mut Context,
         stopping: bool,
-    ) -> Option<(Request, Purpose)> {
+    ) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, cidr: &Cidr, cx: &mut Context| {
-            let creates = |e: &Entry| e.step == Step::Create && !e.to_read;
-            if stopping && cx.registry.blocks.get(cidr).is_none_or(creates) {
-                return Look::Done;
+            let creates = |e: &BlockEntry| e.step == Step::Create && !e.to_read;
+            if stopping && cx.allocations.blocks.get(cidr).is_none_or(creates) {
+                return KeyDecision::Done;
             }
             it.look(*cidr, cx)
         };
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
-    fn look(&mut self, cidr: Cidr, cx: &mut Context) -> Look {
+    fn look(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
         let now = cx.now.mono;
-        let Some(entry) = cx.registry.blocks.get_mut(&cidr) else {
+        let Some(entry) = cx.allocations.blocks.get_mut(&cidr) else {
             self.kept.remove(&cidr);
-            return Look::Done;
+            return KeyDecision::Done;
         };
         if entry.in_flight {
-            return Look::Done;
+            return KeyDecision::Done;
         }
         let call = if entry.to_read {
-            Call::ReadBlock(cidr)
+            ObjectCall::ReadBlock(cidr)
         } else {
-            Call::WriteBlock(cidr)
+            ObjectCall::WriteBlock(cidr)
         };
-        let paused = cx.registry.refusals.paused(&call, now);
+        let paused = cx.allocations.refusals.paused(&call, now);
         if let Some(at) = paused.filter(|_| entry.to_read || entry.step.is_write()) {
-            return Look::Later(at);
+            return KeyDecision::Later(at);
         }
         let name: Text = block_name(&cidr).into();
         let claim = entry.claim;
         let purpose = |step| Purpose::Block { cidr, claim, step };
         if entry.to_read {
             entry.in_flight = true;
-            return Look::Send(Request::Read(Kind::Block, name), purpose(None));
+            return KeyDecision::Send(ApiRequest::Read(ObjectKind::Block, name), purpose(None));
         }
-        let object = cx.world.blocks.get(&name);
+        let object = cx.cache.blocks.get(&name);
         let object = object.filter(|object| entry.uid.as_ref() == Some(&object.uid));
         let step = entry.step;
         let request = match (step, object) {
@@ -122,107 +124,109 @@ impl BlockLoop {
             // Created or read recently: the watch should show it soon.
             (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
-                return Look::Done;
+                return KeyDecision::Done;
             }
             // The watch has shown it: it is judged next.
-            (Step::Await, Some(_)) => return Look::Done,
-            (Step::Create, _) => Request::Create(name, Spec::Block(entry.spec())),
+            (Step::Await, Some(_)) => return KeyDecision::Done,
+            (Step::Create, _) => ApiRequest::Create(name, ObjectSpec::Block(entry.spec())),
             (Step::Replace, Some(object)) => {
-                Request::Replace(Known::of(&**object), Spec::Block(entry.spec()))
+                ApiRequest::Replace(KnownObject::of(&**object), ObjectSpec::Block(entry.spec()))
             }
-            (Step::Delete, Some(object)) => Request::Delete(Kind::Block, Known::of(&**object)),
+            (Step::Delete, Some(object)) => {
+                ApiRequest::Delete(ObjectKind::Block, KnownObject::of(&**object))
+            }
             (Step::Await | Step::Replace | Step::Delete, None) => {
                 entry.to_read = true;
                 entry.in_flight = true;
-                return Look::Send(Request::Read(Kind::Block, name), purpose(None));
+                return KeyDecision::Send(ApiRequest::Read(ObjectKind::Block, name), purpose(None));
             }
         };
         entry.in_flight = true;
-        Look::Send(request, purpose(Some(step)))
+        KeyDecision::Send(request, purpose(Some(step)))
     }
 
     /// Handles a block whose object is as it should be: only the end of a quarantine is left to do.
-    fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> Look {
-        let entry = cx.registry.blocks.get(&cidr);
-        let Some(entry) = entry.filter(|entry| entry.owner.resting) else {
-            return Look::Done;
+    fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
+        let entry = cx.allocations.blocks.get(&cidr);
+        let Some(entry) = entry.filter(|entry| entry.owner.quarantined) else {
+            return KeyDecision::Done;
         };
         let Some(until) = entry.rests_until else {
-            return Look::Done;
+            return KeyDecision::Done;
         };
         if until > cx.now.mono {
             self.queue.add_at(cidr, until);
-            return Look::Done;
+            return KeyDecision::Done;
         }
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         let unseen = Mutation::PodsOfBlockNotLookedAt.is_on();
         let by_pod = cx
-            .world
+            .cache
             .pods
             .any_in_range_of(&name, &cidr)
             .filter(|_| !unseen);
-        if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
+        if let Some(what) = still_used(&cidr, by_pod, cx.allocations) {
             self.keep(cidr, &what, cx);
-            return Look::Done;
+            return KeyDecision::Done;
         }
-        if let Some(at) = cx.paused(&Call::ListPods(name.clone())) {
+        if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
             self.queue.add_at(cidr, at);
-            return Look::Done;
+            return KeyDecision::Done;
         }
         if !self.checking.insert(uid.clone()) {
-            return Look::Done;
+            return KeyDecision::Done;
         }
         let purpose = Purpose::BlockPods {
             name: name.clone(),
             uid,
         };
-        Look::Send(Request::ListPodsOf { node: name }, purpose)
+        KeyDecision::Send(ApiRequest::ListPodsOf { node: name }, purpose)
     }
 
     /// Keeps a block in quarantine: looks again later, and reports the reason once.
     fn keep(&mut self, cidr: Cidr, what: &str, cx: &mut Context) {
         self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
-        let Some(uid) = cx.registry.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
+        let Some(uid) = cx.allocations.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
             return;
         };
         if self.kept.insert(cidr) {
-            let about = About::new(Kind::Block, &block_name(&cidr).into(), &uid);
+            let about = Regarding::new(ObjectKind::Block, &block_name(&cidr).into(), &uid);
             let note = format!("its node is gone and its quarantine is over, but {what}");
-            cx.reports.push(Report::info(about, KEPT, note));
+            cx.reports.push(EventRecord::info(about, KEPT, note));
         }
     }
 
     /// Takes in the last list of a deleted node's pods: its unused blocks whose quarantine is over are deleted.
-    fn looked_at_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+    fn looked_at_pods(&mut self, uid: &Text, outcome: &RequestOutcome, cx: &mut Context) {
         self.checking.remove(uid);
         let now = cx.now.mono;
-        let over = |entry: &&Entry| {
-            entry.owner.resting
+        let over = |entry: &&BlockEntry| {
+            entry.owner.quarantined
                 && entry.step == Step::Settled
                 && entry.rests_until.is_some_and(|until| until <= now)
         };
         let due: Vec<(Cidr, Text)> = cx
-            .registry
+            .allocations
             .blocks
             .of(uid)
             .filter(over)
             .map(|entry| (entry.cidr, entry.owner.name.clone()))
             .collect();
         for (cidr, name) in due {
-            let Outcome::Pods(pods) = outcome else {
+            let RequestOutcome::Pods(pods) = outcome else {
                 self.queue.add(cidr);
                 continue;
             };
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
             let used = reported.find(|addr| cidr.contains_addr(*addr));
-            let used = used.or_else(|| cx.world.pods.any_in_range_of(&name, &cidr));
+            let used = used.or_else(|| cx.cache.pods.any_in_range_of(&name, &cidr));
             let by_pod = used.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on());
-            if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
+            if let Some(what) = still_used(&cidr, by_pod, cx.allocations) {
                 self.keep(cidr, &what, cx);
                 continue;
             }
             self.kept.remove(&cidr);
-            if let Some(entry) = cx.registry.blocks.get_mut(&cidr) {
+            if let Some(entry) = cx.allocations.blocks.get_mut(&cidr) {
                 entry.step = Step::Delete;
                 self.queue.add(cidr);
             }
@@ -235,25 +239,25 @@ impl BlockLoop {
         &mut self,
         (cidr, claim): (&Cidr, ClaimId),
         step: Option<Step>,
-        outcome: &Outcome,
+        outcome: &RequestOutcome,
         cx: &mut Context,
-    ) -> Noted {
+    ) -> AffectedLoops {
         let now = cx.now.mono;
-        let mut noted = Noted::default();
-        let entry = cx.registry.blocks.get_mut(cidr);
+        let mut noted = AffectedLoops::default();
+        let entry = cx.allocations.blocks.get_mut(cidr);
         let any = Mutation::AnswerToEarlierBlockCounts.is_on();
         let Some(entry) = entry.filter(|entry| entry.claim == claim || any) else {
             return noted;
         };
         entry.in_flight = false;
-        let (owner, resting) = (entry.owner.clone(), entry.owner.resting);
+        let (owner, resting) = (entry.owner.clone(), entry.owner.quarantined);
         let queue = if resting {
             &mut self.queue
         } else {
             &mut self.urgent
         };
         match (step, outcome) {
-            (Some(Step::Create), Outcome::Block(block)) => {
+            (Some(Step::Create), RequestOutcome::Block(block)) => {
                 created(entry, block, now);
                 if entry.confirmed {
                     // An object that was created again has another UID, which the NodeSubnet must list.
@@ -261,22 +265,22 @@ impl BlockLoop {
                 }
                 self.queue.add(*cidr);
             }
-            (None, Outcome::Block(block)) if sound(block).is_none() => {
+            (None, RequestOutcome::Block(block)) if sound(block).is_none() => {
                 entry.to_read = false;
                 entry.await_until = now + AWAIT;
                 queue.add(*cidr);
-                cx.registry.block_spoiled(block, cx.now, &mut noted);
+                cx.allocations.block_spoiled(block, cx.now, &mut noted);
             }
-            (None, Outcome::Block(block)) => {
+            (None, RequestOutcome::Block(block)) => {
                 entry.to_read = false;
                 entry.found(block, now);
                 noted.nodes.push(owner.name);
                 self.queue.add(*cidr);
             }
-            (None, Outcome::Refused(Refusal::Missing)) => {
+            (None, RequestOutcome::Rejected(Rejection::Missing)) => {
                 entry.to_read = false;
                 if entry.is_leaving() || resting && !entry.confirmed {
-                    cx.registry.drop_block(cidr);
+                    cx.allocations.drop_block(cidr);
                     noted.freed = true;
                 } else {
                     entry.step = Step::Create;
@@ -284,25 +288,30 @@ impl BlockLoop {
                 }
                 noted.nodes.push(owner.name);
             }
-            (Some(Step::Replace), Outcome::Block(block)) => {
+            (Some(Step::Replace), RequestOutcome::Block(block)) => {
                 // A write that changed nothing causes no watch event, so it is settled here.
                 if entry.step == Step::Replace && entry.is_kept_in(block) {
                     entry.step = Step::Settled;
                 }
                 self.queue.add(*cidr);
             }
-            (_, Outcome::Block(_) | Outcome::Gone) => self.queue.add(*cidr),
+            (_, RequestOutcome::Block(_) | RequestOutcome::Gone) => self.queue.add(*cidr),
             // Its node was deleted meanwhile, and no node ever had the block.
-            (Some(Step::Create), Outcome::Refused(refusal))
+            (Some(Step::Create), RequestOutcome::Rejected(refusal))
                 if resting
                     && !entry.confirmed
                     && entry.step == Step::Create
-                    && !matches!(refusal, Refusal::Guard(_)) =>
+                    && !matches!(refusal, Rejection::Guard(_)) =>
             {
-                cx.registry.drop_block(cidr);
+                cx.allocations.drop_block(cidr);
                 noted.freed = true;
             }
-            (_, Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_))) => {
+            (
+                _,
+                RequestOutcome::Rejected(
+                    Rejection::Busy(_) | Rejection::NotSent | Rejection::Rejected(_),
+                ),
+            ) => {
                 queue.add(*cidr);
             }
             _ => {
@@ -315,20 +324,20 @@ impl BlockLoop {
 }
 
 /// Returns why a block stays in quarantine: a pod reports an address of it, or an agent reports that it uses one.
-fn still_used(block: &Cidr, by_pod: Option<Addr>, registry: &Registry) -> Option<String> {
+fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState) -> Option<String> {
     if let Some(addr) = by_pod {
         return Some(format!(
             "a pod still reports {addr}: it goes with that pod (kubectl get pods -A -o wide | grep -w {addr})"
         ));
     }
-    let addr = registry.rests_in_use(block)?;
+    let addr = allocations.quarantined_in_use(block)?;
     Some(format!(
         "the agent of another node uses it, as the condition Accepted of its NodeSubnet says: drain that node (kubectl cadastre show ip {addr})"
     ))
 }
 
 /// Records that the object exists. The watch will show who owns it, and whether it was first.
-fn created(entry: &mut Entry, block: &Block, now: Duration) {
+fn created(entry: &mut BlockEntry, block: &Block, now: Duration) {
     if entry.step == Step::Create || entry.step == Step::Await {
         let ours = block
             .spec
@@ -342,7 +351,7 @@ fn created(entry: &mut Entry, block: &Block, now: Duration) {
     }
 }
 
-impl Entry {
+impl BlockEntry {
     /// Returns whether the object has the spec that it should have.
     pub(crate) fn is_kept_in(&self, block: &Block) -> bool {
         block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
@@ -370,29 +379,36 @@ impl Entry {
 mod tests {
     use super::*;
     use crate::Now;
-    use crate::cluster::world::World;
-    use crate::registry::holders::Use;
-    use cadastre_core::State;
+    use crate::allocations::holders::HolderUse;
+    use crate::cluster::cache::ClusterCache;
+    use cadastre_core::ClaimState;
 
     /// Records a block for `n1`, without a request for its object.
-    fn begun(registry: &mut Registry, now: Now) -> (Cidr, ClaimId) {
+    fn begun(allocations: &mut AllocationState, now: Now) -> (Cidr, ClaimId) {
         let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
         let node = crate::demand::tests::node("n1");
-        let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
-        let claim = registry.ledger.record(holder, cidr, State::InFlight);
-        registry.begin_block(claim, cidr, &"p".into(), &node, now);
+        let holder = allocations
+            .holders
+            .intern(HolderUse::Blocks, &node.name, &node.uid);
+        let claim = allocations
+            .ledger
+            .record(holder, cidr, ClaimState::InFlight);
+        allocations.begin_block(claim, cidr, &"p".into(), &node, now);
         (cidr, claim)
     }
 
     /// Returns the next step of a block when a read finds another object under its name.
-    fn step_after(found: Result<crate::cluster::seen::BlockSpec, String>, confirmed: bool) -> Step {
+    fn step_after(
+        found: Result<crate::cluster::objects::BlockSpec, String>,
+        confirmed: bool,
+    ) -> Step {
         let now = Now {
             mono: Duration::ZERO,
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
-        let (world, mut registry) = (World::default(), Registry::default());
-        let (cidr, claim) = begun(&mut registry, now);
-        registry.blocks.get_mut(&cidr).unwrap().confirmed = confirmed;
+        let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
+        let (cidr, claim) = begun(&mut allocations, now);
+        allocations.blocks.get_mut(&cidr).unwrap().confirmed = confirmed;
         let block = Block {
             name: block_name(&cidr).into(),
             uid: "found".into(),
@@ -401,9 +417,14 @@ mod tests {
             spec: found,
         };
         let mut reports = Vec::new();
-        let mut cx = Context::new(&world, &mut registry, &mut reports, now);
-        BlockLoop::default().written_or_read((&cidr, claim), None, &Outcome::Block(block), &mut cx);
-        let entry = registry.blocks.get(&cidr).unwrap();
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
+        BlockLoop::default().written_or_read(
+            (&cidr, claim),
+            None,
+            &RequestOutcome::Block(block),
+            &mut cx,
+        );
+        let entry = allocations.blocks.get(&cidr).unwrap();
         assert!(entry.step == Step::Await || entry.uid.as_deref() == Some("found"));
         entry.step
     }
@@ -414,14 +435,14 @@ mod tests {
         // Nobody knows who had it: it is quarantined, then deleted.
         assert_eq!(step_after(unreadable(), false), Step::Settled);
         assert_eq!(step_after(unreadable(), true), Step::Replace);
-        let spec = crate::cluster::seen::BlockSpec {
+        let spec = crate::cluster::objects::BlockSpec {
             cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
             pool: "p".into(),
-            owner: crate::cluster::seen::Owner {
-                resting: false,
+            owner: crate::cluster::objects::Owner {
+                quarantined: false,
                 name: "n2".into(),
                 uid: "u2".into(),
-                machine: crate::cluster::seen::Machine::default(),
+                machine: crate::cluster::objects::MachineIdentity::default(),
             },
             since: jiff::Timestamp::UNIX_EPOCH,
             until: None,
@@ -438,9 +459,9 @@ mod tests {
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
         for owner in ["n1", "n2"] {
-            let (world, mut registry) = (World::default(), Registry::default());
-            let (cidr, claim) = begun(&mut registry, now);
-            let entry = registry.blocks.get_mut(&cidr).unwrap();
+            let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
+            let (cidr, claim) = begun(&mut allocations, now);
+            let entry = allocations.blocks.get_mut(&cidr).unwrap();
             (entry.confirmed, entry.step) = (true, Step::Replace);
             let mut spec = entry.spec();
             spec.owner.name = owner.into();
@@ -452,10 +473,10 @@ mod tests {
                 spec: Ok(spec),
             };
             let mut reports = Vec::new();
-            let mut cx = Context::new(&world, &mut registry, &mut reports, now);
-            let (step, outcome) = (Some(Step::Replace), Outcome::Block(kept));
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
+            let (step, outcome) = (Some(Step::Replace), RequestOutcome::Block(kept));
             BlockLoop::default().written_or_read((&cidr, claim), step, &outcome, &mut cx);
-            let is_done = registry.blocks.get(&cidr).unwrap().step == Step::Settled;
+            let is_done = allocations.blocks.get(&cidr).unwrap().step == Step::Settled;
             assert_eq!(is_done, owner == "n1");
         }
     }
@@ -466,9 +487,9 @@ mod tests {
             mono: Duration::from_secs(60),
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
-        let (world, mut registry) = (World::default(), Registry::default());
-        let (cidr, claim) = begun(&mut registry, now);
-        let entry = registry.blocks.get_mut(&cidr).unwrap();
+        let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
+        let (cidr, claim) = begun(&mut allocations, now);
+        let entry = allocations.blocks.get_mut(&cidr).unwrap();
         (entry.confirmed, entry.step, entry.uid) = (true, Step::Await, Some("b".into()));
         let found = Block {
             name: block_name(&cidr).into(),
@@ -485,13 +506,13 @@ mod tests {
         };
         for found in [found, unreadable] {
             let mut reports = Vec::new();
-            let mut cx = Context::new(&world, &mut registry, &mut reports, now);
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
             let read = blocks.next(&mut cx).map(|(request, _)| request);
             assert!(
-                matches!(read, Some(Request::Read(Kind::Block, _))),
+                matches!(read, Some(ApiRequest::Read(ObjectKind::Block, _))),
                 "{read:?}"
             );
-            let outcome = Outcome::Block(found);
+            let outcome = RequestOutcome::Block(found);
             blocks.written_or_read((&cidr, claim), None, &outcome, &mut cx);
             assert!(blocks.next_urgent(&mut cx, false).is_none());
             assert!(blocks.next(&mut cx).is_none(), "it has just been read");

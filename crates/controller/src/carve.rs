@@ -1,29 +1,37 @@
 //! Allocation of new blocks: whole ones, or smaller ones where a pool has no whole one left.
 
 use super::Context;
-use crate::cluster::seen::{Node, Text};
-use crate::registry::holders::Use;
-use cadastre_core::{Cidr, Dual, Full};
+use crate::allocations::holders::HolderUse;
+use crate::cluster::objects::{Node, Text};
+use cadastre_core::{Cidr, Dual, PoolExhausted};
 
 /// Limit of how many bits longer than the pool's block size a smaller block's prefix may be.
 const SMALLER: u8 = 6;
 
 /// Allocates one block per family of the pool, or smaller ones where no whole one is left.
-pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> {
-    let (world, now) = (cx.world, cx.now);
-    let registry = &mut *cx.registry;
-    let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
-    let Some(state) = registry.pools.get_mut(pool) else {
+pub(super) fn carve(
+    pool: &Text,
+    node: &Node,
+    cx: &mut Context,
+) -> Result<Vec<Cidr>, PoolExhausted> {
+    let (cache, now) = (cx.cache, cx.now);
+    let allocations = &mut *cx.allocations;
+    let holder = allocations
+        .holders
+        .intern(HolderUse::Blocks, &node.name, &node.uid);
+    let Some(state) = allocations.pools.get_mut(pool) else {
         return Ok(Vec::new());
     };
-    let strays = &registry.strays;
+    let strays = &allocations.unadopted;
     let spoken_for = |range: &Cidr| {
-        world
+        cache
             .pods
             .any_in_free(range)
             .or_else(|| strays.any_in(range))
     };
-    let mut carved = registry.ledger.carve(&mut state.space, holder, spoken_for);
+    let mut carved = allocations
+        .ledger
+        .carve(&mut state.space, holder, spoken_for);
     let mut lens = Dual::from_fn(|family| state.space.block_len(family));
     let whole = lens;
     let mut avoided = 0;
@@ -39,7 +47,7 @@ pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Ci
             break;
         }
         let mut smaller = state.space.refitted(lens);
-        match registry.ledger.carve(&mut smaller, holder, spoken_for) {
+        match allocations.ledger.carve(&mut smaller, holder, spoken_for) {
             Ok(claims) => carved = Ok(claims),
             Err(other) if other.family != family => carved = Err(other),
             Err(smaller) => avoided = smaller.avoided.max(avoided),
@@ -48,20 +56,20 @@ pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Ci
     let claims = match carved {
         Ok(claims) => claims,
         Err(full) => {
-            if !registry.blocks.has(&node.uid) {
-                registry.holders.drop_uid(Use::Blocks, &node.uid);
+            if !allocations.blocks.has(&node.uid) {
+                allocations.holders.drop_uid(HolderUse::Blocks, &node.uid);
             }
             // A smaller block may become free later, like a whole one, when the pod or agent that uses part of it is
             // gone.
             let avoided = full.avoided.max(avoided);
-            return Err(Full { avoided, ..full });
+            return Err(PoolExhausted { avoided, ..full });
         }
     };
     let claims: Vec<_> = claims.iter().filter_map(|(_, id)| *id).collect();
     let mut cidrs = Vec::with_capacity(claims.len());
     for id in claims {
-        if let Some(claim) = registry.ledger.get(id) {
-            registry.begin_block(id, claim.cidr, pool, node, now);
+        if let Some(claim) = allocations.ledger.get(id) {
+            allocations.begin_block(id, claim.cidr, pool, node, now);
             cidrs.push(claim.cidr);
         }
     }

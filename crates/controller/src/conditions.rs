@@ -3,15 +3,15 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::Now;
-use super::figures::{Figures, figures, holders};
+use super::allocations::AllocationState;
+use super::failing_calls::ObjectCall;
+use super::figures::{FamilyCounts, figures, holders};
 use super::forecast::Trend;
-use super::pools::{PoolState, Verdict};
-use super::refusals::Call;
-use super::registry::Registry;
+use super::pools::{PoolPhase, PoolState};
 use super::totals::Totals;
-use crate::cluster::seen::Pool;
+use crate::allocations::foreign::{ADVICE, too_wide_text};
+use crate::cluster::objects::Pool;
 use crate::purpose::Step;
-use crate::registry::foreign::{ADVICE, too_wide_text};
 use cadastre_api::{AllocationMode, FamilyStatus, IPPoolStatus};
 use cadastre_core::{Dual, Family};
 
@@ -27,7 +27,7 @@ const TERMINATING: &str = "Terminating";
 const WRITES_REJECTED: &str = "WritesRejected";
 
 /// Conditions whose changes are reported as events. `Ready` is not among them, as the conditions behind it are.
-pub(crate) const TOLD: &[&str] = &[
+pub(crate) const REPORTED: &[&str] = &[
     INVALID,
     OVERLAPPING,
     NEARLY_EXHAUSTED,
@@ -69,7 +69,7 @@ pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
 
 /// Counts over all nodes and blocks, made before a status is written.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counted {
+pub struct PoolCounts {
     /// Nodes that wait for the pool
     pub waiting: i64,
     /// Whether nodes exist but the pool selects none
@@ -82,18 +82,18 @@ pub struct Counted {
 pub fn status(
     pool: &Pool,
     state: &PoolState,
-    counted: Counted,
-    registry: &Registry,
+    counted: PoolCounts,
+    allocations: &AllocationState,
     now: Now,
 ) -> IPPoolStatus {
     let addresses = |family: Family| {
         (state.allocation_mode == AllocationMode::Blocks)
             .then(|| counted.totals.get(family).status())
     };
-    let families: Vec<(Family, Figures)> = state
+    let families: Vec<(Family, FamilyCounts)> = state
         .space
         .families()
-        .map(|family| (family, figures(state, family, registry)))
+        .map(|family| (family, figures(state, family, allocations)))
         .collect();
     let of = |wanted: Family| {
         families
@@ -105,9 +105,9 @@ pub fn status(
                 status
             })
     };
-    let holders = holders(state, registry);
+    let holders = holders(state, allocations);
     let nodes = holders.values().filter(|live| **live).count();
-    let refused = refused(state, registry);
+    let refused = refused(state, allocations);
     let mut conditions = vec![
         ready(state, counted.selects_none, refused.as_ref()),
         flag(
@@ -148,13 +148,13 @@ pub fn status(
         ),
         flag(
             PODCIDR_TOO_WIDE,
-            podcidr_too_wide(state, registry),
+            podcidr_too_wide(state, allocations),
             "NoPodCIDRTooWide",
             "no node has a podCIDR over it that no node could have been given",
         ),
         flag(
             BESIDE_OTHER_FAMILY,
-            beside_other_family(state, registry),
+            beside_other_family(state, allocations),
             "NotBesideOtherFamily",
             "no older pool for the same nodes and pods gives a family that it lacks",
         ),
@@ -197,7 +197,13 @@ pub fn status(
 }
 
 /// Adds the forecast. The trend continues from the last status, so it survives restarts.
-fn foretell(status: &mut FamilyStatus, pool: &Pool, family: Family, figures: Figures, now: Now) {
+fn foretell(
+    status: &mut FamilyStatus,
+    pool: &Pool,
+    family: Family,
+    figures: FamilyCounts,
+    now: Now,
+) {
     let before = pool.status.as_ref().and_then(|status| match family {
         Family::V4 => status.ipv4.as_ref(),
         Family::V6 => status.ipv6.as_ref(),
@@ -234,19 +240,19 @@ fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str
 }
 
 fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>) -> Condition {
-    let reason = match (&state.verdict, refused) {
-        (Verdict::Serving | Verdict::Starting, Some((reason, why))) => {
+    let reason = match (&state.phase, refused) {
+        (PoolPhase::Serving | PoolPhase::Starting, Some((reason, why))) => {
             return condition(READY, false, reason, why.clone());
         }
         (verdict, _) => verdict,
     };
     let reason = match reason {
         // This is no error, but it may not be intended.
-        Verdict::Serving if selects_none => {
+        PoolPhase::Serving if selects_none => {
             let message = "would serve the nodes it selects, and its nodeSelector matches none";
             return condition(READY, true, "SelectsNoNode", message.to_owned());
         }
-        Verdict::Serving => {
+        PoolPhase::Serving => {
             return condition(
                 READY,
                 true,
@@ -254,36 +260,36 @@ fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>
                 "serves the nodes it selects".to_owned(),
             );
         }
-        Verdict::Invalid(_) => "InvalidSpec",
-        Verdict::Terminating => "Terminating",
-        Verdict::Disabled => "Disabled",
-        Verdict::Starting => "Starting",
-        Verdict::Overlaps { .. } => "OverlapsOlderPool",
-        Verdict::ForeignAllocator => "ForeignAllocator",
+        PoolPhase::Invalid(_) => "InvalidSpec",
+        PoolPhase::Terminating => "Terminating",
+        PoolPhase::Disabled => "Disabled",
+        PoolPhase::Starting => "Starting",
+        PoolPhase::Overlaps { .. } => "OverlapsOlderPool",
+        PoolPhase::ForeignAllocator => "ForeignAllocator",
     };
     condition(
         READY,
         false,
         reason,
-        format!("carves nothing: {}", state.verdict),
+        format!("carves nothing: {}", state.phase),
     )
 }
 
 /// Returns the reason if the API server keeps rejecting the pool's finalizers or blocks.
-fn refused(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
+fn refused(state: &PoolState, allocations: &AllocationState) -> Option<(&'static str, String)> {
     const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
-    let refusals = &registry.refusals;
-    if let Some(why) = refusals.why(&Call::SetPoolFinalizers(state.name.clone())) {
+    let refusals = &allocations.refusals;
+    if let Some(why) = refusals.why(&ObjectCall::SetPoolFinalizers(state.name.clone())) {
         let text = format!(
             "the API server does not take its finalizers, without which it neither serves nor goes: {why}: {ADVICE}"
         );
         return Some(("FinalizerRefused", text));
     }
     let mut blocks = refusals.lasting().filter_map(|(call, why, _)| {
-        let Call::WriteBlock(cidr) = call else {
+        let ObjectCall::WriteBlock(cidr) = call else {
             return None;
         };
-        let entry = registry.blocks.get(cidr)?;
+        let entry = allocations.blocks.get(cidr)?;
         let ours = entry.pool == state.name && entry.step == Step::Create;
         ours.then_some((cidr, why))
     });
@@ -298,8 +304,8 @@ fn refused(state: &PoolState, registry: &Registry) -> Option<(&'static str, Stri
 }
 
 fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
-    match &state.verdict {
-        Verdict::Invalid(why) => Some(("InvalidSpec", why.clone())),
+    match &state.phase {
+        PoolPhase::Invalid(why) => Some(("InvalidSpec", why.clone())),
         _ => None,
     }
 }
@@ -307,10 +313,10 @@ fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
 fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
     /// Limit of names in the message.
     const NAMED: usize = 5;
-    if let Verdict::Overlaps { .. } = state.verdict {
+    if let PoolPhase::Overlaps { .. } = state.phase {
         return Some((
             "OverlapsOlderPool",
-            format!("carves nothing: {}", state.verdict),
+            format!("carves nothing: {}", state.phase),
         ));
     }
     if state.left_out.is_empty() {
@@ -335,7 +341,7 @@ fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
 
 fn nearly_exhausted(
     state: &PoolState,
-    families: &[(Family, Figures)],
+    families: &[(Family, FamilyCounts)],
 ) -> Option<(&'static str, String)> {
     let limit = f64::from(state.nearly_exhausted) / 100.0;
     let (family, figures) = families
@@ -353,10 +359,10 @@ fn nearly_exhausted(
     ))
 }
 
-fn shrinking(state: &PoolState, counted: Counted) -> Option<(&'static str, String)> {
+fn shrinking(state: &PoolState, counted: PoolCounts) -> Option<(&'static str, String)> {
     let outside: usize = counted.totals.iter().map(|(_, t)| t.outside).sum();
     // If the spec is invalid, its ranges are unknown.
-    let readable = !matches!(state.verdict, Verdict::Invalid(_));
+    let readable = !matches!(state.phase, PoolPhase::Invalid(_));
     (outside > 0 && readable).then(|| {
         (
             "BlocksOutside",
@@ -376,13 +382,13 @@ fn field(family: Family) -> &'static str {
 
 fn exhausted(
     state: &PoolState,
-    families: &[(Family, Figures)],
+    families: &[(Family, FamilyCounts)],
     waiting: i64,
 ) -> Option<(&'static str, String)> {
     let (family, figures) = families.iter().find(|(_, figures)| figures.free == 0)?;
     let field = field(*family);
     let len = state.space.block_len(*family).unwrap_or_default();
-    let Figures {
+    let FamilyCounts {
         capacity,
         held,
         quarantined,
@@ -396,8 +402,11 @@ fn exhausted(
     ))
 }
 
-fn podcidr_too_wide(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
-    let mut over = registry
+fn podcidr_too_wide(
+    state: &PoolState,
+    allocations: &AllocationState,
+) -> Option<(&'static str, String)> {
+    let mut over = allocations
         .too_wide()
         .filter(|(_, cidr)| state.space.touches(cidr));
     let (name, cidr) = over.next()?;
@@ -412,8 +421,11 @@ fn podcidr_too_wide(state: &PoolState, registry: &Registry) -> Option<(&'static 
     ))
 }
 
-fn beside_other_family(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
-    let (older, family) = registry.pools.older_of_other_family(state)?;
+fn beside_other_family(
+    state: &PoolState,
+    allocations: &AllocationState,
+) -> Option<(&'static str, String)> {
+    let (older, family) = allocations.pools.older_of_other_family(state)?;
     let (field, name, older) = (field(family), &state.name, &older.name);
     Some((
         "OlderPoolOfOtherFamily",
@@ -424,10 +436,10 @@ fn beside_other_family(state: &PoolState, registry: &Registry) -> Option<(&'stat
 }
 
 fn foreign_allocator(state: &PoolState) -> Option<(&'static str, String)> {
-    (state.hold_until.is_some()).then(|| {
+    (state.paused_until.is_some()).then(|| {
         (
             "PodCIDRsWrittenByOthers",
-            Verdict::ForeignAllocator.to_string(),
+            PoolPhase::ForeignAllocator.to_string(),
         )
     })
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::Now;
-use super::refusals::Call;
-use super::registry::Registry;
-use super::report::Report;
-use crate::cluster::world::World;
+use super::allocations::AllocationState;
+use super::failing_calls::ObjectCall;
+use super::report::EventRecord;
+use crate::cluster::cache::ClusterCache;
 
 /// Interval at which loops check again whether addresses in use still prevent a range from being freed or allocated:
 /// no watch event announces it.
@@ -15,11 +15,11 @@ pub(crate) const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 /// What a loop reads and changes in a step.
 pub struct Context<'a> {
     /// The cached API objects
-    pub world: &'a World,
+    pub cache: &'a ClusterCache,
     /// Which node has which range
-    pub registry: &'a mut Registry,
+    pub allocations: &'a mut AllocationState,
     /// Reports to be emitted as Kubernetes events
-    pub reports: &'a mut Vec<Report>,
+    pub reports: &'a mut Vec<EventRecord>,
     /// The time of this step
     pub now: Now,
 }
@@ -27,21 +27,21 @@ pub struct Context<'a> {
 impl<'a> Context<'a> {
     /// Borrows the parts for one step.
     pub fn new(
-        world: &'a World,
-        registry: &'a mut Registry,
-        reports: &'a mut Vec<Report>,
+        cache: &'a ClusterCache,
+        allocations: &'a mut AllocationState,
+        reports: &'a mut Vec<EventRecord>,
         now: Now,
     ) -> Self {
         Context {
-            world,
-            registry,
+            cache,
+            allocations,
             reports,
             now,
         }
     }
 
     /// Returns until when `call` has to wait, if it has to.
-    pub(crate) fn paused(&self, call: &Call) -> Option<Duration> {
-        self.registry.refusals.paused(call, self.now.mono)
+    pub(crate) fn paused(&self, call: &ObjectCall) -> Option<Duration> {
+        self.allocations.refusals.paused(call, self.now.mono)
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::bootstrap::{Bootstrap, Cluster, Idle, decide};
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Loop};
+use super::reconcile::{Loop, RequestAnswer};
 use super::{Context, Purpose};
-use crate::cluster::request::{Outcome, Refusal, Request, Spec};
-use crate::registry::blocks::Noted;
-use crate::settings::Settings;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::request::{ApiRequest, ObjectSpec, Rejection, RequestOutcome};
+use crate::settings::ControllerSettings;
 use cadastre_core::Addr;
 
 /// Interval at which to check again whether a node has an address.
@@ -36,20 +36,20 @@ impl Loop for DefaultPool {
         self.queue.load()
     }
 
-    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         self.in_flight = false;
         match answer.outcome {
-            Outcome::Kubeadm(text) => {
+            RequestOutcome::Kubeadm(text) => {
                 self.kubeadm.clone_from(text);
                 self.asked = true;
                 self.queue.add(());
             }
-            Outcome::Refused(Refusal::Missing) if !self.asked => {
+            RequestOutcome::Rejected(Rejection::Missing) if !self.asked => {
                 self.kubeadm = None;
                 self.asked = true;
                 self.queue.add(());
             }
-            Outcome::Refused(Refusal::Rejected(why)) => {
+            RequestOutcome::Rejected(Rejection::Rejected(why)) => {
                 self.trouble = Some(format!("no default pool: the API server refuses: {why}"));
                 self.queue.add_failed((), cx.now.mono);
             }
@@ -59,7 +59,7 @@ impl Loop for DefaultPool {
                 self.queue.add_failed((), cx.now.mono);
             }
         }
-        Noted::default()
+        AffectedLoops::default()
     }
 }
 
@@ -72,22 +72,22 @@ impl DefaultPool {
     /// Returns the next request, if a default pool is missing.
     pub(crate) fn next_urgent(
         &mut self,
-        settings: &Settings,
+        settings: &ControllerSettings,
         cx: &Context,
-    ) -> Option<(Request, Purpose)> {
+    ) -> Option<(ApiRequest, Purpose)> {
         let allocate = settings.default_pool?;
-        if self.in_flight || !cx.world.pools.is_empty() {
+        if self.in_flight || !cx.cache.pools.is_empty() {
             self.trouble = None;
             return None;
         }
         self.queue.pop(cx.now.mono)?;
         if settings.default_pool_cidrs.is_empty() && !self.asked {
             self.in_flight = true;
-            return Some((Request::ReadKubeadm, Purpose::DefaultPool));
+            return Some((ApiRequest::ReadKubeadm, Purpose::DefaultPool));
         }
-        let nodes = cx.world.nodes.iter();
+        let nodes = cx.cache.nodes.iter();
         let node_addresses: Vec<Addr> = nodes.flat_map(|node| node.addresses.to_vec()).collect();
-        let services = cx.world.services.iter().flat_map(|it| it.cidrs.clone());
+        let services = cx.cache.services.iter().flat_map(|it| it.cidrs.clone());
         let services: Vec<_> = services.chain(settings.service_cidrs.clone()).collect();
         let cluster = Cluster {
             flags: &settings.default_pool_cidrs,
@@ -100,8 +100,8 @@ impl DefaultPool {
             Ok(Bootstrap::Create { pool, .. }) => {
                 self.in_flight = true;
                 let name = pool.metadata.name.unwrap_or_default().into();
-                let spec = Spec::Pool(Box::new(pool.spec));
-                return Some((Request::Create(name, spec), Purpose::DefaultPool));
+                let spec = ObjectSpec::Pool(Box::new(pool.spec));
+                return Some((ApiRequest::Create(name, spec), Purpose::DefaultPool));
             }
             Ok(Bootstrap::Nothing(idle)) => {
                 self.trouble = (idle == Idle::NoNode).then(|| idle.to_string());

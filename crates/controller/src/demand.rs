@@ -17,17 +17,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Context;
-use super::account::{Need, account, demand};
+use super::allocations::AllocationState;
 use super::carve::carve;
 use super::context::IN_USE_PAUSE;
+use super::node_balance::{NodeNeed, demand, node_balance};
 use super::queue::{Load, Queue};
 use super::reconcile::Loop;
-use super::registry::Registry;
-use super::report::{About, BLOCK_ALLOCATED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
-use crate::cluster::seen::{AgentReport, Node, Text};
-use crate::cluster::world::World;
-use crate::cluster::world::report_of;
-use crate::registry::blocks::Noted;
+use super::report::{BLOCK_ALLOCATED, BLOCK_LIMIT, EventRecord, Regarding, WAITING_FOR_BLOCK};
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::cache::report_of;
+use crate::cluster::objects::{AgentReport, Node, Text};
 use cadastre_api::{AllocationMode, MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 
@@ -40,14 +40,14 @@ const RECALL_PAUSE: Duration = Duration::from_secs(1);
 
 /// A node that waits for blocks of a pool.
 #[derive(Clone, Debug)]
-pub struct Wait {
+pub struct WaitingNode {
     uid: Text,
     /// Start of the wait, monotonic
     since: Duration,
     /// Addresses that it lacks
     missing: u64,
     /// How urgently it needs them
-    need: Need,
+    need: NodeNeed,
     /// Whether it has a block of the pool
     has_some: bool,
 }
@@ -59,7 +59,7 @@ pub struct Demand {
     first: Queue<Text>,
     /// Nodes with blocks
     more: Queue<Text>,
-    waiting: BTreeMap<Text, BTreeMap<Text, Wait>>,
+    waiting: BTreeMap<Text, BTreeMap<Text, WaitingNode>>,
     /// Exhausted pools, with the reason, until space may have become free
     full: BTreeMap<Text, String>,
     /// Nodes (by UID) and pools for which it was reported that the node wants more than its limit
@@ -75,7 +75,7 @@ struct Lacking {
     /// Addresses that it lacks
     missing: u64,
     /// How urgently it needs them
-    need: Need,
+    need: NodeNeed,
     /// Whether the node has a block of the pool
     has_some: bool,
     /// Why the pool has no block
@@ -91,8 +91,8 @@ impl Loop for Demand {
 
 impl Demand {
     /// Queues the node.
-    pub fn add(&mut self, node: &Node, registry: &Registry) {
-        if registry.blocks.has(&node.uid) {
+    pub fn add(&mut self, node: &Node, allocations: &AllocationState) {
+        if allocations.blocks.has(&node.uid) {
             self.more.add(node.name.clone());
         } else {
             self.first.add(node.name.clone());
@@ -100,9 +100,14 @@ impl Demand {
     }
 
     /// Queues the node of that name, if it exists.
-    pub(crate) fn add_name(&mut self, name: &Text, world: &World, registry: &Registry) {
-        if let Some(node) = world.nodes.get(name) {
-            self.add(node, registry);
+    pub(crate) fn add_name(
+        &mut self,
+        name: &Text,
+        cache: &ClusterCache,
+        allocations: &AllocationState,
+    ) {
+        if let Some(node) = cache.nodes.get(name) {
+            self.add(node, allocations);
         }
     }
 
@@ -121,15 +126,15 @@ impl Demand {
     /// Returns whether another node waits for the pool with a more urgent need than an unused first block.
     fn is_needed_elsewhere(&self, pool: &Text, node: &Node) -> bool {
         let mut waits = self.waiting.get(pool).into_iter().flatten();
-        waits.any(|(name, wait)| *name != node.name && wait.need < Need::Unused)
+        waits.any(|(name, wait)| *name != node.name && wait.need < NodeNeed::Unused)
     }
 
     /// Ends a node's wait. Nodes that waited only because of it are looked at again.
-    fn end_wait(&mut self, pool: &Text, node: &Text) -> Option<Wait> {
+    fn end_wait(&mut self, pool: &Text, node: &Text) -> Option<WaitingNode> {
         let waits = self.waiting.get_mut(pool)?;
         let ended = waits.remove(node)?;
         self.recount = true;
-        if waits.values().all(|wait| wait.need == Need::Unused) {
+        if waits.values().all(|wait| wait.need == NodeNeed::Unused) {
             for name in waits.keys() {
                 self.first.add(name.clone());
             }
@@ -138,16 +143,16 @@ impl Demand {
     }
 
     /// Makes all waiting nodes look again: space may have become free, or a pool may have come.
-    pub fn wake(&mut self) {
+    pub fn requeue(&mut self) {
         self.woken = !Mutation::BlockWaitersNotWoken.is_on();
     }
 
     /// Queues the waiting nodes, most urgent first, then longest wait. They come before nodes that are queued
     /// already, one of which may have just released the block.
-    fn wake_all(&mut self) {
+    fn requeue_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());
-        let mut names: Vec<(Need, Duration, &Text, bool)> = self
+        let mut names: Vec<(NodeNeed, Duration, &Text, bool)> = self
             .waiting
             .values()
             .flat_map(BTreeMap::iter)
@@ -171,14 +176,14 @@ impl Demand {
     }
 
     /// Returns the waiting nodes, each after its pool.
-    pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Text)> {
+    pub fn waiting_nodes(&self) -> impl Iterator<Item = (&Text, &Text)> {
         let by_pool = self.waiting.iter();
         by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
     }
 
     /// Returns the pools for which pods wait.
     pub fn wanted_by_pods(&self) -> impl Iterator<Item = &Text> {
-        let pods_wait = |wait: &Wait| matches!(wait.need, Need::First | Need::Pods);
+        let pods_wait = |wait: &WaitingNode| matches!(wait.need, NodeNeed::First | NodeNeed::Pods);
         let pools = self.waiting.iter();
         let pools = pools.filter(move |(_, waits)| waits.values().any(pods_wait));
         pools.map(|(pool, _)| pool)
@@ -205,17 +210,17 @@ impl Demand {
     }
 
     /// Looks at queued nodes, until enough blocks are allocated for now.
-    pub fn work(&mut self, cx: &mut Context) -> Noted {
-        let mut noted = Noted::default();
+    pub fn work(&mut self, cx: &mut Context) -> AffectedLoops {
+        let mut noted = AffectedLoops::default();
         if std::mem::take(&mut self.woken) {
-            self.wake_all();
+            self.requeue_all();
         }
         while noted.blocks.len() < CARVED {
             let now = cx.now.mono;
             let Some(name) = self.first.pop(now).or_else(|| self.more.pop(now)) else {
                 break;
             };
-            if let Some(node) = cx.world.nodes.get(&name).cloned() {
+            if let Some(node) = cx.cache.nodes.get(&name).cloned() {
                 self.look(&node, cx, &mut noted);
             }
         }
@@ -226,9 +231,9 @@ impl Demand {
         noted
     }
 
-    fn look(&mut self, node: &Node, cx: &mut Context, noted: &mut Noted) {
-        let report = report_of(node, cx.world);
-        if self.settle_up(node, report, cx) {
+    fn look(&mut self, node: &Node, cx: &mut Context, noted: &mut AffectedLoops) {
+        let report = report_of(node, cx.cache);
+        if self.recall_surplus(node, report, cx) {
             noted.nodes.push(node.name.clone());
         }
         if !node.deleting {
@@ -242,15 +247,15 @@ impl Demand {
         node: &Node,
         report: Option<&AgentReport>,
         cx: &mut Context,
-        noted: &mut Noted,
+        noted: &mut AffectedLoops,
     ) {
-        let registry = &mut *cx.registry;
+        let allocations = &mut *cx.allocations;
         let mode = AllocationMode::Blocks;
-        let choices = registry
+        let choices = allocations
             .pools
-            .choices(mode, node, &registry.ledger, &self.full);
+            .choices(mode, node, &allocations.ledger, &self.full);
         let has_any = |cx: &Context| {
-            let mut own = cx.registry.blocks.of(&node.uid);
+            let mut own = cx.allocations.blocks.of(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
         // A node without any block gets one without demand, from the best pool that has one.
@@ -258,8 +263,8 @@ impl Demand {
         let mut first_full = None;
         let mut done: BTreeSet<Text> = BTreeSet::new();
         for (pool, by_name) in choices {
-            let state = cx.registry.pools.get(&pool);
-            let pools = &cx.registry.pools;
+            let state = cx.allocations.pools.get(&pool);
+            let pools = &cx.allocations.pools;
             let soon = pools.starting_before(mode, node, Some(&pool)).next();
             let on_sight = state.is_some_and(|it| it.terms.first_immediate);
             let unasked = lacks_first && on_sight && !by_name && soon.is_none();
@@ -268,7 +273,7 @@ impl Demand {
             let lacking = if asked == 0 && unasked && self.is_needed_elsewhere(&pool, node) {
                 Some(Lacking {
                     missing: 1,
-                    need: Need::Unused,
+                    need: NodeNeed::Unused,
                     has_some: false,
                     note: format!("pool \"{pool}\": pods of other nodes wait for what comes free"),
                 })
@@ -305,17 +310,17 @@ impl Demand {
         node: &Node,
         report: Option<&AgentReport>,
         cx: &mut Context,
-        noted: &mut Noted,
+        noted: &mut AffectedLoops,
     ) -> Option<Lacking> {
         let mut carved = 0;
-        let first = !cx.registry.blocks.has(&node.uid);
+        let first = !cx.allocations.blocks.has(&node.uid);
         loop {
-            let account = account(pool, wanted, node, report, cx.registry);
-            let state = cx.registry.pools.get(pool)?;
+            let account = node_balance(pool, wanted, node, report, cx.allocations);
+            let state = cx.allocations.pools.get(pool)?;
             let missing = account.missing(state);
             let limited = account.is_at_limit(state);
             if missing == 0 || limited {
-                self.tell_limit(pool, node, missing > 0 && limited, cx);
+                self.report_limit(pool, node, missing > 0 && limited, cx);
                 self.no_longer_waits(pool, node, cx.reports);
                 return None;
             }
@@ -357,7 +362,7 @@ impl Demand {
     }
 
     /// Reports, once, that a node wants more than its limit.
-    fn tell_limit(&mut self, pool: &Text, node: &Node, limited: bool, cx: &mut Context) {
+    fn report_limit(&mut self, pool: &Text, node: &Node, limited: bool, cx: &mut Context) {
         let key = (node.uid.clone(), pool.clone());
         if !limited {
             self.limited.remove(&key);
@@ -365,8 +370,11 @@ impl Demand {
             let note = format!(
                 "wants more addresses of pool \"{pool}\" than its blocks hold, but has as many blocks as it may: raise spec.maxBlocksPerNode (at most {MOST_BLOCKS}), or use larger blocks"
             );
-            cx.reports
-                .push(Report::warning(About::node(node), BLOCK_LIMIT, note));
+            cx.reports.push(EventRecord::warning(
+                Regarding::node(node),
+                BLOCK_LIMIT,
+                note,
+            ));
         }
     }
 
@@ -383,15 +391,18 @@ impl Demand {
         if known.is_none() {
             let note = format!(
                 "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
-                cx.registry
+                cx.allocations
                     .pools
-                    .explain(AllocationMode::Blocks, node, &cx.registry.ledger)
+                    .explain(AllocationMode::Blocks, node, &cx.allocations.ledger)
             );
-            cx.reports
-                .push(Report::warning(About::node(node), WAITING_FOR_BLOCK, note));
+            cx.reports.push(EventRecord::warning(
+                Regarding::node(node),
+                WAITING_FOR_BLOCK,
+                note,
+            ));
         }
         self.recount |= known.is_none_or(|wait| wait.missing != missing);
-        let wait = Wait {
+        let wait = WaitingNode {
             uid: node.uid.clone(),
             since,
             missing,
@@ -401,13 +412,17 @@ impl Demand {
         waits.insert(node.name.clone(), wait);
     }
 
-    fn no_longer_waits(&mut self, pool: &Text, node: &Node, reports: &mut Vec<Report>) {
+    fn no_longer_waits(&mut self, pool: &Text, node: &Node, reports: &mut Vec<EventRecord>) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;
         };
         if wait.uid == node.uid {
             let note = format!("has blocks of pool \"{pool}\" after a wait");
-            reports.push(Report::info(About::node(node), BLOCK_ALLOCATED, note));
+            reports.push(EventRecord::info(
+                Regarding::node(node),
+                BLOCK_ALLOCATED,
+                note,
+            ));
         }
     }
 }

@@ -3,18 +3,24 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 use tracing::{info, warn};
 
-use super::{About, Report};
-use crate::cluster::request::Kind;
+use super::{EventRecord, Regarding};
+use crate::cluster::request::ObjectKind;
 use cadastre_daemon::events::Notice;
 
 /// Writes a report to the log.
-pub fn log(report: &Report) {
+pub fn log(report: &EventRecord) {
     let name = &report.about.name;
     match (report.about.kind, report.warning) {
-        (Kind::Node, true) => warn!(node.name = %name, reason = report.reason, "{}", report.note),
-        (Kind::Node, false) => info!(node.name = %name, reason = report.reason, "{}", report.note),
-        (Kind::Block, true) => warn!(block.name = %name, reason = report.reason, "{}", report.note),
-        (Kind::Block, false) => {
+        (ObjectKind::Node, true) => {
+            warn!(node.name = %name, reason = report.reason, "{}", report.note)
+        }
+        (ObjectKind::Node, false) => {
+            info!(node.name = %name, reason = report.reason, "{}", report.note)
+        }
+        (ObjectKind::Block, true) => {
+            warn!(block.name = %name, reason = report.reason, "{}", report.note)
+        }
+        (ObjectKind::Block, false) => {
             info!(block.name = %name, reason = report.reason, "{}", report.note);
         }
         (_, true) => warn!(pool.name = %name, reason = report.reason, "{}", report.note),
@@ -23,11 +29,11 @@ pub fn log(report: &Report) {
 }
 
 /// Converts a report to a Kubernetes event.
-pub fn notice(report: Report) -> Notice {
-    let About { kind, name, uid } = report.about;
+pub fn notice(report: EventRecord) -> Notice {
+    let Regarding { kind, name, uid } = report.about;
     let version = match kind {
-        Kind::Node => "v1",
-        Kind::Subnet | Kind::Block | Kind::Pool => "cadastre.dev/v1alpha1",
+        ObjectKind::Node => "v1",
+        ObjectKind::Subnet | ObjectKind::Block | ObjectKind::Pool => "cadastre.dev/v1alpha1",
     };
     Notice {
         about: ObjectReference {

@@ -26,16 +26,16 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Loop};
-use super::report::{About, Report, WRITE_REJECTED};
+use super::reconcile::{Loop, RequestAnswer};
+use super::report::{EventRecord, Regarding, WRITE_REJECTED};
 use super::{Context, Now, Purpose};
-use crate::cluster::intents::Versions;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::intents::SeenVersions;
 use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::request::{Kind, Outcome, Refusal, Request, Touch};
-use crate::cluster::seen::{Node, Object, Text};
-use crate::cluster::table::Table;
-use crate::cluster::world::World;
-use crate::registry::blocks::Noted;
+use crate::cluster::object_cache::ObjectCache;
+use crate::cluster::objects::{Node, Object, Text};
+use crate::cluster::request::{ApiRequest, NodeTouch, ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::mutation::Mutation;
 
 /// Number of failures in a row that counts as lasting.
@@ -49,7 +49,7 @@ pub(crate) struct Fence {
     /// Whether it is known from the Lease what earlier leaders have in flight
     is_told: bool,
     /// If a watch may replace a list: the versions that it must have reached, and since when it must have run
-    known: Option<(Versions, Duration)>,
+    known: Option<(SeenVersions, Duration)>,
     /// When this process learned that it leads, monotonic
     won: Duration,
     step: Step,
@@ -60,7 +60,7 @@ pub(crate) struct Fence {
     /// Nodes whose touch was rejected or is indeterminate, which are read first
     to_read: BTreeSet<(Text, Text)>,
     /// Nodes whose rejected touch was reported
-    told: BTreeSet<(Text, Text)>,
+    reported: BTreeSet<(Text, Text)>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -73,9 +73,9 @@ enum Step {
 
 #[derive(Debug, Default)]
 struct Lists {
-    queue: Queue<Kind>,
+    queue: Queue<ObjectKind>,
     /// Kinds whose list is missing
-    left: BTreeSet<Kind>,
+    left: BTreeSet<ObjectKind>,
 }
 
 impl Loop for Fence {
@@ -83,18 +83,18 @@ impl Loop for Fence {
         self.lists.queue.load() + self.queue.load()
     }
 
-    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         match answer.purpose {
             Purpose::Relist(kind) => self.listed(*kind, answer.taken, cx),
             Purpose::Touch { name, uid } => {
                 self.touched(name, uid, answer.outcome, cx);
                 if self.is_done() {
-                    cx.registry.intents.become_known();
+                    cx.allocations.intents.mark_written();
                 }
             }
             _ => {}
         }
-        Noted::default()
+        AffectedLoops::default()
     }
 }
 
@@ -112,7 +112,7 @@ impl Fence {
             left: BTreeSet::new(),
             queue: Queue::default(),
             to_read: BTreeSet::new(),
-            told: BTreeSet::new(),
+            reported: BTreeSet::new(),
         }
     }
 
@@ -133,11 +133,11 @@ impl Fence {
     }
 
     /// Describes what is still to do, for logs and readiness.
-    pub(crate) fn progress(&self, world: &World) -> String {
+    pub(crate) fn progress(&self, cache: &ClusterCache) -> String {
         match self.step {
             Step::Syncing => format!(
                 "waiting for the first lists of {}",
-                world.missing().join(", ")
+                cache.missing().join(", ")
             ),
             Step::Listing => "listing nodes, subnets and blocks after the take-over".to_owned(),
             Step::Touching => {
@@ -152,66 +152,73 @@ impl Fence {
     }
 
     /// Returns the next request that is due.
-    pub(crate) fn next_urgent(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
-        if self.step == Step::Syncing && world.missing().is_empty() {
-            self.begin(world);
+    pub(crate) fn next_urgent(
+        &mut self,
+        cache: &ClusterCache,
+        now: Now,
+    ) -> Option<(ApiRequest, Purpose)> {
+        if self.step == Step::Syncing && cache.missing().is_empty() {
+            self.begin(cache);
         }
         match self.step {
             Step::Syncing | Step::Done => None,
             Step::Listing => {
                 let kind = self.lists.queue.pop(now.mono)?;
-                Some((Request::List(kind), Purpose::Relist(kind)))
+                Some((ApiRequest::List(kind), Purpose::Relist(kind)))
             }
-            Step::Touching => self.next_touch(world, now),
+            Step::Touching => self.next_touch(cache, now),
         }
     }
 
-    fn begin(&mut self, world: &World) {
+    fn begin(&mut self, cache: &ClusterCache) {
         let unlisted = self.takeover == Takeover::Clean && Mutation::HandOverNotListed.is_on();
         let first =
-            self.takeover == Takeover::First && world.subnets.is_empty() && world.blocks.is_empty();
+            self.takeover == Takeover::First && cache.subnets.is_empty() && cache.blocks.is_empty();
         if first || unlisted {
             self.step = Step::Done;
             return;
         }
         let listed = [
-            (Kind::Node, self.knows(&world.nodes, |it| it.nodes)),
-            (Kind::Subnet, self.knows(&world.subnets, |it| it.subnets)),
-            (Kind::Block, self.knows(&world.blocks, |it| it.blocks)),
+            (ObjectKind::Node, self.knows(&cache.nodes, |it| it.nodes)),
+            (
+                ObjectKind::Subnet,
+                self.knows(&cache.subnets, |it| it.subnets),
+            ),
+            (ObjectKind::Block, self.knows(&cache.blocks, |it| it.blocks)),
         ];
         self.step = Step::Listing;
         for (kind, _) in listed.into_iter().filter(|(_, listed)| !listed) {
             self.lists.left.insert(kind);
             self.lists.queue.add(kind);
         }
-        self.touch_if_listed(world);
+        self.touch_if_listed(cache);
     }
 
     /// Returns whether no list is needed: the watch's list was requested after the lease was won, or the watch has
     /// reached the versions that earlier leaders had seen.
-    fn knows<T: Object>(&self, table: &Table<T>, of: fn(&Versions) -> u64) -> bool {
+    fn knows<T: Object>(&self, table: &ObjectCache<T>, of: fn(&SeenVersions) -> u64) -> bool {
         let behind = Mutation::CacheBehindTrusted.is_on();
-        let has_reached = |(known, since): &(Versions, Duration)| {
+        let has_reached = |(known, since): &(SeenVersions, Duration)| {
             table.has_reached(if behind { 0 } else { of(known) }, *since)
         };
         table.is_listed_since(self.won) || self.known.as_ref().is_some_and(has_reached)
     }
 
-    fn next_touch(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
+    fn next_touch(&mut self, cache: &ClusterCache, now: Now) -> Option<(ApiRequest, Purpose)> {
         loop {
             let key = self.queue.pop(now.mono)?;
             if !self.left.contains(&key) {
                 continue;
             }
             let (name, uid) = key.clone();
-            let known = world.nodes.get(&name).filter(|node| node.uid == uid);
+            let known = cache.nodes.get(&name).filter(|node| node.uid == uid);
             let (false, Some(node)) = (self.to_read.remove(&key), known) else {
                 return Some((
-                    Request::Read(Kind::Node, name.clone()),
+                    ApiRequest::Read(ObjectKind::Node, name.clone()),
                     Purpose::Touch { name, uid },
                 ));
             };
-            let request = Request::TouchNode(Touch {
+            let request = ApiRequest::TouchNode(NodeTouch {
                 name: name.clone(),
                 uid: uid.clone(),
                 from: node.term.clone(),
@@ -223,23 +230,23 @@ impl Fence {
     }
 
     /// Takes in a list: it is in the cache (`taken`), or must be requested again.
-    fn listed(&mut self, kind: Kind, taken: bool, cx: &Context) {
+    fn listed(&mut self, kind: ObjectKind, taken: bool, cx: &Context) {
         if !taken {
             self.lists.queue.add_failed(kind, cx.now.mono);
             return;
         }
         self.lists.left.remove(&kind);
-        self.touch_if_listed(cx.world);
+        self.touch_if_listed(cx.cache);
     }
 
-    fn touch_if_listed(&mut self, world: &World) {
+    fn touch_if_listed(&mut self, cache: &ClusterCache) {
         if !self.lists.left.is_empty() {
             return;
         }
         self.step = Step::Touching;
         if !self.is_told && !Mutation::TakeOverCountsAsClean.is_on() {
             let left_out = |node: &Node| node.deleting && Mutation::DeletingNodesNotTouched.is_on();
-            let nodes = world.nodes.iter();
+            let nodes = cache.nodes.iter();
             for node in nodes.filter(|node| node.is_empty() && !left_out(node)) {
                 self.left.insert((node.name.clone(), node.uid.clone()));
             }
@@ -251,15 +258,17 @@ impl Fence {
     }
 
     /// Takes in the answer to a touch, or to the read after one.
-    fn touched(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+    fn touched(&mut self, name: &Text, uid: &Text, outcome: &RequestOutcome, cx: &mut Context) {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
-            Outcome::Node(node) if node.uid != *uid => true,
+            RequestOutcome::Node(node) if node.uid != *uid => true,
             // The node is touched or has podCIDRs: earlier decisions can no longer take effect.
-            Outcome::Node(node) => node.term.as_ref() == Some(&self.term) || !node.is_empty(),
+            RequestOutcome::Node(node) => {
+                node.term.as_ref() == Some(&self.term) || !node.is_empty()
+            }
             // The UID is gone, and with it the effect of every write that names it.
-            Outcome::Refused(Refusal::Missing) => true,
-            Outcome::Refused(_) => Mutation::RefusedTouchCounts.is_on(),
+            RequestOutcome::Rejected(Rejection::Missing) => true,
+            RequestOutcome::Rejected(_) => Mutation::RefusedTouchCounts.is_on(),
             _ => false,
         };
         if through {
@@ -269,20 +278,20 @@ impl Fence {
         }
         if matches!(
             outcome,
-            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_)
+            RequestOutcome::Rejected(Rejection::Guard(_)) | RequestOutcome::Indeterminate(_)
         ) {
             self.to_read.insert(key.clone());
         }
         self.queue.add_failed(key.clone(), cx.now.mono);
-        if let Outcome::Refused(Refusal::Rejected(why)) = outcome
-            && self.told.insert(key)
+        if let RequestOutcome::Rejected(Rejection::Rejected(why)) = outcome
+            && self.reported.insert(key)
         {
-            let about = About::new(Kind::Node, name, uid);
+            let about = Regarding::new(ObjectKind::Node, name, uid);
             let note = format!(
                 "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
             );
             cx.reports
-                .push(Report::warning(about, WRITE_REJECTED, note));
+                .push(EventRecord::warning(about, WRITE_REJECTED, note));
         }
     }
 
@@ -294,7 +303,7 @@ impl Fence {
 }
 
 /// Returns which versions a watch must have reached, and since when it must have run, to replace a list.
-fn known_by(tenure: &Tenure) -> Option<(Versions, Duration)> {
+fn known_by(tenure: &Tenure) -> Option<(SeenVersions, Duration)> {
     let known = tenure.inherited.as_ref()?.known?;
     let since = tenure.answered_since;
     let blindly = Mutation::UnansweredTimeForgotten.is_on();

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use super::allocations::AllocationState;
 use super::pools::PoolState;
-use super::registry::Registry;
 use cadastre_api::{AddressStatus, FamilyStatus};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Family, Holder, State};
+use cadastre_core::{Cidr, ClaimState, Family, Holder};
 
 /// Counts of one pool and family. Capacity and free room are counted in blocks of the pool's block size, the others
 /// in ranges of any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Figures {
+pub struct FamilyCounts {
     /// Blocks that fit into the pool, without reserved and service ranges
     pub capacity: u128,
     /// Ranges of live nodes, including those still being allocated
@@ -22,7 +22,7 @@ pub struct Figures {
     pub free: u128,
 }
 
-impl Figures {
+impl FamilyCounts {
     /// Returns the share of the capacity that is not free, from 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub fn utilization(&self) -> f64 {
@@ -57,17 +57,17 @@ impl Figures {
 }
 
 /// Counts one family of a pool.
-pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures {
-    let room = registry.ledger.room(&pool.space, family);
-    let mut figures = Figures {
+pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) -> FamilyCounts {
+    let room = allocations.ledger.block_counts(&pool.space, family);
+    let mut figures = FamilyCounts {
         capacity: room.capacity,
         held: 0,
         quarantined: 0,
         free: room.free,
     };
     for cidr in pool.space.cidrs(family) {
-        for (_, claim) in registry.ledger.overlapping(cidr) {
-            if claim.state == State::Resting {
+        for (_, claim) in allocations.ledger.overlapping(cidr) {
+            if claim.state == ClaimState::Quarantined {
                 figures.quarantined += 1;
             } else {
                 figures.held += 1;
@@ -82,14 +82,18 @@ pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures
 /// [`crate::pools::Pools::keeper`], unless it may lose its own finalizer at any time (`may_lose_it`).
 pub fn may_go(
     state: &PoolState,
-    registry: &Registry,
+    allocations: &AllocationState,
     may_lose_it: impl Fn(&PoolState) -> bool,
 ) -> bool {
-    if registry.blocks.iter().any(|entry| entry.pool == state.name) {
+    if allocations
+        .blocks
+        .iter()
+        .any(|entry| entry.pool == state.name)
+    {
         return false;
     }
     let kept = |range: &Cidr| {
-        let keeper = registry.pools.keeper(range);
+        let keeper = allocations.pools.guarding_pool(range);
         keeper.is_some_and(|pool| pool.name != state.name && !may_lose_it(pool))
     };
     state
@@ -97,27 +101,29 @@ pub fn may_go(
         .families()
         .flat_map(|family| state.space.cidrs(family))
         .all(|cidr| {
-            let mut claims = registry.ledger.overlapping(cidr);
+            let mut claims = allocations.ledger.overlapping(cidr);
             let goes = Mutation::FinalizerGoesWhileRangesRest.is_on();
-            claims.all(|(_, claim)| kept(&claim.cidr) || goes && claim.state == State::Resting)
+            claims.all(|(_, claim)| {
+                kept(&claim.cidr) || goes && claim.state == ClaimState::Quarantined
+            })
         })
 }
 
 /// Returns the holders of ranges that count to the pool, and for each whether it is a live node.
-pub fn holders(state: &PoolState, registry: &Registry) -> BTreeMap<Holder, bool> {
+pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
     for cidr in state
         .space
         .families()
         .flat_map(|family| state.space.cidrs(family))
     {
-        for (_, claim) in registry.ledger.overlapping(cidr) {
-            if registry
+        for (_, claim) in allocations.ledger.overlapping(cidr) {
+            if allocations
                 .pools
                 .of(&claim.cidr)
                 .is_none_or(|pool| pool.name == state.name)
             {
-                *holders.entry(claim.holder).or_default() |= claim.state != State::Resting;
+                *holders.entry(claim.holder).or_default() |= claim.state != ClaimState::Quarantined;
             }
         }
     }
@@ -127,19 +133,21 @@ pub fn holders(state: &PoolState, registry: &Registry) -> BTreeMap<Holder, bool>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::seen::Node;
-    use crate::cluster::world::World;
+    use crate::cluster::cache::ClusterCache;
+    use crate::cluster::objects::Node;
     use crate::demand::tests::{NOW, list, node, pool, pool_of_v6};
 
     /// Returns the status of an IPv6 pool in which `held` is allocated.
     fn told(range: &str, block_size: u32, held: &str) -> FamilyStatus {
-        let mut world = World::default();
-        list(&mut world.pools, vec![pool_of_v6("p", range, block_size)]);
-        let mut registry = Registry::rebuild(&world, &[], NOW).0;
+        let mut cache = ClusterCache::default();
+        list(&mut cache.pools, vec![pool_of_v6("p", range, block_size)]);
+        let mut allocations = AllocationState::rebuild(&cache, &[], NOW).0;
         let held = Cidr::parse_strict(held).unwrap();
-        registry.ledger.record(Holder(1), held, State::Held);
-        let pool = registry.pools.get("p").unwrap();
-        figures(pool, Family::V6, &registry).status(None, None)
+        allocations
+            .ledger
+            .record(Holder(1), held, ClaimState::Allocated);
+        let pool = allocations.pools.get("p").unwrap();
+        figures(pool, Family::V6, &allocations).status(None, None)
     }
 
     #[test]
@@ -176,21 +184,21 @@ mod tests {
     fn holders_of_all_pools_are_found_without_asking_every_pool_about_every_range() {
         const POOLS: usize = 200;
         let names = |n| (format!("p{n}"), format!("n{n}"));
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let pools = (0..POOLS).map(|n| pool(&names(n).0, &format!("10.0.{n}.0/24")));
-        list(&mut world.pools, pools.collect());
+        list(&mut cache.pools, pools.collect());
         let nodes = (0..POOLS).map(|n| Node {
             pod_cidrs: [Cidr::parse_strict(&format!("10.0.{n}.16/28")).unwrap()].into(),
             ..node(&names(n).1)
         });
-        list(&mut world.nodes, nodes.collect());
-        let registry = Registry::rebuild(&world, &[], NOW).0;
-        let before = registry.pools.looks();
-        for state in registry.pools.iter() {
-            let holders: Vec<bool> = holders(state, &registry).into_values().collect();
+        list(&mut cache.nodes, nodes.collect());
+        let allocations = AllocationState::rebuild(&cache, &[], NOW).0;
+        let before = allocations.pools.looks();
+        for state in allocations.pools.iter() {
+            let holders: Vec<bool> = holders(state, &allocations).into_values().collect();
             assert_eq!(holders, [true], "{}", state.name);
         }
-        let looks = registry.pools.looks() - before;
+        let looks = allocations.pools.looks() - before;
         assert!(looks <= 2 * POOLS, "{looks} looks for {POOLS} ranges");
     }
 }

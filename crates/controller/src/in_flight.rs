@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::request::{Outcome, Refusal};
-use crate::reconcile::Answer;
+use crate::cluster::request::{Rejection, RequestOutcome};
+use crate::reconcile::RequestAnswer;
 
 /// Objects with a request in flight, and objects that must be read first.
 #[derive(Debug)]
@@ -32,19 +32,21 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
     }
 
     /// Takes in the answer to the request in flight.
-    pub(crate) fn answered(&mut self, key: &K, answer: &Answer) {
+    pub(crate) fn answered(&mut self, key: &K, answer: &RequestAnswer) {
         self.sent.remove(key);
         self.note(key, answer);
     }
 
     /// Takes in the answer to a request about another part of the object, such as its status.
-    pub(crate) fn note(&mut self, key: &K, answer: &Answer) {
+    pub(crate) fn note(&mut self, key: &K, answer: &RequestAnswer) {
         let is_known = match answer.outcome {
-            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
-            // A rejected write has no effect; a rejected read has shown nothing.
-            Outcome::Refused(Refusal::Busy(_) | Refusal::Rejected(_) | Refusal::NotSent) => {
-                answer.wrote
+            RequestOutcome::Rejected(Rejection::Guard(_)) | RequestOutcome::Indeterminate(_) => {
+                false
             }
+            // A rejected write has no effect; a rejected read has shown nothing.
+            RequestOutcome::Rejected(
+                Rejection::Busy(_) | Rejection::Rejected(_) | Rejection::NotSent,
+            ) => answer.wrote,
             _ => true,
         };
         if !is_known {
@@ -59,7 +61,7 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
     }
 
     /// Drops the pending read: the state of the object became known in another way.
-    pub(crate) fn forget_unclear(&mut self, key: &K) {
+    pub(crate) fn forget_indeterminate(&mut self, key: &K) {
         self.to_read.remove(key);
     }
 
@@ -96,23 +98,23 @@ mod tests {
 
     #[test]
     fn what_nobody_knows_is_read_before_it_is_written_again() {
-        let refused = Outcome::Refused;
+        let refused = RequestOutcome::Rejected;
         let table = [
-            (Outcome::Unclear(String::new()), [true, true]),
-            (refused(Refusal::Guard(String::new())), [true, true]),
+            (RequestOutcome::Indeterminate(String::new()), [true, true]),
+            (refused(Rejection::Guard(String::new())), [true, true]),
             // A rejected write had no effect, but a rejected read has shown nothing.
-            (refused(Refusal::Busy(None)), [false, true]),
-            (refused(Refusal::Missing), [false, false]),
-            (Outcome::Gone, [false, false]),
+            (refused(Rejection::Busy(None)), [false, true]),
+            (refused(Rejection::Missing), [false, false]),
+            (RequestOutcome::Gone, [false, false]),
         ];
         for (outcome, to_read) in table {
             let after = [true, false].map(|wrote| {
                 let mut requests = InFlight::default();
                 requests.send("a", ());
                 assert!(requests.is_sent(&"a"));
-                let answer = Answer {
+                let answer = RequestAnswer {
                     wrote,
-                    ..Answer::to_write(&Purpose::DefaultPool, &outcome)
+                    ..RequestAnswer::to_write(&Purpose::DefaultPool, &outcome)
                 };
                 requests.answered(&"a", &answer);
                 assert!(!requests.is_sent(&"a"));

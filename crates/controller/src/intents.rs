@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::queue::Queue;
-use crate::cluster::intents::{Intent, Intents, Versions};
-use crate::cluster::lease::Wanted;
-use crate::cluster::seen::{Node, Text};
+use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
+use crate::cluster::lease::LeaseContent;
+use crate::cluster::objects::{Node, Text};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
@@ -29,9 +29,9 @@ const ASIDE: usize = 128 * 1024;
 
 /// The intents of one tenure.
 #[derive(Debug, Default)]
-pub(crate) struct Intentions {
-    past: Past,
-    named: BTreeMap<(Text, Vec<Cidr>), Named>,
+pub(crate) struct IntentBook {
+    past: InheritedIntents,
+    named: BTreeMap<(Text, Vec<Cidr>), IntentEntry>,
     /// Number and bytes of the named assignments that are not set aside; bytes of those that are
     open: (usize, usize),
     aside: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Intentions {
 
 /// What is known of the writes that earlier leaders have in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Past {
+enum InheritedIntents {
     /// Nobody leads in this process: a read-only caller only computes what would be done, and nothing has to be
     /// named.
     #[default]
@@ -60,7 +60,7 @@ enum Past {
 }
 
 #[derive(Debug)]
-struct Named {
+struct IntentEntry {
     name: Text,
     /// The term annotation that the write tests. If it changes, the assignment has to be named again
     guard: (Option<Text>, bool),
@@ -68,25 +68,29 @@ struct Named {
     is_aside: bool,
 }
 
-impl Intentions {
+impl IntentBook {
     /// Creates the intents of a leader; `known` if it knows what earlier leaders have in flight.
     pub(crate) fn of_leader(known: bool) -> Self {
-        Intentions {
-            past: if known { Past::Known } else { Past::Unknown },
+        IntentBook {
+            past: if known {
+                InheritedIntents::Known
+            } else {
+                InheritedIntents::Unknown
+            },
             // So the Lease soon records that everything in flight is named.
             asked: known,
-            ..Intentions::default()
+            ..IntentBook::default()
         }
     }
 
     /// Returns whether it is known what earlier leaders have in flight.
     pub(crate) fn is_known(&self) -> bool {
-        self.past != Past::Unknown
+        self.past != InheritedIntents::Unknown
     }
 
     /// Records that no write of earlier leaders is in flight, except those named here.
-    pub(crate) fn become_known(&mut self) {
-        (self.past, self.asked) = (Past::Known, true);
+    pub(crate) fn mark_written(&mut self) {
+        (self.past, self.asked) = (InheritedIntents::Known, true);
     }
 
     /// Requests a write of the Lease, whatever it names.
@@ -100,10 +104,10 @@ impl Intentions {
         self.handed + 1
     }
 
-    /// Returns whether the assignment may be sent. If not, it gets named, and [`Intentions::confirmed`] or
-    /// [`Intentions::room`] returns the node when it can be tried again.
+    /// Returns whether the assignment may be sent. If not, it gets named, and [`IntentBook::confirmed`] or
+    /// [`IntentBook::room`] returns the node when it can be tried again.
     pub(crate) fn may_assign(&mut self, node: &Node, cidrs: &[Cidr]) -> bool {
-        if self.past == Past::Irrelevant {
+        if self.past == InheritedIntents::Irrelevant {
             return true;
         }
         let key = (node.uid.clone(), cidrs.to_vec());
@@ -141,7 +145,7 @@ impl Intentions {
         let bytes = size(&node.name, &key);
         self.open = (self.open.0 + 1, self.open.1 + bytes);
         self.asked = true;
-        let named = Named {
+        let named = IntentEntry {
             name: node.name.clone(),
             guard,
             since,
@@ -218,7 +222,7 @@ impl Intentions {
     /// Returns the content that the Lease should get, if a write waits for it. Settled assignments are left out of
     /// it, but cause a write of the Lease only when none is left: it is harmless to name too many. `known` has the
     /// versions that the cache has reached.
-    pub(crate) fn take(&mut self, term: &Text, known: Versions) -> Option<Wanted> {
+    pub(crate) fn take(&mut self, term: &Text, known: SeenVersions) -> Option<LeaseContent> {
         let asked = std::mem::take(&mut self.asked);
         let empty = self.less && self.named.is_empty();
         if !asked && !empty {
@@ -226,18 +230,18 @@ impl Intentions {
         }
         self.less = false;
         self.handed += u64::from(asked);
-        let named = self.named.iter().map(|((uid, cidrs), named)| Intent {
+        let named = self.named.iter().map(|((uid, cidrs), named)| WriteIntent {
             name: named.name.clone(),
             uid: uid.clone(),
             cidrs: cidrs.clone(),
         });
-        let intents = (self.past == Past::Known).then(|| {
-            Arc::new(Intents {
+        let intents = (self.past == InheritedIntents::Known).then(|| {
+            Arc::new(WriteIntents {
                 assignments: named.collect(),
                 known: Some(known),
             })
         });
-        Some(Wanted {
+        Some(LeaseContent {
             term: term.clone(),
             number: self.handed,
             intents,
@@ -268,8 +272,8 @@ mod tests {
 
     #[test]
     fn an_assignment_waits_for_a_lease_write_that_was_begun_after_it_was_named() {
-        let mut intents = Intentions::of_leader(true);
-        let before = intents.take(&term(), Versions::default()).unwrap();
+        let mut intents = IntentBook::of_leader(true);
+        let before = intents.take(&term(), SeenVersions::default()).unwrap();
         let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
         assert!(!intents.may_assign(&n, &cidrs));
         assert!(intents.confirmed(before.number).is_empty());
@@ -277,7 +281,7 @@ mod tests {
             !intents.may_assign(&n, &cidrs),
             "an older write came through"
         );
-        let named = intents.take(&term(), Versions::default()).unwrap();
+        let named = intents.take(&term(), SeenVersions::default()).unwrap();
         assert_eq!(named.intents.unwrap().assignments.len(), 1);
         assert_eq!(
             intents.confirmed(named.number),
@@ -294,10 +298,10 @@ mod tests {
 
     #[test]
     fn a_node_that_was_touched_since_is_named_anew() {
-        let mut intents = Intentions::of_leader(true);
+        let mut intents = IntentBook::of_leader(true);
         let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
         intents.may_assign(&n, &cidrs);
-        let named = intents.take(&term(), Versions::default()).unwrap();
+        let named = intents.take(&term(), SeenVersions::default()).unwrap();
         intents.confirmed(named.number);
         let touched = Node {
             term: Some("2-b".into()),
@@ -306,14 +310,14 @@ mod tests {
         assert!(!intents.may_assign(&touched, &cidrs));
         assert!(
             intents
-                .take(&term(), Versions::default())
+                .take(&term(), SeenVersions::default())
                 .is_some_and(|it| it.number > named.number)
         );
     }
 
     #[test]
     fn what_keeps_failing_stays_named_and_takes_no_room_from_others() {
-        let mut intents = Intentions::of_leader(true);
+        let mut intents = IntentBook::of_leader(true);
         let cidrs = range("10.0.0.0/24");
         let failing: Vec<Node> = (0..LIMIT).map(|i| node(&format!("n{i}"))).collect();
         for node in &failing {
@@ -329,7 +333,7 @@ mod tests {
         assert_eq!(intents.room(), std::slice::from_ref(&another.name));
         intents.may_assign(&another, &cidrs);
         let named = intents
-            .take(&term(), Versions::default())
+            .take(&term(), SeenVersions::default())
             .unwrap()
             .intents
             .unwrap();
@@ -342,7 +346,7 @@ mod tests {
 
     #[test]
     fn what_the_lease_names_stays_below_what_an_object_may_have() {
-        let mut intents = Intentions::of_leader(true);
+        let mut intents = IntentBook::of_leader(true);
         let cidrs = [range("10.0.0.0/24"), range("fd00::/64")].concat();
         for i in 0..10_000 {
             let mut node = node(&format!("{i:0>253}"));
@@ -351,7 +355,7 @@ mod tests {
             intents.set_aside(&node.uid);
         }
         let named = intents
-            .take(&term(), Versions::default())
+            .take(&term(), SeenVersions::default())
             .unwrap()
             .intents
             .unwrap();
@@ -361,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_crowd_is_named_in_few_writes() {
-        let mut intents = Intentions::of_leader(true);
+        let mut intents = IntentBook::of_leader(true);
         let cidrs = range("10.0.0.0/24");
         let mut queue: VecDeque<Node> = (0..5_000).map(|i| node(&format!("n{i}"))).collect();
         let all: BTreeMap<Text, Node> = queue.iter().map(|n| (n.name.clone(), n.clone())).collect();
@@ -374,7 +378,7 @@ mod tests {
                 }
             }
             queue.extend(intents.room().iter().map(|name| all[name].clone()));
-            if let Some(wanted) = intents.take(&term(), Versions::default()) {
+            if let Some(wanted) = intents.take(&term(), SeenVersions::default()) {
                 writes += 1;
                 assert!(wanted.intents.unwrap().write(1).len() < 64 * 1024);
                 queue.extend(

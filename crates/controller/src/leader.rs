@@ -6,21 +6,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::allocations::AllocationState;
+use super::deleted_nodes::DeletedNodes;
 use super::demand::Demand;
-use super::departed::Departed;
-use super::intents::Intentions;
-use super::podcidr::{PodCidrs, Reason};
+use super::intents::IntentBook;
+use super::podcidr::{PodCidrs, WaitReason};
 use super::reconcile::Loop as _;
-use super::registry::Registry;
-use super::report::Report;
+use super::report::EventRecord;
 use super::{Context, Now, Purpose};
-use crate::cluster::lease::{Takeover, Tenure, Wanted};
-use crate::cluster::request::Request;
-use crate::cluster::seen::Text;
-use crate::cluster::world::World;
-use crate::registry::blocks::Noted;
-use crate::settings::Settings;
-use cadastre_core::{Cidr, State};
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::lease::{LeaseContent, Takeover, Tenure};
+use crate::cluster::objects::Text;
+use crate::cluster::request::ApiRequest;
+use crate::settings::ControllerSettings;
+use cadastre_core::{Cidr, ClaimState};
 
 mod answers;
 mod changes;
@@ -29,13 +29,13 @@ mod refused;
 mod view;
 
 use cadastre_core::mutation::Mutation;
-pub(super) use changes::Told;
+pub(super) use changes::SubnetDiff;
 use changes::{report_overlaps, report_unreadable};
 use loops::Loops;
 
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct SendBudget {
     /// Whether critical requests may be sent: podCIDRs, blocks and what they wait for
     pub critical: bool,
     /// Whether all other requests may be sent
@@ -48,104 +48,105 @@ pub(super) struct Leader {
     pub(super) tenure: Tenure,
     pub(super) loops: Loops,
     /// Whether the registry is built and the loops run
-    pub(super) dealing: bool,
-    registry: Registry,
+    pub(super) allocating: bool,
+    allocations: AllocationState,
     /// A range became free that an agent may use already.
     freed: bool,
     /// Pools have to be surveyed again.
-    survey: bool,
+    needs_evaluation: bool,
     /// Ranges of pools have changed, and with them the pools that NodeSubnets name.
     reattribute: bool,
     /// See [`Settings::foreign_allocator_pause`]
-    hold: Duration,
+    foreign_pause: Duration,
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
+    pub(super) fn new(tenure: Tenure, settings: &ControllerSettings, now: Now) -> Self {
         Leader {
             loops: Loops::new(&tenure, settings, now.mono),
             tenure,
-            dealing: false,
-            registry: Registry::default(),
+            allocating: false,
+            allocations: AllocationState::default(),
             freed: false,
-            survey: false,
+            needs_evaluation: false,
             reattribute: false,
-            hold: settings.foreign_allocator_pause,
+            foreign_pause: settings.foreign_allocator_pause,
         }
     }
 
-    pub(super) fn begin_dealing(
+    pub(super) fn begin_allocating(
         &mut self,
-        world: &World,
-        departed: &Departed,
-        settings: &Settings,
-        reports: &mut Vec<Report>,
+        cache: &ClusterCache,
+        departed: &DeletedNodes,
+        settings: &ControllerSettings,
+        reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
-        let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
-        self.registry = registry;
-        self.registry.intents = Intentions::of_leader(self.loops.fence.is_done());
-        self.registry.is_listening = !self.loops.listening.is_over();
-        self.registry.after_gap = self.tenure.follows_a_gap();
-        self.registry.lay_departed_to_rest(departed, world, now);
-        if self.registry.after_gap {
-            self.registry.keep_of_dead_for_rest(world, now);
+        let (allocations, overlapping) =
+            AllocationState::rebuild(cache, &settings.service_cidrs, now);
+        self.allocations = allocations;
+        self.allocations.intents = IntentBook::of_leader(self.loops.fence.is_done());
+        self.allocations.in_agent_grace = !self.loops.listening.is_over();
+        self.allocations.after_gap = self.tenure.follows_a_gap();
+        self.allocations.quarantine_deleted(departed, cache, now);
+        if self.allocations.after_gap {
+            self.allocations.keep_of_dead_for_rest(cache, now);
         }
-        self.dealing = true;
+        self.allocating = true;
         self.loops.listening.begin(now.mono);
-        self.inherit(world);
+        self.inherit(cache);
         self.loops.default_pool.queue.add(());
-        self.loops.pools.recall(world.pools.iter());
+        self.loops.pools.restore(cache.pools.iter());
         self.loops.pools.mark();
         for (name, synced) in overlapping {
-            if let Some(node) = world.nodes.get(&name) {
+            if let Some(node) = cache.nodes.get(&name) {
                 report_overlaps(node, &synced, reports);
             }
         }
-        self.registry.report_too_wide(reports);
-        for node in world.nodes.iter() {
+        self.allocations.report_too_wide(reports);
+        for node in cache.nodes.iter() {
             if node.is_empty() {
                 self.loops.podcidrs.queue.add(node.name.clone());
             }
             report_unreadable(node, reports);
         }
-        for subnet in world.subnets.iter() {
+        for subnet in cache.subnets.iter() {
             self.loops.subnets.queue.add(subnet.name.clone());
         }
-        for node in world.nodes.iter() {
-            self.take_up(&node.name, world, reports, now);
-            self.loops.demand.add(node, &self.registry);
+        for node in cache.nodes.iter() {
+            self.adopt(&node.name, cache, reports, now);
+            self.loops.demand.add(node, &self.allocations);
             // It may have no NodeSubnet yet, in which its agent reports and demands.
             self.loops.subnets.queue.add(node.name.clone());
         }
-        self.give_blocks_back(world, now);
-        for entry in self.registry.blocks.iter() {
+        self.return_blocks(cache, now);
+        for entry in self.allocations.blocks.iter() {
             self.loops.blocks.add(entry);
             self.loops.subnets.queue.add(entry.owner.name.clone());
         }
-        for key in self.registry.rests.keys() {
+        for key in self.allocations.quarantined.keys() {
             self.loops.subnets.queue.add(key.0.clone());
-            self.loops.quarantine.watch(key.clone(), &self.registry);
+            self.loops.quarantine.watch(key.clone(), &self.allocations);
         }
     }
 
     pub(super) fn next(
         &mut self,
-        world: &World,
-        settings: &Settings,
-        reports: &mut Vec<Report>,
-        room: Room,
+        cache: &ClusterCache,
+        settings: &ControllerSettings,
+        reports: &mut Vec<EventRecord>,
+        room: SendBudget,
         stopping: bool,
         now: Now,
-    ) -> Option<(Request, Purpose)> {
-        let due = self.registry.pools.next_at();
-        if self.survey || due.is_some_and(|at| at <= now.mono) {
-            self.survey_pools(world, settings, reports, now);
+    ) -> Option<(ApiRequest, Purpose)> {
+        let due = self.allocations.pools.next_at();
+        if self.needs_evaluation || due.is_some_and(|at| at <= now.mono) {
+            self.evaluate_pools(cache, settings, reports, now);
         }
         if !stopping {
-            self.decide_blocks(world, reports, now);
+            self.decide_blocks(cache, reports, now);
         }
-        let mut cx = Context::new(world, &mut self.registry, reports, now);
+        let mut cx = Context::new(cache, &mut self.allocations, reports, now);
         let loops = &mut self.loops;
         if room.critical {
             let found = loops.next_awaited(settings, stopping, &mut cx);
@@ -156,7 +157,7 @@ impl Leader {
         if loops.podcidrs.take_recount() | loops.demand.take_recount() {
             loops.pools.mark();
         }
-        let dealing = cx.registry.intents.is_known() && loops.podcidrs.queue.has_ready(now.mono);
+        let dealing = cx.allocations.intents.is_known() && loops.podcidrs.queue.has_ready(now.mono);
         if stopping || !room.background || dealing {
             return None;
         }
@@ -168,28 +169,31 @@ impl Leader {
 
     /// Returns the monotonic time at which [`Leader::next`] may have a request again without an event.
     pub(super) fn wake_at(&self) -> Option<Duration> {
-        if !self.dealing {
+        if !self.allocating {
             return self.loops.fence.load().next_at;
         }
         let loops = self.loops.all().map(|(_, it)| it.load().next_at);
-        loops.chain([self.registry.pools.next_at()]).flatten().min()
+        loops
+            .chain([self.allocations.pools.next_at()])
+            .flatten()
+            .min()
     }
 
     /// Returns whether no write is indeterminate and the fence is complete.
     pub(super) fn is_settled(&self) -> bool {
-        self.dealing
+        self.allocating
             && self.loops.fence.is_done()
-            && (!self.registry.has_unclear() || Mutation::HandOverWhileUnclear.is_on())
+            && (!self.allocations.has_indeterminate() || Mutation::HandOverWhileUnclear.is_on())
     }
 
     /// Returns whether any write is indeterminate.
     pub(super) fn has_unclear(&self) -> bool {
-        self.registry.has_unclear()
+        self.allocations.has_indeterminate()
     }
 
     /// Takes in a successful write of the Lease.
     pub(super) fn renewed(&mut self, tenure: Tenure) {
-        for name in self.registry.intents.confirmed(tenure.named) {
+        for name in self.allocations.intents.confirmed(tenure.named) {
             self.loops.podcidrs.queue.add(name);
         }
         self.tenure = tenure;
@@ -197,22 +201,22 @@ impl Leader {
 
     /// Returns the number of a write that is decided now.
     pub(super) fn number(&mut self) -> u64 {
-        self.registry.intents.number()
+        self.allocations.intents.number()
     }
 
     /// Returns the content that the Lease should get, if a request waits for it.
-    pub(super) fn take_wanted(&mut self, world: &World) -> Option<Wanted> {
-        if !self.dealing {
+    pub(super) fn take_wanted(&mut self, cache: &ClusterCache) -> Option<LeaseContent> {
+        if !self.allocating {
             return None;
         }
-        for name in self.registry.intents.room() {
+        for name in self.allocations.intents.room() {
             self.loops.podcidrs.queue.add(name);
         }
         let wanted = self
-            .registry
+            .allocations
             .intents
-            .take(&self.tenure.term, world.versions())?;
-        Some(Wanted {
+            .take(&self.tenure.term, cache.versions())?;
+        Some(LeaseContent {
             agents_heard: self.loops.listening.is_over(),
             ..wanted
         })
@@ -220,27 +224,29 @@ impl Leader {
 
     /// Reserves what earlier leaders may have in flight for the nodes that it is for. It is written again until the
     /// node has podCIDRs or is gone.
-    fn inherit(&mut self, world: &World) {
+    fn inherit(&mut self, cache: &ClusterCache) {
         if self.tenure.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
             return;
         }
         let inherited = self.tenure.inherited.iter();
         let ignored = usize::from(Mutation::OneNamedNodeIgnored.is_on());
         for intent in inherited.flat_map(|all| &all.assignments).skip(ignored) {
-            let node = world.nodes.get(&intent.name);
+            let node = cache.nodes.get(&intent.name);
             let node = node.filter(|node| node.uid == intent.uid && node.is_empty());
             let Some(node) = node else { continue };
-            let holder = self.registry.holder(&node.name, &node.uid);
+            let holder = self.allocations.holder(&node.name, &node.uid);
             for cidr in &intent.cidrs {
-                self.registry.ledger.record(holder, *cidr, State::Unclear);
+                self.allocations
+                    .ledger
+                    .record(holder, *cidr, ClaimState::Indeterminate);
             }
-            self.registry.intents.inherit(node, &intent.cidrs);
+            self.allocations.intents.inherit(node, &intent.cidrs);
         }
     }
 
     fn look_at_blocks(&mut self, cidrs: Vec<Cidr>) {
         for cidr in cidrs {
-            if let Some(entry) = self.registry.blocks.get(&cidr) {
+            if let Some(entry) = self.allocations.blocks.get(&cidr) {
                 self.loops.blocks.add(entry);
             }
             self.loops.pools.mark();
@@ -248,22 +254,22 @@ impl Leader {
     }
 
     /// Decides about blocks before anything is sent.
-    fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
+    fn decide_blocks(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
         if std::mem::take(&mut self.freed) {
-            self.take_up_all(world, reports, now);
+            self.take_up_all(cache, reports, now);
         }
         // Before agents have reported, nobody knows whose a block is that no NodeSubnet lists.
         if !self.loops.listening.is_over() {
             return;
         }
-        let mut noted = self.registry.judge_blocks(world);
+        let mut noted = self.allocations.judge_blocks(cache);
         for name in &noted.nodes {
             noted
                 .blocks
-                .extend(self.registry.blocks_let_go(name, world));
+                .extend(self.allocations.released_blocks(name, cache));
         }
-        self.follow_up(noted, world);
-        let mut cx = Context::new(world, &mut self.registry, reports, now);
+        self.follow_up(noted, cache);
+        let mut cx = Context::new(cache, &mut self.allocations, reports, now);
         let noted = self.loops.demand.work(&mut cx);
         for name in noted.nodes {
             self.loops.subnets.queue.add(name);
@@ -272,74 +278,74 @@ impl Leader {
     }
 
     /// Adopts blocks again, as a range became free or all agents have reported.
-    fn take_up_all(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
-        for name in self.registry.strays.nodes() {
-            self.take_up(&name, world, reports, now);
+    fn take_up_all(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
+        for name in self.allocations.unadopted.nodes() {
+            self.adopt(&name, cache, reports, now);
         }
     }
 
     /// Allocates quarantined blocks to the same machines again, once agents have reported what they use.
-    fn give_blocks_back(&mut self, world: &World, now: Now) {
-        if self.registry.is_listening {
+    fn return_blocks(&mut self, cache: &ClusterCache, now: Now) {
+        if self.allocations.in_agent_grace {
             return;
         }
-        for node in world.nodes.iter() {
-            for cidr in self.registry.give_blocks_back(node, now) {
+        for node in cache.nodes.iter() {
+            for cidr in self.allocations.return_blocks(node, now) {
                 self.loops.blocks.queue.add(cidr);
                 self.loops.subnets.queue.add(node.name.clone());
             }
         }
     }
 
-    fn follow_up(&mut self, noted: Noted, world: &World) {
+    fn follow_up(&mut self, noted: AffectedLoops, cache: &ClusterCache) {
         self.look_at_blocks(noted.blocks);
         for name in noted.subnets {
             self.loops.subnets.queue.add(name.clone());
-            self.release(&name, world);
+            self.release(&name, cache);
         }
         for name in noted.nodes {
             self.loops.subnets.urgent.add(name.clone());
-            self.loops.demand.add_name(&name, world, &self.registry);
+            self.loops.demand.add_name(&name, cache, &self.allocations);
         }
         if noted.freed {
-            self.space_came();
+            self.requeue_waiting();
         }
     }
 
     /// Makes all that wait look again, as a range became free.
-    fn space_came(&mut self) {
+    fn requeue_waiting(&mut self) {
         self.freed = true;
-        self.loops.podcidrs.wake();
-        self.loops.demand.wake();
-        self.loops.subnets.wake();
+        self.loops.podcidrs.requeue();
+        self.loops.demand.requeue();
+        self.loops.subnets.requeue();
         self.loops.pools.mark();
     }
 
-    fn survey_pools(
+    fn evaluate_pools(
         &mut self,
-        world: &World,
-        settings: &Settings,
-        reports: &mut Vec<Report>,
+        cache: &ClusterCache,
+        settings: &ControllerSettings,
+        reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
-        self.survey = false;
-        self.registry
+        self.needs_evaluation = false;
+        self.allocations
             .pools
-            .survey(world, &settings.service_cidrs, now.mono);
-        for name in self.registry.recount_pod_cidrs(world) {
+            .evaluate(cache, &settings.service_cidrs, now.mono);
+        for name in self.allocations.recount_pod_cidrs(cache) {
             self.loops.subnets.queue.add(name);
         }
-        self.space_came();
-        self.registry.report_too_wide(reports);
-        for node in world.nodes.iter() {
-            self.loops.demand.add(node, &self.registry);
+        self.requeue_waiting();
+        self.allocations.report_too_wide(reports);
+        for node in cache.nodes.iter() {
+            self.loops.demand.add(node, &self.allocations);
             // An agent needs a NodeSubnet to report its demand.
-            if world.subnets.get(&node.name).is_none() {
+            if cache.subnets.get(&node.name).is_none() {
                 self.loops.subnets.queue.add(node.name.clone());
             }
         }
         if std::mem::take(&mut self.reattribute) {
-            for subnet in world.subnets.iter() {
+            for subnet in cache.subnets.iter() {
                 self.loops.subnets.queue.add(subnet.name.clone());
             }
         }
@@ -350,7 +356,7 @@ impl Leader {
 fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> {
     let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
     for reason in podcidrs.waiting() {
-        if let Reason::Full { pools } | Reason::Barred { pools } = reason {
+        if let WaitReason::Full { pools } | WaitReason::Barred { pools } = reason {
             for pool in pools {
                 *waiting.entry(pool.clone()).or_default() += 1;
             }

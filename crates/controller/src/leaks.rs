@@ -12,16 +12,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::allocations::AllocationState;
+use super::failing_calls::ObjectCall;
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Look, Loop, work_off};
-use super::refusals::Call;
-use super::registry::Registry;
-use super::report::{About, DUPLICATE_ADDRESS, Report};
+use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
+use super::report::{DUPLICATE_ADDRESS, EventRecord, Regarding};
 use super::{Context, Purpose};
-use crate::cluster::request::{Kind, Outcome, Request};
-use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
-use crate::cluster::world::report_of;
-use crate::registry::blocks::Noted;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::report_of;
+use crate::cluster::objects::{AgentReport, Node, PodUid, Subnet, Text};
+use crate::cluster::request::{ApiRequest, ObjectKind, RequestOutcome};
 use cadastre_api::LeakCandidate;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
@@ -55,8 +55,8 @@ impl Loop for Leaks {
     }
 
     /// Returns the next list of a node's pods.
-    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        if self.scan_at <= cx.now.mono && cx.world.pods.is_complete() {
+    fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
+        if self.scan_at <= cx.now.mono && cx.cache.pods.is_complete() {
             self.scan_at = cx.now.mono + (self.grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
             self.scan(cx);
         }
@@ -64,16 +64,16 @@ impl Loop for Leaks {
     }
 
     /// Takes in the last list of a node's pods: decides which addresses the node is asked about.
-    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
-        let mut noted = Noted::default();
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
+        let mut noted = AffectedLoops::default();
         let Purpose::LeakPods { name, uid } = answer.purpose else {
             return noted;
         };
-        let Outcome::Pods(pods) = answer.outcome else {
+        let RequestOutcome::Pods(pods) = answer.outcome else {
             self.queue.add(name.clone());
             return noted;
         };
-        if cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid) {
+        if cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid) {
             return noted;
         }
         let bound: BTreeSet<PodUid> = pods
@@ -85,7 +85,7 @@ impl Loop for Leaks {
             .iter()
             .flat_map(|pod| pod.addresses.iter().copied())
             .collect();
-        let named = cx.world.subnets.get(name).map(|subnet| named(subnet));
+        let named = cx.cache.subnets.get(name).map(|subnet| named(subnet));
         let named = named.unwrap_or_default();
         let orphans = self.since.get(name).into_iter().flatten();
         let proven: Vec<(Addr, PodUid)> = orphans
@@ -94,7 +94,11 @@ impl Loop for Leaks {
             .filter(|held| is_orphan(*held, name, cx))
             .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
             .collect();
-        let asked = cx.registry.leak_candidates.entry(uid.clone()).or_default();
+        let asked = cx
+            .allocations
+            .leak_candidates
+            .entry(uid.clone())
+            .or_default();
         let before = asked.len();
         asked.extend(proven);
         if asked.len() > before {
@@ -121,21 +125,21 @@ impl Leaks {
     }
 
     /// Makes the next scan due at once, as users wait for it.
-    pub(crate) fn hurry(&mut self) {
+    pub(crate) fn look_soon(&mut self) {
         self.scan_at = Duration::ZERO;
     }
 
-    fn look(&mut self, name: &Text, cx: &mut Context) -> Look {
-        let Some(node) = cx.world.nodes.get(name) else {
-            return Look::Done;
+    fn look(&mut self, name: &Text, cx: &mut Context) -> KeyDecision {
+        let Some(node) = cx.cache.nodes.get(name) else {
+            return KeyDecision::Done;
         };
-        if let Some(at) = cx.paused(&Call::ListPods(name.clone())) {
-            return Look::Later(at);
+        if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
+            return KeyDecision::Later(at);
         }
         self.looked_at.insert(name.clone(), cx.now.mono);
         let (node, name, uid) = (name.clone(), name.clone(), node.uid.clone());
-        Look::Send(
-            Request::ListPodsOf { node },
+        KeyDecision::Send(
+            ApiRequest::ListPodsOf { node },
             Purpose::LeakPods { name, uid },
         )
     }
@@ -145,11 +149,11 @@ impl Leaks {
         let (now, grace) = (cx.now.mono, self.grace);
         let mut before = std::mem::take(&mut self.since);
         let mut live: BTreeSet<Text> = BTreeSet::new();
-        for subnet in cx.world.subnets.iter() {
-            let Some(node) = cx.world.nodes.get(&subnet.name) else {
+        for subnet in cx.cache.subnets.iter() {
+            let Some(node) = cx.cache.nodes.get(&subnet.name) else {
                 continue;
             };
-            let Some(report) = report_of(node, cx.world) else {
+            let Some(report) = report_of(node, cx.cache) else {
                 continue;
             };
             live.insert(node.uid.clone());
@@ -158,15 +162,15 @@ impl Leaks {
                 .orphans
                 .iter()
                 .filter(|held| {
-                    is_orphan(**held, &node.name, cx) && is_own(held.0, node, cx.registry)
+                    is_orphan(**held, &node.name, cx) && is_own(held.0, node, cx.allocations)
                 })
                 .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
                 .collect();
-            if let Some(asked) = cx.registry.leak_candidates.get_mut(&node.uid) {
+            if let Some(asked) = cx.allocations.leak_candidates.get_mut(&node.uid) {
                 asked.retain(|held| report.orphans.binary_search(held).is_ok());
             }
             let named = named(subnet);
-            let asked = cx.registry.leak_candidates.get(&node.uid);
+            let asked = cx.allocations.leak_candidates.get(&node.uid);
             let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
             let due = |(held, since): (&(Addr, PodUid), &Duration)| {
                 (*since + grace <= now || named.contains(held)) && is_new(held)
@@ -180,28 +184,28 @@ impl Leaks {
                 self.since.insert(node.name.clone(), orphans);
             }
         }
-        cx.registry
+        cx.allocations
             .leak_candidates
             .retain(|uid, _| live.contains(uid));
         let since = &self.since;
         self.looked_at.retain(|name, _| since.contains_key(name));
-        self.tell_doubled(cx);
+        self.report_duplicates(cx);
     }
 
     /// Reports addresses that several pods reported at two scans in a row.
-    fn tell_doubled(&mut self, cx: &mut Context) {
+    fn report_duplicates(&mut self, cx: &mut Context) {
         let before = std::mem::take(&mut self.doubled);
-        for addr in cx.world.pods.doubled() {
+        for addr in cx.cache.pods.doubled() {
             let told = before.get(addr).copied();
             if told == Some(false) {
                 let range = Cidr::host(*addr);
-                if let Some(pool) = cx.registry.pools.of(&range) {
-                    let about = About::new(Kind::Pool, &pool.name, &pool.uid);
+                if let Some(pool) = cx.allocations.pools.of(&range) {
+                    let about = Regarding::new(ObjectKind::Pool, &pool.name, &pool.uid);
                     let note = format!(
                         "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
                     );
                     cx.reports
-                        .push(Report::warning(about, DUPLICATE_ADDRESS, note));
+                        .push(EventRecord::warning(about, DUPLICATE_ADDRESS, note));
                 }
             }
             self.doubled.insert(*addr, told.is_some());
@@ -219,22 +223,22 @@ fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
 
 /// Returns whether no pod uses the address.
 fn is_orphan((addr, uid): (Addr, PodUid), node: &str, cx: &Context) -> bool {
-    let reported = cx.world.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
-    uid != PodUid::default() && !cx.world.pods.is_live(uid) && !reported
+    let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
+    uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
 }
 
 /// Returns whether the address lies in a range of the node.
-fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
-    let mut blocks = registry.blocks.of(&node.uid);
+fn is_own(addr: Addr, node: &Node, allocations: &AllocationState) -> bool {
+    let mut blocks = allocations.blocks.of(&node.uid);
     blocks.any(|entry| entry.cidr.contains_addr(addr))
-        || registry
+        || allocations
             .pod_cidrs(node)
             .any(|cidr| cidr.contains_addr(addr))
 }
 
-impl Registry {
+impl AllocationState {
     /// Returns the addresses that a node is asked about: leak candidates that its agent still reports.
-    pub(crate) fn suspects_of(
+    pub(crate) fn leak_candidates_of(
         &self,
         uid: &str,
         report: Option<&AgentReport>,
@@ -259,32 +263,32 @@ impl Registry {
 mod tests {
     use super::*;
     use crate::Now;
-    use crate::cluster::seen::Pod;
-    use crate::cluster::world::World;
+    use crate::cluster::cache::ClusterCache;
+    use crate::cluster::objects::Pod;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
     use cadastre_daemon::watch::Change;
 
     /// Returns node `n`, whose agent reports an address of a pod that is gone.
-    fn with_an_orphan() -> (Addr, World) {
+    fn with_an_orphan() -> (Addr, ClusterCache) {
         let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
         let mut told = subnet("n", &["10.0.0.16/28"], 0);
         told.report.as_mut().unwrap().orphans = [(addr, PodUid::read("gone"))].into();
-        let mut world = World::default();
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.blocks, objects(&told));
-        list(&mut world.subnets, vec![told]);
+        let mut cache = ClusterCache::default();
+        list(&mut cache.nodes, vec![node("n")]);
+        list(&mut cache.blocks, objects(&told));
+        list(&mut cache.subnets, vec![told]);
         let asked = Duration::ZERO;
-        world.pods.change(Change::Restarted { asked });
-        world.pods.change(Change::Listed);
-        (addr, world)
+        cache.pods.change(Change::Restarted { asked });
+        cache.pods.change(Change::Listed);
+        (addr, cache)
     }
 
     #[test]
     fn an_address_that_any_pod_reports_is_not_suspected() {
-        let (addr, mut world) = with_an_orphan();
+        let (addr, mut cache) = with_an_orphan();
         for reported in [false, true] {
             if reported {
-                world.pods.change(Change::Applied(Pod {
+                cache.pods.change(Change::Applied(Pod {
                     name: "default/other".into(),
                     uid: "other".into(),
                     version: 1,
@@ -293,9 +297,9 @@ mod tests {
                     addresses: [addr].into(),
                 }));
             }
-            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
             let mut reports = Vec::new();
-            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
             let looks = Leaks::default().next(&mut cx).is_some();
             assert_eq!(looks, !reported);
         }
@@ -303,14 +307,14 @@ mod tests {
 
     #[test]
     fn what_a_look_did_not_prove_is_not_looked_at_again_at_once() {
-        let (_, world) = with_an_orphan();
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let (_, cache) = with_an_orphan();
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let mut leaks = Leaks::default();
         let mut looks = |after: Duration| {
             let mut reports = Vec::new();
             let mut cx = Context::new(
-                &world,
-                &mut registry,
+                &cache,
+                &mut allocations,
                 &mut reports,
                 Now {
                     mono: NOW.mono + after,
@@ -318,7 +322,7 @@ mod tests {
                 },
             );
             // Users ask for it each time.
-            leaks.hurry();
+            leaks.look_soon();
             leaks.next(&mut cx).is_some()
         };
         assert!(looks(Duration::ZERO));
@@ -337,23 +341,23 @@ mod tests {
             )
         };
         let mut told = subnet("n", &["10.0.0.0/28"], 0);
-        let mut world = World::default();
-        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.blocks, objects(&told));
-        world.pods.change(Change::Listed);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut cache = ClusterCache::default();
+        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut cache.nodes, vec![node("n")]);
+        list(&mut cache.blocks, objects(&told));
+        cache.pods.change(Change::Listed);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let mut leaks = Leaks::after(Duration::from_secs(60));
         for n in 1..9 {
             told.version += 1;
             told.report.as_mut().unwrap().orphans = [held(n)].into();
-            list(&mut world.subnets, vec![told.clone()]);
-            let asked = registry.leak_candidates.entry("n".into()).or_default();
+            list(&mut cache.subnets, vec![told.clone()]);
+            let asked = allocations.leak_candidates.entry("n".into()).or_default();
             asked.insert(held(n));
             let mut reports = Vec::new();
-            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
             leaks.scan(&mut cx);
-            let asked: Vec<_> = registry.leak_candidates["n"].iter().copied().collect();
+            let asked: Vec<_> = allocations.leak_candidates["n"].iter().copied().collect();
             assert_eq!(asked, [held(n)]);
         }
     }

@@ -17,15 +17,15 @@
 //! | `leader` | the state that exists only while leading: the loops |
 //! | [`reconcile`], `in_flight` | the trait of a loop; which objects have a request in flight |
 //! | [`fence`], `intents` | what a new leader does before it allocates; the writes that the Lease must name |
-//! | `listening`, [`registry::take_up`] | allocations that only agents still report, after the API lost them |
-//! | [`registry`] | the leader's ledger: which node has which range, and what is quarantined |
+//! | `agent_grace`, [`allocations::adopt_of_node`] | allocations that only agents still report, after the API lost them |
+//! | [`allocations`] | the leader's ledger: which node has which range, and what is quarantined |
 //! | [`pools`] | what each pool may do now, and which nodes it serves |
-//! | `account`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
+//! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be emitted |
-//! | [`refusals`] | failed calls: when they may be repeated, how they are reported |
+//! | [`failing_calls`] | failed calls: when they may be repeated, how they are reported |
 //! | [`telemetry`] | metrics of the loops and of pools |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -35,7 +35,8 @@
 
 #![warn(unreachable_pub)]
 
-pub mod account;
+mod agent_grace;
+pub mod allocations;
 pub mod block;
 pub(crate) mod bootstrap;
 mod carve;
@@ -43,9 +44,10 @@ pub mod cluster;
 pub mod conditions;
 mod context;
 pub mod default_pool;
+mod deleted_nodes;
 pub mod demand;
-mod departed;
 pub mod events;
+pub mod failing_calls;
 pub mod fence;
 pub mod figures;
 pub mod forecast;
@@ -53,8 +55,8 @@ mod in_flight;
 mod intents;
 mod leader;
 pub mod leaks;
-mod listening;
 pub mod machine;
+pub mod node_balance;
 mod now;
 pub mod podcidr;
 pub mod pool;
@@ -63,8 +65,6 @@ mod purpose;
 pub mod quarantine;
 pub mod queue;
 pub mod reconcile;
-pub mod refusals;
-pub mod registry;
 pub mod report;
 pub mod run;
 mod settings;
@@ -77,10 +77,10 @@ pub mod view;
 #[path = "../../../tests/common/mutated.rs"]
 mod mutated;
 
-pub use cluster::request::Outgoing;
+pub use cluster::request::OutgoingRequest;
 pub use context::Context;
-pub use machine::{Controller, Event};
+pub use machine::{Controller, ControllerEvent};
 pub use now::Now;
 pub use purpose::Purpose;
-pub use report::{About, Report};
-pub use settings::Settings;
+pub use report::{EventRecord, Regarding};
+pub use settings::ControllerSettings;

@@ -15,24 +15,26 @@ mod scripts;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::departed::Departed;
-use super::leader::{Leader, Room, Told};
-use super::report::Report;
-use super::settings::Settings;
-use super::view::View;
+use super::deleted_nodes::DeletedNodes;
+use super::leader::{Leader, SendBudget, SubnetDiff};
+use super::report::EventRecord;
+use super::settings::ControllerSettings;
+use super::view::ControllerView;
 use super::{Now, Purpose};
-use crate::cluster::lease::{Leadership, Wanted};
-use crate::cluster::request::{Kind, Known, Outcome, Outgoing, Request, RequestId};
-use crate::cluster::seen::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
-use crate::cluster::table::{Delta, Sent, Table};
-use crate::cluster::world::World;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::lease::{Leadership, LeaseContent};
+use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
+use crate::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
+use crate::cluster::request::{
+    ApiRequest, KnownObject, ObjectKind, OutgoingRequest, RequestId, RequestOutcome,
+};
 use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::Change;
 
 /// Input of the state machine.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum ControllerEvent {
     /// A watch event of nodes
     Nodes(Change<Node>),
     /// A watch event of IPPools
@@ -48,7 +50,7 @@ pub enum Event {
     /// The election's result
     Leadership(Leadership),
     /// The answer to a request
-    Answer(RequestId, Outcome),
+    Answer(RequestId, RequestOutcome),
 }
 
 struct Pending {
@@ -56,24 +58,24 @@ struct Pending {
     wrote: bool,
     term: Text,
     /// State of the cache table when the request was sent: it shows whether the answer may be outdated.
-    sent: Sent,
+    sent: CacheMark,
     /// The object that the request is about, as known when it was sent.
-    known: Option<(Kind, Known)>,
+    known: Option<(ObjectKind, KnownObject)>,
 }
 
 /// A kind that is cached, and whose changes concern the controller.
-trait Kept: Object + Clone {
-    fn table(world: &mut World) -> &mut Table<Self>;
-    fn changed(controller: &mut Controller, delta: &Delta<Self>, now: Now);
+trait CachedKind: Object + Clone {
+    fn table(cache: &mut ClusterCache) -> &mut ObjectCache<Self>;
+    fn changed(controller: &mut Controller, delta: &ObjectUpdate<Self>, now: Now);
 }
 
 macro_rules! kept {
     ($($kind:ty: $table:ident, $changed:ident;)*) => {$(
-        impl Kept for $kind {
-            fn table(world: &mut World) -> &mut Table<Self> {
-                &mut world.$table
+        impl CachedKind for $kind {
+            fn table(cache: &mut ClusterCache) -> &mut ObjectCache<Self> {
+                &mut cache.$table
             }
-            fn changed(controller: &mut Controller, delta: &Delta<Self>, now: Now) {
+            fn changed(controller: &mut Controller, delta: &ObjectUpdate<Self>, now: Now) {
                 controller.$changed(delta, now);
             }
         }
@@ -89,13 +91,13 @@ kept! {
 
 /// The state machine: the cache, and the leader's state while this process leads.
 pub struct Controller {
-    settings: Settings,
-    world: World,
-    departed: Departed,
+    settings: ControllerSettings,
+    cache: ClusterCache,
+    departed: DeletedNodes,
     leader: Option<Leader>,
     pending: BTreeMap<RequestId, Pending>,
     next_id: u64,
-    reports: Vec<Report>,
+    reports: Vec<EventRecord>,
     stopping: bool,
     foreign_allocations: u64,
     /// See [`Controller::is_put_back`].
@@ -104,11 +106,11 @@ pub struct Controller {
 
 impl Controller {
     /// Creates a controller with an empty cache, which does not lead.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: ControllerSettings) -> Self {
         Controller {
             settings,
-            world: World::default(),
-            departed: Departed::default(),
+            cache: ClusterCache::default(),
+            departed: DeletedNodes::default(),
             leader: None,
             pending: BTreeMap::new(),
             next_id: 0,
@@ -120,32 +122,32 @@ impl Controller {
     }
 
     /// Applies an event to the cache and to the leader's state.
-    pub fn on(&mut self, event: Event, now: Now) {
+    pub fn on(&mut self, event: ControllerEvent, now: Now) {
         match event {
-            Event::Nodes(change) => self.watched(change, now),
-            Event::Subnets(change) => self.watched(change, now),
-            Event::Blocks(change) => self.watched(change, now),
-            Event::Pools(change) => self.watched(change, now),
-            Event::ServiceRanges(change) => {
-                let changed = !self.world.services.change(change).is_empty();
+            ControllerEvent::Nodes(change) => self.watched(change, now),
+            ControllerEvent::Subnets(change) => self.watched(change, now),
+            ControllerEvent::Blocks(change) => self.watched(change, now),
+            ControllerEvent::Pools(change) => self.watched(change, now),
+            ControllerEvent::ServiceRanges(change) => {
+                let changed = !self.cache.services.change(change).is_empty();
                 if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
                     leader.services_changed();
                 }
             }
-            Event::Pods(change) => {
-                let changed = self.world.pods.change(change);
+            ControllerEvent::Pods(change) => {
+                let changed = self.cache.pods.change(change);
                 if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
                     leader.pods_changed();
                 }
             }
-            Event::Leadership(leadership) => self.leadership(leadership, now),
-            Event::Answer(id, outcome) => self.answered(id, &outcome, now),
+            ControllerEvent::Leadership(leadership) => self.leadership(leadership, now),
+            ControllerEvent::Answer(id, outcome) => self.answered(id, &outcome, now),
         }
     }
 
     /// Returns the next request to send. Call it until it returns nothing, and again after every event and at
     /// [`Controller::wake_at`].
-    pub fn poll(&mut self, now: Now) -> Option<Outgoing> {
+    pub fn poll(&mut self, now: Now) -> Option<OutgoingRequest> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
         if now.mono >= leader.tenure.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
             return None;
@@ -156,22 +158,22 @@ impl Controller {
             .filter(|p| is_critical(&p.purpose))
             .count();
         let background = self.pending.len() - critical;
-        let room = Room {
+        let room = SendBudget {
             critical: critical < self.settings.critical_in_flight,
             background: background < self.settings.background_in_flight && critical <= 2,
         };
-        if !leader.dealing {
+        if !leader.allocating {
             if !room.critical || self.stopping {
                 return None;
             }
-            if let Some(found) = leader.loops.fence.next_urgent(&self.world, now) {
+            if let Some(found) = leader.loops.fence.next_urgent(&self.cache, now) {
                 return Some(self.send(found));
             }
             if !leader.loops.fence.is_listed() {
                 return None;
             }
-            leader.begin_dealing(
-                &self.world,
+            leader.begin_allocating(
+                &self.cache,
                 &self.departed,
                 &self.settings,
                 &mut self.reports,
@@ -179,7 +181,7 @@ impl Controller {
             );
         }
         let found = leader.next(
-            &self.world,
+            &self.cache,
             &self.settings,
             &mut self.reports,
             room,
@@ -191,8 +193,8 @@ impl Controller {
 
     /// Returns the content that the Lease should get, if a request waits for it. To be called after
     /// [`Controller::poll`] has returned nothing, and to be passed to the elector.
-    pub fn take_wanted(&mut self) -> Option<Wanted> {
-        self.leader.as_mut()?.take_wanted(&self.world)
+    pub fn take_wanted(&mut self) -> Option<LeaseContent> {
+        self.leader.as_mut()?.take_wanted(&self.cache)
     }
 
     /// Returns the monotonic time at which [`Controller::poll`] may have a request again without an event.
@@ -201,7 +203,7 @@ impl Controller {
     }
 
     /// Returns the reports since the last call, to be emitted as Kubernetes events.
-    pub fn take_reports(&mut self) -> Vec<Report> {
+    pub fn take_reports(&mut self) -> Vec<EventRecord> {
         std::mem::take(&mut self.reports)
     }
 
@@ -226,8 +228,8 @@ impl Controller {
     }
 
     /// Returns whether this process leads and allocates. podCIDRs may still wait for the fence.
-    pub fn is_dealing(&self) -> bool {
-        self.leader.as_ref().is_some_and(|leader| leader.dealing)
+    pub fn is_allocating(&self) -> bool {
+        self.leader.as_ref().is_some_and(|leader| leader.allocating)
     }
 
     /// Returns whether a list has shown that the API server was restored to an older state. This process knows what
@@ -237,20 +239,20 @@ impl Controller {
     }
 
     /// Returns the state of the controller for metrics and readiness.
-    pub fn view(&mut self, now: Now) -> View {
-        let mut view = View {
-            missing: self.world.missing(),
+    pub fn view(&mut self, now: Now) -> ControllerView {
+        let mut view = ControllerView {
+            missing: self.cache.missing(),
             foreign_allocations: self.foreign_allocations,
-            doubled: self.world.pods.doubled().len(),
-            ..View::default()
+            doubled: self.cache.pods.doubled().len(),
+            ..ControllerView::default()
         };
         if let Some(leader) = &mut self.leader {
-            leader.describe(&mut view, &self.world, now);
+            leader.describe(&mut view, &self.cache, now);
         }
         view
     }
 
-    fn send(&mut self, (request, purpose): (Request, Purpose)) -> Outgoing {
+    fn send(&mut self, (request, purpose): (ApiRequest, Purpose)) -> OutgoingRequest {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let term = self
@@ -260,7 +262,7 @@ impl Controller {
         let loop_name = purpose.loop_name();
         let about = request.about();
         let kind = about.map(|(kind, _)| kind);
-        let (sent, known) = about.map_or_else(Default::default, |it| self.world.about(it));
+        let (sent, known) = about.map_or_else(Default::default, |it| self.cache.about(it));
         let wrote = request.is_write();
         let out_term = wrote.then(|| term.clone());
         let numbered = request.is_numbered() && !Mutation::LeaseNotAwaited.is_on();
@@ -276,7 +278,7 @@ impl Controller {
                 known: kind.zip(known),
             },
         );
-        Outgoing {
+        OutgoingRequest {
             id,
             request,
             term: out_term,
@@ -285,8 +287,8 @@ impl Controller {
         }
     }
 
-    fn watched<T: Kept>(&mut self, change: Change<T>, now: Now) {
-        for delta in T::table(&mut self.world).change(change) {
+    fn watched<T: CachedKind>(&mut self, change: Change<T>, now: Now) {
+        for delta in T::table(&mut self.cache).change(change) {
             T::changed(self, &delta, now);
         }
     }
@@ -303,45 +305,45 @@ impl Controller {
         }
     }
 
-    fn node_changed(&mut self, delta: &Delta<Node>, now: Now) {
-        self.world.note_node(delta);
+    fn node_changed(&mut self, delta: &ObjectUpdate<Node>, now: Now) {
+        self.cache.note_node(delta);
         self.departed.node_changed(delta, now.mono);
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) else {
             return;
         };
         leader.node_changed(
             delta,
-            &self.world,
+            &self.cache,
             &mut self.reports,
             &mut self.foreign_allocations,
             now,
         );
     }
 
-    fn subnet_changed(&mut self, delta: &Delta<Subnet>, now: Now) {
+    fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>, now: Now) {
         self.departed.subnet_changed(delta);
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) else {
             return;
         };
         let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else {
             return;
         };
         let (before, after) = (delta.before.as_ref(), delta.after.as_ref());
-        let told = Told {
+        let told = SubnetDiff {
             reported: before.map(|it| &it.report) != after.map(|it| &it.report),
             requested: before.map(|it| &it.requests) != after.map(|it| &it.requests),
         };
-        leader.subnet_changed(&subnet.name, told, &self.world, &mut self.reports, now);
+        leader.subnet_changed(&subnet.name, told, &self.cache, &mut self.reports, now);
     }
 
-    fn block_changed(&mut self, delta: &Delta<Block>, now: Now) {
-        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) {
-            leader.block_changed(delta, &self.world, now);
+    fn block_changed(&mut self, delta: &ObjectUpdate<Block>, now: Now) {
+        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) {
+            leader.block_changed(delta, &self.cache, now);
         }
     }
 
-    fn pool_changed(&mut self, delta: &Delta<Pool>, _: Now) {
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+    fn pool_changed(&mut self, delta: &ObjectUpdate<Pool>, _: Now) {
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) else {
             return;
         };
         let Some(pool) = delta.after.as_ref().or(delta.before.as_ref()) else {

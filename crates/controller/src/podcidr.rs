@@ -13,22 +13,24 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::allocations::AllocationState;
 use super::context::IN_USE_PAUSE;
+use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
-use super::pools::{Pools, Verdict};
+use super::pools::{PoolPhase, PoolStates};
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Look, Loop, work_off};
-use super::refusals::Call;
-use super::registry::Registry;
-use super::report::{About, POD_CIDR_ALLOCATED, Report, WAITING};
+use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
+use super::report::{EventRecord, POD_CIDR_ALLOCATED, Regarding, WAITING};
 use super::{Context, Purpose};
-use crate::cluster::request::{Assignment, Kind, Outcome, Refusal, Request};
-use crate::cluster::seen::{Node, Text};
-use crate::cluster::world::World;
-use crate::registry::blocks::Noted;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Node, Text};
+use crate::cluster::request::{
+    ApiRequest, ObjectKind, PodCidrAllocation, Rejection, RequestOutcome,
+};
 use cadastre_api::AllocationMode;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Addr, Cidr, Family, Full, State};
+use cadastre_core::{Addr, Cidr, ClaimState, Family, PoolExhausted};
 
 /// State of the podCIDR loop.
 #[derive(Debug, Default)]
@@ -49,17 +51,17 @@ pub struct PodCidrs {
 #[derive(Debug)]
 struct Waiting {
     uid: Text,
-    reason: Reason,
+    reason: WaitReason,
     /// Since when the node waits for a pool, monotonic
     since: Duration,
     /// Whether an event reported the wait
-    told: bool,
+    reported: bool,
 }
 
 /// Why a node gets no podCIDR for now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
-pub enum Reason {
+pub enum WaitReason {
     /// No pool selects the node; this is not an error.
     Unmanaged,
     /// The pools that select the node do not serve now.
@@ -68,19 +70,19 @@ pub enum Reason {
     Full { pools: Vec<Text> },
 }
 
-impl Reason {
+impl WaitReason {
     /// Returns the label value of the metric.
     pub fn label(&self) -> &'static str {
         match self {
-            Reason::Unmanaged => "no_pool",
-            Reason::Barred { .. } => "pool_not_ready",
-            Reason::Full { .. } => "pool_full",
+            WaitReason::Unmanaged => "no_pool",
+            WaitReason::Barred { .. } => "pool_not_ready",
+            WaitReason::Full { .. } => "pool_full",
         }
     }
 }
 
 /// What to do for a node.
-enum Decision {
+enum PodCidrDecision {
     /// Nothing, unless the node changes.
     Leave,
     /// Read the node to learn the outcome of a write.
@@ -88,7 +90,7 @@ enum Decision {
     /// Write these ranges, possibly again.
     Write(Vec<Cidr>),
     /// Wait until a pool can serve.
-    Wait(Reason, String),
+    Wait(WaitReason, String),
 }
 
 impl Loop for PodCidrs {
@@ -96,117 +98,120 @@ impl Loop for PodCidrs {
         self.queue.load()
     }
 
-    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         let outcome = answer.outcome;
         if let Purpose::Assign { name, uid } = answer.purpose
             && !self.is_over(name, uid, cx)
         {
             self.requests.answered(uid, answer);
             if answer.wrote {
-                written(uid, outcome, cx.registry);
+                written(uid, outcome, cx.allocations);
             }
-            let has_some =
-                matches!(outcome, Outcome::Node(node) if node.uid == *uid && !node.is_empty());
+            let has_some = matches!(outcome, RequestOutcome::Node(node) if node.uid == *uid && !node.is_empty());
             if !has_some {
                 self.queue.add(name.clone());
             }
         }
-        Noted::default()
+        AffectedLoops::default()
     }
 }
 
 impl PodCidrs {
     /// Returns the next request that a node needs. While stopping, these are only reads.
-    pub fn next_urgent(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
+    pub fn next_urgent(
+        &mut self,
+        cx: &mut Context,
+        stopping: bool,
+    ) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, stopping, cx);
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    fn look(&mut self, name: &Text, stopping: bool, cx: &mut Context) -> Look {
-        let Some(node) = cx.world.nodes.get(name).cloned() else {
+    fn look(&mut self, name: &Text, stopping: bool, cx: &mut Context) -> KeyDecision {
+        let Some(node) = cx.cache.nodes.get(name).cloned() else {
             self.forget_waiting(name);
-            return Look::Done;
+            return KeyDecision::Done;
         };
         let uid = node.uid.clone();
         let to_read = self.requests.is_to_read(&uid);
         if stopping && !to_read {
-            return Look::Done;
+            return KeyDecision::Done;
         }
         let call = if to_read {
-            Call::ReadNode(uid.clone())
+            ObjectCall::ReadNode(uid.clone())
         } else {
-            Call::AssignPodCidrs(uid.clone())
+            ObjectCall::AssignPodCidrs(uid.clone())
         };
         if let Some(at) = cx.paused(&call) {
-            return Look::Later(at);
+            return KeyDecision::Later(at);
         }
         let name = name.clone();
         match self.decide(&node, cx) {
-            Decision::Leave if node.deleting => self.forget_waiting(&name),
-            Decision::Leave => {}
-            Decision::Wait(reason, note) => self.wait(&node, reason, note, cx),
-            Decision::Read => {
+            PodCidrDecision::Leave if node.deleting => self.forget_waiting(&name),
+            PodCidrDecision::Leave => {}
+            PodCidrDecision::Wait(reason, note) => self.wait(&node, reason, note, cx),
+            PodCidrDecision::Read => {
                 self.requests.send(uid.clone(), ());
-                let request = Request::Read(Kind::Node, name.clone());
-                return Look::Send(request, Purpose::Assign { name, uid });
+                let request = ApiRequest::Read(ObjectKind::Node, name.clone());
+                return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }
             // The node is queued again once the Lease names the write.
-            Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
-            Decision::Write(cidrs) => {
+            PodCidrDecision::Write(cidrs) if !cx.allocations.intents.may_assign(&node, &cidrs) => {}
+            PodCidrDecision::Write(cidrs) => {
                 self.requests.send(uid.clone(), ());
-                let request = Request::AssignPodCidrs(assignment(&node, cidrs));
-                return Look::Send(request, Purpose::Assign { name, uid });
+                let request = ApiRequest::AssignPodCidrs(assignment(&node, cidrs));
+                return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }
         }
-        Look::Done
+        KeyDecision::Done
     }
 
-    fn decide(&mut self, node: &Node, cx: &mut Context) -> Decision {
+    fn decide(&mut self, node: &Node, cx: &mut Context) -> PodCidrDecision {
         if node.deleting || !node.is_empty() || self.requests.is_sent(&node.uid) {
-            return Decision::Leave;
+            return PodCidrDecision::Leave;
         }
         if self.requests.is_to_read(&node.uid) {
-            return Decision::Read;
+            return PodCidrDecision::Read;
         }
-        let begun = cx.registry.claims_of(&node.uid);
+        let begun = cx.allocations.claims_of(&node.uid);
         if !begun.is_empty() {
             let cidrs = begun.into_iter().map(|(_, cidr, _)| cidr);
-            return write(cidrs, cx.registry, cx.world);
+            return write(cidrs, cx.allocations, cx.cache);
         }
-        if let Some(cidrs) = give_back(node, cx.registry) {
-            return write(cidrs.into_iter(), cx.registry, cx.world);
+        if let Some(cidrs) = returned_ranges(node, cx.allocations) {
+            return write(cidrs.into_iter(), cx.allocations, cx.cache);
         }
-        self.deal(node, cx)
+        self.allocate(node, cx)
     }
 
     /// Allocates new ranges from the best pool that has room.
-    fn deal(&mut self, node: &Node, cx: &mut Context) -> Decision {
-        let (world, registry) = (cx.world, &mut *cx.registry);
+    fn allocate(&mut self, node: &Node, cx: &mut Context) -> PodCidrDecision {
+        let (cache, allocations) = (cx.cache, &mut *cx.allocations);
         let mode = AllocationMode::NodeCIDR;
-        let choices = registry
+        let choices = allocations
             .pools
-            .choices(mode, node, &registry.ledger, &self.full);
+            .choices(mode, node, &allocations.ledger, &self.full);
         // podCIDRs cannot be requested by pool name.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
         let choices: Vec<Text> = choices.map(|(name, _)| name).collect();
-        let wait_for = |pools: &Pools, best: Option<&Text>| {
+        let wait_for = |pools: &PoolStates, best: Option<&Text>| {
             let soon = pools.starting_before(mode, node, best);
             let pools: Vec<Text> = soon.map(|state| state.name.clone()).collect();
             let some = !pools.is_empty() && !Mutation::BetterPoolNotAwaited.is_on();
-            some.then(|| Decision::Wait(Reason::Barred { pools }, String::new()))
+            some.then(|| PodCidrDecision::Wait(WaitReason::Barred { pools }, String::new()))
         };
-        if let Some(wait) = wait_for(&registry.pools, choices.first()) {
+        if let Some(wait) = wait_for(&allocations.pools, choices.first()) {
             return wait;
         }
         if choices.is_empty() {
-            return barred(node, registry);
+            return unserved(node, allocations);
         }
-        let holder = registry.holder(&node.name, &node.uid);
-        let strays = &registry.strays;
+        let holder = allocations.holder(&node.name, &node.uid);
+        let strays = &allocations.unadopted;
         let spoken_for = |range: &Cidr| -> Option<Addr> {
-            let of_node = || world.node_addresses.within(range).next();
+            let of_node = || cache.node_addresses.within(range).next();
             let of_agent = || strays.any_in(range);
-            let used = world
+            let used = cache
                 .pods
                 .any_in_free(range)
                 .or_else(of_node)
@@ -220,46 +225,49 @@ impl PodCidrs {
                 continue;
             }
             // The pools before it are exhausted; one that is about to serve may rank between.
-            if let Some(wait) = wait_for(&registry.pools, Some(name)) {
+            if let Some(wait) = wait_for(&allocations.pools, Some(name)) {
                 return wait;
             }
-            let Some(pool) = registry.pools.get_mut(name) else {
+            let Some(pool) = allocations.pools.get_mut(name) else {
                 continue;
             };
-            match registry.ledger.carve(&mut pool.space, holder, spoken_for) {
+            match allocations
+                .ledger
+                .carve(&mut pool.space, holder, spoken_for)
+            {
                 Ok(claims) => {
                     let ids = claims.iter().filter_map(|(_, id)| *id);
-                    let claims = ids.filter_map(|id| registry.ledger.get(id));
+                    let claims = ids.filter_map(|id| allocations.ledger.get(id));
                     let cidrs = claims.map(|claim| claim.cidr);
-                    return write(cidrs, registry, world);
+                    return write(cidrs, allocations, cache);
                 }
                 Err(full) if full.avoided > 0 => {
                     // No watch event announces when the addresses in the last free blocks are gone.
                     self.queue
                         .add_at(node.name.clone(), cx.now.mono + IN_USE_PAUSE);
-                    notes.push(full_note(name, &full));
+                    notes.push(exhausted_note(name, &full));
                 }
                 Err(full) => {
-                    let note = full_note(name, &full);
+                    let note = exhausted_note(name, &full);
                     self.full.insert(name.clone(), note.clone());
                     notes.push(note);
                 }
             }
         }
-        Decision::Wait(Reason::Full { pools: choices }, notes.join("; "))
+        PodCidrDecision::Wait(WaitReason::Full { pools: choices }, notes.join("; "))
     }
 
     /// Records and reports that a node waits. An empty note is not reported.
-    fn wait(&mut self, node: &Node, reason: Reason, note: String, cx: &mut Context) {
+    fn wait(&mut self, node: &Node, reason: WaitReason, note: String, cx: &mut Context) {
         let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid);
         let again = known.is_some_and(|w| w.reason == reason);
         let told = !note.is_empty();
         if told && !again {
             cx.reports
-                .push(Report::warning(About::node(node), WAITING, note));
+                .push(EventRecord::warning(Regarding::node(node), WAITING, note));
         }
-        let told = told || known.is_some_and(|w| w.told);
-        let lacking = known.filter(|w| w.reason != Reason::Unmanaged);
+        let told = told || known.is_some_and(|w| w.reported);
+        let lacking = known.filter(|w| w.reason != WaitReason::Unmanaged);
         let since = lacking.map_or(cx.now.mono, |w| w.since);
         self.recount |= !again;
         self.waiting.insert(
@@ -268,7 +276,7 @@ impl PodCidrs {
                 uid: node.uid.clone(),
                 reason,
                 since,
-                told,
+                reported: told,
             },
         );
     }
@@ -284,7 +292,7 @@ impl PodCidrs {
 
     /// Returns whether the UID is gone; its claims are in quarantine, and no write can succeed any more.
     fn is_over(&mut self, name: &Text, uid: &Text, cx: &Context) -> bool {
-        let gone = cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid);
+        let gone = cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
             self.requests.forget(uid);
         }
@@ -292,15 +300,19 @@ impl PodCidrs {
     }
 
     /// Ends the wait of a node that has podCIDRs now, and reports that if the wait was reported.
-    pub fn served(&mut self, node: &Node, reports: &mut Vec<Report>) {
-        self.requests.forget_unclear(&node.uid);
+    pub fn served(&mut self, node: &Node, reports: &mut Vec<EventRecord>) {
+        self.requests.forget_indeterminate(&node.uid);
         let Some(waiting) = self.waiting.remove(&node.name) else {
             return;
         };
-        if waiting.uid == node.uid && waiting.told {
+        if waiting.uid == node.uid && waiting.reported {
             let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
             let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
-            reports.push(Report::info(About::node(node), POD_CIDR_ALLOCATED, note));
+            reports.push(EventRecord::info(
+                Regarding::node(node),
+                POD_CIDR_ALLOCATED,
+                note,
+            ));
         }
     }
 
@@ -317,7 +329,7 @@ impl PodCidrs {
     }
 
     /// Looks at every waiting node again: space may have become free, or a pool may have come.
-    pub fn wake(&mut self) {
+    pub fn requeue(&mut self) {
         if Mutation::PodCidrWaitersNotWoken.is_on() {
             return;
         }
@@ -328,56 +340,59 @@ impl PodCidrs {
     }
 
     /// Returns the waiting nodes with their reasons.
-    pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Reason)> {
+    pub fn waiting_nodes(&self) -> impl Iterator<Item = (&Text, &WaitReason)> {
         self.waiting.iter().map(|(node, wait)| (node, &wait.reason))
     }
 
     /// Returns the reasons of all waits.
-    pub fn waiting(&self) -> impl Iterator<Item = &Reason> {
+    pub fn waiting(&self) -> impl Iterator<Item = &WaitReason> {
         self.waiting.values().map(|waiting| &waiting.reason)
     }
 
     /// Returns the start of the longest wait for a pool, monotonic.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waiting = self.waiting.values();
-        let lacking = waiting.filter(|waiting| waiting.reason != Reason::Unmanaged);
+        let lacking = waiting.filter(|waiting| waiting.reason != WaitReason::Unmanaged);
         lacking.map(|waiting| waiting.since).min()
     }
 }
 
 /// Updates the claims of a node after the answer to a write.
-fn written(uid: &Text, outcome: &Outcome, registry: &mut Registry) {
+fn written(uid: &Text, outcome: &RequestOutcome, allocations: &mut AllocationState) {
     match outcome {
-        Outcome::Node(node) if node.uid == *uid => {}
-        Outcome::Refused(Refusal::Guard(_)) => {}
-        Outcome::Refused(_) => {
-            let claims = registry.claims_of(uid);
-            if !claims.iter().any(|(_, _, state)| *state == State::Unclear) {
+        RequestOutcome::Node(node) if node.uid == *uid => {}
+        RequestOutcome::Rejected(Rejection::Guard(_)) => {}
+        RequestOutcome::Rejected(_) => {
+            let claims = allocations.claims_of(uid);
+            if !claims
+                .iter()
+                .any(|(_, _, state)| *state == ClaimState::Indeterminate)
+            {
                 // A write that keeps being rejected takes no room from others in the Lease.
-                registry.intents.settled(uid);
+                allocations.intents.settled(uid);
             }
         }
         _ => {
-            for (id, _, state) in registry.claims_of(uid) {
+            for (id, _, state) in allocations.claims_of(uid) {
                 if Mutation::UnclearAssignmentFreed.is_on() {
-                    registry.ledger.release(id);
-                } else if state == State::InFlight {
-                    registry.ledger.set_state(id, State::Unclear);
+                    allocations.ledger.release(id);
+                } else if state == ClaimState::InFlight {
+                    allocations.ledger.set_state(id, ClaimState::Indeterminate);
                 }
             }
             if Mutation::NameTakenOffWhileUnclear.is_on() {
-                registry.intents.settled(uid);
+                allocations.intents.settled(uid);
             }
         }
     }
-    let call = Call::AssignPodCidrs(uid.clone());
-    if registry.refusals.why(&call).is_some() {
-        registry.intents.set_aside(uid);
+    let call = ObjectCall::AssignPodCidrs(uid.clone());
+    if allocations.refusals.why(&call).is_some() {
+        allocations.intents.set_aside(uid);
     }
 }
 
-fn assignment(node: &Node, cidrs: Vec<Cidr>) -> Assignment {
-    Assignment {
+fn assignment(node: &Node, cidrs: Vec<Cidr>) -> PodCidrAllocation {
+    PodCidrAllocation {
         name: node.name.clone(),
         uid: node.uid.clone(),
         term: node.term.clone(),
@@ -387,30 +402,34 @@ fn assignment(node: &Node, cidrs: Vec<Cidr>) -> Assignment {
 }
 
 /// Orders the ranges for the write: the cluster's primary family first.
-fn write(cidrs: impl Iterator<Item = Cidr>, registry: &Registry, world: &World) -> Decision {
+fn write(
+    cidrs: impl Iterator<Item = Cidr>,
+    allocations: &AllocationState,
+    cache: &ClusterCache,
+) -> PodCidrDecision {
     let mut cidrs: Vec<Cidr> = cidrs.collect();
-    let first = first_family(registry, world);
+    let first = first_family(allocations, cache);
     cidrs.sort_by_key(|cidr| (cidr.family() != first, *cidr));
-    Decision::Write(cidrs)
+    PodCidrDecision::Write(cidrs)
 }
 
 /// Returns the cluster's primary family: that of the service range, else of the first podCIDR of a dual-stack node,
 /// which another allocator wrote, else IPv4.
-fn first_family(registry: &Registry, world: &World) -> Family {
+fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     let of_both = |node: &Node| match &*node.pod_cidrs {
         [one, other] if one.family() != other.family() => Some(one.family()),
         _ => None,
     };
-    let of_services = registry.pools.service_family();
-    let of_nodes = || world.nodes.iter().find_map(|node| of_both(node));
+    let of_services = allocations.pools.service_family();
+    let of_nodes = || cache.nodes.iter().find_map(|node| of_both(node));
     of_services.or_else(of_nodes).unwrap_or(Family::V4)
 }
 
 /// Allocates the quarantined ranges of a machine to its new Node, if a pool that serves the node still covers them
 /// all and nothing in them has been reserved since.
-fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
-    let ranges = registry.resting_for(node)?.ranges.clone();
-    let pool = registry.pools.of(ranges.first()?)?;
+fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
+    let ranges = allocations.quarantined_for(node)?.ranges.clone();
+    let pool = allocations.pools.of(ranges.first()?)?;
     let fits = pool.allocation_mode == AllocationMode::NodeCIDR
         && pool.is_serving()
         && pool.selector.matches(&node.labels)
@@ -423,12 +442,14 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
             .all(|pair| pair[0].family() != pair[1].family());
     // Other nodes may have had the same addresses through a foreign allocator, and have their own quarantine.
     let own = |holder| {
-        let key = registry.who(holder).filter(|(name, _)| *name == node.name);
-        key.and_then(|key| registry.rests.get(key))
+        let key = allocations
+            .node_of(holder)
+            .filter(|(name, _)| *name == node.name);
+        key.and_then(|key| allocations.quarantined.get(key))
             .is_some_and(|rest| rest.machine.same(&node.machine))
     };
     let alone = |range: &Cidr| {
-        registry
+        allocations
             .ledger
             .overlapping(range)
             .all(|(_, claim)| own(claim.holder))
@@ -437,40 +458,42 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
     if !fits || !ranges.iter().all(alone) {
         return None;
     }
-    let holder = registry.holder(&node.name, &node.uid);
+    let holder = allocations.holder(&node.name, &node.uid);
     for range in &ranges {
-        registry.ledger.record(holder, *range, State::InFlight);
+        allocations
+            .ledger
+            .record(holder, *range, ClaimState::InFlight);
     }
     Some(ranges)
 }
 
-fn full_note(pool: &str, full: &Full) -> String {
+fn exhausted_note(pool: &str, full: &PoolExhausted) -> String {
     format!("pool \"{pool}\": {full}")
 }
 
-fn barred(node: &Node, registry: &Registry) -> Decision {
-    let barred: Vec<_> = registry
+fn unserved(node: &Node, allocations: &AllocationState) -> PodCidrDecision {
+    let barred: Vec<_> = allocations
         .pools
-        .barred(AllocationMode::NodeCIDR, node)
+        .not_serving(AllocationMode::NodeCIDR, node)
         .collect();
     if barred.is_empty() {
-        return Decision::Wait(Reason::Unmanaged, String::new());
+        return PodCidrDecision::Wait(WaitReason::Unmanaged, String::new());
     }
     let pools = barred.iter().map(|state| state.name.clone()).collect();
     // A pool that is about to serve is not reported.
     let lasting = barred
         .iter()
-        .filter(|state| state.verdict != Verdict::Starting);
+        .filter(|state| state.phase != PoolPhase::Starting);
     let notes: Vec<String> = lasting
-        .map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.verdict))
+        .map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.phase))
         .collect();
-    Decision::Wait(Reason::Barred { pools }, notes.join("; "))
+    PodCidrDecision::Wait(WaitReason::Barred { pools }, notes.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::seen::{Machine, Pod, ServiceRange};
+    use crate::cluster::objects::{MachineIdentity, Pod, ServiceRange};
     use crate::demand::tests::{NOW, list, node, pool};
     use cadastre_daemon::watch::Change;
 
@@ -479,20 +502,20 @@ mod tests {
     }
 
     /// Builds a cluster with these nodes and a pool with /28 ranges.
-    fn world(cidr: &str, nodes: Vec<Node>) -> World {
-        let mut world = World::default();
+    fn cache(cidr: &str, nodes: Vec<Node>) -> ClusterCache {
+        let mut cache = ClusterCache::default();
         let mut pool = pool("p", cidr);
         pool.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
-        list(&mut world.pools, vec![pool]);
-        list(&mut world.nodes, nodes);
-        world
+        list(&mut cache.pools, vec![pool]);
+        list(&mut cache.nodes, nodes);
+        cache
     }
 
     /// Returns the ranges that the node gets, if any.
-    fn dealt(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
+    fn allocated(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
         loops.queue.add(name.into());
         let (request, _) = loops.next_urgent(cx, false)?;
-        let Request::AssignPodCidrs(assignment) = request else {
+        let ApiRequest::AssignPodCidrs(assignment) = request else {
             panic!("{request:?}");
         };
         assert_eq!(&*assignment.name, name);
@@ -501,31 +524,31 @@ mod tests {
 
     #[test]
     fn a_range_stays_taken_after_a_write_of_unclear_outcome() {
-        let world = world("10.0.0.0/28", vec![node("a"), node("b")]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let cache = cache("10.0.0.0/28", vec![node("a"), node("b")]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let mut loops = PodCidrs::default();
         let mut reports = Vec::new();
-        let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
-        assert!(dealt("a", &mut loops, &mut cx).is_some());
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
+        assert!(allocated("a", &mut loops, &mut cx).is_some());
         let (name, uid) = ("a".into(), "a".into());
         let (purpose, unclear) = (
             Purpose::Assign { name, uid },
-            Outcome::Unclear("no answer".to_owned()),
+            RequestOutcome::Indeterminate("no answer".to_owned()),
         );
-        loops.answered(&Answer::to_write(&purpose, &unclear), &mut cx);
+        loops.answered(&RequestAnswer::to_write(&purpose, &unclear), &mut cx);
         let read = loops
             .next_urgent(&mut cx, false)
             .map(|(request, _)| request);
-        assert!(matches!(read, Some(Request::Read(Kind::Node, name)) if &*name == "a"));
-        assert_eq!(dealt("b", &mut loops, &mut cx), None);
-        assert_eq!(cx.registry.unclear(), 1);
+        assert!(matches!(read, Some(ApiRequest::Read(ObjectKind::Node, name)) if &*name == "a"));
+        assert_eq!(allocated("b", &mut loops, &mut cx), None);
+        assert_eq!(cx.allocations.indeterminate(), 1);
     }
 
     #[test]
     fn a_range_with_an_address_in_use_is_not_dealt() {
-        let mut world = world("10.0.0.0/27", vec![node("a")]);
+        let mut cache = cache("10.0.0.0/27", vec![node("a")]);
         let address = range("10.0.0.20/32").first();
-        world.pods.change(Change::Applied(Pod {
+        cache.pods.change(Change::Applied(Pod {
             name: "default/p".into(),
             uid: "p".into(),
             version: 1,
@@ -533,10 +556,10 @@ mod tests {
             mirror_of: None,
             addresses: [address].into(),
         }));
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let mut reports = Vec::new();
-        let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
-        let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
+        let cidrs = allocated("a", &mut PodCidrs::default(), &mut cx);
         assert_eq!(cidrs, Some(vec![range("10.0.0.0/28")]));
     }
 
@@ -545,7 +568,7 @@ mod tests {
         let machine = |uid: &str, ranges: &[&str]| Node {
             uid: uid.into(),
             pod_cidrs: ranges.iter().map(|text| range(text)).collect(),
-            machine: Machine {
+            machine: MachineIdentity {
                 provider_id: None,
                 machine_id: Some("m".into()),
             },
@@ -557,14 +580,14 @@ mod tests {
                 pod_cidrs: [range(theirs)].into(),
                 ..node("x")
             };
-            let world = world("10.0.0.0/27", vec![machine("new", &[]), other]);
-            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let cache = cache("10.0.0.0/27", vec![machine("new", &[]), other]);
+            let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
             let old = machine("old", &[had]);
-            registry.sync(&old, None);
-            registry.retire(&old, NOW);
+            allocations.sync(&old, None);
+            allocations.quarantine(&old, NOW);
             let mut reports = Vec::new();
-            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
-            let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
+            let cidrs = allocated("a", &mut PodCidrs::default(), &mut cx);
             assert_eq!(cidrs, Some(vec![range(gets)]), "beside {theirs}");
         }
     }
@@ -600,7 +623,7 @@ mod tests {
             (None, None, Some([v6, v4]), Family::V6),
         ] {
             let nodes = before.map(both).into_iter().chain([node("a")]);
-            let mut world = world("10.0.0.0/24", nodes.collect());
+            let mut cache = cache("10.0.0.0/24", nodes.collect());
             let mut dual = pool("p", "10.0.0.0/24");
             dual.version = 2;
             let spec = dual.spec.as_mut().unwrap();
@@ -610,16 +633,16 @@ mod tests {
                 block_size: Some(124),
                 gateway: None,
             });
-            list(&mut world.pools, vec![dual]);
+            list(&mut cache.pools, vec![dual]);
             list(
-                &mut world.services,
+                &mut cache.services,
                 found.map(|it| services(&it)).into_iter().collect(),
             );
             let flags: Vec<Cidr> = flag.map(range).into_iter().collect();
-            let (mut registry, _) = Registry::rebuild(&world, &flags, NOW);
+            let (mut allocations, _) = AllocationState::rebuild(&cache, &flags, NOW);
             let mut reports = Vec::new();
-            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
-            let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx).unwrap();
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
+            let cidrs = allocated("a", &mut PodCidrs::default(), &mut cx).unwrap();
             let families: Vec<Family> = cidrs.iter().map(Cidr::family).collect();
             assert_eq!(
                 (families.len(), families[0]),

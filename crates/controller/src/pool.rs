@@ -8,19 +8,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::conditions::{Counted, TOLD, event_reason, status};
+use super::conditions::{PoolCounts, REPORTED, event_reason, status};
+use super::failing_calls::ObjectCall;
 use super::figures::may_go;
 use super::in_flight::InFlight;
-use super::pools::{PoolState, Verdict};
+use super::pools::{PoolPhase, PoolState};
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Look, Loop, work_off};
-use super::refusals::Call;
-use super::report::{About, Report};
+use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
+use super::report::{EventRecord, Regarding};
 use super::totals::{Totals, totals};
 use super::{Context, Purpose};
-use crate::cluster::request::{Kind, Known, Outcome, Request};
-use crate::cluster::seen::{Pool, Text};
-use crate::registry::blocks::Noted;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::objects::{Pool, Text};
+use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, RequestOutcome};
 use cadastre_api::{FINALIZER, IPPoolStatus};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
@@ -49,7 +49,7 @@ pub(crate) struct PoolLoop {
     /// Whether anything has changed since `totals` was counted.
     outdated: bool,
     /// The last reported status and reason of a condition, by pool UID and type.
-    told: BTreeMap<(Text, &'static str), (String, String)>,
+    reported: BTreeMap<(Text, &'static str), (String, String)>,
 }
 
 impl Loop for PoolLoop {
@@ -61,21 +61,21 @@ impl Loop for PoolLoop {
     }
 
     /// Returns the next read, finalizer removal or status write.
-    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         self.count(cx);
         work_off(self, |it| &mut it.queue, Self::look, cx)
     }
 
-    fn answered(&mut self, answer: &Answer, _: &mut Context) -> Noted {
+    fn answered(&mut self, answer: &RequestAnswer, _: &mut Context) -> AffectedLoops {
         if let Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } = answer.purpose {
             self.requests.answered(name, answer);
             self.queue.add(name.clone());
             // A rejected or lost write may be repeated without the pause.
-            if !matches!(answer.outcome, Outcome::Pool(_)) {
+            if !matches!(answer.outcome, RequestOutcome::Pool(_)) {
                 self.written_at.remove(name);
             }
         }
-        Noted::default()
+        AffectedLoops::default()
     }
 }
 
@@ -97,15 +97,15 @@ impl PoolLoop {
     }
 
     /// Returns a write of a finalizer that a pool needs before it can serve.
-    pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(ApiRequest, Purpose)> {
         let may_set = |name: &Text| {
-            let call = Call::SetPoolFinalizers(name.clone());
+            let call = ObjectCall::SetPoolFinalizers(name.clone());
             !self.requests.is_open(name) && cx.paused(&call).is_none()
         };
         let starting =
-            |state: &&PoolState| state.verdict == Verdict::Starting && may_set(&state.name);
-        let state = cx.registry.pools.iter().find(starting)?;
-        let pool = cx.world.pools.get(&state.name)?;
+            |state: &&PoolState| state.phase == PoolPhase::Starting && may_set(&state.name);
+        let state = cx.allocations.pools.iter().find(starting)?;
+        let pool = cx.cache.pools.get(&state.name)?;
         let mut finalizers = pool.finalizers.clone();
         finalizers.push(FINALIZER.to_owned());
         Some(self.set_finalizers(pool, finalizers))
@@ -125,111 +125,117 @@ impl PoolLoop {
         if totals_due {
             self.outdated = false;
             self.totals_at = Some(now);
-            self.totals = totals(cx.world, cx.registry);
+            self.totals = totals(cx.cache, cx.allocations);
         }
-        for pool in cx.world.pools.iter() {
+        for pool in cx.cache.pools.iter() {
             self.queue.add(pool.name.clone());
         }
         self.forget_gone(cx);
     }
 
-    fn look(&mut self, name: &Text, cx: &mut Context) -> Look {
+    fn look(&mut self, name: &Text, cx: &mut Context) -> KeyDecision {
         if self.requests.is_sent(name) {
-            return Look::Done;
+            return KeyDecision::Done;
         }
         let (now, name) = (cx.now.mono, name.clone());
         if self.requests.is_to_read(&name) {
-            if let Some(at) = cx.paused(&Call::ReadPool(name.clone())) {
-                return Look::Later(at);
+            if let Some(at) = cx.paused(&ObjectCall::ReadPool(name.clone())) {
+                return KeyDecision::Later(at);
             }
             self.requests.send(name.clone(), ());
-            let request = Request::Read(Kind::Pool, name.clone());
-            return Look::Send(request, Purpose::PoolStatus { name });
+            let request = ApiRequest::Read(ObjectKind::Pool, name.clone());
+            return KeyDecision::Send(request, Purpose::PoolStatus { name });
         }
-        let (Some(pool), Some(state)) = (cx.world.pools.get(&name), cx.registry.pools.get(&name))
+        let (Some(pool), Some(state)) =
+            (cx.cache.pools.get(&name), cx.allocations.pools.get(&name))
         else {
-            return Look::Done;
+            return KeyDecision::Done;
         };
         let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
         let is_open = |other: &PoolState| {
             self.requests.is_open(&other.name) && !Mutation::PoolThatGoesKeepsRanges.is_on()
         };
-        let may_go = || may_go(state, cx.registry, is_open) && cx.registry.intents.is_known();
-        if let Some(at) = cx.paused(&Call::SetPoolFinalizers(name.clone())) {
+        let may_go = || may_go(state, cx.allocations, is_open) && cx.allocations.intents.is_known();
+        if let Some(at) = cx.paused(&ObjectCall::SetPoolFinalizers(name.clone())) {
             self.queue.add_at(name.clone(), at);
         } else if pool.deleting && ours && may_go() {
             let others = pool.finalizers.iter().filter(|f| *f != FINALIZER);
             let (request, purpose) = self.set_finalizers(pool, others.cloned().collect());
-            return Look::Send(request, purpose);
+            return KeyDecision::Send(request, purpose);
         } else if pool.deleting && ours && self.requests.is_any_sent() {
             // The outcome decides whether the other pool keeps ranges of this one.
             self.queue.add_at(name.clone(), now + COUNT_PAUSE);
         }
         let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
-        let may_write = cx.paused(&Call::SetPoolStatus(name.clone()));
+        let may_write = cx.paused(&ObjectCall::SetPoolStatus(name.clone()));
         if let Some(at) = written.max(may_write).filter(|at| *at > now) {
-            return Look::Later(at);
+            return KeyDecision::Later(at);
         }
         let of = |family| self.totals.get(&(name.clone(), family)).copied();
-        let counted = Counted {
+        let counted = PoolCounts {
             waiting: self.waiting.get(&name).copied().unwrap_or(0),
-            selects_none: state.selects_none(cx.world),
+            selects_none: state.selects_none(cx.cache),
             totals: Dual::from_fn(|family| of(family).unwrap_or_default()),
         };
-        let status = status(pool, state, counted, cx.registry, cx.now);
+        let status = status(pool, state, counted, cx.allocations, cx.now);
         if pool.status.as_ref() == Some(&status) {
-            return Look::Done;
+            return KeyDecision::Done;
         }
-        self.tell(pool, &status, cx.reports);
+        self.report_changes(pool, &status, cx.reports);
         self.written_at.insert(name.clone(), now);
         self.requests.send(name.clone(), ());
-        let request = Request::SetPoolStatus(Known::of(&**pool), status);
-        Look::Send(request, Purpose::PoolStatus { name })
+        let request = ApiRequest::SetPoolStatus(KnownObject::of(&**pool), status);
+        KeyDecision::Send(request, Purpose::PoolStatus { name })
     }
 
     /// Remembers the conditions of before this tenure, so that they are not reported again.
-    pub(crate) fn recall(&mut self, pools: impl Iterator<Item = impl AsRef<Pool>>) {
+    pub(crate) fn restore(&mut self, pools: impl Iterator<Item = impl AsRef<Pool>>) {
         for pool in pools {
             let pool = pool.as_ref();
             for condition in pool.status.iter().flat_map(|status| &status.conditions) {
-                if let Some(kind) = TOLD.iter().find(|kind| **kind == condition.type_) {
+                if let Some(kind) = REPORTED.iter().find(|kind| **kind == condition.type_) {
                     let state = (condition.status.clone(), condition.reason.clone());
-                    self.told.insert((pool.uid.clone(), kind), state);
+                    self.reported.insert((pool.uid.clone(), kind), state);
                 }
             }
         }
     }
 
-    fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (Request, Purpose) {
+    fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (ApiRequest, Purpose) {
         let name = pool.name.clone();
         self.requests.send(name.clone(), ());
-        let request = Request::SetPoolFinalizers(Known::of(pool), finalizers);
+        let request = ApiRequest::SetPoolFinalizers(KnownObject::of(pool), finalizers);
         (request, Purpose::PoolFinalizers { name })
     }
 
     fn forget_gone(&mut self, cx: &Context) {
-        let pools = &cx.world.pools;
+        let pools = &cx.cache.pools;
         self.written_at.retain(|name, _| pools.get(name).is_some());
         let uids: BTreeSet<&Text> = pools.iter().map(|pool| &pool.uid).collect();
-        self.told.retain(|(uid, _), _| uids.contains(uid));
+        self.reported.retain(|(uid, _), _| uids.contains(uid));
     }
 
-    fn tell(&mut self, pool: &Pool, status: &IPPoolStatus, reports: &mut Vec<Report>) {
-        for kind in TOLD {
+    fn report_changes(
+        &mut self,
+        pool: &Pool,
+        status: &IPPoolStatus,
+        reports: &mut Vec<EventRecord>,
+    ) {
+        for kind in REPORTED {
             let Some(condition) = status.conditions.iter().find(|c| c.type_ == *kind) else {
                 continue;
             };
             let key = (pool.uid.clone(), *kind);
             let state = (condition.status.clone(), condition.reason.clone());
-            let before = self.told.insert(key, state.clone());
+            let before = self.reported.insert(key, state.clone());
             let bad = condition.status == "True";
             let was_bad = before.as_ref().is_some_and(|(status, _)| status == "True");
             if before.as_ref() == Some(&state) || !(bad || was_bad) {
                 continue;
             }
-            let about = About::new(Kind::Pool, &pool.name, &pool.uid);
+            let about = Regarding::new(ObjectKind::Pool, &pool.name, &pool.uid);
             let reason = event_reason(kind, bad);
-            reports.push(Report {
+            reports.push(EventRecord {
                 about,
                 warning: bad,
                 reason,
@@ -243,14 +249,14 @@ impl PoolLoop {
 mod tests {
     use super::*;
     use crate::Now;
-    use crate::cluster::world::World;
+    use crate::allocations::AllocationState;
+    use crate::cluster::cache::ClusterCache;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
-    use crate::registry::Registry;
     use cadastre_daemon::watch::Change;
 
     #[test]
     fn of_two_pools_over_a_range_in_use_only_one_goes_at_a_time() {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let going = |name: &str, created: i64, deleting: bool| {
             let mut pool = pool(name, "10.0.0.0/24");
             (pool.created, pool.deleting) = (created, deleting);
@@ -258,29 +264,29 @@ mod tests {
             pool.spec.as_mut().unwrap().allocation_mode = cadastre_api::AllocationMode::NodeCIDR;
             pool
         };
-        let held = crate::cluster::seen::Node {
+        let held = crate::cluster::objects::Node {
             pod_cidrs: [cadastre_core::Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
             ..node("n")
         };
-        list(&mut world.nodes, vec![held]);
+        list(&mut cache.nodes, vec![held]);
         list(
-            &mut world.pools,
+            &mut cache.pools,
             vec![going("p", 0, true), going("q", 1, false)],
         );
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        registry.intents = crate::intents::Intentions::of_leader(true);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        allocations.intents = crate::intents::IntentBook::of_leader(true);
         let mut pools = PoolLoop::default();
-        let mut dropped = |pools: &mut PoolLoop, world: &World, second: u64| -> Vec<Text> {
+        let mut dropped = |pools: &mut PoolLoop, cache: &ClusterCache, second: u64| -> Vec<Text> {
             pools.mark();
             let mono = Duration::from_secs(second);
-            registry.pools.survey(world, &[], mono);
+            allocations.pools.evaluate(cache, &[], mono);
             let mut reports = Vec::new();
-            let mut cx = Context::new(world, &mut registry, &mut reports, Now { mono, ..NOW });
+            let mut cx = Context::new(cache, &mut allocations, &mut reports, Now { mono, ..NOW });
             let mut names = Vec::new();
             while let Some((request, _)) = pools.next(&mut cx) {
                 match request {
-                    Request::SetPoolFinalizers(pool, _) => names.push(pool.name),
-                    Request::SetPoolStatus(pool, _) => {
+                    ApiRequest::SetPoolFinalizers(pool, _) => names.push(pool.name),
+                    ApiRequest::SetPoolStatus(pool, _) => {
                         pools.requests.forget(&pool.name);
                         pools.written_at.insert(pool.name, mono);
                     }
@@ -289,39 +295,39 @@ mod tests {
             }
             names
         };
-        assert_eq!(dropped(&mut pools, &world, 0), ["p".into()], "q keeps it");
-        world.pools.change(Change::Applied(going("q", 1, true)));
+        assert_eq!(dropped(&mut pools, &cache, 0), ["p".into()], "q keeps it");
+        cache.pools.change(Change::Applied(going("q", 1, true)));
         let none: [Text; 0] = [];
-        assert_eq!(dropped(&mut pools, &world, 10), none, "who knows of p");
-        let gone = Answer::to_write(&Purpose::DefaultPool, &Outcome::Gone);
+        assert_eq!(dropped(&mut pools, &cache, 10), none, "who knows of p");
+        let gone = RequestAnswer::to_write(&Purpose::DefaultPool, &RequestOutcome::Gone);
         pools.requests.answered(&"p".into(), &gone);
-        world.pools.change(Change::Deleted(going("p", 0, true)));
-        assert_eq!(dropped(&mut pools, &world, 20), none, "it keeps it now");
+        cache.pools.change(Change::Deleted(going("p", 0, true)));
+        assert_eq!(dropped(&mut pools, &cache, 20), none, "it keeps it now");
     }
 
     #[test]
     fn a_pool_that_selects_no_node_says_so_and_is_ready() {
-        let ready = |label: &str, nodes: Vec<crate::cluster::seen::Node>| {
-            let mut world = World::default();
+        let ready = |label: &str, nodes: Vec<crate::cluster::objects::Node>| {
+            let mut cache = ClusterCache::default();
             let mut chosen = pool("p", "10.0.0.0/24");
             let selector = serde_json::json!({"matchLabels": {"class": label}});
             chosen.spec.as_mut().unwrap().node_selector = serde_json::from_value(selector).unwrap();
-            list(&mut world.pools, vec![chosen]);
-            list(&mut world.nodes, nodes);
-            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            list(&mut cache.pools, vec![chosen]);
+            list(&mut cache.nodes, nodes);
+            let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
             let mut pools = PoolLoop::default();
             pools.mark();
             let mut reports = Vec::new();
-            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
             let (request, _) = pools.next(&mut cx).unwrap();
-            let Request::SetPoolStatus(_, status) = request else {
+            let ApiRequest::SetPoolStatus(_, status) = request else {
                 panic!("{request:?}");
             };
             let ready = status.conditions.into_iter().find(|it| it.type_ == "Ready");
             ready.map(|it| (it.status, it.reason)).unwrap()
         };
         let told = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
-        let of_class = || crate::cluster::seen::Node {
+        let of_class = || crate::cluster::objects::Node {
             labels: [("class".into(), "a".into())].into(),
             ..node("n")
         };
@@ -333,46 +339,46 @@ mod tests {
     #[test]
     fn what_changes_right_after_a_count_is_counted_later() {
         let mut told = subnet("n", &["10.0.0.16/28"], 0);
-        let mut world = World::default();
-        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.blocks, objects(&told));
-        list(&mut world.subnets, vec![told.clone()]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut cache = ClusterCache::default();
+        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut cache.nodes, vec![node("n")]);
+        list(&mut cache.blocks, objects(&told));
+        list(&mut cache.subnets, vec![told.clone()]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let mut pools = PoolLoop::default();
-        let mut used = |pools: &mut PoolLoop, world: &mut World, second: u64| {
+        let mut used = |pools: &mut PoolLoop, cache: &mut ClusterCache, second: u64| {
             let mut reports = Vec::new();
             let now = Now {
                 mono: Duration::from_secs(second),
                 ..NOW
             };
-            let mut cx = Context::new(world, &mut registry, &mut reports, now);
+            let mut cx = Context::new(cache, &mut allocations, &mut reports, now);
             let (request, purpose) = pools.next(&mut cx)?;
-            let Request::SetPoolStatus(_, status) = request else {
+            let ApiRequest::SetPoolStatus(_, status) = request else {
                 panic!("{request:?} for {purpose:?}");
             };
             let used = status.ipv4.as_ref()?.addresses.as_ref()?.used.clone();
-            let mut pool = Pool::clone(world.pools.get("p")?);
+            let mut pool = Pool::clone(cache.pools.get("p")?);
             (pool.version, pool.status) = (pool.version + 1, Some(status));
-            let outcome = Outcome::Pool(pool.clone());
-            world.pools.change(Change::Applied(pool));
-            let answer = Answer::to_write(&purpose, &outcome);
+            let outcome = RequestOutcome::Pool(pool.clone());
+            cache.pools.change(Change::Applied(pool));
+            let answer = RequestAnswer::to_write(&purpose, &outcome);
             pools.answered(
                 &answer,
-                &mut Context::new(world, &mut registry, &mut reports, now),
+                &mut Context::new(cache, &mut allocations, &mut reports, now),
             );
             Some(used)
         };
         pools.mark();
-        assert_eq!(used(&mut pools, &mut world, 0).as_deref(), Some("0"));
+        assert_eq!(used(&mut pools, &mut cache, 0).as_deref(), Some("0"));
         told.version += 1;
         told.report.as_mut().unwrap().blocks[0].used = 5;
-        world.subnets.change(Change::Applied(told));
+        cache.subnets.change(Change::Applied(told));
         pools.mark();
-        assert_eq!(used(&mut pools, &mut world, 2), None);
+        assert_eq!(used(&mut pools, &mut cache, 2), None);
         let due = pools.load().next_at.unwrap();
         assert_eq!(due, Duration::from_secs(5));
-        assert_eq!(used(&mut pools, &mut world, 5).as_deref(), Some("5"));
-        assert_eq!(used(&mut pools, &mut world, 9), None);
+        assert_eq!(used(&mut pools, &mut cache, 5).as_deref(), Some("5"));
+        assert_eq!(used(&mut pools, &mut cache, 9), None);
     }
 }

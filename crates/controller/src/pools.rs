@@ -4,8 +4,8 @@
 //! overlapping pools the newer one allocates nothing until the older one is gone. Age is compared by creation time,
 //! then by name, so every controller finds the same order.
 
+mod evaluate;
 mod index;
-mod survey;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,14 +13,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use self::index::Index;
-use self::survey::{Older, survey_one};
-use crate::cluster::seen::{Node, Pool, Text};
-use crate::cluster::world::World;
-use cadastre_api::choice::{Asker, Candidate, Selector, Standing, choose, lacking};
+use self::evaluate::{Older, evaluate_pool};
+use self::index::PoolRangeIndex;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Node, Pool, Text};
+use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, Selector, choose, lacking};
 use cadastre_api::{AllocationMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Dual, Family, Ledger, Span};
+use cadastre_core::{Cidr, ClaimLedger, Dual, Family, IpRange};
 
 /// Quarantine of ranges outside all pools.
 pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
@@ -44,11 +44,11 @@ pub struct PoolState {
     /// Rules for blocks
     pub terms: BlockTerms,
     /// The pool's entry in NodeSubnets
-    pub told: NodePool,
+    pub node_view: NodePool,
     /// Addresses that are never assigned
-    pub reserved: Vec<Span>,
+    pub reserved: Vec<IpRange>,
     /// Addresses that are assigned only to pods that ask for them
-    pub on_request: Vec<Span>,
+    pub on_request: Vec<IpRange>,
     /// Utilization in percent from which it counts as nearly exhausted
     pub nearly_exhausted: u32,
     /// Which nodes it serves
@@ -60,11 +60,11 @@ pub struct PoolState {
     /// Whether it has the finalizer
     pub guarded: bool,
     /// Whether it serves, or why not
-    pub verdict: Verdict,
+    pub phase: PoolPhase,
     /// Service ranges and node addresses in it, from which nothing is allocated
     pub left_out: Vec<String>,
     /// Until when it is paused because somebody else writes podCIDRs in its range (monotonic)
-    pub hold_until: Option<Duration>,
+    pub paused_until: Option<Duration>,
 }
 
 /// Rules by which a pool allocates blocks.
@@ -86,7 +86,7 @@ pub struct BlockTerms {
 /// Whether a pool serves, or why not.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
-pub enum Verdict {
+pub enum PoolPhase {
     /// The pool allocates.
     Serving,
     /// The spec is invalid; the text says why.
@@ -107,15 +107,15 @@ pub enum Verdict {
     ForeignAllocator,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for PoolPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Verdict::Serving => write!(f, "serving"),
-            Verdict::Invalid(why) => write!(f, "its spec cannot be used: {why}"),
-            Verdict::Terminating => write!(f, "it is being deleted"),
-            Verdict::Disabled => write!(f, "it is disabled: set spec.disabled to false"),
-            Verdict::Starting => write!(f, "its finalizer is not set yet"),
-            Verdict::Overlaps {
+            PoolPhase::Serving => write!(f, "serving"),
+            PoolPhase::Invalid(why) => write!(f, "its spec cannot be used: {why}"),
+            PoolPhase::Terminating => write!(f, "it is being deleted"),
+            PoolPhase::Disabled => write!(f, "it is disabled: set spec.disabled to false"),
+            PoolPhase::Starting => write!(f, "its finalizer is not set yet"),
+            PoolPhase::Overlaps {
                 older,
                 range,
                 theirs,
@@ -123,7 +123,7 @@ impl fmt::Display for Verdict {
                 f,
                 "{range} overlaps {theirs} of the older pool \"{older}\": take the range out of one of them, or delete the older pool"
             ),
-            Verdict::ForeignAllocator => write!(
+            PoolPhase::ForeignAllocator => write!(
                 f,
                 "somebody else writes podCIDRs in its range: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false)"
             ),
@@ -138,30 +138,30 @@ impl PoolState {
     }
 
     /// Returns whether nodes exist and the pool selects none of them.
-    pub fn selects_none(&self, world: &World) -> bool {
-        let mut nodes = world.nodes.iter();
-        !world.nodes.is_empty() && !nodes.any(|node| self.selects(node))
+    pub fn selects_none(&self, cache: &ClusterCache) -> bool {
+        let mut nodes = cache.nodes.iter();
+        !cache.nodes.is_empty() && !nodes.any(|node| self.selects(node))
     }
 
     /// Returns how many free addresses a node should have beyond those that pods use or wait for.
     pub fn reserve(&self) -> u64 {
-        self.told.terms.warm.low.into()
+        self.node_view.terms.warm.low.into()
     }
 
     /// Returns whether the pool allocates now.
     pub fn is_serving(&self) -> bool {
-        self.verdict == Verdict::Serving
+        self.phase == PoolPhase::Serving
     }
 }
 
 /// All pools with their state.
 #[derive(Debug, Default)]
-pub struct Pools {
+pub struct PoolStates {
     states: BTreeMap<Text, PoolState>,
     /// Names by age, oldest first; NodeCIDR pools that are being deleted come last.
     by_age: Vec<Text>,
     /// The ranges of the pools, by their positions in `by_age`.
-    index: Index,
+    index: PoolRangeIndex,
     /// Names of serving pools, best first. The free room, which decides ties, is not considered.
     by_rank: Vec<Text>,
     /// The ranges of all pools, as NodeSubnets list them
@@ -173,11 +173,11 @@ pub struct Pools {
     looks: AtomicUsize,
 }
 
-impl Pools {
+impl PoolStates {
     /// Reads all pools again; cursors and pauses stay.
-    pub(crate) fn survey(&mut self, world: &World, flag_services: &[Cidr], now: Duration) {
+    pub(crate) fn evaluate(&mut self, cache: &ClusterCache, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
-        let mut seen: Vec<&Pool> = world.pools.iter().map(AsRef::as_ref).collect();
+        let mut seen: Vec<&Pool> = cache.pools.iter().map(AsRef::as_ref).collect();
         // podCIDRs outlive their pool, so a NodeCIDR pool that is being deleted blocks no other.
         let leaves = |it: &Pool| {
             let gives = |spec: &IPPoolSpec| spec.allocation_mode == AllocationMode::NodeCIDR;
@@ -185,7 +185,7 @@ impl Pools {
         };
         let age = |it: &Pool| (leaves(it), it.created, it.name.clone());
         seen.sort_by_cached_key(|it| age(it));
-        let services: Vec<Cidr> = world
+        let services: Vec<Cidr> = cache
             .services
             .iter()
             .flat_map(|s| s.cidrs.iter())
@@ -197,16 +197,16 @@ impl Pools {
             let kept = previous
                 .remove(&pool.name)
                 .filter(|state| state.uid == pool.uid);
-            let state = survey_one(pool, kept, &services, world, &mut older, now);
+            let state = evaluate_pool(pool, kept, &services, cache, &mut older, now);
             self.states.insert(pool.name.clone(), state);
         }
-        let kubernetes = world.services.get(KUBERNETES);
+        let kubernetes = cache.services.get(KUBERNETES);
         let first = kubernetes.and_then(|it| it.cidrs.first());
         let first = first.or(flag_services.first()).or(services.first());
         self.service_family = first.map(Cidr::family);
         self.by_age = seen.iter().map(|pool| pool.name.clone()).collect();
         let places = self.by_age.iter().enumerate();
-        self.index = Index::new(places.flat_map(|(place, name)| {
+        self.index = PoolRangeIndex::new(places.flat_map(|(place, name)| {
             let space = self.states.get(name).map(|state| &state.space);
             let ranges = space.into_iter().flat_map(|space| {
                 let families = space.families();
@@ -221,7 +221,7 @@ impl Pools {
             .collect();
         rank.sort_by(|a, b| b.rank().cmp(&a.rank()).then_with(|| a.name.cmp(&b.name)));
         self.by_rank = rank.into_iter().map(|state| state.name.clone()).collect();
-        let told = self.states.values().map(|state| &state.told);
+        let told = self.states.values().map(|state| &state.node_view);
         let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
         let ranges = sides.flat_map(|side| &side.cidrs);
         let ranges = Cidr::merged(ranges.filter_map(|text| Cidr::parse_strict(text).ok()));
@@ -261,7 +261,7 @@ impl Pools {
 
     /// Returns the pool that has to stay while the range is allocated: the oldest one with the finalizer that covers
     /// it. NodeCIDR pools in deletion count as the newest.
-    pub fn keeper(&self, range: &Cidr) -> Option<&PoolState> {
+    pub fn guarding_pool(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |state| state.guarded)
     }
 
@@ -321,10 +321,10 @@ impl Pools {
         &self,
         allocate: AllocationMode,
         node: &Node,
-        ledger: &Ledger,
+        ledger: &ClaimLedger,
         full: &BTreeMap<Text, V>,
     ) -> Vec<(Text, bool)> {
-        let room = |candidate: &Candidate| match self.states.get(candidate.name) {
+        let room = |candidate: &PoolCandidate| match self.states.get(candidate.name) {
             Some(state) if !full.contains_key(candidate.name) => state.room(ledger),
             _ => 0,
         };
@@ -334,11 +334,11 @@ impl Pools {
     }
 
     /// Explains in words which pools serve the node and why the others do not.
-    pub fn explain(&self, allocate: AllocationMode, node: &Node, ledger: &Ledger) -> String {
+    pub fn explain(&self, allocate: AllocationMode, node: &Node, ledger: &ClaimLedger) -> String {
         let states = self.states.values();
         let of_kind = states.filter(|state| state.allocation_mode == allocate);
-        let candidates: Vec<Candidate> = of_kind.map(PoolState::candidate).collect();
-        let room = |candidate: &Candidate| {
+        let candidates: Vec<PoolCandidate> = of_kind.map(PoolState::candidate).collect();
+        let room = |candidate: &PoolCandidate| {
             let state = self.states.get(candidate.name);
             state.map_or(0, |state| state.room(ledger))
         };
@@ -356,11 +356,11 @@ impl Pools {
         &'a self,
         allocate: AllocationMode,
         node: &'a Node,
-        room: impl FnMut(&Candidate<'a>) -> u128,
+        room: impl FnMut(&PoolCandidate<'a>) -> u128,
     ) -> Vec<(&'a PoolState, bool)> {
         let states = self.by_rank.iter().filter_map(|name| self.states.get(name));
         let states: Vec<&PoolState> = states.filter(|it| it.allocation_mode == allocate).collect();
-        let candidates: Vec<Candidate> = states.iter().map(|state| state.candidate()).collect();
+        let candidates: Vec<PoolCandidate> = states.iter().map(|state| state.candidate()).collect();
         let choice = choose(&candidates, &whole(node), room);
         let chosen = choice.chosen.iter();
         chosen
@@ -378,7 +378,7 @@ impl Pools {
     ) -> impl Iterator<Item = &'a PoolState> {
         let best = best.and_then(|name| self.get(name)).map(PoolState::rank);
         self.states.values().filter(move |state| {
-            state.verdict == Verdict::Starting
+            state.phase == PoolPhase::Starting
                 && state.allocation_mode == allocate
                 && best.is_none_or(|best| state.rank() > best)
                 && state.selects(node)
@@ -386,7 +386,7 @@ impl Pools {
     }
 
     /// Returns the pools that select the node but do not serve now.
-    pub fn barred<'a>(
+    pub fn not_serving<'a>(
         &'a self,
         allocate: AllocationMode,
         node: &'a Node,
@@ -394,17 +394,17 @@ impl Pools {
         self.states.values().filter(move |state| {
             !state.is_serving()
                 && state.allocation_mode == allocate
-                && !matches!(state.verdict, Verdict::Invalid(_))
+                && !matches!(state.phase, PoolPhase::Invalid(_))
                 && state.selector.matches(&node.labels)
         })
     }
 
     /// Pauses every pool that shares an address with the range, until that monotonic time.
-    pub fn hold(&mut self, range: &Cidr, until: Duration) {
+    pub fn pause(&mut self, range: &Cidr, until: Duration) {
         for state in self.states.values_mut().filter(|state| {
             state.space.touches(range) && !Mutation::ForeignAllocatorIgnored.is_on()
         }) {
-            state.hold_until = Some(until);
+            state.paused_until = Some(until);
         }
     }
 
@@ -412,7 +412,7 @@ impl Pools {
     pub fn next_at(&self) -> Option<Duration> {
         self.states
             .values()
-            .filter_map(|state| state.hold_until)
+            .filter_map(|state| state.paused_until)
             .min()
     }
 }
@@ -434,8 +434,8 @@ impl PoolState {
 
     /// Converts to a candidate for the choice of pools for a node. Manual pools are included, as the agent may ask
     /// for them by name.
-    fn candidate(&self) -> Candidate<'_> {
-        Candidate {
+    fn candidate(&self) -> PoolCandidate<'_> {
+        PoolCandidate {
             name: &self.name,
             node: &self.selector,
             namespace: &self.terms.namespaces,
@@ -444,25 +444,25 @@ impl PoolState {
             families: self.families(),
             created: self.created,
             manual: false,
-            standing: match self.verdict {
-                Verdict::Serving => Standing::Serving,
-                _ => Standing::Barred(&self.verdict),
+            standing: match self.phase {
+                PoolPhase::Serving => PoolStanding::Serving,
+                _ => PoolStanding::Barred(&self.phase),
             },
         }
     }
 
     /// Returns the number of free blocks, in the family that has fewer.
-    fn room(&self, ledger: &Ledger) -> u128 {
+    fn room(&self, ledger: &ClaimLedger) -> u128 {
         self.space
             .families()
-            .map(|family| ledger.room(&self.space, family).free)
+            .map(|family| ledger.block_counts(&self.space, family).free)
             .min()
             .unwrap_or(0)
     }
 }
 
-fn whole(node: &Node) -> Asker<'_> {
-    Asker {
+fn whole(node: &Node) -> Requester<'_> {
+    Requester {
         node: &node.labels,
         pod: None,
         by_name: &[],
@@ -476,15 +476,15 @@ mod tests {
 
     #[test]
     fn a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range() {
-        let mut world = World::default();
-        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
-        let mut pools = Pools::default();
+        let mut cache = ClusterCache::default();
+        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
+        let mut pools = PoolStates::default();
         let foreign = Cidr::parse_strict("10.0.0.16/28").unwrap();
         let seconds = Duration::from_secs;
-        pools.survey(&world, &[], seconds(0));
-        pools.hold(&foreign, seconds(60));
+        pools.evaluate(&cache, &[], seconds(0));
+        pools.pause(&foreign, seconds(60));
         for (now, serves) in [(1, false), (61, true)] {
-            pools.survey(&world, &[], seconds(now));
+            pools.evaluate(&cache, &[], seconds(now));
             assert_eq!(pools.get("p").unwrap().is_serving(), serves, "at {now} s");
         }
     }
@@ -498,10 +498,10 @@ mod tests {
         ] {
             let mut new = pool("a", newer);
             new.created = 1;
-            let mut world = World::default();
-            list(&mut world.pools, vec![new, pool("z", older)]);
-            let mut pools = Pools::default();
-            pools.survey(&world, &[], Duration::ZERO);
+            let mut cache = ClusterCache::default();
+            list(&mut cache.pools, vec![new, pool("z", older)]);
+            let mut pools = PoolStates::default();
+            pools.evaluate(&cache, &[], Duration::ZERO);
             let serves = |name| pools.get(name).unwrap().is_serving();
             assert!(serves("z") && !serves("a"), "{older} and {newer}");
         }
@@ -519,12 +519,12 @@ mod tests {
             let mut new = pool("a", "10.0.0.0/24");
             new.created = 1;
             new.spec.as_mut().unwrap().allocation_mode = allocate;
-            let mut world = World::default();
-            list(&mut world.pools, vec![new, old]);
-            let mut pools = Pools::default();
-            pools.survey(&world, &[], Duration::ZERO);
+            let mut cache = ClusterCache::default();
+            list(&mut cache.pools, vec![new, old]);
+            let mut pools = PoolStates::default();
+            pools.evaluate(&cache, &[], Duration::ZERO);
             assert_eq!(pools.get("a").unwrap().is_serving(), serves, "{allocate:?}");
-            let keeper = pools.keeper(&Cidr::parse_strict("10.0.0.0/28").unwrap());
+            let keeper = pools.guarding_pool(&Cidr::parse_strict("10.0.0.0/28").unwrap());
             assert_eq!(
                 &*keeper.unwrap().name == "a",
                 serves,
@@ -544,11 +544,11 @@ mod tests {
             block_size: None,
             gateway: None,
         });
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let four = pool("four", "10.0.0.0/24");
-        let told = |world: &World| {
-            let mut pools = Pools::default();
-            pools.survey(world, &[], Duration::ZERO);
+        let told = |cache: &ClusterCache| {
+            let mut pools = PoolStates::default();
+            pools.evaluate(cache, &[], Duration::ZERO);
             let node = crate::demand::tests::node("n");
             let by_name: Vec<bool> = pools.block_pools(&node).iter().map(|it| it.1).collect();
             let state = pools.get("six").unwrap();
@@ -556,15 +556,15 @@ mod tests {
             let older = older.map(|(older, family)| (older.name.to_string(), family));
             (older, by_name)
         };
-        list(&mut world.pools, vec![six.clone(), four.clone()]);
+        list(&mut cache.pools, vec![six.clone(), four.clone()]);
         assert_eq!(
-            told(&world),
+            told(&cache),
             (Some(("four".to_owned(), Family::V4)), vec![false, true])
         );
         let mut first = six;
         first.version = 2;
         first.spec.as_mut().unwrap().priority = 1;
-        list(&mut world.pools, vec![first, four]);
-        assert_eq!(told(&world), (None, vec![false, false]));
+        list(&mut cache.pools, vec![first, four]);
+        assert_eq!(told(&cache), (None, vec![false, false]));
     }
 }

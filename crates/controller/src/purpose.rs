@@ -1,7 +1,7 @@
 //! What each request is for: the key by which its answer finds the loop that sent it.
 
-use crate::cluster::request::Kind;
-use crate::cluster::seen::Text;
+use crate::cluster::objects::Text;
+use crate::cluster::request::ObjectKind;
 use cadastre_core::{Cidr, ClaimId};
 
 /// The next request that a block's object needs.
@@ -31,7 +31,7 @@ impl Step {
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
     /// A consistent list for the fence
-    Relist(Kind),
+    Relist(ObjectKind),
     /// The consistent list of NodeSubnets that ends the time in which agents are listened to
     Listening,
     /// The fence's touch of a node, or the read after a touch of indeterminate outcome

@@ -5,16 +5,16 @@
 //! NodeSubnet names the node's UID any more, after a successful write of this controller. The record is in the
 //! NodeSubnet (`spec.quarantined`), so a restart changes nothing.
 
+use super::allocations::{AllocationState, QuarantineKey};
 use super::context::IN_USE_PAUSE;
+use super::failing_calls::ObjectCall;
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Look, Loop, work_off};
-use super::refusals::Call;
-use super::registry::{Registry, RestKey};
+use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::{Context, Purpose};
-use crate::cluster::request::{Outcome, Request};
-use crate::cluster::seen::{Pod, Text};
-use crate::cluster::world::World;
-use crate::registry::blocks::Noted;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Pod, Text};
+use crate::cluster::request::{ApiRequest, RequestOutcome};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
@@ -22,7 +22,7 @@ use cadastre_core::mutation::Mutation;
 #[derive(Debug, Default)]
 pub struct Quarantine {
     /// Quarantined ranges to look at
-    pub queue: Queue<RestKey>,
+    pub queue: Queue<QuarantineKey>,
 }
 
 impl Loop for Quarantine {
@@ -30,29 +30,29 @@ impl Loop for Quarantine {
         self.queue.load()
     }
 
-    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        let look = |_: &mut Self, key: &RestKey, cx: &mut Context| Self::look(key, cx);
+    fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
+        let look = |_: &mut Self, key: &QuarantineKey, cx: &mut Context| Self::look(key, cx);
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
     /// Takes in the last list of the node's pods: the record may leave the NodeSubnet, or not yet.
-    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
-        let mut noted = Noted::default();
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
+        let mut noted = AffectedLoops::default();
         let Purpose::Quarantine { name, uid } = answer.purpose else {
             return noted;
         };
         let key = (name.clone(), uid.clone());
-        let Some(rest) = cx.registry.rests.get_mut(&key) else {
+        let Some(rest) = cx.allocations.quarantined.get_mut(&key) else {
             return noted;
         };
         match answer.outcome {
-            Outcome::Pods(pods)
-                if in_use(name, &rest.ranges, cx.world) || used_by(pods, &rest.ranges) =>
+            RequestOutcome::Pods(pods)
+                if in_use(name, &rest.ranges, cx.cache) || used_by(pods, &rest.ranges) =>
             {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
             }
-            Outcome::Pods(_) => {
-                rest.leaving = true;
+            RequestOutcome::Pods(_) => {
+                rest.released = true;
                 noted.subnets.push(name.clone());
             }
             _ => self.queue.add(key),
@@ -63,57 +63,57 @@ impl Loop for Quarantine {
 
 impl Quarantine {
     /// Schedules a look at the end of the quarantine.
-    pub fn watch(&mut self, key: RestKey, registry: &Registry) {
-        if let Some(rest) = registry.rests.get(&key) {
+    pub fn watch(&mut self, key: QuarantineKey, allocations: &AllocationState) {
+        if let Some(rest) = allocations.quarantined.get(&key) {
             self.queue.add_at(key, rest.until);
         }
     }
 
-    fn look((name, uid): &RestKey, cx: &mut Context) -> Look {
-        let rest = cx.registry.rests.get(&(name.clone(), uid.clone()));
-        let Some(rest) = rest.filter(|rest| !rest.leaving) else {
-            return Look::Done;
+    fn look((name, uid): &QuarantineKey, cx: &mut Context) -> KeyDecision {
+        let rest = cx.allocations.quarantined.get(&(name.clone(), uid.clone()));
+        let Some(rest) = rest.filter(|rest| !rest.released) else {
+            return KeyDecision::Done;
         };
         if rest.until > cx.now.mono {
-            return Look::Later(rest.until);
+            return KeyDecision::Later(rest.until);
         }
-        if in_use(name, &rest.ranges, cx.world) {
-            return Look::Later(cx.now.mono + IN_USE_PAUSE);
+        if in_use(name, &rest.ranges, cx.cache) {
+            return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
         }
-        if let Some(at) = cx.paused(&Call::ListPods(name.clone())) {
-            return Look::Later(at);
+        if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
+            return KeyDecision::Later(at);
         }
         let (node, name, uid) = (name.clone(), name.clone(), uid.clone());
-        Look::Send(
-            Request::ListPodsOf { node },
+        KeyDecision::Send(
+            ApiRequest::ListPodsOf { node },
             Purpose::Quarantine { name, uid },
         )
     }
 
     /// Frees ranges under that name whose quarantine has ended and that no NodeSubnet records any more. Returns
     /// whether a range became free.
-    pub fn release(name: &Text, world: &World, registry: &mut Registry) -> bool {
+    pub fn release(name: &Text, cache: &ClusterCache, allocations: &mut AllocationState) -> bool {
         let mentioned = |uid: &Text| {
-            world
+            cache
                 .subnets
                 .get(name)
                 .is_some_and(|subnet| mentions(subnet, uid))
         };
-        let over: Vec<RestKey> = registry
-            .rests_of(name)
+        let over: Vec<QuarantineKey> = allocations
+            .quarantined_of(name)
             .filter(|((_, uid), rest)| {
-                rest.leaving && (!mentioned(uid) || Mutation::FreedWhileNamed.is_on())
+                rest.released && (!mentioned(uid) || Mutation::FreedWhileNamed.is_on())
             })
             .map(|(key, _)| key.clone())
             .collect();
         for key in &over {
-            registry.finish(key);
+            allocations.release(key);
         }
         !over.is_empty()
     }
 }
 
-fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
+fn mentions(subnet: &crate::cluster::objects::Subnet, uid: &Text) -> bool {
     // An unreadable spec may name any node.
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)
@@ -121,11 +121,11 @@ fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
     })
 }
 
-fn in_use(node: &str, ranges: &[Cidr], world: &World) -> bool {
+fn in_use(node: &str, ranges: &[Cidr], cache: &ClusterCache) -> bool {
     let unseen = Mutation::PodIndexNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
     let mut used = ranges
         .iter()
-        .map(|range| world.pods.any_in_range_of(node, range));
+        .map(|range| cache.pods.any_in_range_of(node, range));
     !unseen && used.any(|addr| addr.is_some())
 }
 
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
     use crate::Now;
-    use crate::cluster::seen::Node;
+    use crate::cluster::objects::Node;
     use crate::demand::tests::{NOW, node, subnet};
     use cadastre_core::Addr;
     use cadastre_daemon::watch::Change;
@@ -167,47 +167,47 @@ mod tests {
     }
 
     /// Quarantines 10.0.0.0/28 of the deleted node `n`.
-    fn resting() -> (Registry, Quarantine) {
+    fn resting() -> (AllocationState, Quarantine) {
         let gone = Node {
             pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
             ..node("n")
         };
-        let mut registry = Registry::default();
-        registry.sync(&gone, None);
-        registry.retire(&gone, NOW);
+        let mut allocations = AllocationState::default();
+        allocations.sync(&gone, None);
+        allocations.quarantine(&gone, NOW);
         let mut quarantine = Quarantine::default();
-        quarantine.watch((gone.name, gone.uid), &registry);
-        (registry, quarantine)
+        quarantine.watch((gone.name, gone.uid), &allocations);
+        (allocations, quarantine)
     }
 
-    fn looks(world: &World) -> bool {
-        let (mut registry, mut quarantine) = resting();
+    fn looks(cache: &ClusterCache) -> bool {
+        let (mut allocations, mut quarantine) = resting();
         let mut reports = Vec::new();
-        let mut cx = Context::new(world, &mut registry, &mut reports, LATER);
+        let mut cx = Context::new(cache, &mut allocations, &mut reports, LATER);
         quarantine.next(&mut cx).is_some()
     }
 
     #[test]
     fn a_range_rests_while_any_pod_reports_an_address_of_it() {
-        let mut world = World::default();
-        assert!(looks(&world), "over, and nobody uses it");
-        world.pods.change(Change::Applied(pod("10.0.0.7")));
-        assert!(!looks(&world), "on whatever node it runs");
+        let mut cache = ClusterCache::default();
+        assert!(looks(&cache), "over, and nobody uses it");
+        cache.pods.change(Change::Applied(pod("10.0.0.7")));
+        assert!(!looks(&cache), "on whatever node it runs");
     }
 
     #[test]
     fn a_range_rests_while_a_consistent_look_shows_an_address_of_it() {
-        let world = World::default();
-        let (mut registry, mut quarantine) = resting();
+        let cache = ClusterCache::default();
+        let (mut allocations, mut quarantine) = resting();
         let mut reports = Vec::new();
-        let mut cx = Context::new(&world, &mut registry, &mut reports, LATER);
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, LATER);
         let (name, uid) = ("n".into(), "n".into());
         let purpose = Purpose::Quarantine { name, uid };
         for (pods, free) in [(vec![pod("10.0.0.7")], false), (Vec::new(), true)] {
-            let outcome = Outcome::Pods(pods);
-            let answer = Answer {
+            let outcome = RequestOutcome::Pods(pods);
+            let answer = RequestAnswer {
                 wrote: false,
-                ..Answer::to_write(&purpose, &outcome)
+                ..RequestAnswer::to_write(&purpose, &outcome)
             };
             let noted = quarantine.answered(&answer, &mut cx);
             assert_eq!(noted.subnets.is_empty(), !free);
@@ -216,16 +216,16 @@ mod tests {
 
     #[test]
     fn a_range_rests_while_a_node_subnet_names_who_had_it() {
-        let (mut registry, _) = resting();
-        for rest in registry.rests.values_mut() {
-            rest.leaving = true;
+        let (mut allocations, _) = resting();
+        for rest in allocations.quarantined.values_mut() {
+            rest.released = true;
         }
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let told = subnet("n", &[], 0);
-        world.subnets.change(Change::Applied(told.clone()));
-        assert!(!Quarantine::release(&"n".into(), &world, &mut registry));
-        world.subnets.change(Change::Deleted(told));
-        assert!(Quarantine::release(&"n".into(), &world, &mut registry));
-        assert!(registry.rests.is_empty());
+        cache.subnets.change(Change::Applied(told.clone()));
+        assert!(!Quarantine::release(&"n".into(), &cache, &mut allocations));
+        cache.subnets.change(Change::Deleted(told));
+        assert!(Quarantine::release(&"n".into(), &cache, &mut allocations));
+        assert!(allocations.quarantined.is_empty());
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use super::queue::{Load, Queue};
 use super::{Context, Purpose};
-use crate::cluster::request::{Outcome, Request};
-use crate::registry::blocks::Noted;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::request::{ApiRequest, RequestOutcome};
 
 /// A reconcile loop, as the leader runs, wakes and measures it.
 pub trait Loop {
@@ -20,34 +20,34 @@ pub trait Loop {
     fn load(&self) -> Load;
 
     /// Gathers, decides and returns the next request that is not critical, if any.
-    fn next(&mut self, _: &mut Context) -> Option<(Request, Purpose)> {
+    fn next(&mut self, _: &mut Context) -> Option<(ApiRequest, Purpose)> {
         None
     }
 
     /// Takes in the answer to one of the loop's requests. The objects in it are in the cache already.
-    fn answered(&mut self, _: &Answer, _: &mut Context) -> Noted {
-        Noted::default()
+    fn answered(&mut self, _: &RequestAnswer, _: &mut Context) -> AffectedLoops {
+        AffectedLoops::default()
     }
 }
 
 /// The answer to a request, as its loop receives it.
 #[derive(Clone, Copy, Debug)]
-pub struct Answer<'a> {
+pub struct RequestAnswer<'a> {
     /// What the request was for
     pub purpose: &'a Purpose,
     /// Whether the request was a write
     pub wrote: bool,
     /// The outcome
-    pub outcome: &'a Outcome,
+    pub outcome: &'a RequestOutcome,
     /// Whether the list in the answer was applied to the cache
     pub taken: bool,
 }
 
 #[cfg(test)]
-impl<'a> Answer<'a> {
+impl<'a> RequestAnswer<'a> {
     /// Builds the answer to a write.
-    pub(crate) fn to_write(purpose: &'a Purpose, outcome: &'a Outcome) -> Self {
-        Answer {
+    pub(crate) fn to_write(purpose: &'a Purpose, outcome: &'a RequestOutcome) -> Self {
+        RequestAnswer {
             purpose,
             wrote: true,
             outcome,
@@ -61,27 +61,27 @@ impl<'a> Answer<'a> {
     clippy::large_enum_variant,
     reason = "short-lived, and most are the large ones"
 )]
-pub(crate) enum Look {
+pub(crate) enum KeyDecision {
     /// Nothing to do, or something else will add the key again.
     Done,
     /// Look at the key again at this monotonic time.
     Later(Duration),
     /// Send this request.
-    Send(Request, Purpose),
+    Send(ApiRequest, Purpose),
 }
 
 /// Pops keys off a queue until one needs a request.
 pub(crate) fn work_off<L, K: Ord + Clone>(
     it: &mut L,
     queue: fn(&mut L) -> &mut Queue<K>,
-    mut look: impl FnMut(&mut L, &K, &mut Context) -> Look,
+    mut look: impl FnMut(&mut L, &K, &mut Context) -> KeyDecision,
     cx: &mut Context,
-) -> Option<(Request, Purpose)> {
+) -> Option<(ApiRequest, Purpose)> {
     while let Some(key) = queue(it).pop(cx.now.mono) {
         match look(it, &key, cx) {
-            Look::Done => {}
-            Look::Later(at) => queue(it).add_at(key, at),
-            Look::Send(request, purpose) => return Some((request, purpose)),
+            KeyDecision::Done => {}
+            KeyDecision::Later(at) => queue(it).add_at(key, at),
+            KeyDecision::Send(request, purpose) => return Some((request, purpose)),
         }
     }
     None

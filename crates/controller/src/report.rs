@@ -1,35 +1,35 @@
 //! Reports that become Kubernetes events; each is made once, when a state changes.
 
-use crate::cluster::request::Kind;
-use crate::cluster::seen::{Node, Text};
+use crate::cluster::objects::{Node, Text};
+use crate::cluster::request::ObjectKind;
 
 /// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
-pub struct About {
-    pub kind: Kind,
+pub struct Regarding {
+    pub kind: ObjectKind,
     pub name: Text,
     pub uid: Text,
 }
 
-impl About {
+impl Regarding {
     /// Names an object of a kind by its name and UID.
-    pub(crate) fn new(kind: Kind, name: &Text, uid: &Text) -> Self {
+    pub(crate) fn new(kind: ObjectKind, name: &Text, uid: &Text) -> Self {
         let (name, uid) = (name.clone(), uid.clone());
-        About { kind, name, uid }
+        Regarding { kind, name, uid }
     }
 
     /// Names a node by its name and UID.
     pub fn node(node: &Node) -> Self {
-        About::new(Kind::Node, &node.name, &node.uid)
+        Regarding::new(ObjectKind::Node, &node.name, &node.uid)
     }
 }
 
 /// A report about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct EventRecord {
     /// The object
-    pub about: About,
+    pub about: Regarding,
     /// Whether it is a warning, which an operator should look at
     pub warning: bool,
     /// Reason of the event, CamelCase and stable, as alerts depend on it
@@ -38,10 +38,10 @@ pub struct Report {
     pub note: String,
 }
 
-impl Report {
+impl EventRecord {
     /// Creates a warning.
-    pub(crate) fn warning(about: About, reason: &'static str, note: String) -> Self {
-        Report {
+    pub(crate) fn warning(about: Regarding, reason: &'static str, note: String) -> Self {
+        EventRecord {
             about,
             warning: true,
             reason,
@@ -50,10 +50,10 @@ impl Report {
     }
 
     /// Creates a report that needs no attention.
-    pub(crate) fn info(about: About, reason: &'static str, note: String) -> Self {
-        Report {
+    pub(crate) fn info(about: Regarding, reason: &'static str, note: String) -> Self {
+        EventRecord {
             warning: false,
-            ..Report::warning(about, reason, note)
+            ..EventRecord::warning(about, reason, note)
         }
     }
 }

@@ -12,12 +12,12 @@ use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use super::events as told;
-use super::{Controller, Event, Now, Settings};
+use super::{Controller, ControllerEvent, ControllerSettings, Now};
 use crate::cluster::convert;
-use crate::cluster::lease::{Leadership, Wanted};
-use crate::cluster::readiness::{LeaderReadiness, Progress};
-use crate::cluster::request::Outgoing;
-use crate::cluster::request::{Outcome, Refusal, RequestId};
+use crate::cluster::lease::{Leadership, LeaseContent};
+use crate::cluster::readiness::{ControllerProgress, LeaderReadiness};
+use crate::cluster::request::OutgoingRequest;
+use crate::cluster::request::{Rejection, RequestId, RequestOutcome};
 use crate::cluster::writer::Writer;
 use crate::telemetry::ControllerMetrics;
 use cadastre_api::FIELD_MANAGER;
@@ -43,7 +43,7 @@ const REPORT_BACKLOG: usize = 1024;
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
 /// What the shell works with.
-pub struct Parts {
+pub struct ControllerParts {
     /// Client for watches and events
     pub client: Client,
     /// Sends requests
@@ -53,7 +53,7 @@ pub struct Parts {
     /// The election's result
     pub leadership: watch::Receiver<Leadership>,
     /// The content that the Lease should get, for the elector
-    pub want: watch::Sender<Option<Wanted>>,
+    pub want: watch::Sender<Option<LeaseContent>>,
     /// Metrics of the loops and pools
     pub metrics: ControllerMetrics,
     /// State of `/readyz`
@@ -65,8 +65,8 @@ pub struct Parts {
 /// Runs until `stop` is true, and then until requests in flight are settled, for at most `grace`. Returns whether the
 /// lease may be handed over cleanly.
 pub async fn run(
-    parts: Parts,
-    settings: Settings,
+    parts: ControllerParts,
+    settings: ControllerSettings,
     stop: watch::Receiver<bool>,
     grace: Duration,
 ) -> bool {
@@ -86,7 +86,7 @@ pub async fn run(
         stop,
         stop_by: None,
         figures_at: Instant::now(),
-        dealing: false,
+        allocating: false,
         trouble: None,
     };
     // The fence can use lists that begin after the lease is won. And if the API server is restored after they begin,
@@ -103,50 +103,50 @@ pub async fn run(
     settled
 }
 
-fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
+fn follow_all(parts: &ControllerParts, seen: &mpsc::Sender<ControllerEvent>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
     let out = || seen.clone();
     watches.spawn(follow(
         source("nodes", parts),
         out(),
         convert::node,
-        changes(Event::Nodes),
+        changes(ControllerEvent::Nodes),
     ));
     watches.spawn(follow(
         source("pods", parts),
         out(),
         convert::pod,
-        changes(Event::Pods),
+        changes(ControllerEvent::Pods),
     ));
     watches.spawn(follow(
         source("servicecidrs", parts),
         out(),
         convert::service_range,
-        changes(Event::ServiceRanges),
+        changes(ControllerEvent::ServiceRanges),
     ));
     watches.spawn(follow(
         source("ippools", parts),
         out(),
         convert::pool,
-        changes(Event::Pools),
+        changes(ControllerEvent::Pools),
     ));
     watches.spawn(follow(
         source("nodesubnets", parts),
         out(),
         convert::subnet,
-        changes(Event::Subnets),
+        changes(ControllerEvent::Subnets),
     ));
     watches.spawn(follow(
         source("ipamblocks", parts),
         out(),
         convert::block,
-        changes(Event::Blocks),
+        changes(ControllerEvent::Blocks),
     ));
     watches
 }
 
 /// Returns the source of all objects of a kind.
-fn source<K>(kind: &'static str, parts: &Parts) -> Source<K>
+fn source<K>(kind: &'static str, parts: &ControllerParts) -> Source<K>
 where
     K: kube::Resource<DynamicType = ()>,
 {
@@ -169,7 +169,9 @@ where
 }
 
 /// Passes changes to the controller; the watch itself reports its errors.
-fn changes<T>(event: impl Fn(Change<T>) -> Event) -> impl Fn(Step<T>) -> Option<Event> {
+fn changes<T>(
+    event: impl Fn(Change<T>) -> ControllerEvent,
+) -> impl Fn(Step<T>) -> Option<ControllerEvent> {
     move |step| match step {
         Step::Change(change) => Some(event(change)),
         Step::Trouble | Step::Recovered => None,
@@ -178,27 +180,29 @@ fn changes<T>(event: impl Fn(Change<T>) -> Event) -> impl Fn(Step<T>) -> Option<
 
 struct Shell {
     controller: Controller,
-    parts: Parts,
-    requests: JoinSet<(RequestId, &'static str, Duration, Outcome)>,
+    parts: ControllerParts,
+    requests: JoinSet<(RequestId, &'static str, Duration, RequestOutcome)>,
     notices: mpsc::Sender<Notice>,
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
-    dealing: bool,
+    allocating: bool,
     /// The last logged reason for a missing default pool
     trouble: Option<String>,
 }
 
 impl Shell {
-    async fn run(mut self, mut events: mpsc::Receiver<Event>, grace: Duration) -> bool {
+    async fn run(mut self, mut events: mpsc::Receiver<ControllerEvent>, grace: Duration) -> bool {
         loop {
             self.send_all();
-            self.tell();
+            self.publish_view();
             if self.controller.is_put_back() {
                 error!("{PUT_BACK}");
                 return false;
             }
-            if Instant::now() >= self.figures_at || self.dealing != self.controller.is_dealing() {
+            if Instant::now() >= self.figures_at
+                || self.allocating != self.controller.is_allocating()
+            {
                 self.figures();
             }
             if let Some(by) = self.stop_by
@@ -243,14 +247,14 @@ impl Shell {
         }
     }
 
-    fn on(&mut self, event: Event) {
+    fn on(&mut self, event: ControllerEvent) {
         let now = self.now();
         self.controller.on(event, now);
     }
 
     fn leadership(&mut self) {
         let leadership = self.parts.leadership.borrow_and_update().clone();
-        self.on(Event::Leadership(leadership));
+        self.on(ControllerEvent::Leadership(leadership));
         self.figures();
     }
 
@@ -258,7 +262,7 @@ impl Shell {
         let now = self.now();
         while let Some(outgoing) = self.controller.poll(now) {
             let writer = self.parts.writer.clone();
-            let Outgoing { id, loop_name, .. } = outgoing;
+            let OutgoingRequest { id, loop_name, .. } = outgoing;
             debug!(request = ?outgoing.request, "sent");
             self.requests.spawn(async move {
                 let begun = Instant::now();
@@ -271,31 +275,37 @@ impl Shell {
         }
     }
 
-    fn answered(&mut self, id: RequestId, name: &'static str, took: Duration, outcome: Outcome) {
+    fn answered(
+        &mut self,
+        id: RequestId,
+        name: &'static str,
+        took: Duration,
+        outcome: RequestOutcome,
+    ) {
         let result = match &outcome {
-            Outcome::Refused(Refusal::Guard(why)) => {
+            RequestOutcome::Rejected(Rejection::Guard(why)) => {
                 debug!(controller = name, "refused: {why}");
                 "refused"
             }
-            Outcome::Refused(Refusal::Rejected(why)) => {
+            RequestOutcome::Rejected(Rejection::Rejected(why)) => {
                 warn!(controller = name, "rejected by the API server: {why}");
                 "error"
             }
-            Outcome::Unclear(why) => {
+            RequestOutcome::Indeterminate(why) => {
                 warn!(
                     controller = name,
                     "outcome indeterminate: {why}; what it names stays taken until a read proves otherwise"
                 );
                 "error"
             }
-            Outcome::Refused(_) => "refused",
+            RequestOutcome::Rejected(_) => "refused",
             _ => "success",
         };
         self.parts.metrics.answered(name, result, took);
-        self.on(Event::Answer(id, outcome));
+        self.on(ControllerEvent::Answer(id, outcome));
     }
 
-    fn tell(&mut self) {
+    fn publish_view(&mut self) {
         for report in self.controller.take_reports() {
             told::log(&report);
             if self.notices.try_send(told::notice(report)).is_err() {
@@ -318,12 +328,12 @@ impl Shell {
     fn figures(&mut self) {
         self.figures_at = Instant::now() + FIGURES_PAUSE;
         let view = self.controller.view(self.now());
-        if self.dealing != view.dealing {
-            self.dealing = view.dealing;
+        if self.allocating != view.allocating {
+            self.allocating = view.allocating;
             info!(
-                dealing = view.dealing,
+                dealing = view.allocating,
                 "{}",
-                if view.dealing {
+                if view.allocating {
                     "fence done: dealing"
                 } else {
                     "no longer dealing"
@@ -334,10 +344,10 @@ impl Shell {
             warn!("{}", view.trouble.as_deref().unwrap_or_default());
         }
         self.trouble.clone_from(&view.trouble);
-        self.parts.readiness.update(Progress {
+        self.parts.readiness.update(ControllerProgress {
             missing: view.missing.clone(),
             fencing: view.fencing.clone(),
-            dealing: view.dealing,
+            allocating: view.allocating,
         });
         self.parts.metrics.set(&view);
     }

@@ -7,7 +7,7 @@ use cadastre_core::Cidr;
 
 /// Settings of the controller, all fixed at start.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ControllerSettings {
     /// Service ranges, for clusters whose API server has no ServiceCIDR objects
     pub service_cidrs: Vec<Cidr>,
     /// Limit of critical requests in flight (see [`crate::machine`])
@@ -24,9 +24,9 @@ pub struct Settings {
     pub leak_grace: Duration,
 }
 
-impl Default for Settings {
+impl Default for ControllerSettings {
     fn default() -> Self {
-        Settings {
+        ControllerSettings {
             service_cidrs: Vec::new(),
             critical_in_flight: 64,
             background_in_flight: 48,

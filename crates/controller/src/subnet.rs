@@ -9,22 +9,22 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::allocations::AllocationState;
+use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
-use super::pools::{PoolState, Verdict};
+use super::pools::{PoolPhase, PoolState};
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Look, Loop, work_off};
-use super::refusals::Call;
-use super::registry::Registry;
-use super::report::{About, POOLS_LEFT_OUT, Report};
+use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
+use super::report::{EventRecord, POOLS_LEFT_OUT, Regarding};
 use super::{Context, Purpose};
+use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
-use crate::cluster::request::{Kind, Known, Request, Spec};
-use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
-use crate::cluster::world::World;
-use crate::cluster::world::report_of;
-use crate::registry::blocks::Noted;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::cache::report_of;
+use crate::cluster::objects::{Node, Subnet, SubnetCondition, Text};
+use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
 use cadastre_api::{
-    AllocatedBlock, AllocationMode, Assignment, MOST_POOLS, NodePool, NodeSubnetSpec,
+    AllocatedBlock, AllocationMode, AssignmentMode, MOST_POOLS, NodePool, NodeSubnetSpec,
     QuarantinedNode,
 };
 use cadastre_core::Addr;
@@ -67,21 +67,21 @@ impl Loop for Subnets {
     }
 
     /// Returns the next request for a NodeSubnet that is not as it should be.
-    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &Text, cx: &mut Context| match it.look(name, false, cx) {
-            Look::Done => it.answer(name, cx),
+            KeyDecision::Done => it.answer(name, cx),
             // The conditions report what the API server rejects.
-            Look::Later(at) => {
+            KeyDecision::Later(at) => {
                 it.queue.add_at(name.clone(), at);
                 it.answer(name, cx)
             }
-            found @ Look::Send(..) => found,
+            found @ KeyDecision::Send(..) => found,
         };
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    fn answered(&mut self, answer: &Answer, _: &mut Context) -> Noted {
-        let mut noted = Noted::default();
+    fn answered(&mut self, answer: &RequestAnswer, _: &mut Context) -> AffectedLoops {
+        let mut noted = AffectedLoops::default();
         if let Purpose::Subnet { name, .. } | Purpose::Answer { name } = answer.purpose {
             if matches!(answer.purpose, Purpose::Subnet { .. }) {
                 self.requests.answered(name, answer);
@@ -98,13 +98,13 @@ impl Loop for Subnets {
 
 impl Subnets {
     /// Returns the next request that a node waits for.
-    pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, true, cx);
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
     /// Looks again at nodes with withheld podCIDRs, as a range became free.
-    pub fn wake(&mut self) {
+    pub fn requeue(&mut self) {
         for name in &self.withheld {
             self.queue.add(name.clone());
         }
@@ -117,44 +117,44 @@ impl Subnets {
     }
 
     /// Returns the next write of a record that has waited too long.
-    pub(crate) fn next_overdue(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_overdue(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         while let Some((at, name)) = self.unrecorded.front().cloned()
             && at + RECORD_WAITS <= cx.now.mono
         {
             self.unrecorded.pop_front();
             match self.look(&name, true, cx) {
-                Look::Done => {}
-                Look::Later(at) => self.urgent.add_at(name, at),
-                Look::Send(request, purpose) => return Some((request, purpose)),
+                KeyDecision::Done => {}
+                KeyDecision::Later(at) => self.urgent.add_at(name, at),
+                KeyDecision::Send(request, purpose) => return Some((request, purpose)),
             }
         }
         None
     }
 
-    fn look(&mut self, name: &Text, urgent: bool, cx: &mut Context) -> Look {
+    fn look(&mut self, name: &Text, urgent: bool, cx: &mut Context) -> KeyDecision {
         if self.requests.is_sent(name) {
-            return Look::Done;
+            return KeyDecision::Done;
         }
         let name = name.clone();
         let read = self.requests.is_to_read(&name);
         let call = if read {
-            Call::ReadSubnet(name.clone())
+            ObjectCall::ReadSubnet(name.clone())
         } else {
-            Call::WriteSubnet(name.clone())
+            ObjectCall::WriteSubnet(name.clone())
         };
         if let Some(at) = cx.paused(&call) {
-            return Look::Later(at);
+            return KeyDecision::Later(at);
         }
         if read {
             self.requests.send(name.clone(), None);
-            let request = Request::Read(Kind::Subnet, name.clone());
+            let request = ApiRequest::Read(ObjectKind::Subnet, name.clone());
             let urgent = false;
-            return Look::Send(request, Purpose::Subnet { name, urgent });
+            return KeyDecision::Send(request, Purpose::Subnet { name, urgent });
         }
-        let is = cx.world.subnets.get(&name).map(AsRef::as_ref);
-        let wanted = wanted(&name, is, cx.world, cx.registry);
-        if let Some(node) = cx.world.nodes.get(&name) {
-            self.tell_cut(node, wanted.as_ref(), cx.registry, cx.reports);
+        let is = cx.cache.subnets.get(&name).map(AsRef::as_ref);
+        let wanted = wanted(&name, is, cx.cache, cx.allocations);
+        if let Some(node) = cx.cache.nodes.get(&name) {
+            self.report_left_out(node, wanted.as_ref(), cx.allocations, cx.reports);
         }
         let mut listed = wanted.iter().flat_map(|it| &it.pod_cidrs);
         if listed.any(|it| it.withheld) {
@@ -163,29 +163,28 @@ impl Subnets {
             self.withheld.remove(&name);
         }
         let Some(request) = difference(&name, wanted, is) else {
-            return Look::Done;
+            return KeyDecision::Done;
         };
         let spec = match &request {
-            Request::Create(_, Spec::Subnet(spec)) | Request::Replace(_, Spec::Subnet(spec)) => {
-                Some(spec.clone())
-            }
+            ApiRequest::Create(_, ObjectSpec::Subnet(spec))
+            | ApiRequest::Replace(_, ObjectSpec::Subnet(spec)) => Some(spec.clone()),
             _ => None,
         };
         self.requests.send(name.clone(), spec);
-        Look::Send(request, Purpose::Subnet { name, urgent })
+        KeyDecision::Send(request, Purpose::Subnet { name, urgent })
     }
 
     /// Reports, once, that a NodeSubnet lacks some of the node's pools.
-    fn tell_cut(
+    fn report_left_out(
         &mut self,
         node: &Node,
         spec: Option<&NodeSubnetSpec>,
-        registry: &Registry,
-        reports: &mut Vec<Report>,
+        allocations: &AllocationState,
+        reports: &mut Vec<EventRecord>,
     ) {
         let Some(spec) = spec else { return };
         let told = spec.pools.iter().filter(|pool| pool.is_askable()).count();
-        let serve = registry.pools.block_pools(node).len();
+        let serve = allocations.pools.block_pools(node).len();
         if serve <= told {
             self.cut.remove(&node.uid);
         } else {
@@ -193,7 +192,11 @@ impl Subnets {
                 "{serve} pools select this node, and its NodeSubnet has room for {told} of them (at most {MOST_POOLS}, and {MOST_BYTES_OF_POOLS} bytes): pods on it get nothing of the others, which come last by priority: narrow the nodeSelectors of pools"
             );
             if self.cut.insert(node.uid.clone(), note.clone()).is_none() {
-                reports.push(Report::warning(About::node(node), POOLS_LEFT_OUT, note));
+                reports.push(EventRecord::warning(
+                    Regarding::node(node),
+                    POOLS_LEFT_OUT,
+                    note,
+                ));
             }
         }
     }
@@ -213,23 +216,23 @@ impl Subnets {
 
     /// Writes the conditions: which part of the agent's status is invalid, which pools are left out, and what the API
     /// server rejects.
-    fn answer(&mut self, name: &Text, cx: &Context) -> Look {
+    fn answer(&mut self, name: &Text, cx: &Context) -> KeyDecision {
         // A write in flight changes the version that the conditions are written on.
         let is_open = self.is_open(name) || self.answering.contains_key(name);
-        let Some(subnet) = cx.world.subnets.get(name).filter(|_| !is_open) else {
-            return Look::Done;
+        let Some(subnet) = cx.cache.subnets.get(name).filter(|_| !is_open) else {
+            return KeyDecision::Done;
         };
         let conditions = self.conditions(subnet, cx);
         let is = subnet.report.as_ref().map(|it| &*it.conditions);
         if is.unwrap_or_default() == conditions || conditions.len() > MOST_CONDITIONS {
-            return Look::Done;
+            return KeyDecision::Done;
         }
-        if let Some(at) = cx.paused(&Call::SetSubnetConditions(name.clone())) {
-            return Look::Later(at);
+        if let Some(at) = cx.paused(&ObjectCall::SetSubnetConditions(name.clone())) {
+            return KeyDecision::Later(at);
         }
         self.answering.insert(name.clone(), conditions.clone());
-        let request = Request::SetSubnetConditions(Known::of(&**subnet), conditions);
-        Look::Send(request, Purpose::Answer { name: name.clone() })
+        let request = ApiRequest::SetSubnetConditions(KnownObject::of(&**subnet), conditions);
+        KeyDecision::Send(request, Purpose::Answer { name: name.clone() })
     }
 
     /// Returns the conditions that a NodeSubnet should have: those about present problems, those that were written
@@ -238,29 +241,29 @@ impl Subnets {
         let is = subnet.report.as_ref().map(|it| it.conditions.to_vec());
         let is = is.filter(|_| !Mutation::OthersConditionsWiped.is_on());
         let mut all = is.unwrap_or_default();
-        let accepted = judgement(subnet, cx);
-        let node = cx.world.nodes.get(&subnet.name);
+        let accepted = acceptance(subnet, cx);
+        let node = cx.cache.nodes.get(&subnet.name);
         let cut = node.and_then(|node| self.cut.get(&node.uid).cloned());
         let pools = (
             cut.is_some(),
             cut.unwrap_or("all pools that serve the node are listed".to_owned()),
         );
         let writes = node.and_then(|node| self.writes(node, cx));
-        say(
+        set_condition(
             &mut all,
             ACCEPTED,
             accepted,
             false,
             ("PartlyRefused", "Understood"),
         );
-        say(
+        set_condition(
             &mut all,
             POOLS_LEFT_OUT,
             Some(pools),
             true,
             ("TooMany", "AllListed"),
         );
-        say(
+        set_condition(
             &mut all,
             WRITES_REJECTED,
             writes,
@@ -273,13 +276,14 @@ impl Subnets {
     /// Returns whether the API server keeps rejecting writes for a node, and why. Returns `None` while that is
     /// unknown: before the first answer to this leader, and while a write fails that may still succeed.
     fn writes(&self, node: &Node, cx: &Context) -> Option<(bool, String)> {
-        if let Some(why) = refused(node, cx.registry) {
+        if let Some(why) = refused(node, cx.allocations) {
             return Some((true, why));
         }
-        let refusals = &cx.registry.refusals;
+        let refusals = &cx.allocations.refusals;
         let has_heard =
             self.heard.contains(&node.name) || Mutation::RefusalsOfPredecessorForgotten.is_on();
-        let is_failing = writes_for(node, cx.registry).any(|(_, call)| refusals.is_failing(&call));
+        let is_failing =
+            writes_for(node, cx.allocations).any(|(_, call)| refusals.is_failing(&call));
         let taken = || (false, "the API server takes what is written".to_owned());
         (has_heard && !is_failing).then(taken)
     }
@@ -302,7 +306,7 @@ impl Subnets {
         };
         let kept = is.report.as_ref().map(|it| &*it.conditions);
         let kept = kept.unwrap_or_default();
-        kept.len() == written.len() && kept.iter().zip(written).all(|(a, b)| a.says(b))
+        kept.len() == written.len() && kept.iter().zip(written).all(|(a, b)| a.is_same_as(b))
     }
 }
 
@@ -310,51 +314,51 @@ impl Subnets {
 fn wanted(
     name: &Text,
     is: Option<&Subnet>,
-    world: &World,
-    registry: &Registry,
+    cache: &ClusterCache,
+    allocations: &AllocationState,
 ) -> Option<NodeSubnetSpec> {
-    let node = world.nodes.get(name);
-    let report = node.and_then(|node| report_of(node, world));
+    let node = cache.nodes.get(name);
+    let report = node.and_then(|node| report_of(node, cache));
     let blocks = node
-        .map(|node| registry.listed_blocks(&node.uid, report))
+        .map(|node| allocations.listed_blocks(&node.uid, report))
         .unwrap_or_default();
     let suspects = node
-        .map(|node| registry.suspects_of(&node.uid, report))
+        .map(|node| allocations.leak_candidates_of(&node.uid, report))
         .unwrap_or_default();
     // The agent may have blocks of a pool that serves no node now, and an earlier leader may have a block creation in
     // flight.
     let gives_blocks = |pool: &PoolState| {
-        let is_valid = !matches!(pool.verdict, Verdict::Invalid(_));
+        let is_valid = !matches!(pool.phase, PoolPhase::Invalid(_));
         is_valid && pool.allocation_mode == AllocationMode::Blocks
     };
     let may_ask = node.is_some_and(|node| {
-        let begun = |pool: &&PoolState| gives_blocks(pool) && pool.verdict != Verdict::Starting;
-        let mut pools = registry.pools.iter().filter(begun);
+        let begun = |pool: &&PoolState| gives_blocks(pool) && pool.phase != PoolPhase::Starting;
+        let mut pools = allocations.pools.iter().filter(begun);
         pools.any(|pool| pool.selects(node))
     });
-    let may_speak = registry.is_listening && registry.pools.iter().any(gives_blocks);
+    let may_speak = allocations.in_agent_grace && allocations.pools.iter().any(gives_blocks);
     let pools = node
-        .map(|node| pools(node, &blocks, is, registry))
+        .map(|node| pools(node, &blocks, is, allocations))
         .unwrap_or_default();
     // A node without any pool runs no agent of Cadastre.
     let pod_ranges = if pools.is_empty() {
         Vec::new()
     } else {
-        registry.pools.pod_ranges().to_vec()
+        allocations.pools.pod_ranges().to_vec()
     };
-    let previous: Vec<QuarantinedNode> = registry
-        .rests_of(name)
-        .filter(|(_, rest)| !rest.leaving)
+    let previous: Vec<QuarantinedNode> = allocations
+        .quarantined_of(name)
+        .filter(|(_, rest)| !rest.released)
         .map(|((_, uid), rest)| QuarantinedNode {
             node_uid: uid.to_string(),
             provider_id: rest.machine.provider_id.as_deref().map(str::to_owned),
             machine_id: rest.machine.machine_id.as_deref().map(str::to_owned),
-            pod_cidrs: registry.held_ranges(&rest.ranges),
+            pod_cidrs: allocations.allocated_ranges(&rest.ranges),
             until: Time(rest.until_wall),
         })
         .collect();
     let pod_cidrs = node
-        .map(|node| registry.listed_pod_cidrs(node, is))
+        .map(|node| allocations.listed_pod_cidrs(node, is))
         .unwrap_or_default();
     let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
     // The NodeSubnet of a live node stays: a block that an earlier leader creates late can be listed there.
@@ -366,9 +370,10 @@ fn wanted(
     }
     // If the first blocks are being created, one write with them suffices, unless the agent is to report, or the API
     // server rejects the blocks, which the NodeSubnet must report.
-    let coming = node
-        .is_some_and(|node| registry.blocks.has(&node.uid) && refused(node, registry).is_none());
-    if nothing && is.is_none() && coming && !registry.is_listening {
+    let coming = node.is_some_and(|node| {
+        allocations.blocks.has(&node.uid) && refused(node, allocations).is_none()
+    });
+    if nothing && is.is_none() && coming && !allocations.in_agent_grace {
         return None;
     }
     let text = |text: &Text| text.to_string();
@@ -391,7 +396,7 @@ fn pools(
     node: &Node,
     blocks: &[AllocatedBlock],
     is: Option<&Subnet>,
-    registry: &Registry,
+    allocations: &AllocationState,
 ) -> Vec<NodePool> {
     let mut pools: Vec<NodePool> = Vec::new();
     let mut add = |told: Option<&NodePool>, closed| {
@@ -401,29 +406,32 @@ fn pools(
             ..told.clone()
         }));
     };
-    for (pool, by_name) in registry.pools.block_pools(node) {
-        let mut told = pool.told.clone();
+    for (pool, by_name) in allocations.pools.block_pools(node) {
+        let mut told = pool.node_view.clone();
         if by_name {
-            told.assignment = Assignment::Manual;
+            told.assignment = AssignmentMode::Manual;
         }
         add(Some(&told), false);
     }
-    for range in registry.pod_cidrs(node) {
-        add(registry.pools.of(range).map(|pool| &pool.told), false);
+    for range in allocations.pod_cidrs(node) {
+        add(
+            allocations.pools.of(range).map(|pool| &pool.node_view),
+            false,
+        );
     }
     for held in blocks {
-        let pool = registry.pools.get(&held.pool);
-        let readable = pool.filter(|pool| !matches!(pool.verdict, Verdict::Invalid(_)));
+        let pool = allocations.pools.get(&held.pool);
+        let readable = pool.filter(|pool| !matches!(pool.phase, PoolPhase::Invalid(_)));
         // If the pool is gone or invalid, its last known settings stay in force.
-        let told = readable.map(|pool| &pool.told).or_else(|| {
+        let told = readable.map(|pool| &pool.node_view).or_else(|| {
             let spec = is?.spec.as_ref().ok()?;
             spec.pools.iter().find(|it| it.name == held.pool)
         });
         add(told, true);
     }
     let of_blocks = blocks.iter().map(|held| held.pool.as_str());
-    let ranges = registry.pod_cidrs(node);
-    let of_ranges = ranges.filter_map(|range| registry.pools.of(range).map(|it| &*it.name));
+    let ranges = allocations.pod_cidrs(node);
+    let of_ranges = ranges.filter_map(|range| allocations.pools.of(range).map(|it| &*it.name));
     let held: BTreeSet<&str> = of_blocks.chain(of_ranges).collect();
     bound(&mut pools, &held);
     pools
@@ -449,9 +457,9 @@ fn bound(pools: &mut Vec<NodePool>, held: &BTreeSet<&str>) {
 
 /// Judges the agent's status, if there is one: whether all entries are valid and concern this node, and which are
 /// not.
-fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
+fn acceptance(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     let report = subnet.report.as_ref()?;
-    let node = cx.world.nodes.get(&subnet.name)?;
+    let node = cx.cache.nodes.get(&subnet.name)?;
     if report.node_uid.is_empty() && report.refusals == 0 {
         return None;
     }
@@ -464,12 +472,12 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
         );
         return Some((false, text));
     }
-    let blocks = &cx.registry.blocks;
+    let blocks = &cx.allocations.blocks;
     let own = |addr: &Addr| {
         let mut of_node = blocks.of(&node.uid).map(|entry| entry.cidr);
         of_node.any(|cidr| cidr.contains_addr(*addr))
             || cx
-                .registry
+                .allocations
                 .pod_cidrs(node)
                 .any(|cidr| cidr.contains_addr(*addr))
     };
@@ -487,7 +495,7 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
         ));
     }
     let unknown = |pool: &&Text| {
-        !cx.registry
+        !cx.allocations
             .pools
             .get(pool)
             .is_some_and(|it| it.selects(node))
@@ -519,7 +527,7 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
 
 /// Sets a condition in the list. If nothing is known, it stays as it is; a good state is written only after a bad
 /// one. `reasons` are those of the bad and of the good state.
-fn say(
+fn set_condition(
     all: &mut Vec<SubnetCondition>,
     kind: &str,
     said: Option<(bool, String)>,
@@ -560,30 +568,30 @@ fn say(
 /// Returns the writes for a node, each in words and as a call.
 fn writes_for<'a>(
     node: &'a Node,
-    registry: &'a Registry,
-) -> impl Iterator<Item = (String, Call)> + use<'a> {
-    let of_blocks = registry.blocks.of(&node.uid).map(|entry| {
+    allocations: &'a AllocationState,
+) -> impl Iterator<Item = (String, ObjectCall)> + use<'a> {
+    let of_blocks = allocations.blocks.of(&node.uid).map(|entry| {
         let what = format!("IPAMBlock {}", entry.cidr);
-        (what, Call::WriteBlock(entry.cidr))
+        (what, ObjectCall::WriteBlock(entry.cidr))
     });
     let of_node = [
         (
             "podCIDRs for the node".to_owned(),
-            Call::AssignPodCidrs(node.uid.clone()),
+            ObjectCall::AssignPodCidrs(node.uid.clone()),
         ),
         (
             "the spec of the NodeSubnet".to_owned(),
-            Call::WriteSubnet(node.name.clone()),
+            ObjectCall::WriteSubnet(node.name.clone()),
         ),
     ];
     of_node.into_iter().chain(of_blocks)
 }
 
 /// Describes a write for the node that the API server keeps rejecting, if there is one.
-fn refused(node: &Node, registry: &Registry) -> Option<String> {
-    let refusals = &registry.refusals;
+fn refused(node: &Node, allocations: &AllocationState) -> Option<String> {
+    let refusals = &allocations.refusals;
     let mut refused =
-        writes_for(node, registry).filter_map(|(what, call)| Some((what, refusals.why(&call)?)));
+        writes_for(node, allocations).filter_map(|(what, call)| Some((what, refusals.why(&call)?)));
     let (what, why) = refused.next()?;
     let more = match refused.count() {
         0 => String::new(),
@@ -594,21 +602,28 @@ fn refused(node: &Node, registry: &Registry) -> Option<String> {
     ))
 }
 
-fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) -> Option<Request> {
+fn difference(
+    name: &Text,
+    wanted: Option<NodeSubnetSpec>,
+    is: Option<&Subnet>,
+) -> Option<ApiRequest> {
     match (wanted, is) {
         (None, None) => None,
-        (Some(spec), None) => Some(Request::Create(name.clone(), Spec::Subnet(spec))),
-        (Some(spec), Some(is)) if !is.lacks_parts && is.spec.as_ref() == Ok(&spec) => None,
-        (Some(spec), Some(is)) => Some(Request::Replace(Known::of(is), Spec::Subnet(spec))),
-        (None, Some(is)) => Some(Request::Delete(Kind::Subnet, Known::of(is))),
+        (Some(spec), None) => Some(ApiRequest::Create(name.clone(), ObjectSpec::Subnet(spec))),
+        (Some(spec), Some(is)) if !is.is_partial && is.spec.as_ref() == Ok(&spec) => None,
+        (Some(spec), Some(is)) => Some(ApiRequest::Replace(
+            KnownObject::of(is),
+            ObjectSpec::Subnet(spec),
+        )),
+        (None, Some(is)) => Some(ApiRequest::Delete(ObjectKind::Subnet, KnownObject::of(is))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::request::{Outcome, Refusal};
-    use crate::cluster::seen::Pool;
+    use crate::cluster::objects::Pool;
+    use crate::cluster::request::{Rejection, RequestOutcome};
     use crate::demand::Demand;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
     use cadastre_daemon::watch::Change;
@@ -618,9 +633,9 @@ mod tests {
         let mut p = pool("p", "10.0.0.0/24");
         p.spec.as_mut().unwrap().terms.cooldown_seconds = 7;
         change(&mut p);
-        let mut world = World::default();
-        list(&mut world.pools, vec![p, pool("q", "10.0.1.0/24")]);
-        list(&mut world.nodes, vec![node("n")]);
+        let mut cache = ClusterCache::default();
+        list(&mut cache.pools, vec![p, pool("q", "10.0.1.0/24")]);
+        list(&mut cache.nodes, vec![node("n")]);
         let mut subnet = subnet("n", &["10.0.0.16/28", "10.0.0.32/28"], 0);
         subnet.spec.as_mut().unwrap().pools = told
             .iter()
@@ -634,11 +649,11 @@ mod tests {
                 told
             })
             .collect();
-        list(&mut world.blocks, objects(&subnet));
-        list(&mut world.subnets, vec![subnet.clone()]);
-        let (registry, _) = Registry::rebuild(&world, &[], NOW);
+        list(&mut cache.blocks, objects(&subnet));
+        list(&mut cache.subnets, vec![subnet.clone()]);
+        let (allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let name = subnet.name.clone();
-        wanted(&name, Some(&subnet), &world, &registry)
+        wanted(&name, Some(&subnet), &cache, &allocations)
             .unwrap()
             .pools
     }
@@ -649,13 +664,13 @@ mod tests {
         let spec = is.spec.clone().unwrap();
         let request = |lacks_parts| {
             let is = Subnet {
-                lacks_parts,
+                is_partial: lacks_parts,
                 ..is.clone()
             };
             difference(&is.name, Some(spec.clone()), Some(&is))
         };
         assert!(request(false).is_none());
-        assert!(matches!(request(true), Some(Request::Replace(..))));
+        assert!(matches!(request(true), Some(ApiRequest::Replace(..))));
     }
 
     fn brief(pools: &[NodePool]) -> Vec<(&str, bool, u32)> {
@@ -678,29 +693,29 @@ mod tests {
 
     #[test]
     fn pools_beyond_what_one_object_holds_are_left_out_and_that_is_told_once() {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let many = (0..1_100).map(|n| {
             pool(
                 &format!("p{n:04}"),
                 &format!("10.{}.{}.0/28", n >> 8, n & 255),
             )
         });
-        list(&mut world.pools, many.collect());
-        list(&mut world.nodes, vec![node("n")]);
+        list(&mut cache.pools, many.collect());
+        list(&mut cache.nodes, vec![node("n")]);
         let mut told = subnet("n", &["10.4.75.0/28"], 0);
         told.spec.as_mut().unwrap().blocks[0].pool = "p1099".to_owned();
         let mut objects = objects(&told);
         objects[0].spec.as_mut().unwrap().pool = "p1099".into();
-        list(&mut world.blocks, objects);
-        list(&mut world.subnets, vec![told]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        list(&mut cache.blocks, objects);
+        list(&mut cache.subnets, vec![told]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let (mut subnets, mut reports) = (Subnets::default(), Vec::new());
-        let gone = Answer::to_write(&Purpose::DefaultPool, &Outcome::Gone);
+        let gone = RequestAnswer::to_write(&Purpose::DefaultPool, &RequestOutcome::Gone);
         for _ in 0..2 {
             subnets.queue.add("n".into());
-            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
+            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
             let (request, _) = subnets.next(&mut cx).unwrap();
-            let Request::Replace(_, Spec::Subnet(spec)) = request else {
+            let ApiRequest::Replace(_, ObjectSpec::Subnet(spec)) = request else {
                 panic!("{request:?}");
             };
             assert!(spec.pools.len() <= MOST_POOLS);
@@ -716,8 +731,8 @@ mod tests {
         assert_eq!(reasons, [POOLS_LEFT_OUT]);
         // The NodeSubnet reports it for as long as it lasts.
         let mut conditions = || {
-            let cx = Context::new(&world, &mut registry, &mut reports, NOW);
-            let subnet = world.subnets.get("n").unwrap();
+            let cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
+            let subnet = cache.subnets.get("n").unwrap();
             subnets.conditions(subnet, &cx)
         };
         let all = conditions();
@@ -730,92 +745,92 @@ mod tests {
 
     #[test]
     fn a_condition_says_what_is_refused_for_good_and_stays_to_say_that_it_is_over() {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let mut of_node = subnet("n", &["10.0.0.16/28"], 0);
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
-        list(&mut world.blocks, objects(&of_node));
-        list(&mut world.subnets, vec![of_node.clone()]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        list(&mut cache.nodes, vec![node("n")]);
+        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut cache.blocks, objects(&of_node));
+        list(&mut cache.subnets, vec![of_node.clone()]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let mut subnets = Subnets::default();
-        let call = Call::WriteSubnet("n".into());
+        let call = ObjectCall::WriteSubnet("n".into());
         for _ in 0..3 {
-            registry.refusals.note(&call, &no(), true, NOW.mono);
+            allocations.refusals.note(&call, &no(), true, NOW.mono);
         }
-        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].is_true() && &*told[0].kind == WRITES_REJECTED);
         assert!(told[0].message.contains("a policy forbids it"), "{told:?}");
         of_node.report.get_or_insert_default().conditions = told.clone().into();
-        let again = conditions(&subnets, &of_node, &world, &mut registry);
+        let again = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(again, told, "once");
-        registry
+        allocations
             .refusals
-            .note(&call, &Outcome::Gone, true, NOW.mono);
+            .note(&call, &RequestOutcome::Gone, true, NOW.mono);
         subnets.heard_of("n".into());
-        let over = conditions(&subnets, &of_node, &world, &mut registry);
+        let over = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert!(over.len() == 1 && &*over[0].status == "False", "{over:?}");
     }
 
     #[test]
     fn what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells() {
-        let (of_node, world, mut registry) = with_conditions(&[WRITES_REJECTED]);
+        let (of_node, cache, mut allocations) = with_conditions(&[WRITES_REJECTED]);
         let before = of_node.report.as_ref().unwrap().conditions.to_vec();
         let mut subnets = Subnets::default();
-        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(told, before, "nothing was tried");
-        let call = Call::WriteSubnet("n".into());
-        registry.refusals.note(&call, &no(), true, NOW.mono);
-        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        let call = ObjectCall::WriteSubnet("n".into());
+        allocations.refusals.note(&call, &no(), true, NOW.mono);
+        let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(told, before, "refused, and not for good yet");
         // The write that fails is not the one that succeeded.
         subnets.heard_of("n".into());
-        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(told, before, "refused, and not for good yet");
-        registry
+        allocations
             .refusals
-            .note(&call, &Outcome::Gone, true, NOW.mono);
-        let over = conditions(&subnets, &of_node, &world, &mut registry);
+            .note(&call, &RequestOutcome::Gone, true, NOW.mono);
+        let over = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(&*over[0].status, "False");
-        subnets.gone(world.nodes.get("n").unwrap());
-        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        subnets.gone(cache.nodes.get("n").unwrap());
+        let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(told, before, "it is another node's word");
     }
 
     #[test]
     fn a_node_whose_first_block_is_refused_has_a_subnet_that_can_say_so() {
-        let mut world = World::default();
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        registry.is_listening = false;
+        let mut cache = ClusterCache::default();
+        list(&mut cache.nodes, vec![node("n")]);
+        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        allocations.in_agent_grace = false;
         let mut demand = Demand::default();
-        demand.add_name(&"n".into(), &world, &registry);
+        demand.add_name(&"n".into(), &cache, &allocations);
         demand.work(&mut Context {
-            world: &world,
-            registry: &mut registry,
+            cache: &cache,
+            allocations: &mut allocations,
             reports: &mut Vec::new(),
             now: NOW,
         });
-        let cidr = registry.blocks.of("n").next().unwrap().cidr;
-        let wanted = |registry: &Registry| wanted(&"n".into(), None, &world, registry);
-        assert!(wanted(&registry).is_none(), "one write will do");
+        let cidr = allocations.blocks.of("n").next().unwrap().cidr;
+        let wanted = |allocations: &AllocationState| wanted(&"n".into(), None, &cache, allocations);
+        assert!(wanted(&allocations).is_none(), "one write will do");
         for _ in 0..3 {
-            let call = Call::WriteBlock(cidr);
-            registry.refusals.note(&call, &no(), true, NOW.mono);
+            let call = ObjectCall::WriteBlock(cidr);
+            allocations.refusals.note(&call, &no(), true, NOW.mono);
         }
-        let spec = wanted(&registry).unwrap();
+        let spec = wanted(&allocations).unwrap();
         assert!(spec.blocks.is_empty() && spec.pools.len() == 1, "{spec:?}");
     }
 
     #[test]
     fn conditions_of_others_stay_as_they_are() {
-        let (of_node, world, mut registry) =
+        let (of_node, cache, mut allocations) =
             with_conditions(&["OfSomebodyElse", WRITES_REJECTED, "OfAnother"]);
         let before = of_node.report.as_ref().unwrap().conditions.to_vec();
         let mut subnets = Subnets::default();
         subnets.heard_of("n".into());
-        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(&*told[1].status, "False");
         assert_eq!(
             [&told[0], &told[2]],
@@ -823,24 +838,24 @@ mod tests {
             "and in their places"
         );
         // Conditions are written on the version that was read.
-        let gone = Answer::to_write(&Purpose::DefaultPool, &Outcome::Gone);
+        let gone = RequestAnswer::to_write(&Purpose::DefaultPool, &RequestOutcome::Gone);
         subnets.queue.add("n".into());
         let mut reports = Vec::new();
-        let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
         let (request, _) = subnets.next(&mut cx).unwrap();
         subnets.requests.answered(&"n".into(), &gone);
-        assert!(matches!(request, Request::Replace(..)), "{request:?}");
-        let Look::Send(request, purpose) = subnets.answer(&"n".into(), &cx) else {
+        assert!(matches!(request, ApiRequest::Replace(..)), "{request:?}");
+        let KeyDecision::Send(request, purpose) = subnets.answer(&"n".into(), &cx) else {
             panic!("nothing is answered");
         };
-        let written = Request::SetSubnetConditions(Known::of(&of_node), told);
+        let written = ApiRequest::SetSubnetConditions(KnownObject::of(&of_node), told);
         assert_eq!(request, written);
         // On a conflict the object is read before the next write.
-        let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
-        let noted = subnets.answered(&Answer::to_write(&purpose, &conflict), &mut cx);
+        let conflict = RequestOutcome::Rejected(Rejection::Guard("modified".to_owned()));
+        let noted = subnets.answered(&RequestAnswer::to_write(&purpose, &conflict), &mut cx);
         subnets.queue.add(noted.subnets[0].clone());
         let (request, _) = subnets.next(&mut cx).unwrap();
-        assert!(matches!(request, Request::Read(..)), "{request:?}");
+        assert!(matches!(request, ApiRequest::Read(..)), "{request:?}");
     }
 
     #[test]
@@ -849,22 +864,22 @@ mod tests {
         let mut kinds: Vec<&str> = many.iter().map(String::as_str).collect();
         kinds[0] = WRITES_REJECTED;
         let answer = |kinds: &[&str]| {
-            let (_, world, mut registry) = with_conditions(kinds);
+            let (_, cache, mut allocations) = with_conditions(kinds);
             let mut subnets = Subnets::default();
             subnets.heard_of("n".into());
             let mut reports = Vec::new();
-            let cx = Context::new(&world, &mut registry, &mut reports, NOW);
-            matches!(subnets.answer(&"n".into(), &cx), Look::Send(..))
+            let cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
+            matches!(subnets.answer(&"n".into(), &cx), KeyDecision::Send(..))
         };
         assert!(!answer(&kinds) && answer(&kinds[..MOST_CONDITIONS]));
     }
 
-    fn no() -> Outcome {
-        Outcome::Refused(Refusal::Rejected("a policy forbids it".to_owned()))
+    fn no() -> RequestOutcome {
+        RequestOutcome::Rejected(Rejection::Rejected("a policy forbids it".to_owned()))
     }
 
     /// Returns node `n` whose NodeSubnet has true conditions of these types.
-    fn with_conditions(kinds: &[&str]) -> (Subnet, World, Registry) {
+    fn with_conditions(kinds: &[&str]) -> (Subnet, ClusterCache, AllocationState) {
         let one = |kind: &&str| SubnetCondition {
             kind: (*kind).into(),
             status: "True".into(),
@@ -875,23 +890,23 @@ mod tests {
         };
         let mut of_node = subnet("n", &["10.0.0.16/28"], 0);
         of_node.report.get_or_insert_default().conditions = kinds.iter().map(one).collect();
-        let mut world = World::default();
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
-        list(&mut world.blocks, objects(&of_node));
-        list(&mut world.subnets, vec![of_node.clone()]);
-        let (registry, _) = Registry::rebuild(&world, &[], NOW);
-        (of_node, world, registry)
+        let mut cache = ClusterCache::default();
+        list(&mut cache.nodes, vec![node("n")]);
+        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut cache.blocks, objects(&of_node));
+        list(&mut cache.subnets, vec![of_node.clone()]);
+        let (allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        (of_node, cache, allocations)
     }
 
     fn conditions(
         subnets: &Subnets,
         of: &Subnet,
-        world: &World,
-        registry: &mut Registry,
+        cache: &ClusterCache,
+        allocations: &mut AllocationState,
     ) -> Vec<SubnetCondition> {
         let mut reports = Vec::new();
-        let cx = Context::new(world, registry, &mut reports, NOW);
+        let cx = Context::new(cache, allocations, &mut reports, NOW);
         subnets.conditions(of, &cx)
     }
 
@@ -905,13 +920,13 @@ mod tests {
 
     #[test]
     fn the_node_subnet_of_a_live_node_stays_when_it_says_nothing() {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let empty = subnet("n", &[], 0);
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.subnets, vec![empty.clone()]);
-        let (registry, _) = Registry::rebuild(&world, &[], NOW);
-        assert!(wanted(&empty.name, Some(&empty), &world, &registry).is_some());
-        world.nodes.change(Change::Deleted(node("n")));
-        assert!(wanted(&empty.name, Some(&empty), &world, &registry).is_none());
+        list(&mut cache.nodes, vec![node("n")]);
+        list(&mut cache.subnets, vec![empty.clone()]);
+        let (allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        assert!(wanted(&empty.name, Some(&empty), &cache, &allocations).is_some());
+        cache.nodes.change(Change::Deleted(node("n")));
+        assert!(wanted(&empty.name, Some(&empty), &cache, &allocations).is_none());
     }
 }

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use super::registry::Registry;
-use crate::cluster::seen::Text;
-use crate::cluster::world::World;
-use crate::cluster::world::report_of;
+use super::allocations::AllocationState;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::cache::report_of;
+use crate::cluster::objects::Text;
 use cadastre_api::AddressStatus;
 use cadastre_core::Family;
 
@@ -36,25 +36,28 @@ impl Totals {
 }
 
 /// Counts the addresses of all pools.
-pub fn totals(world: &World, registry: &Registry) -> BTreeMap<(Text, Family), Totals> {
+pub fn totals(
+    cache: &ClusterCache,
+    allocations: &AllocationState,
+) -> BTreeMap<(Text, Family), Totals> {
     let mut all: BTreeMap<(Text, Family), Totals> = BTreeMap::new();
-    for entry in registry.blocks.iter() {
+    for entry in allocations.blocks.iter() {
         let key = (entry.pool.clone(), entry.cidr.family());
         let totals = all.entry(key).or_default();
-        let pool = registry.pools.get(&entry.pool);
+        let pool = allocations.pools.get(&entry.pool);
         totals.outside += usize::from(pool.is_some_and(|pool| !pool.space.covers(&entry.cidr)));
-        if entry.owner.resting || !entry.confirmed {
+        if entry.owner.quarantined || !entry.confirmed {
             continue;
         }
-        let usable = registry.usable(&entry.cidr, &entry.pool);
+        let usable = allocations.usable(&entry.cidr, &entry.pool);
         totals.held = totals.held.saturating_add(usable);
-        let node = world.nodes.get(&entry.owner.name);
-        let report = node.and_then(|node| report_of(node, world));
-        if let Some(word) = entry.word(report) {
+        let node = cache.nodes.get(&entry.owner.name);
+        let report = node.and_then(|node| report_of(node, cache));
+        if let Some(word) = entry.report_for(report) {
             totals.used += u128::from(word.used);
             totals.cooling += u128::from(word.cooling);
         } else {
-            totals.used += world.pods.count_in(&entry.cidr) as u128;
+            totals.used += cache.pods.count_in(&entry.cidr) as u128;
         }
     }
     all
@@ -67,20 +70,20 @@ mod tests {
 
     #[test]
     fn addresses_of_wide_blocks_are_counted_exactly() {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let mut wide = pool_of_v6("p", "fd00::/40", 48);
         let spec = wide.spec.as_mut().unwrap();
         spec.reserved = vec!["fd00::/56".to_owned()];
-        list(&mut world.pools, vec![wide]);
-        list(&mut world.nodes, vec![node("a")]);
+        list(&mut cache.pools, vec![wide]);
+        list(&mut cache.nodes, vec![node("a")]);
         let mut own = subnet("a", &["fd00::/48", "fd00:0:1::/48"], 0);
         for word in &mut own.report.as_mut().unwrap().blocks {
             (word.used, word.cooling) = (u64::MAX / 2, u64::MAX / 2);
         }
-        list(&mut world.blocks, objects(&own));
-        list(&mut world.subnets, vec![own]);
-        let registry = Registry::rebuild(&world, &[], NOW).0;
-        let totals = totals(&world, &registry)[&("p".into(), Family::V6)];
+        list(&mut cache.blocks, objects(&own));
+        list(&mut cache.subnets, vec![own]);
+        let allocations = AllocationState::rebuild(&cache, &[], NOW).0;
+        let totals = totals(&cache, &allocations)[&("p".into(), Family::V6)];
         assert_eq!(totals.held, (2 << 80) - (1 << 72));
         let most = u128::from(u64::MAX - 1);
         assert_eq!((totals.used, totals.cooling), (most, most));

@@ -3,24 +3,24 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::cluster::request::Kind;
-use crate::cluster::seen::Text;
-use crate::figures::Figures;
+use crate::cluster::objects::Text;
+use crate::cluster::request::ObjectKind;
+use crate::figures::FamilyCounts;
 use crate::queue::Load;
 use crate::totals::Totals;
 use cadastre_core::Family;
 
 /// A snapshot of the controller's state.
 #[derive(Clone, Debug, Default)]
-pub struct View {
+pub struct ControllerView {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
     /// What the fence still has to do; `None` when it is done or this process does not lead
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
-    pub dealing: bool,
+    pub allocating: bool,
     /// Counts of every pool and family
-    pub pools: Vec<(Text, Family, Figures)>,
+    pub pools: Vec<(Text, Family, FamilyCounts)>,
     /// Addresses of every pool and family with blocks
     pub addresses: Vec<(Text, Family, Totals)>,
     /// Blocks by state: held, recalled, provisional, quarantined, overdue
@@ -32,7 +32,7 @@ pub struct View {
     /// Addresses that several pods report
     pub doubled: usize,
     /// Number of calls that keep failing, by the kind of object
-    pub rejected_writes: BTreeMap<Kind, usize>,
+    pub rejected_writes: BTreeMap<ObjectKind, usize>,
     /// Invalid entries in agents' statuses
     pub refused: u64,
     /// How long the oldest block has been in quarantine beyond its time
@@ -50,7 +50,7 @@ pub struct View {
     /// podCIDRs over pools that are too wide to count
     pub too_wide: usize,
     /// Ranges that stay allocated because a write is indeterminate
-    pub unclear: usize,
+    pub indeterminate: usize,
     /// podCIDRs that a foreign allocator wrote while this process led
     pub foreign_allocations: u64,
     /// Load of each loop's queues

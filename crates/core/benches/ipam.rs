@@ -14,7 +14,9 @@ use std::hint::black_box;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use cadastre_core::{Addr, Cidr, ClaimId, Dual, Family, Holder, Ledger, Pool, Ranges, Span, State};
+use cadastre_core::{
+    Addr, Cidr, ClaimId, ClaimLedger, ClaimState, Dual, Family, FamilyRanges, Holder, IpRange, Pool,
+};
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, measurement::WallTime};
 
 /// The most operations between two readings of the clock.
@@ -44,7 +46,7 @@ fn main() {
 
 /// A ledger and a pool at a certain fill level.
 struct Case {
-    ledger: Ledger,
+    ledger: ClaimLedger,
     pool: Pool,
     held: Vec<ClaimId>,
     blocks: u64,
@@ -62,7 +64,7 @@ impl Case {
             if case.random.below(blocks - n) < missing {
                 let cidr = case.block(family, n);
                 case.held
-                    .push(case.ledger.record(holder(n), cidr, State::Held));
+                    .push(case.ledger.record(holder(n), cidr, ClaimState::Allocated));
             }
         }
         case
@@ -79,10 +81,10 @@ impl Case {
             value: first.value + (u128::from(blocks) << order) - 1,
             ..first
         };
-        let cidrs = Span::new(first, last)
+        let cidrs = IpRange::new(first, last)
             .unwrap_or_else(|| first.into())
             .to_cidrs();
-        let ranges = Ranges {
+        let ranges = FamilyRanges {
             cidrs,
             block_len: u8::try_from(u32::from(family.bits()) - order).unwrap_or_default(),
         };
@@ -97,7 +99,7 @@ impl Case {
             },
         });
         Self {
-            ledger: Ledger::default(),
+            ledger: ClaimLedger::default(),
             pool,
             held: Vec::new(),
             blocks,
@@ -225,7 +227,7 @@ fn report_memory() {
     }
 }
 
-fn bytes(ledger: &Ledger) -> usize {
+fn bytes(ledger: &ClaimLedger) -> usize {
     ledger.heap_bytes() / ledger.len()
 }
 

@@ -6,19 +6,19 @@
 //! free blocks that a blocked span closes.
 
 use super::cidr::{Addr, Cidr, Family};
-use super::claims::{Claim, ClaimId, Holder, State};
+use super::claims::{Claim, ClaimId, ClaimState, Holder};
 use super::dual::Dual;
-use super::ledger::Ledger;
-use super::part::Part;
+use super::family_pool::FamilyPool;
+use super::ledger::ClaimLedger;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
 /// The pool has no free block. Counts are in blocks of the pool's current block length, excluding blocked ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no free {family} block of /{block_len}: of {capacity} in the pool {held} are taken and {avoided} contain addresses in use ({resting} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
+    "no free {family} block of /{block_len}: of {capacity} in the pool {held} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
 )]
-pub struct Full {
+pub struct PoolExhausted {
     /// The first family without a free block; nothing was carved of the other one either.
     pub family: Family,
     /// The prefix length that was searched for.
@@ -30,12 +30,12 @@ pub struct Full {
     /// Free blocks that were skipped because of an address in them.
     pub avoided: u128,
     /// Quarantined ranges of any length that overlap the pool; they become free without any action.
-    pub resting: usize,
+    pub quarantined: usize,
 }
 
 /// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Room {
+pub struct BlockCounts {
     /// Blocks that the pool would have if nothing were claimed, excluding blocked ones. Saturates at
     /// `u128::MAX`, one too few for `::/0` in single addresses.
     pub capacity: u128,
@@ -43,7 +43,7 @@ pub struct Room {
     pub free: u128,
 }
 
-impl Ledger {
+impl ClaimLedger {
     /// Carves one block for each of the pool's families and records both as claims of `holder` in state
     /// [`State::InFlight`], or carves nothing at all.
     ///
@@ -54,7 +54,7 @@ impl Ledger {
         pool: &mut Pool,
         holder: Holder,
         avoid: impl Fn(&Cidr) -> Option<Addr>,
-    ) -> Result<Dual<Option<ClaimId>>, Full> {
+    ) -> Result<Dual<Option<ClaimId>>, PoolExhausted> {
         // All blocks are found before the first is recorded, so there is nothing to roll back.
         let mut blocks = Dual::default();
         for family in pool.families() {
@@ -62,7 +62,7 @@ impl Ledger {
             if Mutation::FirstFamilyStaysClaimed.is_on()
                 && let (Err(_), Some(cidr)) = (&found, blocks.v4)
             {
-                self.record(holder, cidr, State::InFlight);
+                self.record(holder, cidr, ClaimState::InFlight);
             }
             *blocks.get_mut(family) = Some(found?);
         }
@@ -72,7 +72,7 @@ impl Ledger {
             let id = self.claims.insert(Claim {
                 holder,
                 cidr,
-                state: State::InFlight,
+                state: ClaimState::InFlight,
             });
             self.cover(cidr, id);
             Some(id)
@@ -82,15 +82,15 @@ impl Ledger {
     /// The room of one family of a pool; zero if the pool has no ranges of that family.
     ///
     /// Computed from the claims at every call, so it takes longer the more fragmented the free space is.
-    pub fn room(&self, pool: &Pool, family: Family) -> Room {
+    pub fn block_counts(&self, pool: &Pool, family: Family) -> BlockCounts {
         let space = self.spaces.get(family);
         let Some((part, order)) = blocks_of(pool, family) else {
-            return Room::default();
+            return BlockCounts::default();
         };
         let free = part
             .openings()
             .map(|(first, last)| space.count_free(order, first, last));
-        Room {
+        BlockCounts {
             capacity: part.capacity(order),
             free: free.fold(0, u128::saturating_add),
         }
@@ -101,7 +101,7 @@ impl Ledger {
         pool: &Pool,
         family: Family,
         avoid: &impl Fn(&Cidr) -> Option<Addr>,
-    ) -> Result<Cidr, Full> {
+    ) -> Result<Cidr, PoolExhausted> {
         let mut avoided = 0;
         let found = blocks_of(pool, family).and_then(|(part, order)| {
             let mut fit = |first: &u128| {
@@ -123,7 +123,7 @@ impl Ledger {
     /// Free blocks that may be carved and begin at or below `from`, in descending order.
     fn free_blocks(
         &self,
-        part: &Part,
+        part: &FamilyPool,
         family: Family,
         mut from: Option<u128>,
     ) -> impl Iterator<Item = u128> {
@@ -142,33 +142,33 @@ impl Ledger {
         })
     }
 
-    fn full(&self, pool: &Pool, family: Family, avoided: u128) -> Full {
-        let capacity = self.room(pool, family).capacity;
+    fn full(&self, pool: &Pool, family: Family, avoided: u128) -> PoolExhausted {
+        let capacity = self.block_counts(pool, family).capacity;
         let resting = self.claims.iter().filter(|(_, claim)| {
-            claim.state == State::Resting
+            claim.state == ClaimState::Quarantined
                 && claim.cidr.family() == family
                 && pool.touches(&claim.cidr)
         });
-        Full {
+        PoolExhausted {
             family,
             block_len: pool.block_len(family).unwrap_or_default(),
             capacity,
             held: capacity.saturating_sub(avoided),
             avoided,
-            resting: resting.count(),
+            quarantined: resting.count(),
         }
     }
 }
 
 /// The pool's part of a family and the order of its blocks; `None` if the pool cannot have blocks of it.
-fn blocks_of(pool: &Pool, family: Family) -> Option<(&Part, u8)> {
+fn blocks_of(pool: &Pool, family: Family) -> Option<(&FamilyPool, u8)> {
     let part = pool.part(family)?;
     Some((part, family.bits().checked_sub(part.block_len())?))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Ranges, Span};
+    use super::super::{FamilyRanges, IpRange};
     use super::*;
 
     const HOLDER: Holder = Holder(1);
@@ -177,21 +177,21 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    fn ranges(cidrs: &[&str], block_len: u8) -> Ranges {
-        Ranges {
+    fn ranges(cidrs: &[&str], block_len: u8) -> FamilyRanges {
+        FamilyRanges {
             cidrs: cidrs.iter().map(|text| cidr(text)).collect(),
             block_len,
         }
     }
 
-    fn v4(cidrs: &[&str], block_len: u8) -> Dual<Option<Ranges>> {
+    fn v4(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
         Dual {
             v4: Some(ranges(cidrs, block_len)),
             v6: None,
         }
     }
 
-    fn v6(cidrs: &[&str], block_len: u8) -> Dual<Option<Ranges>> {
+    fn v6(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
         Dual {
             v4: None,
             v6: Some(ranges(cidrs, block_len)),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     /// Carves IPv4 blocks until the pool is exhausted.
-    fn carve_all(ledger: &mut Ledger, pool: &mut Pool) -> (Vec<String>, Full) {
+    fn carve_all(ledger: &mut ClaimLedger, pool: &mut Pool) -> (Vec<String>, PoolExhausted) {
         let mut carved = Vec::new();
         loop {
             match ledger.carve(pool, HOLDER, |_| None) {
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn next_fit_goes_downward_over_all_cidrs_and_wraps() {
-        let mut ledger = Ledger::default();
+        let mut ledger = ClaimLedger::default();
         let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.1.0.0/24"], 26));
         let mut next = || {
             let id = ledger
@@ -239,15 +239,15 @@ mod tests {
 
     #[test]
     fn what_any_claim_overlaps_is_never_carved() {
-        let mut ledger = Ledger::default();
-        ledger.record(HOLDER, cidr("10.0.0.0/29"), State::Held);
-        ledger.record(HOLDER, cidr("10.0.0.96/27"), State::Resting);
-        ledger.record(HOLDER, cidr("10.0.0.128/25"), State::Unclear);
+        let mut ledger = ClaimLedger::default();
+        ledger.record(HOLDER, cidr("10.0.0.0/29"), ClaimState::Allocated);
+        ledger.record(HOLDER, cidr("10.0.0.96/27"), ClaimState::Quarantined);
+        ledger.record(HOLDER, cidr("10.0.0.128/25"), ClaimState::Indeterminate);
         let mut pool = Pool::new(v4(&["10.0.0.0/24"], 27));
         let (carved, full) = carve_all(&mut ledger, &mut pool);
         assert_eq!(carved, ["10.0.0.64/27", "10.0.0.32/27"]);
         assert_eq!(
-            (full.capacity, full.held, full.avoided, full.resting),
+            (full.capacity, full.held, full.avoided, full.quarantined),
             (8, 8, 0, 1)
         );
     }
@@ -256,21 +256,21 @@ mod tests {
     fn blocked_spans_are_passed_over() {
         let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
         pool.set_blocked(vec![
-            Span::parse("10.0.0.200").unwrap(),
-            Span::parse("10.0.0.60-10.0.0.70").unwrap(),
+            IpRange::parse("10.0.0.200").unwrap(),
+            IpRange::parse("10.0.0.60-10.0.0.70").unwrap(),
         ]);
-        let mut ledger = Ledger::default();
+        let mut ledger = ClaimLedger::default();
         assert_eq!(
-            ledger.room(&pool, Family::V4),
-            Room {
+            ledger.block_counts(&pool, Family::V4),
+            BlockCounts {
                 capacity: 1,
                 free: 1
             }
         );
         assert_eq!(carve_all(&mut ledger, &mut pool).0, ["10.0.0.128/26"]);
         assert_eq!(
-            ledger.room(&pool, Family::V4),
-            Room {
+            ledger.block_counts(&pool, Family::V4),
+            BlockCounts {
                 capacity: 1,
                 free: 0
             }
@@ -282,7 +282,7 @@ mod tests {
         let node = cidr("10.0.0.200/32").first();
         let avoid = |block: &Cidr| block.contains_addr(node).then_some(node);
         let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.0.0.128/25"], 25));
-        let mut ledger = Ledger::default();
+        let mut ledger = ClaimLedger::default();
         let id = ledger.carve(&mut pool, HOLDER, avoid).unwrap().v4.unwrap();
         assert_eq!(ledger.get(id).unwrap().cidr, cidr("10.0.0.0/25"));
         let full = ledger.carve(&mut pool, HOLDER, avoid).unwrap_err();
@@ -299,7 +299,7 @@ mod tests {
             v4: Some(ranges(&["10.0.0.0/24"], 24)),
             v6: Some(ranges(&["fd00::/63"], 64)),
         });
-        let mut ledger = Ledger::default();
+        let mut ledger = ClaimLedger::default();
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
         let claims: Vec<_> = [ids.v4, ids.v6]
             .map(|id| ledger.get(id.unwrap()).unwrap())
@@ -311,7 +311,7 @@ mod tests {
         assert!(
             claims
                 .iter()
-                .all(|claim| claim.state == State::InFlight && claim.holder == HOLDER)
+                .all(|claim| claim.state == ClaimState::InFlight && claim.holder == HOLDER)
         );
         assert_eq!(
             ledger
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn a_new_block_length_takes_what_is_left() {
         let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
-        let mut ledger = Ledger::default();
+        let mut ledger = ClaimLedger::default();
         let mut carve = |pool: &mut Pool| {
             let id = ledger.carve(pool, HOLDER, |_| None).unwrap().v4.unwrap();
             ledger.get(id).unwrap().cidr.to_string()
@@ -348,15 +348,15 @@ mod tests {
     #[test]
     fn a_whole_family_is_a_pool_too() {
         let mut pool = Pool::new(v6(&["::/0"], 128));
-        let mut ledger = Ledger::default();
+        let mut ledger = ClaimLedger::default();
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
         assert_eq!(
             ledger.get(ids.v6.unwrap()).unwrap().cidr.first().value,
             u128::MAX
         );
         assert_eq!(
-            ledger.room(&pool, Family::V6),
-            Room {
+            ledger.block_counts(&pool, Family::V6),
+            BlockCounts {
                 capacity: u128::MAX,
                 free: u128::MAX - 1
             }
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_can_hold_no_block_is_full() {
-        let mut ledger = Ledger::default();
+        let mut ledger = ClaimLedger::default();
         for block_len in [8, 33, 255] {
             let mut pool = Pool::new(v4(&["10.0.0.0/24"], block_len));
             assert_eq!(

@@ -22,15 +22,15 @@ pub struct ClaimId {
 
 /// How certain it is that the holder has the range. The range counts as allocated in every state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum State {
+pub enum ClaimState {
     /// A write that names the range was sent and has not been answered.
     InFlight,
     /// The outcome of such a write is unknown; the range counts as allocated until a read proves otherwise.
-    Unclear,
+    Indeterminate,
     /// Proven by a read or by the answer to the write.
-    Held,
+    Allocated,
     /// In quarantine: as far as is known, nobody uses the range any more.
-    Resting,
+    Quarantined,
 }
 
 /// A range with its holder.
@@ -41,7 +41,7 @@ pub struct Claim {
     /// The claimed addresses; other claims may overlap them.
     pub cidr: Cidr,
     /// How certain the claim is.
-    pub state: State,
+    pub state: ClaimState,
 }
 
 /// Claims by number. Numbers start at 1; 0 stands for none.
@@ -66,7 +66,7 @@ struct Record {
     next: u32,
     len: u8,
     family: Family,
-    state: State,
+    state: ClaimState,
 }
 
 const _: () = assert!(size_of::<Record>() == 40);
@@ -147,7 +147,7 @@ impl Claims {
         (record.generation == id.generation).then(|| record.claim())
     }
 
-    pub(crate) fn set_state(&mut self, id: ClaimId, state: State) -> bool {
+    pub(crate) fn set_state(&mut self, id: ClaimId, state: ClaimState) -> bool {
         let found = self.get(id).is_some();
         if found {
             self.record_mut(id.number).state = state;
@@ -266,7 +266,7 @@ mod tests {
         Claim {
             holder: Holder(holder),
             cidr,
-            state: State::Held,
+            state: ClaimState::Allocated,
         }
     }
 
@@ -278,7 +278,9 @@ mod tests {
         let new = claims.insert(claim(0, 2));
         assert_eq!(new.number, old.number, "the place is used again");
         assert_eq!((claims.get(old), claims.remove(old)), (None, None));
-        assert!(!claims.set_state(old, State::Resting) && !claims.set_holder(old, Holder(9)));
+        assert!(
+            !claims.set_state(old, ClaimState::Quarantined) && !claims.set_holder(old, Holder(9))
+        );
         assert_eq!(claims.get(new), Some(claim(0, 2)));
     }
 

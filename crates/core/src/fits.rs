@@ -6,9 +6,9 @@
 /// One number for each slot: blocks of every order below it fit into a free block of the slot. It is 0 if
 /// nothing in the slot is free, and the slot's order plus one if all of it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Fits(u32);
+pub(super) struct FreeOrders(u32);
 
-impl Fits {
+impl FreeOrders {
     /// A node of four free slots of `order`.
     pub(crate) fn all_free(order: u8) -> Self {
         Self(u32::from_le_bytes([order + 1; 4]))
@@ -54,10 +54,12 @@ impl Fits {
 mod tests {
     use super::*;
 
-    fn fits(slots: [u8; 4]) -> Fits {
+    fn fits(slots: [u8; 4]) -> FreeOrders {
         (0..4)
             .zip(slots)
-            .fold(Fits::all_free(8), |fits, (at, slot)| fits.with(at, slot))
+            .fold(FreeOrders::all_free(8), |fits, (at, slot)| {
+                fits.with(at, slot)
+            })
     }
 
     #[test]

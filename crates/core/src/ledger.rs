@@ -2,7 +2,7 @@
 //!
 //! The ledger records what exists, even where claims overlap: a cluster may already contain duplicates, and a
 //! bad object must not hide a good one. An address is free only if no claim covers it, whatever the state of
-//! the claim. Only [`Ledger::carve`](super::Ledger::carve) allocates, and never a range that overlaps a claim.
+//! the claim. Only [`ClaimLedger::carve`](super::Ledger::carve) allocates, and never a range that overlaps a claim.
 //!
 //! Two CIDRs are disjoint or one contains the other. So the space of a family only stores the outermost claims,
 //! which are disjoint. Claims inside or equal to another are *nested* and kept in a separate sorted set, which
@@ -15,23 +15,23 @@ use std::collections::BTreeSet;
 use std::iter;
 
 use super::cidr::{Addr, Cidr};
-use super::claims::{Claim, ClaimId, Claims, Holder, State};
+use super::claims::{Claim, ClaimId, ClaimState, Claims, Holder};
 use super::dual::Dual;
 use super::space::Space;
 
 /// All claims of both families. Guarantees: see the module.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct ClaimLedger {
     pub(super) claims: Claims,
     pub(super) spaces: Dual<Space>,
     /// Claims inside another one, with their numbers.
     nested: BTreeSet<(Cidr, u32)>,
 }
 
-impl Ledger {
+impl ClaimLedger {
     /// Records a claim, whether or not it overlaps others or lies in a pool. Recording the same claim twice
     /// makes two claims.
-    pub fn record(&mut self, holder: Holder, cidr: Cidr, state: State) -> ClaimId {
+    pub fn record(&mut self, holder: Holder, cidr: Cidr, state: ClaimState) -> ClaimId {
         let id = self.claims.insert(Claim {
             holder,
             cidr,
@@ -59,7 +59,7 @@ impl Ledger {
     }
 
     /// Changes the state of a claim; `false` if the claim no longer exists.
-    pub fn set_state(&mut self, id: ClaimId, state: State) -> bool {
+    pub fn set_state(&mut self, id: ClaimId, state: ClaimState) -> bool {
         self.claims.set_state(id, state)
     }
 
@@ -198,22 +198,23 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    fn ledger(texts: &[&str]) -> (Ledger, Vec<ClaimId>) {
-        let mut ledger = Ledger::default();
-        let record =
-            |(holder, text): (u32, &&str)| ledger.record(Holder(holder), cidr(text), State::Held);
+    fn ledger(texts: &[&str]) -> (ClaimLedger, Vec<ClaimId>) {
+        let mut ledger = ClaimLedger::default();
+        let record = |(holder, text): (u32, &&str)| {
+            ledger.record(Holder(holder), cidr(text), ClaimState::Allocated)
+        };
         let ids = (0..).zip(texts).map(record).collect();
         (ledger, ids)
     }
 
-    fn overlapping(ledger: &Ledger, text: &str) -> Vec<String> {
+    fn overlapping(ledger: &ClaimLedger, text: &str) -> Vec<String> {
         ledger
             .overlapping(&cidr(text))
             .map(|(_, claim)| claim.cidr.to_string())
             .collect()
     }
 
-    fn covered(ledger: &Ledger, address: &str) -> usize {
+    fn covered(ledger: &ClaimLedger, address: &str) -> usize {
         ledger.at(Addr::parse_strict(address).unwrap()).count()
     }
 
@@ -294,18 +295,21 @@ mod tests {
     #[test]
     fn a_claim_ends_once() {
         let (mut ledger, ids) = ledger(&["fd00::/64"]);
-        assert!(ledger.set_state(ids[0], State::Resting) && ledger.set_holder(ids[0], Holder(5)));
+        assert!(
+            ledger.set_state(ids[0], ClaimState::Quarantined)
+                && ledger.set_holder(ids[0], Holder(5))
+        );
         let claim = Claim {
             holder: Holder(5),
             cidr: cidr("fd00::/64"),
-            state: State::Resting,
+            state: ClaimState::Quarantined,
         };
         assert_eq!(ledger.of(Holder(5)).collect::<Vec<_>>(), [(ids[0], claim)]);
         assert_eq!(
             (ledger.release(ids[0]), ledger.release(ids[0])),
             (Some(claim), None)
         );
-        assert!(!ledger.set_state(ids[0], State::Held) && ledger.get(ids[0]).is_none());
+        assert!(!ledger.set_state(ids[0], ClaimState::Allocated) && ledger.get(ids[0]).is_none());
     }
 
     #[test]

@@ -4,16 +4,16 @@
 //! |---|---|
 //! | `cidr` | [`Family`], [`Addr`], [`Cidr`]: one code path for IPv4 and IPv6 |
 //! | `text` | parsing of addresses and CIDRs: strictly, and as leniently as old API servers did |
-//! | `span` | [`Span`]: an interval that need not be a CIDR |
+//! | `ip_range` | [`Span`]: an interval that need not be a CIDR |
 //! | `dual` | [`Dual`]: one value for each family |
 //! | `pool` | [`Pool`]: which blocks may be carved, and where the next search starts |
-//! | `part` | the same for one family of a pool |
+//! | `family_pool` | the same for one family of a pool |
 //! | `claims` | storage of [`Claim`]s, listed by holder |
 //! | `space`, `fits`, `search` | a trie of the covered and the free space of one family |
 //! | `ledger` | [`Ledger`]: every claim, by interval, holder and id |
 //! | `serde` | addresses, CIDRs and spans as text |
 //! | `carve` | the search for the next free block: [`Ledger::carve`], [`Ledger::room`] |
-//! | [`holding`] | which ranges a node may assign addresses from, and on what terms |
+//! | [`node_allocation`] | which ranges a node may assign addresses from, and on what terms |
 //! | [`mod@usable`] | which addresses of a block may be assigned, and with which gateway |
 //! | [`inert`] | escaping of untrusted text before it is displayed |
 //! | [`mutation`] | deliberate bugs, in test builds only |
@@ -26,28 +26,28 @@ mod carve;
 mod cidr;
 mod claims;
 mod dual;
+mod family_pool;
 mod fits;
-pub mod holding;
 pub mod inert;
+mod ip_range;
 mod ledger;
 pub mod mutation;
-mod part;
+pub mod node_allocation;
 mod pool;
 mod search;
 mod serde;
 mod space;
-mod span;
 mod text;
 pub mod usable;
 
-pub use carve::{Full, Room};
+pub use carve::{BlockCounts, PoolExhausted};
 pub use cidr::{Addr, Cidr, Family};
-pub use claims::{Claim, ClaimId, Holder, State};
+pub use claims::{Claim, ClaimId, ClaimState, Holder};
 pub use dual::Dual;
-pub use ledger::Ledger;
-pub use part::{Closing, Ranges};
+pub use family_pool::{FamilyRanges, ReservedEffect};
+pub use ip_range::{IpRange, IpRangeError};
+pub use ledger::ClaimLedger;
 pub use pool::Pool;
-pub use span::{Span, SpanError};
 pub use text::CidrError;
 
 /// The version of this build, from `Cargo.toml`.

@@ -14,31 +14,31 @@
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
-use super::part::{Closing, Part, Ranges, Run, merged};
-use super::span::Span;
+use super::family_pool::{FamilyPool, FamilyRanges, Interval, ReservedEffect, merged};
+use super::ip_range::IpRange;
 
 /// One pool: ranges of one or both families, with blocked spans excluded.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    parts: Dual<Option<Part>>,
-    blocked: Dual<Vec<Run>>,
-    closing: Closing,
+    parts: Dual<Option<FamilyPool>>,
+    blocked: Dual<Vec<Interval>>,
+    closing: ReservedEffect,
 }
 
 impl Pool {
     /// Makes a pool of these ranges without blocked spans; the cursors start at the top.
-    pub fn new(ranges: Dual<Option<Ranges>>) -> Self {
+    pub fn new(ranges: Dual<Option<FamilyRanges>>) -> Self {
         let mut pool = Self {
             parts: Dual::default(),
             blocked: Dual::default(),
-            closing: Closing::default(),
+            closing: ReservedEffect::default(),
         };
         pool.set_ranges(ranges);
         pool
     }
 
     /// Sets which blocks the blocked spans close.
-    pub fn set_closing(&mut self, closing: Closing) {
+    pub fn set_reserved_effect(&mut self, closing: ReservedEffect) {
         if self.closing != closing {
             self.closing = closing;
             self.open();
@@ -59,8 +59,8 @@ impl Pool {
     }
 
     /// Replaces the blocked spans. They may be unsorted, overlap, and lie outside the pool.
-    pub fn set_blocked(&mut self, spans: Vec<Span>) {
-        let mut runs = Dual::<Vec<Run>>::default();
+    pub fn set_blocked(&mut self, spans: Vec<IpRange>) {
+        let mut runs = Dual::<Vec<Interval>>::default();
         for span in spans {
             runs.get_mut(span.family()).push(span.into());
         }
@@ -70,14 +70,14 @@ impl Pool {
 
     /// Replaces the ranges. A cursor is kept if it still lies in the pool, else it returns to the top. Claims
     /// are not considered.
-    pub fn set_ranges(&mut self, mut ranges: Dual<Option<Ranges>>) {
+    pub fn set_ranges(&mut self, mut ranges: Dual<Option<FamilyRanges>>) {
         for family in Family::ALL {
             let part = self.parts.get_mut(family);
-            let cursor = part.as_ref().map(Part::cursor);
+            let cursor = part.as_ref().map(FamilyPool::cursor);
             *part = ranges
                 .get_mut(family)
                 .take()
-                .map(|ranges| Part::new(family, ranges, cursor));
+                .map(|ranges| FamilyPool::new(family, ranges, cursor));
         }
         self.open();
     }
@@ -97,7 +97,7 @@ impl Pool {
 
     /// The CIDRs of a family: sorted, disjoint.
     pub fn cidrs(&self, family: Family) -> &[Cidr] {
-        self.part(family).map_or(&[], Part::cidrs)
+        self.part(family).map_or(&[], FamilyPool::cidrs)
     }
 
     /// Whether `cidr` lies entirely inside one of the pool's CIDRs.
@@ -120,7 +120,7 @@ impl Pool {
             .is_some_and(|run| run.first <= cidr.last().value)
     }
 
-    pub(super) fn part(&self, family: Family) -> Option<&Part> {
+    pub(super) fn part(&self, family: Family) -> Option<&FamilyPool> {
         self.parts.get(family).as_ref()
     }
 
@@ -149,13 +149,13 @@ impl Pool {
 mod tests {
     use super::*;
 
-    fn ranges(cidrs: &[&str], block_len: u8) -> Dual<Option<Ranges>> {
+    fn ranges(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
         let cidrs = cidrs
             .iter()
             .map(|text| Cidr::parse_strict(text).unwrap())
             .collect();
         Dual {
-            v4: Some(Ranges { cidrs, block_len }),
+            v4: Some(FamilyRanges { cidrs, block_len }),
             v6: None,
         }
     }
@@ -170,10 +170,10 @@ mod tests {
             .collect()
     }
 
-    fn blocked(texts: &[&str]) -> Vec<Span> {
+    fn blocked(texts: &[&str]) -> Vec<IpRange> {
         texts
             .iter()
-            .map(|text| Span::parse(text).unwrap())
+            .map(|text| IpRange::parse(text).unwrap())
             .collect()
     }
 
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_block_that_is_left_out_in_part_can_still_be_open() {
         let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
-        pool.set_closing(Closing::Covered);
+        pool.set_reserved_effect(ReservedEffect::Covered);
         pool.set_blocked(blocked(&["10.0.0.0-10.0.0.254", "10.0.1.255-10.0.3.0"]));
         assert_eq!(
             openings(&pool),
@@ -255,10 +255,10 @@ mod tests {
             openings(&pool.refitted(halves)),
             ["10.0.0.128..10.0.1.128", "10.0.3.0..10.0.3.128"]
         );
-        pool.set_closing(Closing::Touched);
+        pool.set_reserved_effect(ReservedEffect::Touched);
         assert!(openings(&pool).is_empty());
         let mut all = Pool::new(ranges(&["255.255.255.0/24"], 26));
-        all.set_closing(Closing::Covered);
+        all.set_reserved_effect(ReservedEffect::Covered);
         all.set_blocked(blocked(&["255.255.255.63-255.255.255.255"]));
         assert_eq!(openings(&all), ["255.255.255.0..255.255.255.0"]);
     }

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-use super::{Addr, Cidr, Span};
+use super::{Addr, Cidr, IpRange};
 
 struct Text<T>(fn(&str) -> Result<T, String>, PhantomData<T>);
 
@@ -43,5 +43,5 @@ text!(Addr, |text| {
 });
 text!(Cidr, |text| Cidr::parse_strict(text)
     .map_err(|error| error.to_string()));
-text!(Span, |text| Span::parse(text)
+text!(IpRange, |text| IpRange::parse(text)
     .map_err(|error| error.to_string()));

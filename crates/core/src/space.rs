@@ -14,7 +14,7 @@
 
 use super::cidr::ones;
 use super::claims::to_u32;
-use super::fits::Fits;
+use super::fits::FreeOrders;
 
 /// Values of a slot: free, a node below (with [`CHILD`] set), or else the number of a claim.
 pub(super) const FREE: u32 = 0;
@@ -35,7 +35,7 @@ pub(super) struct Space {
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) slots: [u32; 4],
-    pub(super) fits: Fits,
+    pub(super) fits: FreeOrders,
 }
 
 /// A slot with its position in the trie.
@@ -256,7 +256,7 @@ impl Space {
     fn add_node(&mut self, order: u8) -> u32 {
         let node = Node {
             slots: [FREE; 4],
-            fits: Fits::all_free(order),
+            fits: FreeOrders::all_free(order),
         };
         let entry = self.vacant;
         if entry == FREE {

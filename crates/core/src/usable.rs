@@ -12,14 +12,14 @@
 //! assigned. With prefix `Pool` the ends of the pool's range are excluded whatever the gateway is. Reserved
 //! addresses of a block ([`Block::reserved`], [`Block::on_request`]) are not considered here.
 
-use super::holding::{Block, Gateway, PoolTerms, Prefix};
-use crate::{Addr, Cidr, Family, Span};
+use super::node_allocation::{Block, Gateway, PoolTerms, Prefix};
+use crate::{Addr, Cidr, Family, IpRange};
 
 /// Which addresses of a block can be assigned, and the gateway and prefix length of results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usable {
     /// Addresses of the block that are never assigned: sorted, disjoint
-    pub never: Vec<Span>,
+    pub excluded: Vec<IpRange>,
     /// The gateway that CNI results name
     pub gateway: Option<Addr>,
     /// The prefix length that CNI results give the address
@@ -56,9 +56,9 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
             Some(addr).filter(|addr| addr.family == block.family())
         }
     };
-    never.extend(gateway.map(Span::from));
+    never.extend(gateway.map(IpRange::from));
     Usable {
-        never: union(block, &never),
+        excluded: union(block, &never),
         gateway,
         prefix: match prefix {
             Prefix::Host => block.family().bits(),
@@ -69,22 +69,22 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
 
 /// How many addresses of a block can be assigned automatically while none is in use.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
-    let never = usable(block.cidr, pool).never;
+    let never = usable(block.cidr, pool).excluded;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
     let out = union(block.cidr, &out);
     block.cidr.size() - out.iter().map(size).sum::<u128>()
 }
 
 /// The parts of these spans that lie in the block: sorted, disjoint, adjacent ones joined.
-pub fn union(block: Cidr, spans: &[Span]) -> Vec<Span> {
-    let mut inside: Vec<Span> = spans.iter().filter_map(|it| it.within(&block)).collect();
+pub fn union(block: Cidr, spans: &[IpRange]) -> Vec<IpRange> {
+    let mut inside: Vec<IpRange> = spans.iter().filter_map(|it| it.within(&block)).collect();
     inside.sort_by_key(|span| (span.first(), span.last()));
-    let mut union: Vec<Span> = Vec::with_capacity(inside.len());
+    let mut union: Vec<IpRange> = Vec::with_capacity(inside.len());
     for span in inside {
         match union.last_mut() {
             Some(last) if span.first().value <= last.last().value.saturating_add(1) => {
                 let end = last.last().max(span.last());
-                *last = Span::new(last.first(), end).unwrap_or(*last);
+                *last = IpRange::new(last.first(), end).unwrap_or(*last);
             }
             _ => union.push(span),
         }
@@ -93,7 +93,7 @@ pub fn union(block: Cidr, spans: &[Span]) -> Vec<Span> {
 }
 
 /// Finds the span that contains the address. The spans must be sorted and disjoint.
-pub fn covering(spans: &[Span], addr: Addr) -> Option<&Span> {
+pub fn covering(spans: &[IpRange], addr: Addr) -> Option<&IpRange> {
     let at = spans.partition_point(|span| span.last() < addr);
     spans.get(at).filter(|span| span.first() <= addr)
 }
@@ -105,16 +105,16 @@ pub fn above(addr: Addr, last: Addr) -> Option<Addr> {
 }
 
 /// The number of addresses in a span. Saturates: one too few for all of IPv6.
-pub(super) fn size(span: &Span) -> u128 {
+pub(super) fn size(span: &IpRange) -> u128 {
     (span.last().value - span.first().value).saturating_add(1)
 }
 
 /// The network and the broadcast address, where the range has them.
-fn ends(range: Cidr) -> impl Iterator<Item = Span> {
+fn ends(range: Cidr) -> impl Iterator<Item = IpRange> {
     let has = range.size() > 2;
     let first = has.then(|| range.first());
     let last = (has && range.family() == Family::V4).then(|| range.last());
-    first.into_iter().chain(last).map(Span::from)
+    first.into_iter().chain(last).map(IpRange::from)
 }
 
 fn first_usable(block: Cidr) -> Option<Addr> {
@@ -127,7 +127,7 @@ fn first_usable(block: Cidr) -> Option<Addr> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::holding::FamilyTerms;
+    use super::super::node_allocation::FamilyTerms;
     use super::*;
 
     fn addr(text: &str) -> Addr {
@@ -151,7 +151,7 @@ mod tests {
     fn of(block: &str, gateway: Gateway, prefix: Prefix) -> String {
         let block = Cidr::parse_strict(block).unwrap();
         let usable = usable(block, Some(&pool(gateway, prefix)));
-        let never: Vec<String> = usable.never.iter().map(Span::to_string).collect();
+        let never: Vec<String> = usable.excluded.iter().map(IpRange::to_string).collect();
         let gateway = usable.gateway.map_or("-".to_owned(), |it| it.to_string());
         format!("{} via {gateway} /{}", never.join(","), usable.prefix)
     }
@@ -217,7 +217,10 @@ mod tests {
             uid: String::new(),
             pool: "p".to_owned(),
             draining: false,
-            reserved: reserved.iter().map(|it| Span::parse(it).unwrap()).collect(),
+            reserved: reserved
+                .iter()
+                .map(|it| IpRange::parse(it).unwrap())
+                .collect(),
             on_request: Vec::new(),
         };
         assert_eq!(room(&block("10.0.0.64/26", &[]), None), 61);
@@ -231,7 +234,7 @@ mod tests {
     #[test]
     fn a_union_finds_what_covers_an_address() {
         let block = Cidr::parse_strict("10.0.0.0/24").unwrap();
-        let span = |text| Span::parse(text).unwrap();
+        let span = |text| IpRange::parse(text).unwrap();
         let union = union(
             block,
             &[

@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use cadastre_core::{Cidr, Dual, Holder, Ledger, Pool, Ranges};
+use cadastre_core::{Cidr, ClaimLedger, Dual, FamilyRanges, Holder, Pool};
 
 const HELD: u32 = 1_000_000;
 
 /// Carves blocks for a million holders, and returns the bytes per block.
 fn bytes_each(cidr: &str, block_len: u8) -> usize {
     let cidrs = vec![Cidr::parse_strict(cidr).unwrap()];
-    let ranges = Some(Ranges { cidrs, block_len });
+    let ranges = Some(FamilyRanges { cidrs, block_len });
     let mut pool = Pool::new(match block_len {
         0..=32 => Dual {
             v4: ranges,
@@ -20,7 +20,7 @@ fn bytes_each(cidr: &str, block_len: u8) -> usize {
             v6: ranges,
         },
     });
-    let mut ledger = Ledger::default();
+    let mut ledger = ClaimLedger::default();
     for holder in 0..HELD {
         ledger.carve(&mut pool, Holder(holder), |_| None).unwrap();
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use std::{env, process};
 
 use cadastre_core::Cidr;
-use cadastre_core::holding::{Block, Holding, PoolTerms};
+use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_node::{Add, Attachment, Op, Store, clock};
 use criterion::Criterion;
 
@@ -96,7 +96,7 @@ fn open(path: &Path) -> Store {
 
 fn filled(path: &Path, used: u64) -> Store {
     let mut store = open(path);
-    let holding = Holding {
+    let holding = NodeAllocation {
         node_uid: "node".to_owned(),
         blocks: vec![Block {
             cidr: Cidr::parse_strict("10.0.0.0/16").unwrap(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use cadastre_core::holding::{Dns, Route};
+use cadastre_core::node_allocation::{Dns, Route};
 use cadastre_core::{Addr, Cidr};
 
 /// A moment, by clocks that are not affected when the time of day is set.

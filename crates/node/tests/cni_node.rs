@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use cadastre_core::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
-use cadastre_core::{Cidr, Span};
+use cadastre_core::node_allocation::{
+    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
+};
+use cadastre_core::{Cidr, IpRange};
 use cadastre_node::{Store, clock};
 use serde_json::{Value, json};
 
@@ -48,7 +50,7 @@ fn block(range: &str, pool: &str) -> Block {
 }
 
 /// A node with blocks of a dual-stack pool and of a manual pool of two addresses.
-fn holding() -> Holding {
+fn holding() -> NodeAllocation {
     let mut web = pool("web", &["10.7.0.0/16", "fd00:7::/64"]);
     web.routes = vec![Route {
         dst: cidr("0.0.0.0/0"),
@@ -61,9 +63,9 @@ fn holding() -> Holding {
     let mut few = pool("few", &["10.8.0.0/30"]);
     few.automatic = false;
     let mut reserved = block("10.7.0.0/26", "web");
-    reserved.on_request = vec![Span::parse("10.7.0.2").unwrap()];
-    reserved.reserved = vec![Span::parse("10.7.0.60").unwrap()];
-    Holding {
+    reserved.on_request = vec![IpRange::parse("10.7.0.2").unwrap()];
+    reserved.reserved = vec![IpRange::parse("10.7.0.60").unwrap()];
+    NodeAllocation {
         node_uid: "n".to_owned(),
         blocks: vec![
             reserved,
@@ -86,7 +88,7 @@ impl Lab {
         Self { folder }
     }
 
-    fn holding(name: &str, holding: &Holding) -> Self {
+    fn holding(name: &str, holding: &NodeAllocation) -> Self {
         let lab = Self::empty(name);
         let mut store = Store::open(&lab.store(), Duration::from_secs(1)).unwrap();
         store.hold(holding, &clock::now()).unwrap();
@@ -286,7 +288,7 @@ fn a_node_without_anything_is_not_available_and_has_nothing_to_delete() {
     assert!(told["msg"].as_str().unwrap().contains(says), "{told}");
     lab.good("DEL", "a", &nothing);
     assert!(!lab.store().exists(), "nothing is made");
-    let held = Lab::holding("nothing-held", &Holding::default());
+    let held = Lab::holding("nothing-held", &NodeAllocation::default());
     assert_eq!(held.code("STATUS", "", &nothing), 50);
     held.good("STATUS", "", &json!({"ipam": {"pools": ["few"]}}));
     assert_eq!(held.code("ADD", "a", &nothing), 101);

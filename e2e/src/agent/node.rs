@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{
-    AddressEntry, AllocatedBlock, BlockReport, NodeAddressesSpec, NodePool, NodeSubnet,
+    AddressEntry, AllocatedBlock, BlockStatus, NodeAddressesSpec, NodePool, NodeSubnet,
     NodeSubnetStatus, PoolDemand, Recall,
 };
-use cadastre_core::{Addr, Cidr, Family, Span};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// The agent of one Node object.
 #[derive(Debug)]
@@ -193,11 +193,11 @@ impl Block {
         self.pool.clone_from(&held.pool);
         self.recall = held.recall;
         self.listed = true;
-        let mut reserved: Vec<Span> = held
+        let mut reserved: Vec<IpRange> = held
             .reserved
             .iter()
             .chain(&held.on_request)
-            .filter_map(|text| Span::parse(text).ok()?.within(cidr))
+            .filter_map(|text| IpRange::parse(text).ok()?.within(cidr))
             .collect();
         reserved.sort_by_key(|span| (span.first(), span.last()));
         self.spans.clear();
@@ -224,14 +224,14 @@ impl Block {
         spans.find_map(|(first, last)| (*first..=*last).find(|it| !self.taken.contains_key(it)))
     }
 
-    fn report(&self, cidr: &Cidr) -> BlockReport {
+    fn report(&self, cidr: &Cidr) -> BlockStatus {
         let count = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
         let usable = self.spans.iter().map(|(first, last)| last - first + 1);
         let used = self.taken.values().flatten().count();
         let free = usable
             .sum::<u128>()
             .saturating_sub(self.taken.len() as u128);
-        BlockReport {
+        BlockStatus {
             cidr: cidr.to_string(),
             uid: self.uid.clone(),
             used: count(used as u128),

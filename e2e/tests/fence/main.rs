@@ -8,13 +8,13 @@ mod objects;
 
 use std::time::Duration;
 
-use cadastre_controller::Outgoing;
+use cadastre_controller::OutgoingRequest;
 use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
-use cadastre_controller::cluster::lease_task::Gate;
+use cadastre_controller::cluster::lease_task::WriteGate;
+use cadastre_controller::cluster::objects;
 use cadastre_controller::cluster::request::{
-    Assignment, Kind, Outcome, Refusal, Request, RequestId, Touch,
+    ApiRequest, NodeTouch, ObjectKind, PodCidrAllocation, Rejection, RequestId, RequestOutcome,
 };
-use cadastre_controller::cluster::seen;
 use cadastre_controller::cluster::writer::Writer;
 use cadastre_core::Cidr;
 use cadastre_daemon::clock::Clock;
@@ -49,7 +49,7 @@ async fn bench() -> Bench {
     let client = cluster.await.client().await.unwrap();
     let (leadership, receiver) = watch::channel(leading(Duration::MAX));
     Bench {
-        writer: Writer::new(client.clone(), Gate::new(receiver, Clock)),
+        writer: Writer::new(client.clone(), WriteGate::new(receiver, Clock)),
         nodes: Api::all(client.clone()),
         client,
         leadership,
@@ -69,8 +69,8 @@ fn leading(valid_until: Duration) -> Leadership {
 }
 
 impl Bench {
-    async fn send(&self, request: Request) -> Outcome {
-        let outgoing = Outgoing {
+    async fn send(&self, request: ApiRequest) -> RequestOutcome {
+        let outgoing = OutgoingRequest {
             id: RequestId(0),
             term: request.is_write().then(|| TERM.into()),
             request,
@@ -80,7 +80,7 @@ impl Bench {
         self.writer.send(outgoing).await
     }
 
-    async fn create(&self, name: &str, metadata: Value) -> seen::Node {
+    async fn create(&self, name: &str, metadata: Value) -> objects::Node {
         let mut node: Node = serde_json::from_value(json!({"metadata": metadata})).unwrap();
         node.metadata.name = Some(name.to_owned());
         self.nodes
@@ -90,16 +90,19 @@ impl Bench {
         self.read(name).await
     }
 
-    async fn read(&self, name: &str) -> seen::Node {
-        match self.send(Request::Read(Kind::Node, name.into())).await {
-            Outcome::Node(node) => node,
+    async fn read(&self, name: &str) -> objects::Node {
+        match self
+            .send(ApiRequest::Read(ObjectKind::Node, name.into()))
+            .await
+        {
+            RequestOutcome::Node(node) => node,
             other => panic!("{other:?}"),
         }
     }
 
     /// Sends the assignment that a leader with this view of the node would send.
-    async fn assign(&self, node: &seen::Node) -> Outcome {
-        self.send(Request::AssignPodCidrs(Assignment {
+    async fn assign(&self, node: &objects::Node) -> RequestOutcome {
+        self.send(ApiRequest::AssignPodCidrs(PodCidrAllocation {
             name: node.name.clone(),
             uid: node.uid.clone(),
             term: node.term.clone(),
@@ -109,8 +112,8 @@ impl Bench {
         .await
     }
 
-    async fn touch(&self, node: &seen::Node, term: &str) -> Outcome {
-        self.send(Request::TouchNode(Touch {
+    async fn touch(&self, node: &objects::Node, term: &str) -> RequestOutcome {
+        self.send(ApiRequest::TouchNode(NodeTouch {
             name: node.name.clone(),
             uid: node.uid.clone(),
             from: node.term.clone(),
@@ -134,25 +137,25 @@ impl Bench {
 }
 
 #[track_caller]
-fn touched(outcome: Outcome) -> seen::Node {
+fn touched(outcome: RequestOutcome) -> objects::Node {
     match outcome {
-        Outcome::Node(node) => node,
+        RequestOutcome::Node(node) => node,
         other => panic!("{other:?}"),
     }
 }
 
 #[track_caller]
-fn assert_guarded(outcome: &Outcome) {
+fn assert_guarded(outcome: &RequestOutcome) {
     assert!(
-        matches!(outcome, Outcome::Refused(Refusal::Guard(_))),
+        matches!(outcome, RequestOutcome::Rejected(Rejection::Guard(_))),
         "{outcome:?}"
     );
 }
 
 #[track_caller]
-fn assert_assigned(outcome: &Outcome) {
+fn assert_assigned(outcome: &RequestOutcome) {
     match outcome {
-        Outcome::Node(node) => assert_eq!(
+        RequestOutcome::Node(node) => assert_eq!(
             node.pod_cidrs
                 .iter()
                 .map(ToString::to_string)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cadastre_api::TERM_ANNOTATION;
 use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
-use cadastre_controller::cluster::request::{Outcome, Refusal};
+use cadastre_controller::cluster::request::{Rejection, RequestOutcome};
 use cadastre_daemon::clock::Clock;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -120,7 +120,7 @@ async fn a_node_created_again_under_its_name_is_another_node() {
         bench.touch(&before, "2-x").await,
     ] {
         assert!(
-            matches!(outcome, Outcome::Refused(Refusal::Missing)),
+            matches!(outcome, RequestOutcome::Rejected(Rejection::Missing)),
             "{outcome:?}"
         );
     }
@@ -225,7 +225,7 @@ async fn invariant_11_nothing_is_sent_past_the_tenure_or_under_another_term() {
         bench.leadership.send_replace(leadership.clone());
         for outcome in [bench.assign(&node).await, bench.touch(&node, "t").await] {
             assert!(
-                matches!(outcome, Outcome::Refused(Refusal::NotSent)),
+                matches!(outcome, RequestOutcome::Rejected(Rejection::NotSent)),
                 "{leadership:?}: {outcome:?}"
             );
         }

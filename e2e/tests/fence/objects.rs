@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use cadastre_api::{AllocatedRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec};
-use cadastre_controller::cluster::request::{Kind, Known, Outcome, Refusal, Request, Spec};
-use cadastre_controller::cluster::seen;
+use cadastre_controller::cluster::objects;
+use cadastre_controller::cluster::request::{
+    ApiRequest, KnownObject, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
+};
 use cadastre_e2e::install;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -26,9 +28,9 @@ fn spec(cidr: &str) -> NodeSubnetSpec {
 }
 
 #[track_caller]
-fn subnet(outcome: Outcome) -> seen::Subnet {
+fn subnet(outcome: RequestOutcome) -> objects::Subnet {
     match outcome {
-        Outcome::Subnet(subnet) => subnet,
+        RequestOutcome::Subnet(subnet) => subnet,
         other => panic!("{other:?}"),
     }
 }
@@ -37,10 +39,12 @@ fn subnet(outcome: Outcome) -> seen::Subnet {
 async fn a_node_subnet_is_created_once_and_replaced_or_deleted_only_as_it_was_read() {
     let bench = bench().await;
     let name: Arc<str> = "subnet".into();
-    let create = |cidr| Request::Create(name.clone(), Spec::Subnet(spec(cidr)));
-    let replace =
-        |was: &seen::Subnet, cidr| Request::Replace(Known::of(was), Spec::Subnet(spec(cidr)));
-    let delete = |was: &seen::Subnet| Request::Delete(Kind::Subnet, Known::of(was));
+    let create = |cidr| ApiRequest::Create(name.clone(), ObjectSpec::Subnet(spec(cidr)));
+    let replace = |was: &objects::Subnet, cidr| {
+        ApiRequest::Replace(KnownObject::of(was), ObjectSpec::Subnet(spec(cidr)))
+    };
+    let delete =
+        |was: &objects::Subnet| ApiRequest::Delete(ObjectKind::Subnet, KnownObject::of(was));
 
     let first = subnet(bench.send(create("10.1.0.0/24")).await);
     assert_eq!(first.spec, Ok(spec("10.1.0.0/24")));
@@ -49,22 +53,29 @@ async fn a_node_subnet_is_created_once_and_replaced_or_deleted_only_as_it_was_re
     assert!(second.uid == first.uid && second.version > first.version);
     assert_guarded(&bench.send(replace(&first, "10.4.0.0/24")).await);
     assert_guarded(&bench.send(delete(&first)).await);
-    let stranger = seen::Subnet {
+    let stranger = objects::Subnet {
         uid: "somebody-else".into(),
         ..second.clone()
     };
     assert_guarded(&bench.send(replace(&stranger, "10.5.0.0/24")).await);
     assert_guarded(&bench.send(delete(&stranger)).await);
-    let read = subnet(bench.send(Request::Read(Kind::Subnet, name.clone())).await);
+    let read = subnet(
+        bench
+            .send(ApiRequest::Read(ObjectKind::Subnet, name.clone()))
+            .await,
+    );
     assert_eq!(read, second, "what was refused left no trace");
 
-    assert!(matches!(bench.send(delete(&second)).await, Outcome::Gone));
+    assert!(matches!(
+        bench.send(delete(&second)).await,
+        RequestOutcome::Gone
+    ));
     for request in [delete(&second), replace(&second, "10.6.0.0/24")] {
         let outcome = bench.send(request).await;
         assert!(
             matches!(
                 outcome,
-                Outcome::Refused(Refusal::Missing | Refusal::Guard(_))
+                RequestOutcome::Rejected(Rejection::Missing | Rejection::Guard(_))
             ),
             "{outcome:?}"
         );
@@ -84,23 +95,27 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
     )
     .await
     .unwrap();
-    let pool = |outcome: Outcome| match outcome {
-        Outcome::Pool(pool) => pool,
+    let pool = |outcome: RequestOutcome| match outcome {
+        RequestOutcome::Pool(pool) => pool,
         other => panic!("{other:?}"),
     };
-    let finalize = |was: &seen::Pool, finalizers: &[&str]| {
+    let finalize = |was: &objects::Pool, finalizers: &[&str]| {
         let finalizers = finalizers.iter().map(ToString::to_string).collect();
-        Request::SetPoolFinalizers(Known::of(was), finalizers)
+        ApiRequest::SetPoolFinalizers(KnownObject::of(was), finalizers)
     };
-    let report = |was: &seen::Pool, nodes| {
+    let report = |was: &objects::Pool, nodes| {
         let status = IPPoolStatus {
             nodes: Some(nodes),
             ..IPPoolStatus::default()
         };
-        Request::SetPoolStatus(Known::of(was), status)
+        ApiRequest::SetPoolStatus(KnownObject::of(was), status)
     };
 
-    let first = pool(bench.send(Request::Read(Kind::Pool, name.clone())).await);
+    let first = pool(
+        bench
+            .send(ApiRequest::Read(ObjectKind::Pool, name.clone()))
+            .await,
+    );
     let second = pool(bench.send(finalize(&first, &["cadastre.dev/a"])).await);
     assert_eq!(second.finalizers, ["cadastre.dev/a"]);
     let third = pool(bench.send(report(&second, 3)).await);
@@ -109,7 +124,7 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
         (&third.spec, &third.finalizers, third.generation),
         (&first.spec, &second.finalizers, first.generation)
     );
-    let stranger = seen::Pool {
+    let stranger = objects::Pool {
         uid: "somebody-else".into(),
         ..third.clone()
     };
@@ -130,7 +145,7 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
         .unwrap();
     let outcome = bench.send(finalize(&fourth, &[])).await;
     assert!(
-        matches!(outcome, Outcome::Refused(Refusal::Missing)),
+        matches!(outcome, RequestOutcome::Rejected(Rejection::Missing)),
         "{outcome:?}"
     );
 }
@@ -166,11 +181,11 @@ async fn the_last_look_at_a_node_sees_its_pods_and_no_others() {
         4
     );
     let outcome = bench
-        .send(Request::ListPodsOf {
+        .send(ApiRequest::ListPodsOf {
             node: "looked-at".into(),
         })
         .await;
-    let Outcome::Pods(mut found) = outcome else {
+    let RequestOutcome::Pods(mut found) = outcome else {
         panic!("{outcome:?}");
     };
     found.sort_by(|a, b| a.name.cmp(&b.name));

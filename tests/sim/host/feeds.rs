@@ -7,7 +7,7 @@ use cadastre_agent::machine::Event;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, NodeSeen, SubnetSeen};
 use cadastre_api::{AllocatedBlock, Recall};
-use cadastre_controller::cluster::seen::{Node, Pod as ApiPod, Subnet, Text};
+use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet, Text};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::{Change, Step};
 

@@ -229,7 +229,7 @@ fn a_closed_pool_serves_as_long_as_a_block_of_it_gives() {
     let pool = |name: &str, closed| NodePool {
         name: name.to_owned(),
         retained: closed,
-        assignment: Assignment::Manual,
+        assignment: AssignmentMode::Manual,
         ..NodePool::default()
     };
     let pools = [pool("open", false), pool("shut", true)];

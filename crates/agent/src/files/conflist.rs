@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Cidr, Family};
 
 /// For pools that allocate several blocks to a node: each pod has its own link to the host.
@@ -96,7 +96,7 @@ impl Template {
             node: "node".to_owned(),
             mtu: 1500,
         };
-        let text = template.fill(&words(&Holding::default(), &facts))?;
+        let text = template.fill(&words(&NodeAllocation::default(), &facts))?;
         let conf: Value = serde_json::from_str(&text).map_err(TemplateError::Json)?;
         let name = conf["name"].as_str().unwrap_or_default();
         let legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
@@ -121,13 +121,18 @@ impl Template {
             node: "node".to_owned(),
             mtu: 1500,
         };
-        let text = self.fill(&words(&Holding::default(), &facts)).ok()?;
+        let text = self.fill(&words(&NodeAllocation::default(), &facts)).ok()?;
         let conf: Value = serde_json::from_str(&text).ok()?;
         Some(conf["name"].as_str()?.to_owned())
     }
 
     /// Returns the text of the file; `None` while the node has no range, unless it `waits_for_pods`.
-    pub fn render(&self, holding: &Holding, waits_for_pods: bool, facts: &Facts) -> Option<String> {
+    pub fn render(
+        &self,
+        holding: &NodeAllocation,
+        waits_for_pods: bool,
+        facts: &Facts,
+    ) -> Option<String> {
         if holding.blocks.iter().all(|it| it.draining) && !waits_for_pods {
             return None;
         }
@@ -148,7 +153,7 @@ impl Template {
     }
 }
 
-fn words(holding: &Holding, facts: &Facts) -> BTreeMap<&'static str, String> {
+fn words(holding: &NodeAllocation, facts: &Facts) -> BTreeMap<&'static str, String> {
     let list = |texts: BTreeSet<String>| json!(texts).to_string();
     let cidrs = |all: BTreeSet<Cidr>| {
         let texts: Vec<String> = all.iter().map(ToString::to_string).collect();
@@ -188,7 +193,7 @@ fn words(holding: &Holding, facts: &Facts) -> BTreeMap<&'static str, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cadastre_core::holding::{Block, FamilyTerms, PoolTerms};
+    use cadastre_core::node_allocation::{Block, FamilyTerms, PoolTerms};
 
     fn facts() -> Facts {
         Facts {
@@ -197,7 +202,7 @@ mod tests {
         }
     }
 
-    fn holding(cidrs: &[&str]) -> Holding {
+    fn holding(cidrs: &[&str]) -> NodeAllocation {
         let block = |it: &&str| Block {
             cidr: Cidr::parse_strict(it).unwrap(),
             uid: "u".to_owned(),
@@ -206,7 +211,7 @@ mod tests {
             reserved: Vec::new(),
             on_request: Vec::new(),
         };
-        Holding {
+        NodeAllocation {
             node_uid: "n".to_owned(),
             blocks: cidrs.iter().map(block).collect(),
             pools: vec![PoolTerms {
@@ -266,8 +271,8 @@ mod tests {
     #[test]
     fn nothing_is_rendered_before_the_node_holds_something_or_waits_for_pods() {
         let template = Template::new(PTP).unwrap();
-        let render = |it: &Holding, waits| template.render(it, waits, &facts());
-        assert!(render(&Holding::default(), false).is_none());
+        let render = |it: &NodeAllocation, waits| template.render(it, waits, &facts());
+        assert!(render(&NodeAllocation::default(), false).is_none());
         let mut leaving = holding(&["10.0.0.0/26"]);
         leaving.blocks[0].draining = true;
         assert!(render(&leaving, false).is_none());

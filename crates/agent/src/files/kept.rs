@@ -9,7 +9,7 @@ use super::conflist::{Facts, Template};
 use super::others::{Beside, Standing};
 use super::put;
 use super::subnet_env::{self, Links};
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 
 /// Changes that others made to the files are mended within this time.
 const CHECK_PAUSE: Duration = Duration::from_secs(60);
@@ -88,7 +88,7 @@ impl Kept {
 
     /// Writes the files that are out of date. A failure is logged when it changes, and retried with the next call.
     /// `waits_for_pods`: the node gets its first range only when a pod needs it.
-    pub fn refresh(&mut self, holding: &Holding, waits_for_pods: bool, now: Duration) {
+    pub fn refresh(&mut self, holding: &NodeAllocation, waits_for_pods: bool, now: Duration) {
         let overdue = now.saturating_sub(self.checked_at) > CHECK_PAUSE;
         if overdue {
             self.checked_at = now;
@@ -163,10 +163,10 @@ mod tests {
     use crate::files::conflist::PTP;
     use crate::files::temp_folder;
     use cadastre_core::Cidr;
-    use cadastre_core::holding::Block;
+    use cadastre_core::node_allocation::Block;
 
-    fn holding() -> Holding {
-        Holding {
+    fn holding() -> NodeAllocation {
+        NodeAllocation {
             blocks: vec![Block {
                 cidr: Cidr::parse_strict("10.1.0.0/26").unwrap(),
                 uid: "u".to_owned(),
@@ -175,7 +175,7 @@ mod tests {
                 reserved: Vec::new(),
                 on_request: Vec::new(),
             }],
-            ..Holding::default()
+            ..NodeAllocation::default()
         }
     }
 
@@ -194,7 +194,7 @@ mod tests {
                 ..Wanted::default()
             })
         };
-        let (holding, nothing) = (holding(), Holding::default());
+        let (holding, nothing) = (holding(), NodeAllocation::default());
         let at = Duration::from_secs;
         let others = folder.join("10-kindnet.conflist");
         fs::write(&others, KINDNET).unwrap();

@@ -8,7 +8,7 @@
 
 use std::fmt::Write as _;
 
-use cadastre_core::holding::{FamilyTerms, Holding};
+use cadastre_core::node_allocation::{FamilyTerms, NodeAllocation};
 use cadastre_core::{Addr, Cidr, Family};
 
 /// The values in the file besides ranges.
@@ -21,7 +21,7 @@ pub struct Links {
 }
 
 /// Renders the file; `None` while the node has no podCIDR.
-pub fn render(holding: &Holding, links: Links) -> Option<String> {
+pub fn render(holding: &NodeAllocation, links: Links) -> Option<String> {
     let mut text = String::new();
     for family in Family::ALL {
         let Some((network, range)) = of_family(holding, family) else {
@@ -44,7 +44,7 @@ pub fn render(holding: &Holding, links: Links) -> Option<String> {
 }
 
 /// Returns the ranges of the pool, joined by commas, and the node's podCIDR.
-fn of_family(holding: &Holding, family: Family) -> Option<(String, Cidr)> {
+fn of_family(holding: &NodeAllocation, family: Family) -> Option<(String, Cidr)> {
     let own = |cidr: &Cidr| cidr.family() == family;
     let mut blocks = holding.blocks.iter();
     let block = blocks.find(|it| it.uid == holding.node_uid && own(&it.cidr))?;
@@ -77,7 +77,7 @@ fn first_usable(range: &Cidr) -> Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cadastre_core::holding::{Block, PoolTerms};
+    use cadastre_core::node_allocation::{Block, PoolTerms};
 
     const LINKS: Links = Links {
         mtu: 1450,
@@ -99,14 +99,14 @@ mod tests {
         }
     }
 
-    fn holding(blocks: Vec<Block>, v4: &[&str], v6: &[&str]) -> Holding {
+    fn holding(blocks: Vec<Block>, v4: &[&str], v6: &[&str]) -> NodeAllocation {
         let side = |cidrs: &[&str]| {
             (!cidrs.is_empty()).then(|| FamilyTerms {
                 cidrs: cidrs.iter().map(|it| cidr(it)).collect(),
                 ..FamilyTerms::default()
             })
         };
-        Holding {
+        NodeAllocation {
             node_uid: "n".to_owned(),
             blocks,
             pools: vec![PoolTerms {

@@ -9,7 +9,7 @@ use super::v1;
 use crate::leaks::{Reason, Reasons};
 use crate::service::label;
 use crate::snapshot::addresses;
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Addr, Cidr, Family};
 use cadastre_node::{Attachment, BlockState, Given, Refusal, Snapshot, Why};
 
@@ -124,7 +124,7 @@ pub(super) fn write_list(snapshot: Snapshot, leaks: &Reasons) -> v1::ListRespons
     }
 }
 
-pub(super) fn write_holding(holding: &Holding) -> v1::WatchResponse {
+pub(super) fn write_holding(holding: &NodeAllocation) -> v1::WatchResponse {
     let gives = holding.blocks.iter().filter(|it| !it.draining);
     let ranges: BTreeSet<Cidr> = gives.map(|it| it.cidr).collect();
     let sides = |family| holding.pools.iter().filter_map(move |it| it.family(family));

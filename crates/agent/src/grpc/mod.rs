@@ -30,7 +30,7 @@ use tonic::{Request, Response, Status};
 use super::leaks::Reasons;
 use super::service::Service;
 use super::unix::Socket;
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::keeper::Call;
 use cadastre_node::{Add, Answer, Check, Gc, Op, PodRef, Snapshot, clock};
 use connection::Connection;
@@ -72,7 +72,7 @@ pub struct Api {
     /// The name of the Node
     pub node: String,
     /// The node's ranges, updated at each change
-    pub holding: watch::Receiver<Arc<Holding>>,
+    pub holding: watch::Receiver<Arc<NodeAllocation>>,
     /// Attachments that may be leaked, and why
     pub leaks: watch::Receiver<Arc<Reasons>>,
     /// Cancelled when the agent stops, which ends every `Watch`

@@ -11,9 +11,9 @@ use crate::cri::Sandbox;
 use crate::known::Shown;
 use crate::rebuild;
 use cadastre_api::NodeAddressesSpec;
-use cadastre_core::holding::Holding;
 use cadastre_core::inert::some;
 use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::Now;
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
@@ -47,7 +47,7 @@ pub(super) enum Then {
 /// The data for a new store as it was when the runtime was asked for its sandboxes.
 #[derive(Debug)]
 pub(super) struct Memory {
-    holding: Holding,
+    holding: NodeAllocation,
     list: Option<NodeAddressesSpec>,
     shown: Arc<Shown>,
 }

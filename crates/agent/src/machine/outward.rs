@@ -18,7 +18,7 @@ use crate::served;
 use crate::status::status;
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::Addr;
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::Now;
 
 /// The advice when the API server stored only a part of an object.
@@ -59,7 +59,7 @@ impl<T: PartialEq + Clone> Desired<T> {
 /// The state of the files that other programs read.
 #[derive(Debug)]
 pub(super) struct Files {
-    desired: Desired<(Arc<Holding>, bool)>,
+    desired: Desired<(Arc<NodeAllocation>, bool)>,
     /// The result of the last write
     pub told: FilesTold,
     /// Whether they were written at least once
@@ -106,7 +106,7 @@ impl Files {
 /// The state of masquerading.
 #[derive(Debug, Default)]
 pub(super) struct Masquerade {
-    desired: Desired<(Option<Vec<String>>, Arc<Holding>)>,
+    desired: Desired<(Option<Vec<String>>, Arc<NodeAllocation>)>,
     trouble: Option<String>,
 }
 

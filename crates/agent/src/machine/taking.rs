@@ -12,16 +12,16 @@ use crate::choice::serving;
 use crate::cri::Sandbox;
 use crate::rebuild;
 use crate::seen::SubnetSeen;
-use cadastre_api::holding;
+use cadastre_api::node_allocation;
 use cadastre_api::{FirstBlock, NodePool};
 use cadastre_core::Family;
-use cadastre_core::holding::{Block, Holding};
+use cadastre_core::node_allocation::{Block, NodeAllocation};
 use cadastre_node::Known;
 
 /// The ranges being written to the store, with the objects as seen when this began.
 #[derive(Debug)]
 pub(super) struct Taking {
-    wanted: Holding,
+    wanted: NodeAllocation,
     /// The podCIDRs in `wanted` that are new to the store
     new: Vec<Block>,
     subnet: Option<Arc<SubnetSeen>>,
@@ -93,9 +93,9 @@ impl Machine {
             }
         };
         self.say_once(String::new());
-        let new = Holding {
+        let new = NodeAllocation {
             blocks: taking.new.clone(),
-            ..Holding::default()
+            ..NodeAllocation::default()
         };
         let network = self.settings.network.as_deref().unwrap_or_default();
         let known = rebuild::known(&new, None, &sandboxes, &self.shown.pods, network);
@@ -152,11 +152,11 @@ impl Machine {
     }
 
     /// Returns the ranges that the store should have; `None` if the API does not say.
-    pub(super) fn wanted_holding(&mut self) -> Option<Holding> {
+    pub(super) fn wanted_holding(&mut self) -> Option<NodeAllocation> {
         let uid = match &self.node {
             Told::Unknown => return None,
             // The ranges of a deleted Node are in quarantine: no address of them may be assigned.
-            Told::Absent => return Some(Holding::default()),
+            Told::Absent => return Some(NodeAllocation::default()),
             Told::There(node) => node.uid.clone(),
         };
         if let Some(subnet) = self.subnet().cloned() {
@@ -168,7 +168,7 @@ impl Machine {
                 return None;
             }
             if let Some(spec) = subnet.spec_of(Some(&uid)) {
-                let (holding, wrong) = holding::read(spec, &uid);
+                let (holding, wrong) = node_allocation::read(spec, &uid);
                 self.complain(wrong);
                 return Some(holding);
             }
@@ -176,9 +176,9 @@ impl Machine {
         // No range is allocated to this Node object yet. Ranges of the same Node that the store has stay while the
         // NodeSubnet is missing: the controller restores it.
         let same = self.snapshot.as_ref().and_then(|it| it.node_uid.as_ref()) == Some(&uid);
-        (!same).then(|| Holding {
+        (!same).then(|| NodeAllocation {
             node_uid: uid,
-            ..Holding::default()
+            ..NodeAllocation::default()
         })
     }
 

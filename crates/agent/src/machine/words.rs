@@ -17,7 +17,7 @@ use crate::publish::Written;
 use crate::seen::{AddressesSeen, NodeSeen, SubnetSeen};
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_core::Cidr;
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_daemon::events::Notice;
 use cadastre_daemon::watch::Step;
 use cadastre_node::{Attachment, Fault, Known, Ledger, PodNote, PodRef, Snapshot};
@@ -78,7 +78,7 @@ pub enum Question {
     /// Create and open a new file with this content: [`Answer::Made`]
     Make {
         /// The node's ranges
-        holding: Holding,
+        holding: NodeAllocation,
         /// The addresses in use
         known: Vec<Known>,
     },
@@ -98,7 +98,7 @@ pub enum Transaction {
     /// Set the node's ranges, and adopt addresses in use of them: [`Answer::Held`]
     Hold {
         /// The node's ranges
-        holding: Holding,
+        holding: NodeAllocation,
         /// The addresses in use
         known: Vec<Known>,
     },
@@ -231,7 +231,7 @@ pub enum Effect {
     /// Update the files of other programs: [`Event::Files`]
     WriteFiles {
         /// The node's ranges
-        holding: Arc<Holding>,
+        holding: Arc<NodeAllocation>,
         /// Whether the node gets its first range only when a pod needs it
         waits_for_pods: bool,
     },
@@ -240,7 +240,7 @@ pub enum Effect {
         /// The ranges of all pools, if known
         ranges: Option<Vec<String>>,
         /// The node's ranges
-        holding: Arc<Holding>,
+        holding: Arc<NodeAllocation>,
     },
     /// Read this namespace: [`Event::Namespace`]
     AskNamespace(String),
@@ -254,7 +254,7 @@ pub enum Effect {
     /// The node's ranges were written to the store: wake ADDs that wait for a block
     Held,
     /// Publish the node's ranges to other programs on the node
-    Holding(Arc<Holding>),
+    Holding(Arc<NodeAllocation>),
     /// Publish which attachments are leak candidates
     Suspicious(Arc<Reasons>),
     /// Log and emit an event

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use super::{Choice, Chosen, PassedOver, Place, Reason, Subject};
+use super::{ChosenPool, PassOverReason, PassedOver, PoolChoice, PoolRank, SelectorSubject};
 
 /// The most pools that are listed by name; the others are only counted.
 const NAMED: usize = 8;
 
-impl fmt::Display for Choice<'_> {
+impl fmt::Display for PoolChoice<'_> {
     /// Writes the chosen pools in their order, then the others, those closest to being chosen first. The text
     /// does not end with a line feed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,7 +49,12 @@ impl fmt::Display for Choice<'_> {
 }
 
 /// Writes a chosen pool, and why it comes before the next one.
-fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>) -> fmt::Result {
+fn line(
+    f: &mut fmt::Formatter,
+    nth: usize,
+    pool: &ChosenPool,
+    next: Option<&ChosenPool>,
+) -> fmt::Result {
     let ordinal = match nth + 1 {
         1 => "1st",
         2 => "2nd",
@@ -59,19 +64,19 @@ fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>
     write!(f, "{ordinal} \"{}\": ", pool.name)?;
     let next_lacks = next.is_some_and(|next| next.lacks.is_some());
     match (pool.place, next.map(|next| (next.name, next.place))) {
-        (Place::Asked, _) => write!(f, "asked for by name")?,
-        (Place::Ranked { priority, .. }, None | Some((_, Place::Asked))) => {
+        (PoolRank::Asked, _) => write!(f, "asked for by name")?,
+        (PoolRank::Ranked { priority, .. }, None | Some((_, PoolRank::Asked))) => {
             write!(f, "priority {priority}")?;
         }
         (
-            Place::Ranked {
+            PoolRank::Ranked {
                 priority: mine,
                 requirements,
                 room,
             },
             Some((
                 next,
-                Place::Ranked {
+                PoolRank::Ranked {
                     priority: theirs,
                     requirements: fewer,
                     room: less,
@@ -113,30 +118,30 @@ fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>
     Ok(())
 }
 
-impl Reason<'_> {
+impl PassOverReason<'_> {
     /// How far the pool is from being chosen. Pools that were asked for or selected but cannot serve come
     /// first, because people look for those.
     fn distance(&self) -> u8 {
         match self {
-            Reason::Unknown => 0,
-            Reason::Barred(_) => 1,
-            Reason::Manual => 2,
-            Reason::Deselected { .. } => 3,
-            Reason::NotAsked => 4,
+            PassOverReason::Unknown => 0,
+            PassOverReason::Barred(_) => 1,
+            PassOverReason::Manual => 2,
+            PassOverReason::Deselected { .. } => 3,
+            PassOverReason::NotAsked => 4,
         }
     }
 }
 
-impl fmt::Display for Reason<'_> {
+impl fmt::Display for PassOverReason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Unknown => write!(
+            PassOverReason::Unknown => write!(
                 f,
                 "asked for by name, but there is no such pool: create it, or correct the name"
             ),
-            Reason::Barred(why) => why.fmt(f),
-            Reason::Manual => write!(f, "Manual: only when asked for by name"),
-            Reason::Deselected {
+            PassOverReason::Barred(why) => why.fmt(f),
+            PassOverReason::Manual => write!(f, "Manual: only when asked for by name"),
+            PassOverReason::Deselected {
                 subject,
                 wants,
                 has,
@@ -148,17 +153,17 @@ impl fmt::Display for Reason<'_> {
                 }
                 write!(f, ", {subject}Selector wants {wants}")
             }
-            Reason::NotAsked => write!(f, "others were asked for by name"),
+            PassOverReason::NotAsked => write!(f, "others were asked for by name"),
         }
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for SelectorSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Subject::Node => "node",
-            Subject::Namespace => "namespace",
-            Subject::Pod => "pod",
+            SelectorSubject::Node => "node",
+            SelectorSubject::Namespace => "namespace",
+            SelectorSubject::Pod => "pod",
         })
     }
 }

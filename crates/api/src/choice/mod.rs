@@ -14,7 +14,7 @@
 //! - The answer depends on the set of candidates, not on their order. Nearly sorted candidates are sorted in
 //!   nearly linear time.
 //! - Room is queried at most once per pool, and only to break a tie, because counting it is expensive.
-//! - Every candidate is either chosen or passed over, with a reason. Nothing is formatted before a [`Choice`]
+//! - Every candidate is either chosen or passed over, with a reason. Nothing is formatted before a [`PoolChoice`]
 //!   is displayed.
 //!
 //! # Caveats
@@ -37,7 +37,7 @@ pub type Label = (Arc<str>, Arc<str>);
 
 /// A pool that may be chosen.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
+pub struct PoolCandidate<'a> {
     /// Name of the pool; unique among the candidates
     pub name: &'a str,
     /// `nodeSelector` of the pool
@@ -55,30 +55,30 @@ pub struct Candidate<'a> {
     /// Whether it serves only those who ask for it by name
     pub manual: bool,
     /// Whether it can serve at all
-    pub standing: Standing<'a>,
+    pub standing: PoolStanding<'a>,
 }
 
 /// Whether a pool can currently serve anybody.
 #[derive(Clone, Copy)]
-pub enum Standing<'a> {
+pub enum PoolStanding<'a> {
     /// The pool can serve.
     Serving,
     /// The pool cannot serve for this reason, not even those who ask for it by name.
     Barred(&'a dyn fmt::Display),
 }
 
-impl fmt::Debug for Standing<'_> {
+impl fmt::Debug for PoolStanding<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Standing::Serving => write!(f, "Serving"),
-            Standing::Barred(why) => write!(f, "Barred({why})"),
+            PoolStanding::Serving => write!(f, "Serving"),
+            PoolStanding::Barred(why) => write!(f, "Barred({why})"),
         }
     }
 }
 
 /// The node or pod that a pool is chosen for. Labels are sorted by key.
 #[derive(Clone, Copy, Debug)]
-pub struct Asker<'a> {
+pub struct Requester<'a> {
     /// The labels of the node
     pub node: &'a [Label],
     /// The pod; `None` chooses for the node as a whole
@@ -98,16 +98,16 @@ pub struct PodLabels<'a> {
 
 /// The result of [`choose`]. Displays as one line per pool, the best first.
 #[derive(Clone, Debug, Default)]
-pub struct Choice<'a> {
+pub struct PoolChoice<'a> {
     /// The pools to try, best first
-    pub chosen: Vec<Chosen<'a>>,
+    pub chosen: Vec<ChosenPool<'a>>,
     /// The other pools in the order of the candidates, then names that no candidate has
     pub passed_over: Vec<PassedOver<'a>>,
 }
 
 /// A pool to try, and what decided its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chosen<'a> {
+pub struct ChosenPool<'a> {
     /// Index of the pool among the candidates
     pub at: usize,
     /// Name of the pool
@@ -119,12 +119,12 @@ pub struct Chosen<'a> {
     /// ask for it by name.
     pub lacks: Option<Family>,
     /// What determined its place in the order
-    pub place: Place,
+    pub place: PoolRank,
 }
 
 /// What determined the place of a chosen pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PoolRank {
     /// The pool was asked for by name.
     Asked,
     /// The pool was compared with others.
@@ -146,12 +146,12 @@ pub struct PassedOver<'a> {
     /// Name of the pool
     pub name: &'a str,
     /// Why the pool must not be tried
-    pub why: Reason<'a>,
+    pub why: PassOverReason<'a>,
 }
 
 /// Why a pool must not be tried.
 #[derive(Clone, Copy)]
-pub enum Reason<'a> {
+pub enum PassOverReason<'a> {
     /// The pool was asked for by name and does not exist.
     Unknown,
     /// The pool selects the asker or was asked for by name, but cannot serve.
@@ -161,7 +161,7 @@ pub enum Reason<'a> {
     /// A selector of the pool does not match the asker.
     Deselected {
         /// Which of the selectors
-        subject: Subject,
+        subject: SelectorSubject,
         /// The requirement that is not met
         wants: &'a Requirement,
         /// The value of the label; `None` if there is no such label
@@ -171,7 +171,7 @@ pub enum Reason<'a> {
     NotAsked,
 }
 
-impl fmt::Debug for Reason<'_> {
+impl fmt::Debug for PassOverReason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -179,7 +179,7 @@ impl fmt::Debug for Reason<'_> {
 
 /// The selectors of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum SelectorSubject {
     /// `nodeSelector`
     Node,
     /// `namespaceSelector`
@@ -192,10 +192,10 @@ pub enum Subject {
 ///
 /// `room` returns how much a pool can still allocate, in a unit that is the same for all candidates.
 pub fn choose<'a>(
-    candidates: &[Candidate<'a>],
-    asker: &Asker<'a>,
-    room: impl FnMut(&Candidate<'a>) -> u128,
-) -> Choice<'a> {
+    candidates: &[PoolCandidate<'a>],
+    asker: &Requester<'a>,
+    room: impl FnMut(&PoolCandidate<'a>) -> u128,
+) -> PoolChoice<'a> {
     if asker.by_name.is_empty() {
         by_selectors(candidates, asker, room)
     } else {
@@ -203,36 +203,36 @@ pub fn choose<'a>(
     }
 }
 
-fn by_name<'a>(candidates: &[Candidate<'a>], names: &[&'a str]) -> Choice<'a> {
-    let mut choice = Choice::default();
+fn by_name<'a>(candidates: &[PoolCandidate<'a>], names: &[&'a str]) -> PoolChoice<'a> {
+    let mut choice = PoolChoice::default();
     let mut unknown = Vec::new();
     for (nth, name) in names.iter().enumerate() {
         if names[..nth].contains(name) {
             continue;
         }
         match candidates.iter().position(|it| it.name == *name) {
-            Some(at) if matches!(candidates[at].standing, Standing::Serving) => {
-                choice.chosen.push(Chosen {
+            Some(at) if matches!(candidates[at].standing, PoolStanding::Serving) => {
+                choice.chosen.push(ChosenPool {
                     at,
                     name: candidates[at].name,
                     some_pods_only: false,
                     lacks: None,
-                    place: Place::Asked,
+                    place: PoolRank::Asked,
                 });
             }
             Some(_) => {}
             None => unknown.push(PassedOver {
                 at: None,
                 name,
-                why: Reason::Unknown,
+                why: PassOverReason::Unknown,
             }),
         }
     }
     for (at, candidate) in candidates.iter().enumerate() {
         let why = match candidate.standing {
-            _ if !names.contains(&candidate.name) => Reason::NotAsked,
-            Standing::Barred(why) => Reason::Barred(why),
-            Standing::Serving => continue,
+            _ if !names.contains(&candidate.name) => PassOverReason::NotAsked,
+            PoolStanding::Barred(why) => PassOverReason::Barred(why),
+            PoolStanding::Serving => continue,
         };
         choice.pass_over(at, candidate, why);
     }
@@ -241,17 +241,17 @@ fn by_name<'a>(candidates: &[Candidate<'a>], names: &[&'a str]) -> Choice<'a> {
 }
 
 fn by_selectors<'a>(
-    candidates: &[Candidate<'a>],
-    asker: &Asker<'a>,
-    mut room: impl FnMut(&Candidate<'a>) -> u128,
-) -> Choice<'a> {
-    let mut choice = Choice::default();
+    candidates: &[PoolCandidate<'a>],
+    asker: &Requester<'a>,
+    mut room: impl FnMut(&PoolCandidate<'a>) -> u128,
+) -> PoolChoice<'a> {
+    let mut choice = PoolChoice::default();
     for (at, candidate) in candidates.iter().enumerate() {
         let why = match (candidate.deselects(asker), candidate.standing) {
             (Some(why), _) => why,
-            (None, _) if candidate.manual => Reason::Manual,
-            (None, Standing::Barred(why)) => Reason::Barred(why),
-            (None, Standing::Serving) => {
+            (None, _) if candidate.manual => PassOverReason::Manual,
+            (None, PoolStanding::Barred(why)) => PassOverReason::Barred(why),
+            (None, PoolStanding::Serving) => {
                 choice.chosen.push(candidate.chosen(at, asker));
                 continue;
             }
@@ -260,10 +260,10 @@ fn by_selectors<'a>(
     }
     let chosen = &mut choice.chosen;
     chosen.sort_by(|a, b| (a.rank(), a.name).cmp(&(b.rank(), b.name)));
-    let families = |it: &Chosen| candidates[it.at].families;
+    let families = |it: &ChosenPool| candidates[it.at].families;
     let given = given_families(chosen, candidates);
     for tied in chosen.chunk_by_mut(|a, b| a.rank() == b.rank()) {
-        let lacking = |it: &Chosen| lacking(given, families(it));
+        let lacking = |it: &ChosenPool| lacking(given, families(it));
         if tied.iter().any(|it| lacking(it).is_none()) {
             for it in tied {
                 it.lacks = lacking(it);
@@ -271,15 +271,15 @@ fn by_selectors<'a>(
         }
     }
     let is_apart =
-        |it: &Chosen| families(it) != given && !Mutation::RoomComparedAcrossFamilies.is_on();
-    let class = |it: &Chosen| (it.rank(), it.lacks.is_some(), is_apart(it));
+        |it: &ChosenPool| families(it) != given && !Mutation::RoomComparedAcrossFamilies.is_on();
+    let class = |it: &ChosenPool| (it.rank(), it.lacks.is_some(), is_apart(it));
     chosen.sort_by(|a, b| (class(a), a.name).cmp(&(class(b), b.name)));
     for tied in chosen.chunk_by_mut(|a, b| class(a) == class(b)) {
         if tied.len() == 1 {
             continue;
         }
         for it in &mut *tied {
-            if let Place::Ranked { room: known, .. } = &mut it.place {
+            if let PoolRank::Ranked { room: known, .. } = &mut it.place {
                 *known = Some(room(&candidates[it.at]));
             }
         }
@@ -289,8 +289,8 @@ fn by_selectors<'a>(
 }
 
 /// The families of the oldest pool among the best ones.
-fn given_families(chosen: &[Chosen], candidates: &[Candidate]) -> Dual<bool> {
-    let best = chosen.first().map(Chosen::rank);
+fn given_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dual<bool> {
+    let best = chosen.first().map(ChosenPool::rank);
     let best = chosen.iter().filter(|it| Some(it.rank()) == best);
     let oldest = best.min_by_key(|it| (candidates[it.at].created, it.name));
     oldest.map_or(Dual::default(), |it| candidates[it.at].families)
@@ -303,32 +303,32 @@ pub fn lacking(given: Dual<bool>, has: Dual<bool>) -> Option<Family> {
     Some(family)
 }
 
-impl<'a> Candidate<'a> {
+impl<'a> PoolCandidate<'a> {
     /// The reason if a selector does not match the asker.
-    fn deselects(&self, asker: &Asker<'a>) -> Option<Reason<'a>> {
+    fn deselects(&self, asker: &Requester<'a>) -> Option<PassOverReason<'a>> {
         let unmet = |subject, selector: &'a Selector, labels: &'a [Label]| {
             let (wants, has) = selector.unmet(labels)?;
-            Some(Reason::Deselected {
+            Some(PassOverReason::Deselected {
                 subject,
                 wants,
                 has,
             })
         };
-        unmet(Subject::Node, self.node, asker.node).or_else(|| {
+        unmet(SelectorSubject::Node, self.node, asker.node).or_else(|| {
             let PodLabels { namespace, pod } = asker.pod?;
-            unmet(Subject::Namespace, self.namespace, namespace)
-                .or_else(|| unmet(Subject::Pod, self.pod, pod))
+            unmet(SelectorSubject::Namespace, self.namespace, namespace)
+                .or_else(|| unmet(SelectorSubject::Pod, self.pod, pod))
         })
     }
 
-    fn chosen(&self, at: usize, asker: &Asker) -> Chosen<'a> {
+    fn chosen(&self, at: usize, asker: &Requester) -> ChosenPool<'a> {
         let of_pods = self.namespace.specificity() + self.pod.specificity();
-        Chosen {
+        ChosenPool {
             at,
             name: self.name,
             some_pods_only: asker.pod.is_none() && of_pods > 0,
             lacks: None,
-            place: Place::Ranked {
+            place: PoolRank::Ranked {
                 priority: self.priority,
                 requirements: self.node.specificity() + of_pods,
                 room: None,
@@ -337,12 +337,12 @@ impl<'a> Candidate<'a> {
     }
 }
 
-impl Chosen<'_> {
+impl ChosenPool<'_> {
     /// What is compared before families, room and name; `None` if the pool was asked for by name.
     fn rank(&self) -> Option<(Reverse<i32>, Reverse<usize>)> {
         match self.place {
-            Place::Asked => None,
-            Place::Ranked {
+            PoolRank::Asked => None,
+            PoolRank::Ranked {
                 priority,
                 requirements,
                 ..
@@ -352,14 +352,14 @@ impl Chosen<'_> {
 
     fn room(&self) -> Option<u128> {
         match self.place {
-            Place::Asked => None,
-            Place::Ranked { room, .. } => room,
+            PoolRank::Asked => None,
+            PoolRank::Ranked { room, .. } => room,
         }
     }
 }
 
-impl<'a> Choice<'a> {
-    fn pass_over(&mut self, at: usize, candidate: &Candidate<'a>, why: Reason<'a>) {
+impl<'a> PoolChoice<'a> {
+    fn pass_over(&mut self, at: usize, candidate: &PoolCandidate<'a>, why: PassOverReason<'a>) {
         self.passed_over.push(PassedOver {
             at: Some(at),
             name: candidate.name,

@@ -44,8 +44,8 @@ fn pool(name: &str) -> Pool {
 }
 
 impl Pool {
-    fn candidate(&self) -> Candidate<'_> {
-        Candidate {
+    fn candidate(&self) -> PoolCandidate<'_> {
+        PoolCandidate {
             name: &self.name,
             node: &self.node,
             namespace: &self.namespace,
@@ -55,26 +55,26 @@ impl Pool {
             created: self.created,
             manual: self.manual,
             standing: match &self.barred {
-                Some(why) => Standing::Barred(why),
-                None => Standing::Serving,
+                Some(why) => PoolStanding::Barred(why),
+                None => PoolStanding::Serving,
             },
         }
     }
 }
 
-fn ask<'a>(pools: &'a [Pool], asker: &Asker<'a>) -> Choice<'a> {
-    let candidates: Vec<Candidate> = pools.iter().map(Pool::candidate).collect();
+fn ask<'a>(pools: &'a [Pool], asker: &Requester<'a>) -> PoolChoice<'a> {
+    let candidates: Vec<PoolCandidate> = pools.iter().map(Pool::candidate).collect();
     choose(&candidates, asker, |asked| {
         pools.iter().find(|it| it.name == asked.name).unwrap().room
     })
 }
 
-fn names<'a>(choice: &Choice<'a>) -> Vec<&'a str> {
+fn names<'a>(choice: &PoolChoice<'a>) -> Vec<&'a str> {
     choice.chosen.iter().map(|chosen| chosen.name).collect()
 }
 
-fn of_node(node: &[Label]) -> Asker<'_> {
-    Asker {
+fn of_node(node: &[Label]) -> Requester<'_> {
+    Requester {
         node,
         pod: None,
         by_name: &[],
@@ -155,7 +155,7 @@ fn every_pool_that_is_passed_over_says_why() {
     let node = labels(&[("class", "gpu")]);
     let namespace = labels(&[]);
     let pod = labels(&[("app", "web")]);
-    let asker = Asker {
+    let asker = Requester {
         node: &node,
         pod: Some(PodLabels {
             namespace: &namespace,
@@ -202,7 +202,7 @@ fn names_pass_by_selectors_but_not_by_what_bars() {
             ..pool("full")
         },
     ];
-    let asker = Asker {
+    let asker = Requester {
         by_name: &["spare", "full", "nosuch", "cpu", "spare"],
         ..of_node(&[])
     };
@@ -230,7 +230,7 @@ fn a_node_as_a_whole_gets_pools_of_some_pods_marked() {
             ..pool("team")
         },
     ];
-    let marks = |asker: &Asker| -> Vec<(String, bool)> {
+    let marks = |asker: &Requester| -> Vec<(String, bool)> {
         let choice = ask(&pools, asker);
         let marks = choice.chosen.iter();
         marks
@@ -242,7 +242,7 @@ fn a_node_as_a_whole_gets_pools_of_some_pods_marked() {
         [("team".to_owned(), true), ("all".to_owned(), false)]
     );
     let team = labels(&[("team", "a")]);
-    let asker = Asker {
+    let asker = Requester {
         pod: Some(PodLabels {
             namespace: &team,
             pod: &[],
@@ -359,13 +359,13 @@ proptest! {
 
         let all = labels(&[("a", "0"), ("b", "0"), ("c", "0")]);
         let pod = for_pod.then_some(PodLabels { namespace: &all, pod: &all });
-        let asker = Asker { pod, ..of_node(&all) };
+        let asker = Requester { pod, ..of_node(&all) };
         let mut given: Vec<Pool> = pools.iter().map(|(pool, _, _)| pool.clone()).collect();
         if !given.is_empty() {
             let turn = turn % given.len();
             given.rotate_left(turn);
         }
-        let candidates: Vec<Candidate> = given.iter().map(Pool::candidate).collect();
+        let candidates: Vec<PoolCandidate> = given.iter().map(Pool::candidate).collect();
         let mut asked = Vec::new();
         let choice = choose(&candidates, &asker, |it| {
             asked.push(it.name);

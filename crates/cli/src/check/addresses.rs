@@ -7,7 +7,7 @@ use crate::inventory::is_held_under;
 use crate::inventory::{Cover, Held, Inventory, PodFact};
 use crate::render::some;
 use cadastre_api::AddressEntry;
-use cadastre_controller::cluster::seen::PodUid;
+use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::{Addr, Cidr};
 
 /// Seconds after which an assigned address must be in a node's published list. The margin is wide, because agents can
@@ -47,7 +47,7 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
         return;
     }
     if inventory
-        .world
+        .cache
         .node_addresses
         .within(&Cidr::host(addr))
         .next()
@@ -224,7 +224,7 @@ fn unrecorded(
     let object = format!("address {addr}");
     let on = pod.node.as_deref().unwrap_or("no node");
     let holder = covers.iter().rev().find_map(|cover| match cover {
-        Cover::Block(entry) if !entry.owner.resting => {
+        Cover::Block(entry) if !entry.owner.quarantined => {
             Some((entry.owner.name.clone(), Some(*entry)))
         }
         Cover::PodCidr(_, node) => Some((node.clone(), None)),

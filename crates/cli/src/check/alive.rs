@@ -78,7 +78,7 @@ fn agents(inventory: &Inventory, findings: &mut Vec<Finding>) {
     if inventory.running.pods(true).next().is_none() {
         return;
     }
-    for node in inventory.world.nodes.iter() {
+    for node in inventory.cache.nodes.iter() {
         let has_blocks = inventory.registry.blocks.of(&node.uid).next().is_some();
         let what = match inventory.running.agent(&node.name, inventory.now) {
             Some(AgentPod::NotReady) => "its agent is not ready",

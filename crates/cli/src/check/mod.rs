@@ -166,10 +166,10 @@ pub fn check(inventory: &Inventory) -> CheckReport {
         time: inventory.now,
         version: cadastre_core::VERSION.to_owned(),
         checked: Checked {
-            pools: inventory.world.pools.len(),
-            nodes: inventory.world.nodes.len(),
+            pools: inventory.cache.pools.len(),
+            nodes: inventory.cache.nodes.len(),
             node_subnets: inventory.subnets.len(),
-            blocks: inventory.world.blocks.len(),
+            blocks: inventory.cache.blocks.len(),
             allocations: inventory.held().count(),
             pods: inventory.pods.len(),
         },

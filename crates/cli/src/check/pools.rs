@@ -5,7 +5,7 @@ use crate::inventory::Inventory;
 use crate::render::{count, left, some};
 use cadastre_api::AllocationMode;
 use cadastre_controller::figures::figures;
-use cadastre_controller::pools::{PoolState, Verdict};
+use cadastre_controller::pools::{PoolPhase, PoolState};
 use cadastre_core::Family;
 
 /// A pool that will be exhausted within this time is reported: a week.
@@ -33,26 +33,26 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
         let finding = Finding::new(severity, code, object.clone(), message, advice.to_owned());
         findings.push(finding);
     };
-    match &state.verdict {
-        Verdict::Invalid(why) => tell(
+    match &state.phase {
+        PoolPhase::Invalid(why) => tell(
             Severity::Warning,
             "PoolInvalid",
             format!("its spec cannot be used: {why}"),
             "correct it; nodes keep its ranges meanwhile",
         ),
-        Verdict::Overlaps { .. } => tell(
+        PoolPhase::Overlaps { .. } => tell(
             Severity::Warning,
             "PoolOverlaps",
-            format!("it allocates nothing: {}", state.verdict),
+            format!("it allocates nothing: {}", state.phase),
             "until that is resolved it serves no node",
         ),
-        Verdict::Starting => tell(
+        PoolPhase::Starting => tell(
             Severity::Warning,
             "PoolNotStarted",
             "it has no finalizer yet, so nothing is allocated from it".to_owned(),
             "check that a controller leads (kubectl get lease -A | grep cadastre): it adds the finalizer within a second",
         ),
-        Verdict::Serving if state.selects_none(&inventory.world) => tell(
+        PoolPhase::Serving if state.selects_none(&inventory.cache) => tell(
             Severity::Info,
             "PoolForNobody",
             "its nodeSelector matches no node".to_owned(),
@@ -60,7 +60,7 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
         ),
         _ => {}
     }
-    let object_status = inventory.world.pools.get(&state.name);
+    let object_status = inventory.cache.pools.get(&state.name);
     let status = object_status.and_then(|pool| pool.status.as_ref());
     let conditions = status.into_iter().flat_map(|status| &status.conditions);
     for condition in conditions.filter(|it| it.type_ == "ForeignAllocator" && it.status == "True") {
@@ -74,11 +74,11 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
 }
 
 fn room(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
-    if matches!(state.verdict, Verdict::Invalid(_) | Verdict::Terminating) {
+    if matches!(state.phase, PoolPhase::Invalid(_) | PoolPhase::Terminating) {
         return;
     }
     let object = format!("pool {}", state.name);
-    let pool = inventory.world.pools.get(&state.name);
+    let pool = inventory.cache.pools.get(&state.name);
     let status = pool.and_then(|pool| pool.status.as_ref());
     for family in state.space.families() {
         let counted = figures(state, family, &inventory.registry);
@@ -143,7 +143,7 @@ fn room(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
 
 /// Returns the nodes that the pool should serve and that have no range yet.
 fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
-    let nodes = inventory.world.nodes.iter();
+    let nodes = inventory.cache.nodes.iter();
     let lacks = nodes.filter(|node| {
         state.selects(node)
             && match state.allocation_mode {
@@ -155,7 +155,7 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     });
     let mut names: Vec<String> = lacks.map(|node| node.name.to_string()).collect();
     // By the pool's status more nodes may wait: those that want more than they have.
-    let more = inventory.world.pools.get(&state.name);
+    let more = inventory.cache.pools.get(&state.name);
     let more = more
         .and_then(|pool| pool.status.as_ref()?.waiting)
         .unwrap_or(0);

@@ -6,11 +6,11 @@ use super::{Finding, Severity};
 use crate::inventory::{Inventory, SubnetFact};
 use crate::render::{age, some};
 use cadastre_api::{AllocationMode, block_name};
+use cadastre_controller::allocations::blocks::BlockEntry;
+use cadastre_controller::allocations::foreign::{ADVICE, too_wide_text};
 use cadastre_controller::cluster::agent_report::ACCEPTED;
-use cadastre_controller::cluster::seen::Node;
-use cadastre_controller::registry::blocks::Entry;
-use cadastre_controller::registry::foreign::{ADVICE, too_wide_text};
-use cadastre_core::{Cidr, Claim, ClaimId, State};
+use cadastre_controller::cluster::objects::Node;
+use cadastre_core::{Cidr, Claim, ClaimId, ClaimState};
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     overlaps(inventory, findings);
@@ -19,7 +19,7 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for entry in inventory.registry.blocks.iter() {
         block(entry, inventory, findings);
     }
-    for node in inventory.world.nodes.iter() {
+    for node in inventory.cache.nodes.iter() {
         pod_cidrs(node, inventory, findings);
     }
     for subnet in inventory.subnets.values() {
@@ -32,12 +32,16 @@ fn whose(id: ClaimId, claim: &Claim, inventory: &Inventory) -> String {
     let registry = &inventory.registry;
     let block = registry.blocks.get(&claim.cidr).filter(|it| it.claim == id);
     let node = registry
-        .who(claim.holder)
+        .node_of(claim.holder)
         .map_or("nobody", |(name, _)| name);
     match (block, claim.state) {
-        (Some(_), State::Resting) => format!("block {} (in quarantine, was {node}'s)", claim.cidr),
+        (Some(_), ClaimState::Quarantined) => {
+            format!("block {} (in quarantine, was {node}'s)", claim.cidr)
+        }
         (Some(_), _) => format!("block {} of node {node}", claim.cidr),
-        (None, State::Resting) => format!("podCIDR {} (in quarantine, was {node}'s)", claim.cidr),
+        (None, ClaimState::Quarantined) => {
+            format!("podCIDR {} (in quarantine, was {node}'s)", claim.cidr)
+        }
         (None, _) => format!("podCIDR {} of node {node}", claim.cidr),
     }
 }
@@ -45,7 +49,7 @@ fn whose(id: ClaimId, claim: &Claim, inventory: &Inventory) -> String {
 fn overlaps(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let registry = &inventory.registry;
     let mut cidrs: BTreeSet<Cidr> = registry.blocks.iter().map(|entry| entry.cidr).collect();
-    for node in inventory.world.nodes.iter() {
+    for node in inventory.cache.nodes.iter() {
         cidrs.extend(node.pod_cidrs.iter().copied());
     }
     let mut told: BTreeSet<(ClaimId, ClaimId)> = BTreeSet::new();
@@ -59,7 +63,8 @@ fn overlaps(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 if !told.insert((*id.min(other), *id.max(other))) {
                     continue;
                 }
-                let rests = claim.state == State::Resting || theirs.state == State::Resting;
+                let rests = claim.state == ClaimState::Quarantined
+                    || theirs.state == ClaimState::Quarantined;
                 let severity = if rests {
                     Severity::Info
                 } else {
@@ -96,7 +101,7 @@ fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let mut lists: BTreeMap<Cidr, Vec<&str>> = BTreeMap::new();
     for subnet in inventory.subnets.values() {
         let Ok(spec) = &subnet.spec else { continue };
-        let node = inventory.world.nodes.get(&subnet.name);
+        let node = inventory.cache.nodes.get(&subnet.name);
         if node.is_none_or(|node| spec.node_uid.as_deref() != Some(&*node.uid)) {
             continue;
         }
@@ -119,7 +124,7 @@ fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
 
 /// Reports objects that cannot be parsed or that contradict themselves.
 fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
-    for block in inventory.world.blocks.iter() {
+    for block in inventory.cache.blocks.iter() {
         let why = match &block.spec {
             Err(why) => Some(format!("its spec cannot be read ({why})")),
             Ok(spec) if *block.name != *block_name(&spec.cidr) => Some(format!(
@@ -138,9 +143,9 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
             ));
         }
         if let Ok(spec) = &block.spec
-            && !spec.owner.resting
+            && !spec.owner.quarantined
         {
-            let node = inventory.world.nodes.get(&spec.owner.name);
+            let node = inventory.cache.nodes.get(&spec.owner.name);
             if node.is_none_or(|node| node.uid != spec.owner.uid) {
                 findings.push(Finding::new(
                     Severity::Warning,
@@ -165,7 +170,7 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>) {
     let object = format!("block {}", entry.cidr);
     let name = block_name(&entry.cidr);
     if inventory.registry.pools.get(&entry.pool).is_none() {
@@ -177,7 +182,7 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
             "no new address is assigned from it, and it is released when it is empty; to keep it, create the pool again".to_owned(),
         ));
     }
-    if inventory.world.blocks.get(&name).is_none() {
+    if inventory.cache.blocks.get(&name).is_none() {
         findings.push(Finding::new(
             Severity::Warning,
             "ListedWithoutObject",
@@ -191,7 +196,7 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
         ));
         return;
     }
-    if entry.owner.resting {
+    if entry.owner.quarantined {
         overdue(entry, inventory, findings);
         return;
     }
@@ -199,7 +204,7 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
     let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
     let cidr = entry.cidr.to_string();
     let listed = spec.and_then(|spec| spec.blocks.iter().find(|held| held.cidr == cidr));
-    let live = inventory.world.nodes.get(&entry.owner.name);
+    let live = inventory.cache.nodes.get(&entry.owner.name);
     if live.is_none_or(|node| node.uid != entry.owner.uid) {
         return;
     }
@@ -232,7 +237,7 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
 }
 
 /// Reports a block that is kept beyond the end of its quarantine.
-fn overdue(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn overdue(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>) {
     /// The controller checks every few seconds whether a block can be freed, and needs a moment for it.
     const SLACK: i64 = 60;
     let Some(until) = entry.until else { return };
@@ -319,7 +324,7 @@ fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Vec<Finding>) {
 fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Finding>) {
     let Ok(spec) = &subnet.spec else { return };
     let object = format!("nodesubnet {}", subnet.name);
-    let node = inventory.world.nodes.get(&subnet.name);
+    let node = inventory.cache.nodes.get(&subnet.name);
     if let Some(uid) = &spec.node_uid
         && node.is_none_or(|node| *node.uid != **uid)
     {
@@ -365,7 +370,7 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
         }
     }
     let report = inventory
-        .world
+        .cache
         .subnets
         .get(&subnet.name)
         .and_then(|it| it.report.as_ref());

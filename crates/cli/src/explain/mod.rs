@@ -21,9 +21,9 @@ use super::reach::Reach;
 use super::render::{self, Report, Style};
 use super::show::pod_name;
 use super::{Flags, Verdict};
-use cadastre_api::choice::{Asker, Candidate, Standing, choose};
-use cadastre_api::{AllocationMode, Assignment};
-use cadastre_controller::pools::{PoolState, Verdict as PoolVerdict};
+use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, choose};
+use cadastre_api::{AllocationMode, AssignmentMode};
+use cadastre_controller::pools::{PoolPhase as PoolVerdict, PoolState};
 
 /// Explain which pools serve a pod or a node, why a node waits or keeps a block, and what fills a pool
 #[derive(Debug, clap::Args)]
@@ -97,7 +97,7 @@ impl Explanation {
 /// Returns the pools of a mode in the order in which they are tried, and why the others are not.
 fn choice(
     mode: AllocationMode,
-    asker: &Asker,
+    asker: &Requester,
     inventory: &Inventory,
 ) -> (Vec<String>, Vec<String>) {
     let ledger = &inventory.registry.ledger;
@@ -105,12 +105,13 @@ fn choice(
     let states: Vec<&PoolState> = states
         .filter(|state| state.allocation_mode == mode)
         .collect();
-    let candidates: Vec<Candidate> = states.iter().map(|state| candidate(state, asker)).collect();
-    let room = |candidate: &Candidate| {
+    let candidates: Vec<PoolCandidate> =
+        states.iter().map(|state| candidate(state, asker)).collect();
+    let room = |candidate: &PoolCandidate| {
         let state = inventory.registry.pools.get(candidate.name);
         let families = state.into_iter().flat_map(|state| {
             let families = state.space.families();
-            families.map(|family| ledger.room(&state.space, family).free)
+            families.map(|family| ledger.block_counts(&state.space, family).free)
         });
         families.min().unwrap_or(0)
     };
@@ -120,8 +121,8 @@ fn choice(
     (chosen, lines)
 }
 
-fn candidate<'a>(state: &'a PoolState, asker: &Asker) -> Candidate<'a> {
-    Candidate {
+fn candidate<'a>(state: &'a PoolState, asker: &Requester) -> PoolCandidate<'a> {
+    PoolCandidate {
         name: &state.name,
         node: &state.selector,
         namespace: &state.terms.namespaces,
@@ -130,10 +131,10 @@ fn candidate<'a>(state: &'a PoolState, asker: &Asker) -> Candidate<'a> {
         families: state.families(),
         created: state.created,
         // The agent of a node may ask for a manual pool by name.
-        manual: asker.pod.is_some() && state.told.assignment == Assignment::Manual,
-        standing: match state.verdict {
-            PoolVerdict::Serving => Standing::Serving,
-            _ => Standing::Barred(&state.verdict),
+        manual: asker.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
+        standing: match state.phase {
+            PoolVerdict::Serving => PoolStanding::Serving,
+            _ => PoolStanding::Barred(&state.phase),
         },
     }
 }

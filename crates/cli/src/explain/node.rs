@@ -4,16 +4,16 @@ use super::{Explanation, choice};
 use crate::inventory::Inventory;
 use crate::plan::whatif;
 use crate::render::{count, some};
-use cadastre_api::choice::Asker;
+use cadastre_api::choice::Requester;
 use cadastre_api::{AllocationMode, Recall};
-use cadastre_controller::cluster::seen::Node;
-use cadastre_controller::pools::Verdict as PoolVerdict;
-use cadastre_controller::registry::blocks::Entry;
+use cadastre_controller::allocations::blocks::BlockEntry;
+use cadastre_controller::cluster::objects::Node;
+use cadastre_controller::pools::PoolPhase as PoolVerdict;
 
 /// Explains a node by simulating what the controller would do now.
 pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let node = inventory.node(name)?;
-    let asker = Asker {
+    let asker = Requester {
         node: &node.labels,
         pod: None,
         by_name: &[],
@@ -40,7 +40,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     for note in outcome.notes.get(&node.name).into_iter().flatten() {
         waits.push(note.clone());
     }
-    let blocks: Vec<&Entry> = inventory.registry.blocks.of(&node.uid).collect();
+    let blocks: Vec<&BlockEntry> = inventory.registry.blocks.of(&node.uid).collect();
     explanation.answer = match (node.pod_cidrs.len(), blocks.len()) {
         _ if node.deleting => "it is being deleted: it keeps what it has until it is gone".to_owned(),
         (0, 0) if waits.is_empty() && outcome.served.contains_key(&node.name) => {
@@ -60,14 +60,14 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
 }
 
 /// Explains why a node still has a block.
-fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> String {
+fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Inventory) -> String {
     let pool = inventory.registry.pools.get(&entry.pool);
     let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);
     let requests = inventory.subnets.get(&node.name).map(|it| &it.requests);
     let asked = requests.is_some_and(|it| it.drain.contains(&entry.cidr));
     let leaves = match pool {
         None => Some("its pool is gone".to_owned()),
-        Some(pool) if pool.verdict == PoolVerdict::Terminating => {
+        Some(pool) if pool.phase == PoolVerdict::Terminating => {
             Some("its pool is being deleted".to_owned())
         }
         Some(pool) if !pool.selects(node) => Some("its pool no longer selects the node".to_owned()),
@@ -84,7 +84,7 @@ fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> St
     let (used, cooling) = (word.used, word.cooling);
     let users = users(entry, inventory);
     let family = entry.cidr.family();
-    let same = |it: &&&Entry| it.pool == entry.pool && it.cidr.family() == family;
+    let same = |it: &&&BlockEntry| it.pool == entry.pool && it.cidr.family() == family;
     let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
     let words = match leaves {
         Some(why) if used + cooling == 0 => {
@@ -105,7 +105,7 @@ fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> St
     line + &words
 }
 
-fn users(entry: &Entry, inventory: &Inventory) -> String {
+fn users(entry: &BlockEntry, inventory: &Inventory) -> String {
     let held = inventory.held_in(&entry.cidr);
     let held =
         held.filter(|(_, held)| held.node == entry.owner.name && !held.allocation.pod.is_empty());

@@ -4,10 +4,10 @@ use super::{Explanation, choice};
 use crate::inventory::{Inventory, PodFact};
 use crate::render::some;
 use crate::show;
-use cadastre_api::choice::{Asker, Label, PodLabels};
+use cadastre_api::choice::{Label, PodLabels, Requester};
 use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, POOLS_ANNOTATION};
-use cadastre_controller::cluster::seen::Node;
-use cadastre_controller::registry::blocks::Entry;
+use cadastre_controller::allocations::blocks::BlockEntry;
+use cadastre_controller::cluster::objects::Node;
 
 /// Explains a pod; an error says that there is none of this name.
 pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
@@ -38,7 +38,7 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let node = pod
         .node
         .as_deref()
-        .and_then(|node| inventory.world.nodes.get(node));
+        .and_then(|node| inventory.cache.nodes.get(node));
     let chosen = match node.filter(|_| !pod.host_network) {
         Some(node) => choose(pod, node, inventory),
         None => Choice::default(),
@@ -122,7 +122,7 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
     let asked = asked.map(|text| text.split(',').map(str::trim).collect::<Vec<_>>());
     let by_name: Vec<&str> = asked.unwrap_or_default();
     let labels: &[Label] = namespace.map_or(&[], |it| &it.labels);
-    let asker = Asker {
+    let asker = Requester {
         node: &node.labels,
         pod: Some(PodLabels {
             namespace: labels,
@@ -159,7 +159,7 @@ fn serving(node: &Node, chosen: Choice, inventory: &Inventory, explanation: &mut
     explanation.add(&format!("Ranges of node {}", node.name), has);
 }
 
-fn block_line(entry: &Entry, inventory: &Inventory) -> String {
+fn block_line(entry: &BlockEntry, inventory: &Inventory) -> String {
     let cidr = entry.cidr;
     let word = inventory.word(entry);
     let counts = word.map_or("its agent has not reported it".to_owned(), |word| {

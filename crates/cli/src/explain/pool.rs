@@ -28,8 +28,8 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         }
     }
     explanation.answer = if !state.is_serving() {
-        format!("it allocates nothing: {}", state.verdict)
-    } else if state.selects_none(&inventory.world) {
+        format!("it allocates nothing: {}", state.phase)
+    } else if state.selects_none(&inventory.cache) {
         "it serves no node: its nodeSelector matches none (kubectl get nodes --show-labels)"
             .to_owned()
     } else if full.is_empty() {
@@ -130,7 +130,7 @@ fn comes_free(
 ) -> Vec<String> {
     let mut lines = Vec::new();
     let blocks = inventory.registry.blocks.iter();
-    let resting = blocks.filter(|it| it.pool == state.name && it.owner.resting);
+    let resting = blocks.filter(|it| it.pool == state.name && it.owner.quarantined);
     for entry in resting.take(8) {
         let kept = inventory.pods_in(&entry.cidr).next();
         let kept = kept.map_or(String::new(), |(addr, pod)| {

@@ -12,7 +12,7 @@ use crate::address::RangeFact;
 use crate::inventory::{Cover, Inventory};
 use crate::show::{BlockRow, BlockState};
 use cadastre_controller::pools::PoolState;
-use cadastre_core::{Addr, Cidr, Span};
+use cadastre_core::{Addr, Cidr, IpRange};
 
 /// What a cell shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -152,7 +152,7 @@ pub(super) fn nth(within: &Cidr, cell_size: u8, at: u64) -> Option<Cidr> {
 }
 
 /// Returns the numbers of the first and the last cell that an interval touches.
-fn ends(span: Span, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
+fn ends(span: IpRange, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     let span = span.within(within)?;
     let order = within.family().bits().checked_sub(cell_size)?;
     let at = |addr: Addr| {
@@ -163,7 +163,7 @@ fn ends(span: Span, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
 }
 
 /// Returns the cells that an interval touches, with the number of its addresses in each.
-fn touched(span: Span, within: Cidr, cell_size: u8) -> impl Iterator<Item = (u64, u128)> {
+fn touched(span: IpRange, within: Cidr, cell_size: u8) -> impl Iterator<Item = (u64, u128)> {
     let ends = ends(span, &within, cell_size).into_iter();
     let numbers = ends.flat_map(|(first, last)| first..=last);
     numbers.filter_map(move |at| {

@@ -41,8 +41,8 @@ pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<Hit> {
         add("address", text, Some(at));
         return hits;
     }
-    let world = &inventory.world;
-    for name in matching(world.nodes.iter().map(|it| &*it.name), text) {
+    let cache = &inventory.cache;
+    for name in matching(cache.nodes.iter().map(|it| &*it.name), text) {
         let ranges = inventory.ranges_of(name);
         for range in &ranges {
             add("node", name, Some(*range));
@@ -57,7 +57,7 @@ pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<Hit> {
             add("pod", name, Some(Cidr::host(*addr)));
         }
     }
-    let pools = matching(world.pools.iter().map(|it| &*it.name), text);
+    let pools = matching(cache.pools.iter().map(|it| &*it.name), text);
     let pools = pools.into_iter().map(|name| Hit {
         what: "pool",
         name: name.to_owned(),

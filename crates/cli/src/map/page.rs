@@ -11,7 +11,7 @@ use super::place::{Place, Seen, home};
 use crate::inventory::Inventory;
 use crate::render::left;
 use crate::show::{self, PoolRow};
-use cadastre_controller::pools::{PoolState, Verdict};
+use cadastre_controller::pools::{PoolPhase, PoolState};
 use cadastre_core::Cidr;
 
 /// From this usage in percent a pool counts as nearly exhausted.
@@ -66,8 +66,8 @@ pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<View>
     let mut rows = report.families.iter();
     let row = rows.find(|row| Some(row.family.as_str()) == family);
     let mut troubles = report.conditions.clone();
-    if state.verdict != Verdict::Serving {
-        troubles.insert(0, format!("Not serving: {}", state.verdict));
+    if state.phase != PoolPhase::Serving {
+        troubles.insert(0, format!("Not serving: {}", state.phase));
     }
     let families = state.space.families();
     let families = families.filter_map(|it| Some((it.to_string(), home(state, it, inventory)?)));
@@ -137,7 +137,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
         all.push(("exhausted, if growth continues", left, false));
     }
     all.push(("nodes", row.nodes.to_string(), false));
-    let pool = inventory.world.pools.get(&row.pool);
+    let pool = inventory.cache.pools.get(&row.pool);
     let waiting = pool.and_then(|it| it.status.as_ref()?.waiting);
     let waiting = waiting.filter(|it| *it > 0);
     all.extend(waiting.map(|it| ("nodes wait", it.to_string(), true)));

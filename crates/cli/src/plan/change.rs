@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::inventory::Inventory;
 use crate::lists::Lists;
 use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeLite, NodeSubnetLite};
-use cadastre_core::{Addr, Cidr, Span};
+use cadastre_core::{Addr, Cidr, IpRange};
 
 /// Returns the name of the nth supposed node, which no real node can have.
 pub(crate) fn new_node_name(nth: usize) -> String {
@@ -191,8 +191,8 @@ fn without(cidr: &Cidr, range: &Cidr) -> Vec<Cidr> {
     let shifted = |addr: Addr, value: Option<u128>| value.map(|value| Addr { value, ..addr });
     let before = shifted(range.first(), range.first().value.checked_sub(1));
     let after = shifted(range.last(), range.last().value.checked_add(1));
-    let before = before.and_then(|end| Span::new(cidr.first(), end));
-    let after = after.and_then(|start| Span::new(start, cidr.last()));
+    let before = before.and_then(|end| IpRange::new(cidr.first(), end));
+    let after = after.and_then(|start| IpRange::new(start, cidr.last()));
     let spans = before.into_iter().chain(after);
     spans.flat_map(|span| span.to_cidrs()).collect()
 }

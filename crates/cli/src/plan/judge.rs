@@ -11,12 +11,12 @@ use super::change::is_new;
 use super::whatif::{Outcome, simulate_now};
 use crate::inventory::Inventory;
 use crate::render::{Columns, Report, Style, count, left, some};
-use cadastre_controller::account::must_leave;
-use cadastre_controller::cluster::seen::Text;
-use cadastre_controller::figures::{Figures, figures};
+use cadastre_controller::allocations::AllocationState;
+use cadastre_controller::cluster::objects::Text;
+use cadastre_controller::figures::{FamilyCounts, figures};
 use cadastre_controller::forecast::Trend;
-use cadastre_controller::pools::{PoolState, Verdict};
-use cadastre_controller::registry::Registry;
+use cadastre_controller::node_balance::must_leave;
+use cadastre_controller::pools::{PoolPhase, PoolState};
 use cadastre_core::Family;
 
 /// The effect of the changes.
@@ -125,7 +125,7 @@ pub(super) fn judge(
         asked: changes.add_nodes,
         ..NewNodes::default()
     };
-    for node in after.world.nodes.iter().filter(|node| is_new(&node.name)) {
+    for node in after.cache.nodes.iter().filter(|node| is_new(&node.name)) {
         if waits_then.contains(&node.name) {
             new_nodes.waiting += 1;
         } else if then.served.contains_key(&node.name) {
@@ -157,16 +157,18 @@ pub(super) fn judge(
 }
 
 /// Returns the changed pools that would serve no node, without those that are disabled on purpose.
-fn for_nobody(after: &Inventory, changes: &Changes, then: &Registry) -> Vec<String> {
+fn for_nobody(after: &Inventory, changes: &Changes, then: &AllocationState) -> Vec<String> {
     let names = changes.pools.iter();
     let names = names.filter_map(|it| it["metadata"]["name"].as_str());
     let states = names.filter_map(|name| then.pools.get(name));
-    let why = |state: &PoolState| match &state.verdict {
-        Verdict::Serving | Verdict::Starting if state.selects_none(&after.world) => Some(format!(
-            "its nodeSelector matches none of {}",
-            count(after.world.nodes.len(), "node")
-        )),
-        Verdict::Serving | Verdict::Starting | Verdict::Disabled => None,
+    let why = |state: &PoolState| match &state.phase {
+        PoolPhase::Serving | PoolPhase::Starting if state.selects_none(&after.cache) => {
+            Some(format!(
+                "its nodeSelector matches none of {}",
+                count(after.cache.nodes.len(), "node")
+            ))
+        }
+        PoolPhase::Serving | PoolPhase::Starting | PoolPhase::Disabled => None,
         verdict => Some(verdict.to_string()),
     };
     let told = states.filter_map(|it| {
@@ -183,7 +185,7 @@ fn for_nobody(after: &Inventory, changes: &Changes, then: &Registry) -> Vec<Stri
 fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) -> Vec<PoolPlan> {
     let mut rows = Vec::new();
     for state in then.registry.pools.iter() {
-        let count = |family, registry: &Registry| -> Option<Figures> {
+        let count = |family, registry: &AllocationState| -> Option<FamilyCounts> {
             let state = registry.pools.get(&state.name)?;
             let has = state.space.families().any(|it| it == family);
             has.then(|| figures(state, family, registry))
@@ -194,7 +196,7 @@ fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) ->
                 continue;
             };
             let would = count(family, &is.registry);
-            let pair = |pick: fn(&Figures) -> u128| {
+            let pair = |pick: fn(&FamilyCounts) -> u128| {
                 let was = was
                     .as_ref()
                     .map_or("-".to_owned(), |it| pick(it).to_string());
@@ -208,7 +210,7 @@ fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) ->
                 held: pair(|it| it.held),
                 free: pair(|it| it.free),
                 full_at: would.and_then(|_| full_at(&state.name, family, will.free, after)),
-                standing: state.verdict.to_string(),
+                standing: state.phase.to_string(),
             });
         }
     }
@@ -217,7 +219,7 @@ fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) ->
 
 /// Returns when the pool would be exhausted, by the growth in its status.
 fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Option<Timestamp> {
-    let status = inventory.world.pools.get(pool)?.status.as_ref()?;
+    let status = inventory.cache.pools.get(pool)?.status.as_ref()?;
     let told = match family {
         Family::V4 => status.ipv4.as_ref(),
         Family::V6 => status.ipv6.as_ref(),
@@ -228,7 +230,7 @@ fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Opt
 
 fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
     let mut hits = Vec::new();
-    for node in before.world.nodes.iter() {
+    for node in before.cache.nodes.iter() {
         for entry in before.registry.blocks.of(&node.uid) {
             let was = before.registry.pools.get(&entry.pool);
             let will = after.registry.pools.get(&entry.pool);

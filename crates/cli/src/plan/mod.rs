@@ -16,7 +16,7 @@ use super::lists::{Lists, Wanted};
 use super::reach::{Reach, Trouble};
 use super::{Flags, Verdict, render};
 use cadastre_api::{AllocationMode, GROUP, VERSION};
-use cadastre_controller::account::must_leave;
+use cadastre_controller::node_balance::must_leave;
 use cadastre_core::Cidr;
 
 pub use judge::{Hit, PlanReport, PoolPlan};
@@ -129,7 +129,7 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
     let inventory = Inventory::new(lists, now);
     let registry = &inventory.registry;
     let mut wants: Vec<(String, String, String, u64)> = Vec::new();
-    for node in inventory.world.nodes.iter() {
+    for node in inventory.cache.nodes.iter() {
         let full = std::collections::BTreeMap::<_, String>::new();
         let best = || {
             let choices =
@@ -143,7 +143,7 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
                 let low = registry
                     .pools
                     .get(&pool)
-                    .map_or(0, |it| it.told.terms.warm.low);
+                    .map_or(0, |it| it.node_view.terms.warm.low);
                 let wanted = pods + u64::from(low);
                 wants.push((
                     node.name.to_string(),

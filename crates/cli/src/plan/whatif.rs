@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::inventory::Inventory;
-use cadastre_controller::cluster::request::{Kind, Request};
-use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::allocations::AllocationState;
+use cadastre_controller::cluster::objects::Text;
+use cadastre_controller::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_controller::demand::Demand;
-use cadastre_controller::podcidr::{PodCidrs, Reason};
-use cadastre_controller::registry::Registry;
-use cadastre_controller::{Context, Report};
+use cadastre_controller::podcidr::{PodCidrs, WaitReason};
+use cadastre_controller::{Context, EventRecord};
 use cadastre_core::Cidr;
 
 /// The result of a simulation.
@@ -25,7 +25,7 @@ pub(crate) struct Outcome {
     /// Messages about nodes that would wait, by node
     pub notes: BTreeMap<Text, Vec<String>>,
     /// The owners of all ranges afterwards
-    pub registry: Registry,
+    pub registry: AllocationState,
 }
 
 impl Outcome {
@@ -37,31 +37,31 @@ impl Outcome {
 
 /// Simulates what a leader that starts now would do for the existing nodes.
 pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
-    let (world, now) = (&inventory.world, inventory.moment());
-    let (mut registry, _) = Registry::rebuild(world, &[], now);
-    registry.judge_blocks(world);
+    let (cache, now) = (&inventory.cache, inventory.moment());
+    let (mut registry, _) = AllocationState::rebuild(cache, &[], now);
+    registry.judge_blocks(cache);
     let mut reports = Vec::new();
     let mut outcome = Outcome {
         served: BTreeMap::new(),
         waiting: BTreeMap::new(),
         wanted_by_pods: BTreeSet::new(),
         notes: BTreeMap::new(),
-        registry: Registry::default(),
+        registry: AllocationState::default(),
     };
     let mut podcidrs = PodCidrs::default();
     let mut demand = Demand::default();
-    for node in world.nodes.iter() {
+    for node in cache.nodes.iter() {
         podcidrs.queue.add(node.name.clone());
         demand.add(node, &registry);
     }
     let mut cx = Context {
-        world,
-        registry: &mut registry,
+        cache,
+        allocations: &mut registry,
         reports: &mut reports,
         now,
     };
     while let Some((request, _)) = podcidrs.next_urgent(&mut cx, false) {
-        if let Request::AssignPodCidrs(assignment) = request {
+        if let ApiRequest::AssignPodCidrs(assignment) = request {
             outcome.served.insert(assignment.name, assignment.cidrs);
         }
     }
@@ -71,26 +71,26 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
             break;
         }
         for cidr in carved {
-            if let Some(entry) = cx.registry.blocks.get(&cidr) {
+            if let Some(entry) = cx.allocations.blocks.get(&cidr) {
                 let served = outcome.served.entry(entry.owner.name.clone());
                 served.or_default().push(cidr);
             }
         }
     }
-    for (node, reason) in podcidrs.who_waits() {
+    for (node, reason) in podcidrs.waiting_nodes() {
         let pools: &[Text] = match reason {
-            Reason::Unmanaged => &[],
-            Reason::Barred { pools } | Reason::Full { pools } => pools,
+            WaitReason::Unmanaged => &[],
+            WaitReason::Barred { pools } | WaitReason::Full { pools } => pools,
         };
         for pool in pools {
             outcome.waits_for(pool, node);
         }
     }
-    for (pool, node) in demand.who_waits() {
+    for (pool, node) in demand.waiting_nodes() {
         outcome.waits_for(pool, node);
     }
     outcome.wanted_by_pods = demand.wanted_by_pods().cloned().collect();
-    let of_node = |it: &Report| it.warning && it.about.kind == Kind::Node;
+    let of_node = |it: &EventRecord| it.warning && it.about.kind == ObjectKind::Node;
     for report in reports.into_iter().filter(of_node) {
         let notes = outcome.notes.entry(report.about.name);
         notes.or_default().push(report.note);

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::inventory::Inventory;
 use crate::render::{Columns, Report, Style, age, over};
 use cadastre_api::Recall;
-use cadastre_controller::registry::blocks::Entry;
+use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_core::Cidr;
 
 /// Blocks, sorted by address.
@@ -85,14 +85,14 @@ pub fn blocks(
 
 impl BlockRow {
     /// Collects the data of a block.
-    pub fn of(entry: &Entry, inventory: &Inventory) -> Self {
+    pub fn of(entry: &BlockEntry, inventory: &Inventory) -> Self {
         let word = inventory.word(entry);
         let cidr = entry.cidr.to_string();
         let subnet = inventory.subnets.get(&entry.owner.name);
         let asked = subnet.is_some_and(|it| it.requests.drain.contains(&entry.cidr));
         let listed = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
         let listed = listed.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == cidr));
-        let state = if entry.owner.resting {
+        let state = if entry.owner.quarantined {
             BlockState::Quarantine
         } else if word.is_some_and(|word| word.released) {
             BlockState::Released
@@ -113,7 +113,7 @@ impl BlockRow {
             node: entry.owner.name.to_string(),
             state,
             since: entry.since,
-            until: entry.until.filter(|_| entry.owner.resting),
+            until: entry.until.filter(|_| entry.owner.quarantined),
             used: inventory.used_in(entry),
             cooling: word.map(|word| word.cooling),
             free: word.map(|word| word.free),

@@ -6,7 +6,7 @@ use super::blocks::{BlockRow, table};
 use super::pods::{AllocationRow, allocations};
 use crate::inventory::{Inventory, SubnetFact};
 use crate::render::{Columns, Facts, Report, Style, over, some};
-use cadastre_controller::cluster::seen::Node;
+use cadastre_controller::cluster::objects::Node;
 use cadastre_core::Cidr;
 
 /// All nodes.
@@ -46,7 +46,7 @@ pub struct NodeRow {
 
 /// Collects the data of all nodes.
 pub fn nodes(inventory: &Inventory) -> NodesReport {
-    let nodes = inventory.world.nodes.iter();
+    let nodes = inventory.cache.nodes.iter();
     NodesReport {
         nodes: nodes.map(|node| NodeRow::of(node, inventory)).collect(),
     }
@@ -179,7 +179,9 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);
     let blocks: Vec<BlockRow> = blocks.map(|it| BlockRow::of(it, inventory)).collect();
     let text = name.into();
-    let rests = registry.rests_of(&text).filter(|(_, rest)| !rest.leaving);
+    let rests = registry
+        .quarantined_of(&text)
+        .filter(|(_, rest)| !rest.released);
     let resting: Vec<Resting> = rests
         .flat_map(|(_, rest)| {
             let until = rest.until_wall;
@@ -188,7 +190,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
                 .map(move |cidr| Resting { cidr: *cidr, until })
         })
         .collect();
-    let live = inventory.world.nodes.get(name);
+    let live = inventory.cache.nodes.get(name);
     if live.is_none() && blocks.is_empty() && resting.is_empty() {
         inventory.node(name)?;
     }

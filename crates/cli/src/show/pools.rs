@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::inventory::Inventory;
 use crate::render::{Columns, Facts, Report, Style, count, left};
 use cadastre_api::{AllocationMode, FamilyStatus};
-use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::cluster::objects::Text;
 use cadastre_controller::figures::{figures, holders};
 use cadastre_controller::pools::PoolState;
 use cadastre_controller::totals::{Totals, totals};
@@ -47,7 +47,7 @@ pub struct PoolRow {
 
 /// Counts all pools.
 pub fn pools(inventory: &Inventory) -> PoolsReport {
-    let totals = totals(&inventory.world, &inventory.registry);
+    let totals = totals(&inventory.cache, &inventory.registry);
     let states = inventory.registry.pools.iter();
     PoolsReport {
         pools: states
@@ -67,7 +67,7 @@ pub(super) fn rows(
         .values()
         .filter(|live| **live)
         .count();
-    let status = inventory.world.pools.get(&state.name);
+    let status = inventory.cache.pools.get(&state.name);
     let status = status.and_then(|pool| pool.status.as_ref());
     let of = |family| {
         let totals = totals.get(&(state.name.clone(), family));
@@ -87,7 +87,7 @@ pub(super) fn rows(
                 .status(state.space.block_len(family), addresses),
             nodes: live,
             exhausts_at: at.map(|at| at.0),
-            standing: state.verdict.to_string(),
+            standing: state.phase.to_string(),
         }
     };
     let families: Vec<Family> = state.space.families().collect();
@@ -100,7 +100,7 @@ pub(super) fn rows(
             counts: FamilyStatus::default(),
             nodes: live,
             exhausts_at: None,
-            standing: state.verdict.to_string(),
+            standing: state.phase.to_string(),
         }];
     }
     families.into_iter().map(of).collect()
@@ -191,14 +191,14 @@ pub struct PoolHolder {
 /// Collects the data of a pool; fails if there is no such pool.
 pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
     let state = inventory.pool(name)?;
-    let totals = totals(&inventory.world, &inventory.registry);
-    let object = inventory.world.pools.get(name);
+    let totals = totals(&inventory.cache, &inventory.registry);
+    let object = inventory.cache.pools.get(name);
     let conditions = object.and_then(|pool| pool.status.as_ref());
     let conditions = conditions.into_iter().flat_map(|status| &status.conditions);
     let bad = conditions.filter(|it| (it.type_ == "Ready") == (it.status == "False"));
     Ok(PoolReport {
         pool: name.to_owned(),
-        standing: state.verdict.to_string(),
+        standing: state.phase.to_string(),
         families: rows(state, &totals, inventory),
         conditions: bad
             .map(|it| format!("{} ({}): {}", it.type_, it.reason, it.message))
@@ -225,12 +225,12 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
         for entry in registry.blocks.iter().filter(|it| it.pool == state.name) {
             add(
                 &entry.owner.name,
-                entry.owner.resting,
+                entry.owner.quarantined,
                 inventory.used_in(entry),
             );
         }
     } else {
-        for node in inventory.world.nodes.iter() {
+        for node in inventory.cache.nodes.iter() {
             for cidr in registry.pod_cidrs(node) {
                 if registry
                     .pools
@@ -241,8 +241,8 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
                 }
             }
         }
-        for ((name, _), rest) in &registry.rests {
-            for cidr in rest.ranges.iter().filter(|_| !rest.leaving) {
+        for ((name, _), rest) in &registry.quarantined {
+            for cidr in rest.ranges.iter().filter(|_| !rest.released) {
                 if registry
                     .pools
                     .of(cidr)

@@ -7,8 +7,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::seen::{AgentReport, BlockWord, PodUid, SubnetCondition, Text};
-use cadastre_api::{BlockReport, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand};
+use super::objects::{AgentReport, BlockReport, PodUid, SubnetCondition, Text};
+use cadastre_api::{BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand};
 use cadastre_core::{Addr, Cidr};
 
 /// Limit of a demand; more is a mistake, as no node runs so many pods.
@@ -171,7 +171,7 @@ fn demand(entry: PoolDemand) -> Result<(Text, u64), String> {
     Ok((entry.pool.into(), demand))
 }
 
-fn block(entry: BlockReport) -> Result<BlockWord, String> {
+fn block(entry: BlockStatus) -> Result<BlockReport, String> {
     let cidr = Cidr::parse_strict(&entry.cidr).map_err(|error| error.to_string())?;
     let count = |name: &str, count: i64| {
         u64::try_from(count).map_err(|_| format!("{name} {count} of {cidr} is negative"))
@@ -186,7 +186,7 @@ fn block(entry: BlockReport) -> Result<BlockWord, String> {
     if entry.released && (used > 0 || cooling > 0) {
         return Err(format!("{cidr} is released and in use at once"));
     }
-    Ok(BlockWord {
+    Ok(BlockReport {
         cidr,
         uid: entry.uid.into(),
         used,

@@ -8,7 +8,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::agent_report;
-use super::seen::{Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text};
+use super::objects::{
+    Block, BlockSpec, MachineIdentity, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text,
+};
 use cadastre_api::{
     AllocatedBlock, AllocatedRange, BlockOwner, IPAMBlock, IPAMBlockLite, IPAMBlockSpec,
     IPPoolLite, LeakCandidate, MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite,
@@ -65,7 +67,7 @@ pub fn node(node: NodeLite) -> Node {
             .filter_map(|address| addr(&address.address))
             .take(MOST_NODE_ADDRESSES)
             .collect(),
-        machine: Machine {
+        machine: MachineIdentity {
             provider_id: spec.provider_id.and_then(machine_text),
             machine_id: status
                 .node_info
@@ -157,7 +159,7 @@ pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
         spec,
-        lacks_parts,
+        is_partial: lacks_parts,
         requests: Requests::read(|name| annotations.get(name).map(String::as_str)),
         report: agent_report::read(&subnet.status),
     }
@@ -232,10 +234,10 @@ fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
         cidr: Cidr::parse_strict(&spec.cidr).map_err(|error| error.to_string())?,
         pool: spec.pool.into(),
         owner: Owner {
-            resting: owner.kind == OwnerKind::Quarantine,
+            quarantined: owner.kind == OwnerKind::Quarantine,
             name: owner.name.into(),
             uid: owner.uid.into(),
-            machine: Machine {
+            machine: MachineIdentity {
                 provider_id: owner.provider_id.map(Text::from),
                 machine_id: owner.machine_id.map(Text::from),
             },
@@ -253,7 +255,7 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
         cidr: spec.cidr.to_string(),
         pool: spec.pool.to_string(),
         owner: BlockOwner {
-            kind: if owner.resting {
+            kind: if owner.quarantined {
                 OwnerKind::Quarantine
             } else {
                 OwnerKind::Node

@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::seen::Text;
+use super::objects::Text;
 use cadastre_core::Cidr;
 
 /// An assignment that may be in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Intent {
+pub struct WriteIntent {
     /// Name of the node
     pub name: Text,
     /// UID of the node
@@ -24,17 +24,17 @@ pub struct Intent {
 
 /// All assignments that may be in flight, and the state on which they were decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Intents {
+pub struct WriteIntents {
     /// Assignments of podCIDRs
-    pub assignments: BTreeSet<Intent>,
+    pub assignments: BTreeSet<WriteIntent>,
     /// The versions that the leader had seen: who has reached them needs no list
-    pub known: Option<Versions>,
+    pub known: Option<SeenVersions>,
 }
 
 /// The highest `resourceVersion` that was seen, per kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Versions {
+pub struct SeenVersions {
     /// Version of Nodes
     pub nodes: u64,
     /// Version of NodeSubnets
@@ -46,24 +46,24 @@ pub struct Versions {
 /// Format of the annotation. An annotation with unknown fields, from a later version, is ignored as a whole.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Form {
+struct IntentsJson {
     /// `spec.leaseTransitions` of the holder that wrote it. A holder of an earlier version carries the annotation
     /// along without updating it; this count then differs, and the annotation is ignored.
     transitions: i64,
     /// Name, UID and podCIDRs of each node
     nodes: Vec<(String, String, Vec<String>)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    known: Option<Versions>,
+    known: Option<SeenVersions>,
 }
 
-impl Intents {
+impl WriteIntents {
     /// Formats the annotation.
     pub fn write(&self, transitions: i64) -> String {
         let nodes = self.assignments.iter().map(|intent| {
             let cidrs = intent.cidrs.iter().map(ToString::to_string).collect();
             (intent.name.to_string(), intent.uid.to_string(), cidrs)
         });
-        let form = Form {
+        let form = IntentsJson {
             transitions,
             nodes: nodes.collect(),
             known: self.known,
@@ -74,20 +74,20 @@ impl Intents {
     /// Reads the annotation of a Lease with that count of transitions. Returns `None` if it is not reliable, for
     /// example after a holder of an earlier version wrote the Lease.
     pub fn read(text: &str, transitions: i64) -> Option<Self> {
-        let form: Form = serde_json::from_str(text).ok()?;
+        let form: IntentsJson = serde_json::from_str(text).ok()?;
         if form.transitions != transitions {
             return None;
         }
         let mut assignments = BTreeSet::new();
         for (name, uid, cidrs) in form.nodes {
             let cidrs = cidrs.iter().map(|text| Cidr::parse_strict(text).ok());
-            assignments.insert(Intent {
+            assignments.insert(WriteIntent {
                 name: name.into(),
                 uid: uid.into(),
                 cidrs: cidrs.collect::<Option<_>>()?,
             });
         }
-        Some(Intents {
+        Some(WriteIntents {
             assignments,
             known: form.known,
         })
@@ -98,17 +98,17 @@ impl Intents {
 mod tests {
     use super::*;
 
-    fn some() -> Intents {
+    fn some() -> WriteIntents {
         let cidrs = ["10.0.1.0/24", "fd00:1::/64"];
         let cidrs = cidrs.map(|text| Cidr::parse_strict(text).unwrap());
-        let intent = Intent {
+        let intent = WriteIntent {
             name: "n1".into(),
             uid: "u1".into(),
             cidrs: cidrs.to_vec(),
         };
-        Intents {
+        WriteIntents {
             assignments: [intent].into(),
-            known: Some(Versions {
+            known: Some(SeenVersions {
                 nodes: 7,
                 subnets: 8,
                 blocks: 9,
@@ -118,10 +118,14 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_the_same_under_the_same_holder_only() {
-        for intents in [some(), Intents::default()] {
+        for intents in [some(), WriteIntents::default()] {
             let text = intents.write(7);
-            assert_eq!(Intents::read(&text, 7), Some(intents));
-            assert_eq!(Intents::read(&text, 8), None, "an older version led since");
+            assert_eq!(WriteIntents::read(&text, 7), Some(intents));
+            assert_eq!(
+                WriteIntents::read(&text, 8),
+                None,
+                "an older version led since"
+            );
         }
     }
 
@@ -134,19 +138,19 @@ mod tests {
             r#"{"transitions":7,"nodes":[["n","u",["10.0.0.300/24"]]]}"#,
             r#"{"transitions":7,"nodes":[],"claims":["c"]}"#,
         ] {
-            assert_eq!(Intents::read(text, 7), None, "{text}");
+            assert_eq!(WriteIntents::read(text, 7), None, "{text}");
         }
     }
 
     #[test]
     fn a_full_list_stays_small() {
         let one = some().assignments.pop_first().unwrap();
-        let assignments = (0..512).map(|i| Intent {
+        let assignments = (0..512).map(|i| WriteIntent {
             name: format!("ip-10-0-{i}.eu-central-1.compute.internal").into(),
             uid: format!("8d1b0a3e-0000-4000-8000-{i:012}").into(),
             ..one.clone()
         });
-        let all = Intents {
+        let all = WriteIntents {
             assignments: assignments.collect(),
             known: some().known,
         };

@@ -29,16 +29,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::intents::Intents;
-pub(super) use border::LONG_VACANT;
-use border::RELEASED_DURATION;
-pub use border::{
-    Answer, Ask, Leadership, Mono, Record, Settings, SettingsError, Takeover, Tenure, Wanted,
-};
+use super::intents::WriteIntents;
 use cadastre_core::mutation::Mutation;
+pub(super) use types::LONG_VACANT;
+use types::RELEASED_DURATION;
+pub use types::{
+    Leadership, LeaseAnswer, LeaseCall, LeaseContent, LeaseRecord, LeaseSettings,
+    LeaseSettingsError, Mono, Takeover, Tenure,
+};
 
-mod border;
 mod shown;
+mod types;
 
 /// Interval between two reads of a candidate without a watch. It sees a hand-over within this time.
 pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
@@ -56,14 +57,14 @@ const WANTED_PAUSE: Duration = Duration::from_millis(20);
 /// The election's state of one candidate.
 #[derive(Debug)]
 pub struct Elector {
-    settings: Settings,
+    settings: LeaseSettings,
     phase: Phase,
-    view: View,
+    view: LeaseView,
     /// Whether to read before the next attempt, as the outcome of the last one is unknown
     look_first: bool,
     /// An acquiring write of indeterminate outcome
     attempt: Option<Attempt>,
-    outstanding: Option<(Kind, Mono)>,
+    outstanding: Option<(AttemptKind, Mono)>,
     due: Mono,
     /// Earliest time of the next write after one that failed
     no_write_before: Mono,
@@ -83,7 +84,7 @@ pub struct Elector {
     ever: bool,
     release: Option<bool>,
     /// The content that the Lease should get in this term
-    wanted: Option<Wanted>,
+    wanted: Option<LeaseContent>,
     /// Start of the last write, and the number of `wanted` at that time
     asked: (Mono, u64),
     /// See [`Tenure::answered_since`]
@@ -94,12 +95,12 @@ pub struct Elector {
 
 /// The Lease as last seen.
 #[derive(Debug)]
-enum View {
+enum LeaseView {
     Unknown,
     /// Since when it has been missing
     Absent(Mono),
     /// The record, and since when it has not changed
-    Present(Record, Mono),
+    Present(LeaseRecord, Mono),
 }
 
 #[derive(Debug)]
@@ -107,7 +108,7 @@ enum Phase {
     Candidate,
     Holding {
         tenure: Tenure,
-        record: Record,
+        record: LeaseRecord,
         certain: bool,
     },
     Released,
@@ -115,14 +116,14 @@ enum Phase {
 
 #[derive(Clone, Debug)]
 struct Attempt {
-    record: Record,
+    record: LeaseRecord,
     takeover: Takeover,
     /// Start of the first try of this write
     at: Mono,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum AttemptKind {
     Look,
     Acquire,
     Renew,
@@ -131,11 +132,11 @@ enum Kind {
 
 impl Elector {
     /// Creates a candidate that has seen nothing.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: LeaseSettings) -> Self {
         Elector {
             settings,
             phase: Phase::Candidate,
-            view: View::Unknown,
+            view: LeaseView::Unknown,
             look_first: true,
             attempt: None,
             outstanding: None,
@@ -158,7 +159,7 @@ impl Elector {
 
     /// Sets the content that the Lease should get. [`Tenure::named`] reaches the number in `wanted` once a write that
     /// was begun later has succeeded.
-    pub fn want(&mut self, wanted: Wanted, now: Mono) {
+    pub fn want(&mut self, wanted: LeaseContent, now: Mono) {
         let ours =
             matches!(&self.phase, Phase::Holding { tenure, .. } if tenure.term == wanted.term);
         if ours {
@@ -195,8 +196,8 @@ impl Elector {
             Phase::Holding { tenure, .. } => Leadership::Leading(tenure.clone()),
             Phase::Candidate => {
                 let leader = match &self.view {
-                    View::Present(record, _) => record.holder.clone(),
-                    View::Unknown | View::Absent(_) => None,
+                    LeaseView::Present(record, _) => record.holder.clone(),
+                    LeaseView::Unknown | LeaseView::Absent(_) => None,
                 };
                 Leadership::Standby { leader }
             }
@@ -220,37 +221,37 @@ impl Elector {
     }
 
     /// Returns the next call that is due.
-    pub fn poll(&mut self, now: Mono) -> Option<Ask> {
+    pub fn poll(&mut self, now: Mono) -> Option<LeaseCall> {
         if self.outstanding.is_some() || now < self.due {
             return None;
         }
         let (kind, ask) = match &self.phase {
             Phase::Released => return None,
-            Phase::Holding { certain: false, .. } => (Kind::Look, Ask::Get),
+            Phase::Holding { certain: false, .. } => (AttemptKind::Look, LeaseCall::Get),
             Phase::Holding { record, tenure, .. } => {
                 let wanted = self.wanted.as_ref();
                 self.asked = (now, wanted.map_or(0, |it| it.number));
                 let intents = wanted.and_then(|it| it.intents.clone());
-                let record = Record {
+                let record = LeaseRecord {
                     intents: intents.or_else(|| tenure.inherited.clone()),
                     ..record.clone()
                 };
                 match self.release {
                     Some(settled) => {
-                        let free = Record {
+                        let free = LeaseRecord {
                             holder: None,
                             lease_duration: RELEASED_DURATION,
                             unsettled: !settled,
                             intents: if settled {
-                                Some(Arc::new(Intents::default()))
+                                Some(Arc::new(WriteIntents::default()))
                             } else {
                                 record.intents
                             },
                             ..record
                         };
-                        (Kind::Release, Ask::Replace(free))
+                        (AttemptKind::Release, LeaseCall::Replace(free))
                     }
-                    None => (Kind::Renew, Ask::Replace(record)),
+                    None => (AttemptKind::Renew, LeaseCall::Replace(record)),
                 }
             }
             Phase::Candidate => self.candidate(now),
@@ -259,35 +260,35 @@ impl Elector {
         Some(ask)
     }
 
-    fn candidate(&mut self, now: Mono) -> (Kind, Ask) {
+    fn candidate(&mut self, now: Mono) -> (AttemptKind, LeaseCall) {
         if self.look_first || self.is_hearsay() {
-            return (Kind::Look, Ask::Get);
+            return (AttemptKind::Look, LeaseCall::Get);
         }
         let Some(takeover) = self.opening(now) else {
-            return (Kind::Look, Ask::Get);
+            return (AttemptKind::Look, LeaseCall::Get);
         };
         let ask = match &self.view {
-            View::Present(record, _) => {
+            LeaseView::Present(record, _) => {
                 let version = record.resource_version.clone();
                 let intents = record.intents.clone();
-                Ask::Replace(self.attempt(version, intents, takeover, now))
+                LeaseCall::Replace(self.attempt(version, intents, takeover, now))
             }
-            View::Unknown | View::Absent(_) => {
-                Ask::Create(self.attempt(String::new(), None, takeover, now))
+            LeaseView::Unknown | LeaseView::Absent(_) => {
+                LeaseCall::Create(self.attempt(String::new(), None, takeover, now))
             }
         };
-        (Kind::Acquire, ask)
+        (AttemptKind::Acquire, ask)
     }
 
     /// Returns what kind of takeover is possible now; `None` while another process may lead.
     fn opening(&self, now: Mono) -> Option<Takeover> {
         match &self.view {
-            View::Unknown => None,
-            View::Absent(_) if !self.ever => Some(Takeover::First),
-            View::Present(record, _) if record.is_released() && !record.unsettled => {
+            LeaseView::Unknown => None,
+            LeaseView::Absent(_) if !self.ever => Some(Takeover::First),
+            LeaseView::Present(record, _) if record.is_released() && !record.unsettled => {
                 Some(Takeover::Clean)
             }
-            View::Present(..) | View::Absent(_) => {
+            LeaseView::Present(..) | LeaseView::Absent(_) => {
                 (self.opens_at()? <= now).then_some(Takeover::Unclean)
             }
         }
@@ -296,11 +297,13 @@ impl Elector {
     /// Returns when the Lease, as last seen, may be acquired.
     fn opens_at(&self) -> Option<Mono> {
         match &self.view {
-            View::Unknown => None,
-            View::Absent(_) if !self.ever => Some(Mono::ZERO),
-            View::Absent(since) => Some(*since + self.settings.lease_duration.max(self.duration)),
-            View::Present(record, _) if record.is_released() => Some(Mono::ZERO),
-            View::Present(record, since) => Some(*since + record.lease_duration),
+            LeaseView::Unknown => None,
+            LeaseView::Absent(_) if !self.ever => Some(Mono::ZERO),
+            LeaseView::Absent(since) => {
+                Some(*since + self.settings.lease_duration.max(self.duration))
+            }
+            LeaseView::Present(record, _) if record.is_released() => Some(Mono::ZERO),
+            LeaseView::Present(record, since) => Some(*since + record.lease_duration),
         }
     }
 
@@ -309,10 +312,10 @@ impl Elector {
     fn attempt(
         &mut self,
         resource_version: String,
-        intents: Option<Arc<Intents>>,
+        intents: Option<Arc<WriteIntents>>,
         takeover: Takeover,
         now: Mono,
-    ) -> Record {
+    ) -> LeaseRecord {
         if let Some(attempt) = &self.attempt
             && attempt.record.resource_version == resource_version
             && attempt.takeover == takeover
@@ -321,7 +324,7 @@ impl Elector {
             return attempt.record.clone();
         }
         self.transitions += 1;
-        let record = Record {
+        let record = LeaseRecord {
             holder: Some(self.settings.holder()),
             lease_duration: self.settings.lease_duration,
             transitions: self.transitions,
@@ -338,39 +341,41 @@ impl Elector {
     }
 
     /// Takes in the answer to the last call.
-    pub fn answer(&mut self, answer: Answer, now: Mono) {
+    pub fn answer(&mut self, answer: LeaseAnswer, now: Mono) {
         let Some((kind, at)) = self.outstanding.take() else {
             return;
         };
         self.due = now + self.pause();
-        self.came(answer != Answer::Unclear, now);
-        if kind == Kind::Look {
+        self.came(answer != LeaseAnswer::Unclear, now);
+        if kind == AttemptKind::Look {
             self.looked_at = at;
         }
         match (kind, answer) {
-            (Kind::Renew, Answer::Written(record)) => {
+            (AttemptKind::Renew, LeaseAnswer::Written(record)) => {
                 self.note(&record, now);
                 let late = Mutation::RenewalCountsFromAnswer.is_on();
                 self.renewed(record, if late { now } else { at });
                 self.due = self.next_renewal(at, now);
             }
-            (Kind::Acquire, Answer::Written(record)) => {
+            (AttemptKind::Acquire, LeaseAnswer::Written(record)) => {
                 self.note(&record, now);
                 self.acquired(record);
                 self.due = self.next_renewal(at, now);
             }
-            (Kind::Renew, Answer::Conflict) if Mutation::RenewalConflictIgnored.is_on() => {
+            (AttemptKind::Renew, LeaseAnswer::Conflict)
+                if Mutation::RenewalConflictIgnored.is_on() =>
+            {
                 if let Phase::Holding { record, .. } = &self.phase {
                     self.renewed(record.clone(), at);
                 }
             }
-            (Kind::Release, Answer::Written(_)) => self.phase = Phase::Released,
+            (AttemptKind::Release, LeaseAnswer::Written(_)) => self.phase = Phase::Released,
             (
-                Kind::Renew | Kind::Release,
-                answer @ (Answer::Conflict | Answer::Unclear | Answer::Missing),
+                AttemptKind::Renew | AttemptKind::Release,
+                answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear | LeaseAnswer::Missing),
             ) => {
                 let trusted =
-                    answer == Answer::Unclear && Mutation::UnclearLeaseWriteCounts.is_on();
+                    answer == LeaseAnswer::Unclear && Mutation::UnclearLeaseWriteCounts.is_on();
                 if let Phase::Holding {
                     certain, tenure, ..
                 } = &mut self.phase
@@ -383,16 +388,16 @@ impl Elector {
                 self.due = now;
                 self.no_write_before = at + WRITE_PAUSE;
             }
-            (Kind::Acquire, answer @ (Answer::Conflict | Answer::Unclear)) => {
+            (AttemptKind::Acquire, answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear)) => {
                 // The record may be ours by now, or another holder's.
-                self.ever |= answer == Answer::Conflict;
+                self.ever |= answer == LeaseAnswer::Conflict;
                 self.look_first = true;
                 self.due = now;
                 self.no_write_before = at + WRITE_PAUSE;
             }
-            (Kind::Look, Answer::Found(record)) => self.found(record, now),
-            (Kind::Look, Answer::Missing) => self.missing(now),
-            (Kind::Renew, Answer::Failed) => self.no_write_before = at + WRITE_PAUSE,
+            (AttemptKind::Look, LeaseAnswer::Found(record)) => self.found(record, now),
+            (AttemptKind::Look, LeaseAnswer::Missing) => self.missing(now),
+            (AttemptKind::Renew, LeaseAnswer::Failed) => self.no_write_before = at + WRITE_PAUSE,
             _ => {}
         }
         self.hurry(now);
@@ -436,17 +441,17 @@ impl Elector {
         self.due.min(opens).max(self.no_write_before)
     }
 
-    fn note(&mut self, record: &Record, now: Mono) {
+    fn note(&mut self, record: &LeaseRecord, now: Mono) {
         self.ever = true;
         self.newest = self.newest.max(record.version());
         self.duration = record.lease_duration;
         self.transitions = self.transitions.max(record.transitions);
-        if !matches!(&self.view, View::Present(known, _) if known == record) {
-            self.view = View::Present(record.clone(), now);
+        if !matches!(&self.view, LeaseView::Present(known, _) if known == record) {
+            self.view = LeaseView::Present(record.clone(), now);
         }
     }
 
-    fn found(&mut self, record: Record, now: Mono) {
+    fn found(&mut self, record: LeaseRecord, now: Mono) {
         self.note(&record, now);
         (self.look_first, self.only_shown) = (false, false);
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
@@ -472,7 +477,7 @@ impl Elector {
         }
     }
 
-    fn found_as_candidate(&mut self, record: Record, mine: bool, now: Mono) {
+    fn found_as_candidate(&mut self, record: LeaseRecord, mine: bool, now: Mono) {
         let of_attempt = |attempt: &Attempt| attempt.record.transitions == record.transitions;
         if mine && self.attempt.as_ref().is_some_and(of_attempt) {
             self.acquired(record);
@@ -488,15 +493,15 @@ impl Elector {
     }
 
     fn missing(&mut self, now: Mono) {
-        if !matches!(self.view, View::Absent(_)) {
-            self.view = View::Absent(now);
+        if !matches!(self.view, LeaseView::Absent(_)) {
+            self.view = LeaseView::Absent(now);
         }
         (self.look_first, self.only_shown) = (false, false);
         self.phase = Phase::Candidate;
         self.due = self.candidate_due(now);
     }
 
-    fn renewed(&mut self, renewed: Record, at: Mono) {
+    fn renewed(&mut self, renewed: LeaseRecord, at: Mono) {
         if let Phase::Holding {
             tenure,
             record,
@@ -510,7 +515,7 @@ impl Elector {
         }
     }
 
-    fn acquired(&mut self, record: Record) {
+    fn acquired(&mut self, record: LeaseRecord) {
         let Some(attempt) = self.attempt.take() else {
             return;
         };

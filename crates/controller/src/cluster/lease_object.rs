@@ -10,15 +10,15 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
-use super::intents::Intents;
-use super::lease::Record;
+use super::intents::WriteIntents;
+use super::lease::LeaseRecord;
 use cadastre_api::{GAP_ANNOTATION, INTENTS_ANNOTATION, UNSETTLED_ANNOTATION};
 
 /// Duration assumed for a record without one.
 const DEFAULT_DURATION: Duration = Duration::from_secs(15);
 
 /// Reads a Lease leniently: with missing fields it counts as held, for the default duration.
-pub(super) fn record(lease: &Lease) -> Record {
+pub(super) fn record(lease: &Lease) -> LeaseRecord {
     let none = LeaseSpec::default();
     let spec = lease.spec.as_ref().unwrap_or(&none);
     let annotations = lease.metadata.annotations.as_ref();
@@ -29,13 +29,13 @@ pub(super) fn record(lease: &Lease) -> Record {
     let holder = spec.holder_identity.clone();
     let transitions = spec.lease_transitions.unwrap_or_default().into();
     let intents = annotations.and_then(|all| all.get(INTENTS_ANNOTATION));
-    Record {
+    LeaseRecord {
         holder: Some(holder.unwrap_or_else(|| "unknown".to_owned())).filter(|it| !it.is_empty()),
         lease_duration: seconds.map_or(DEFAULT_DURATION, Duration::from_secs),
         transitions,
         unsettled: annotations.is_some_and(|all| all.contains_key(UNSETTLED_ANNOTATION)),
         intents: intents
-            .and_then(|text| Intents::read(text, transitions))
+            .and_then(|text| WriteIntents::read(text, transitions))
             .map(Arc::new),
         resource_version: lease.metadata.resource_version.clone().unwrap_or_default(),
     }
@@ -43,7 +43,7 @@ pub(super) fn record(lease: &Lease) -> Record {
 
 /// Builds the Lease to write. `known` is the Lease as last read: if its version is the one that is replaced, all
 /// other fields are kept.
-pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> Lease {
+pub(super) fn lease(known: Option<&Lease>, wanted: &LeaseRecord, now: Timestamp) -> Lease {
     let version = Some(wanted.resource_version.clone()).filter(|version| !version.is_empty());
     let before =
         known.filter(|lease| version.is_some() && lease.metadata.resource_version == version);
@@ -78,7 +78,7 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> L
 }
 
 /// Returns when a leader last renewed the Lease; if the Lease records a gap, the time before the gap.
-pub(super) fn attended(lease: &Lease) -> Option<Timestamp> {
+pub(super) fn renewed_at(lease: &Lease) -> Option<Timestamp> {
     let annotations = lease.metadata.annotations.as_ref();
     let before_gap = annotations.and_then(|all| all.get(GAP_ANNOTATION)?.parse().ok());
     before_gap.or_else(|| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0))
@@ -86,8 +86,8 @@ pub(super) fn attended(lease: &Lease) -> Option<Timestamp> {
 
 /// Records the gap after `known` in the Lease to write. The renew time still advances: a write without changes would
 /// keep its version, and other candidates would believe that nobody leads.
-pub(super) fn tell_gap(known: &Lease, lease: &mut Lease) {
-    if let Some(since) = attended(known) {
+pub(super) fn record_gap(known: &Lease, lease: &mut Lease) {
+    if let Some(since) = renewed_at(known) {
         let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(GAP_ANNOTATION.to_owned(), since.to_string());
     }
@@ -97,8 +97,8 @@ pub(super) fn tell_gap(known: &Lease, lease: &mut Lease) {
 mod tests {
     use super::*;
 
-    fn wanted() -> Record {
-        Record {
+    fn wanted() -> LeaseRecord {
+        LeaseRecord {
             holder: Some("a_1".into()),
             lease_duration: Duration::from_secs(15),
             transitions: 3,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     /// Returns the Lease as the API server stores it.
-    fn stored(wanted: &Record, second: i64) -> Lease {
+    fn stored(wanted: &LeaseRecord, second: i64) -> Lease {
         let mut lease = lease(None, wanted, at(second));
         let label = [("team".to_owned(), "net".to_owned())];
         lease.metadata.labels = Some(label.into());
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_the_same() {
-        let free = Record {
+        let free = LeaseRecord {
             holder: None,
             unsettled: true,
             intents: None,
@@ -136,17 +136,17 @@ mod tests {
     #[test]
     fn a_gap_is_told_while_the_time_of_renewal_goes_on() {
         let known = stored(&wanted(), 100);
-        assert_eq!(attended(&known), Some(at(100)));
+        assert_eq!(renewed_at(&known), Some(at(100)));
         let mut taken = lease(Some(&known), &wanted(), at(900));
-        assert_eq!(attended(&taken), Some(at(900)));
-        tell_gap(&known, &mut taken);
+        assert_eq!(renewed_at(&taken), Some(at(900)));
+        record_gap(&known, &mut taken);
         let mut renewed = lease(Some(&taken), &wanted(), at(902));
-        tell_gap(&taken, &mut renewed);
-        assert_eq!(attended(&renewed), Some(at(100)));
+        record_gap(&taken, &mut renewed);
+        assert_eq!(renewed_at(&renewed), Some(at(100)));
         let times = [&taken, &renewed].map(|it| it.spec.as_ref().unwrap().renew_time.clone());
         assert_eq!(times, [900, 902].map(|it| Some(MicroTime(at(it)))));
         let later = lease(Some(&renewed), &wanted(), at(970));
-        assert_eq!(attended(&later), Some(at(970)));
+        assert_eq!(renewed_at(&later), Some(at(970)));
         assert_eq!(later.metadata.labels, known.metadata.labels);
     }
 
@@ -160,7 +160,7 @@ mod tests {
             (spec.acquire_time, spec.renew_time),
             (Some(MicroTime(at(1))), Some(MicroTime(at(9))))
         );
-        let next = Record {
+        let next = LeaseRecord {
             transitions: 4,
             ..wanted()
         };
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn what_was_read_of_another_version_is_not_carried_along() {
         let known = stored(&wanted(), 1);
-        let other = Record {
+        let other = LeaseRecord {
             resource_version: "8".into(),
             ..wanted()
         };
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn the_next_holder_takes_the_mark_of_unsettled_writes_away() {
         let known = stored(
-            &Record {
+            &LeaseRecord {
                 holder: None,
                 unsettled: true,
                 ..wanted()

@@ -13,8 +13,11 @@ use kube::{Client, Error};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings, Tenure, Wanted};
-use super::lease_object::{attended, lease, record, tell_gap};
+use super::lease::{
+    Elector, LONG_VACANT, Leadership, LeaseAnswer, LeaseCall, LeaseContent, LeaseSettings, Mono,
+    Tenure,
+};
+use super::lease_object::{lease, record, record_gap, renewed_at};
 use super::readiness::LeaderReadiness;
 use crate::cluster::leader_metrics::LeaderMetrics;
 use cadastre_api::FIELD_MANAGER;
@@ -25,15 +28,15 @@ mod watching;
 
 /// Decides, right before a write is sent, whether it may be sent.
 #[derive(Clone)]
-pub struct Gate {
+pub struct WriteGate {
     leadership: watch::Receiver<Leadership>,
     clock: Clock,
 }
 
-impl Gate {
+impl WriteGate {
     /// Creates a gate on the result that an election publishes.
     pub fn new(leadership: watch::Receiver<Leadership>, clock: Clock) -> Self {
-        Gate { leadership, clock }
+        WriteGate { leadership, clock }
     }
 
     /// Waits until the Lease is written under that term for that number (see [`super::lease::Wanted`]). Returns how
@@ -71,11 +74,11 @@ pub struct Election {
     /// Name of the Lease
     pub name: String,
     /// Settings of this candidate
-    pub settings: Settings,
+    pub settings: LeaseSettings,
     /// Where the result is published
     pub publish: watch::Sender<Leadership>,
     /// The content that the controller wants the Lease to get
-    pub wanted: watch::Receiver<Option<Wanted>>,
+    pub wanted: watch::Receiver<Option<LeaseContent>>,
     /// State of `/readyz`
     pub readiness: LeaderReadiness,
     /// Metrics of the election
@@ -106,7 +109,7 @@ impl Election {
             while let Some(ask) = elector.poll(clock.now()) {
                 let leads = matches!(last, Leadership::Leading(_));
                 agents_heard &= leads;
-                if !leads && !matches!(ask, Ask::Get) {
+                if !leads && !matches!(ask, LeaseCall::Get) {
                     vacant = vacant_since(known.as_ref(), clock.wall());
                 }
                 let before = version(known.as_ref());
@@ -115,7 +118,10 @@ impl Election {
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
                     Ok(Err(error)) => judge(&error, &ask),
-                    Err(_) => (Answer::Unclear, Some(format!("no answer within {limit:?}"))),
+                    Err(_) => (
+                        LeaseAnswer::Unclear,
+                        Some(format!("no answer within {limit:?}")),
+                    ),
                 };
                 was_read |= problem.is_none();
                 if problem.is_none() {
@@ -137,7 +143,7 @@ impl Election {
                     return Err(PUT_BACK.to_owned());
                 }
                 elector.answer(answer, clock.now());
-                self.tell(&mut last, elector.leadership(), vacant);
+                self.publish(&mut last, elector.leadership(), vacant);
             }
             Watching::attend(&mut watching, &last, &leases, &self.name);
             if was_read && !was_said {
@@ -147,7 +153,7 @@ impl Election {
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
                 return Ok(());
             }
-            let valid = self.tell_validity(&elector.leadership(), clock.now());
+            let valid = self.publish_validity(&elector.leadership(), clock.now());
             let due = elector
                 .wake_at()
                 .map_or(limit, |at| at.saturating_sub(clock.now()));
@@ -157,7 +163,7 @@ impl Election {
                 change = Watching::next(&mut watching) => {
                     if let Some(lease) = take_in(&mut elector, change, clock.now()) {
                         known = Some(lease);
-                        self.tell(&mut last, elector.leadership(), vacant);
+                        self.publish(&mut last, elector.leadership(), vacant);
                     }
                 }
                 changed = self.wanted.changed(), if is_wanted => {
@@ -177,7 +183,7 @@ impl Election {
                     }
                     if let Some(settled) = settled {
                         elector.release(settled);
-                        self.tell(&mut last, elector.leadership(), vacant);
+                        self.publish(&mut last, elector.leadership(), vacant);
                     }
                 }
             }
@@ -185,7 +191,7 @@ impl Election {
     }
 
     /// Updates metrics and readiness. Returns how much longer this process may write, if it leads and may write.
-    fn tell_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
+    fn publish_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
         let Leadership::Leading(tenure) = leadership else {
             self.metrics.leading.set(0);
             return None;
@@ -199,7 +205,7 @@ impl Election {
         left
     }
 
-    fn tell(&self, last: &mut Leadership, mut now: Leadership, vacant: Duration) {
+    fn publish(&self, last: &mut Leadership, mut now: Leadership, vacant: Duration) {
         if let Leadership::Leading(tenure) = &mut now {
             tenure.vacant = vacant;
         }
@@ -215,7 +221,7 @@ impl Election {
             self.metrics.transitions.inc();
             match &now {
                 Leadership::Leading(tenure) => {
-                    info!(term = %tenure.term, how = tenure.takeover.word(), "leading");
+                    info!(term = %tenure.term, how = tenure.takeover.as_str(), "leading");
                     if tenure.follows_a_gap() {
                         warn!(
                             "by the Lease nobody led for {} s: nobody was there, or the API server was put back to an older state; agents have their say before new blocks are given (docs/backup.md)",
@@ -257,10 +263,10 @@ impl Election {
     async fn call(
         &self,
         leases: &Api<Lease>,
-        ask: &Ask,
+        ask: &LeaseCall,
         known: &mut Option<Lease>,
         tells_gap: bool,
-    ) -> Result<Answer, Error> {
+    ) -> Result<LeaseAnswer, Error> {
         let post = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
@@ -269,18 +275,18 @@ impl Election {
             let mut lease = lease(known.as_ref(), wanted, Clock.wall());
             lease.metadata.name = Some(self.name.clone());
             if let Some(known) = known.as_ref().filter(|_| tells_gap) {
-                tell_gap(known, &mut lease);
+                record_gap(known, &mut lease);
             }
             lease
         };
         let (answer, now): (fn(_) -> _, _) = match ask {
-            Ask::Get => (Answer::Found, leases.get(&self.name).await?),
-            Ask::Create(wanted) => (
-                Answer::Written,
+            LeaseCall::Get => (LeaseAnswer::Found, leases.get(&self.name).await?),
+            LeaseCall::Create(wanted) => (
+                LeaseAnswer::Written,
                 leases.create(&post, &object(wanted)).await?,
             ),
-            Ask::Replace(wanted) => (
-                Answer::Written,
+            LeaseCall::Replace(wanted) => (
+                LeaseAnswer::Written,
                 leases.replace(&self.name, &post, &object(wanted)).await?,
             ),
         };
@@ -304,7 +310,7 @@ fn version(lease: Option<&Lease>) -> Option<u64> {
 
 /// Returns for how long nobody renewed the Lease, by the wall clocks of two machines.
 fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
-    let since = lease.and_then(attended).map(|at| now.duration_since(at));
+    let since = lease.and_then(renewed_at).map(|at| now.duration_since(at));
     since
         .and_then(|it| Duration::try_from(it).ok())
         .unwrap_or_default()
@@ -318,22 +324,28 @@ fn jittered(pause: Duration) -> Duration {
 }
 
 /// Returns what an error means for the elector, and the problem to log, if it is one.
-fn judge(error: &Error, ask: &Ask) -> (Answer, Option<String>) {
+fn judge(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     let Error::Api(status) = error else {
-        return (Answer::Unclear, Some(format!("no clear answer: {error}")));
+        return (
+            LeaseAnswer::Unclear,
+            Some(format!("no clear answer: {error}")),
+        );
     };
     match (status.code, ask) {
-        (404, Ask::Get) => (Answer::Missing, None),
-        (404, Ask::Replace(_)) | (409, _) => (Answer::Conflict, None),
+        (404, LeaseCall::Get) => (LeaseAnswer::Missing, None),
+        (404, LeaseCall::Replace(_)) | (409, _) => (LeaseAnswer::Conflict, None),
         // A creation needs no object, so it is the namespace that is missing.
         (400..500, _) => (
-            Answer::Failed,
+            LeaseAnswer::Failed,
             Some(format!(
                 "Lease refused: {}: check the Role and that the namespace exists",
                 status.message
             )),
         ),
-        _ => (Answer::Unclear, Some(format!("no clear answer: {error}"))),
+        _ => (
+            LeaseAnswer::Unclear,
+            Some(format!("no clear answer: {error}")),
+        ),
     }
 }
 
@@ -349,24 +361,24 @@ mod tests {
         }))
     }
 
-    fn wanted() -> super::super::lease::Record {
+    fn wanted() -> super::super::lease::LeaseRecord {
         record(&Lease::default())
     }
 
     #[test]
     fn a_missing_namespace_is_told_and_not_taken_for_a_race() {
-        let (answer, problem) = judge(&refused(404), &Ask::Create(wanted()));
-        assert_eq!(answer, Answer::Failed);
+        let (answer, problem) = judge(&refused(404), &LeaseCall::Create(wanted()));
+        assert_eq!(answer, LeaseAnswer::Failed);
         assert!(problem.is_some_and(|text| text.contains("namespace exists")));
     }
 
     #[test]
     fn what_others_did_to_the_lease_is_no_trouble() {
         let cases = [
-            (404, Ask::Get, Answer::Missing),
-            (404, Ask::Replace(wanted()), Answer::Conflict),
-            (409, Ask::Replace(wanted()), Answer::Conflict),
-            (409, Ask::Create(wanted()), Answer::Conflict),
+            (404, LeaseCall::Get, LeaseAnswer::Missing),
+            (404, LeaseCall::Replace(wanted()), LeaseAnswer::Conflict),
+            (409, LeaseCall::Replace(wanted()), LeaseAnswer::Conflict),
+            (409, LeaseCall::Create(wanted()), LeaseAnswer::Conflict),
         ];
         for (code, ask, expected) in cases {
             assert_eq!(
@@ -391,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_server_error_says_nothing_about_the_outcome() {
-        let (answer, problem) = judge(&refused(500), &Ask::Replace(wanted()));
-        assert!(answer == Answer::Unclear && problem.is_some());
+        let (answer, problem) = judge(&refused(500), &LeaseCall::Replace(wanted()));
+        assert!(answer == LeaseAnswer::Unclear && problem.is_some());
     }
 }

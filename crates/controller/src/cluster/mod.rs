@@ -3,7 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | [`convert`], [`agent_report`] | conversion of objects to the fields that decisions need |
-//! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cached objects |
+//! | [`objects`], [`object_cache`], [`pods`], [`addresses`], [`cache`] | the cached objects |
 //! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP calls |
 //! | [`readiness`] | the content of a controller's `/readyz` |
 //! | [`lease`], `lease_object`, [`lease_task`] | the election: decision, object, calls |
@@ -11,6 +11,7 @@
 
 pub mod addresses;
 pub mod agent_report;
+pub mod cache;
 pub mod convert;
 pub mod intents;
 pub mod leader_metrics;
@@ -18,10 +19,9 @@ pub mod lease;
 mod lease_object;
 pub mod lease_task;
 mod node_patch;
+pub mod object_cache;
+pub mod objects;
 pub mod pods;
 pub mod readiness;
 pub mod request;
-pub mod seen;
-pub mod table;
-pub mod world;
 pub mod writer;

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::request::{Assignment, Touch};
+use super::request::{NodeTouch, PodCidrAllocation};
 use cadastre_api::TERM_ANNOTATION;
 use cadastre_core::mutation::Mutation;
 
@@ -24,7 +24,7 @@ fn test_term(term: Option<&str>, annotated: bool) -> Value {
 }
 
 /// Sets the term, if it is still the one that was read.
-pub(super) fn touch_patch(touch: &Touch) -> Value {
+pub(super) fn touch_patch(touch: &NodeTouch) -> Value {
     let set = if touch.annotated {
         json!({"op": "add", "path": term_path(), "value": &*touch.term})
     } else {
@@ -39,7 +39,7 @@ pub(super) fn touch_patch(touch: &Touch) -> Value {
 
 /// Writes podCIDRs if there are none and the term is the one that was read. It writes `podCIDR` and `podCIDRs`
 /// together: if they differ, the API server silently drops the second family.
-pub(super) fn assign_patch(assignment: &Assignment) -> Value {
+pub(super) fn assign_patch(assignment: &PodCidrAllocation) -> Value {
     let fence = test_term(assignment.term.as_deref(), assignment.annotated);
     let mut patch = vec![
         json!({"op": "test", "path": "/metadata/uid", "value": &*assignment.uid}),
@@ -62,8 +62,8 @@ mod tests {
     use super::*;
     use cadastre_core::Cidr;
 
-    fn assignment(annotated: bool, term: Option<&str>) -> Assignment {
-        Assignment {
+    fn assignment(annotated: bool, term: Option<&str>) -> PodCidrAllocation {
+        PodCidrAllocation {
             name: "n1".into(),
             uid: "u1".into(),
             term: term.map(Into::into),
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_touch_tests_the_term_it_replaces() {
-        let touch = |annotated, from: Option<&str>| Touch {
+        let touch = |annotated, from: Option<&str>| NodeTouch {
             name: "n1".into(),
             uid: "u1".into(),
             from: from.map(Into::into),

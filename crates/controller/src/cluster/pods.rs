@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::addresses::Addresses;
-use super::seen::{Pod, PodUid, Text};
+use super::objects::{Pod, PodUid, Text};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::Change;

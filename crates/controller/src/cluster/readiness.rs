@@ -20,18 +20,18 @@ struct State {
     /// Whether the leader's lease has run out without a renewal
     lapsed: bool,
     /// `None` before the controller's first update
-    progress: Option<Progress>,
+    progress: Option<ControllerProgress>,
 }
 
 /// How far the controller has come.
 #[derive(Clone, Debug, Default)]
-pub struct Progress {
+pub struct ControllerProgress {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
     /// What is still to do before allocation starts, or before it covers all nodes
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
-    pub dealing: bool,
+    pub allocating: bool,
 }
 
 impl LeaderReadiness {
@@ -50,20 +50,20 @@ impl LeaderReadiness {
 
     /// Updates the election's result.
     pub fn leadership(&self, leadership: Leadership) {
-        self.say(|state| state.leadership = Some(leadership));
+        self.change_state(|state| state.leadership = Some(leadership));
     }
 
     /// Updates whether the leader's lease has run out, so that it writes nothing until it is renewed.
     pub(crate) fn lapsed(&self, lapsed: bool) {
-        self.say(|state| state.lapsed = lapsed);
+        self.change_state(|state| state.lapsed = lapsed);
     }
 
     /// Updates the controller's progress.
-    pub fn update(&self, progress: Progress) {
-        self.say(|state| state.progress = Some(progress));
+    pub fn update(&self, progress: ControllerProgress) {
+        self.change_state(|state| state.progress = Some(progress));
     }
 
-    fn say(&self, news: impl FnOnce(&mut State)) {
+    fn change_state(&self, news: impl FnOnce(&mut State)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         news(&mut state);
         let (ready, text) = page(&state);
@@ -81,7 +81,7 @@ fn page(state: &State) -> (bool, String) {
             "leader, but the lease could not be renewed in time: nothing is written until it is"
                 .to_owned(),
         ),
-        Some(Leadership::Leading(_)) if progress.dealing => {
+        Some(Leadership::Leading(_)) if progress.allocating => {
             let but = progress
                 .fencing
                 .as_ref()
@@ -122,12 +122,12 @@ mod tests {
         said(false, "starting");
         readiness.leadership(Leadership::Standby { leader: None });
         said(false, "starting");
-        readiness.update(Progress {
+        readiness.update(ControllerProgress {
             missing: vec!["pods"],
-            ..Progress::default()
+            ..ControllerProgress::default()
         });
         said(false, "waiting for the first lists of pods");
-        readiness.update(Progress::default());
+        readiness.update(ControllerProgress::default());
         readiness.leadership(Leadership::Standby {
             leader: Some("a".into()),
         });
@@ -142,14 +142,14 @@ mod tests {
             named: 0,
         };
         readiness.leadership(Leadership::Leading(tenure));
-        readiness.update(Progress {
+        readiness.update(ControllerProgress {
             fencing: Some("3 nodes to touch".into()),
-            ..Progress::default()
+            ..ControllerProgress::default()
         });
         said(false, "leader, not dealing yet: 3 nodes to touch");
-        readiness.update(Progress {
-            dealing: true,
-            ..Progress::default()
+        readiness.update(ControllerProgress {
+            allocating: true,
+            ..ControllerProgress::default()
         });
         said(true, "leader");
         readiness.lapsed(true);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::seen::{Block, BlockSpec, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text};
+use super::objects::{Block, BlockSpec, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text};
 use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
@@ -16,24 +16,29 @@ pub struct RequestId(pub u64);
 /// A kind of objects that the controller reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "named for what they are")]
-pub enum Kind {
+pub enum ObjectKind {
     Node,
     Subnet,
     Block,
     Pool,
 }
 
-impl Kind {
+impl ObjectKind {
     /// All kinds.
-    pub const ALL: [Kind; 4] = [Kind::Node, Kind::Subnet, Kind::Block, Kind::Pool];
+    pub const ALL: [ObjectKind; 4] = [
+        ObjectKind::Node,
+        ObjectKind::Subnet,
+        ObjectKind::Block,
+        ObjectKind::Pool,
+    ];
 
     /// Returns the kind's name in the API.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Node => "Node",
-            Kind::Subnet => "NodeSubnet",
-            Kind::Block => "IPAMBlock",
-            Kind::Pool => "IPPool",
+            ObjectKind::Node => "Node",
+            ObjectKind::Subnet => "NodeSubnet",
+            ObjectKind::Block => "IPAMBlock",
+            ObjectKind::Pool => "IPPool",
         }
     }
 }
@@ -45,52 +50,52 @@ impl Kind {
     reason = "short-lived, and most are the large ones"
 )]
 #[expect(missing_docs, reason = "fields named for what they are")]
-pub enum Request {
+pub enum ApiRequest {
     /// All objects of a kind, read consistently (not from a cache that may be behind).
-    List(Kind),
+    List(ObjectKind),
     /// One object, read consistently.
-    Read(Kind, Text),
+    Read(ObjectKind, Text),
     /// The pods bound to a node, read consistently; the last check before its ranges become free.
     ListPodsOf { node: Text },
     /// kubeadm's ConfigMap.
     ReadKubeadm,
     /// Creates an object of that name; rejected if it exists.
-    Create(Text, Spec),
+    Create(Text, ObjectSpec),
     /// Replaces the spec of an object if its version is still the one that was read.
-    Replace(Known, Spec),
+    Replace(KnownObject, ObjectSpec),
     /// Deletes an object if its version is still the one that was read.
-    Delete(Kind, Known),
+    Delete(ObjectKind, KnownObject),
     /// Writes a node's podCIDRs by a JSON Patch. It tests the UID, that there are none yet, and that the term
     /// annotation is the one that was read.
-    AssignPodCidrs(Assignment),
+    AssignPodCidrs(PodCidrAllocation),
     /// Sets the term annotation of a node by a JSON Patch. It tests the UID and that the annotation is the one that
     /// was read. Afterwards no assignment or touch that was decided before can succeed.
-    TouchNode(Touch),
+    TouchNode(NodeTouch),
     /// Replaces the conditions of a NodeSubnet if its version is still the one that was read, as there are other
     /// writers.
-    SetSubnetConditions(Known, Vec<SubnetCondition>),
+    SetSubnetConditions(KnownObject, Vec<SubnetCondition>),
     /// Replaces the finalizers of a pool if its version is still the one that was read.
-    SetPoolFinalizers(Known, Vec<String>),
+    SetPoolFinalizers(KnownObject, Vec<String>),
     /// Replaces the status of a pool if its version is still the one that was read.
-    SetPoolStatus(Known, IPPoolStatus),
+    SetPoolStatus(KnownObject, IPPoolStatus),
 }
 
 /// The spec of an object that is written as a whole.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "named for what they are")]
-pub enum Spec {
+pub enum ObjectSpec {
     Subnet(NodeSubnetSpec),
     Block(BlockSpec),
     Pool(Box<IPPoolSpec>),
 }
 
-impl Spec {
+impl ObjectSpec {
     /// Returns the kind of the object.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         match self {
-            Spec::Subnet(_) => Kind::Subnet,
-            Spec::Block(_) => Kind::Block,
-            Spec::Pool(_) => Kind::Pool,
+            ObjectSpec::Subnet(_) => ObjectKind::Subnet,
+            ObjectSpec::Block(_) => ObjectKind::Block,
+            ObjectSpec::Pool(_) => ObjectKind::Pool,
         }
     }
 }
@@ -98,16 +103,16 @@ impl Spec {
 /// Identity and version of an object as it was read.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
-pub struct Known {
+pub struct KnownObject {
     pub name: Text,
     pub uid: Text,
     pub version: u64,
 }
 
-impl Known {
+impl KnownObject {
     /// Returns identity and version of the object.
     pub fn of(object: &impl Object) -> Self {
-        Known {
+        KnownObject {
             name: object.name().clone(),
             uid: object.uid().clone(),
             version: object.version(),
@@ -117,7 +122,7 @@ impl Known {
 
 /// The podCIDRs to write to a node, with the guards.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Assignment {
+pub struct PodCidrAllocation {
     /// Name of the node
     pub name: Text,
     /// UID of the node; one created again under the name is another node
@@ -135,7 +140,7 @@ pub struct Assignment {
 /// A touch needs guards like an assignment: a late touch of an old leader must not restore the old term, with which
 /// the late assignments of that leader would succeed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Touch {
+pub struct NodeTouch {
     /// Name of the node
     pub name: Text,
     /// UID of the node; one created again under the name is another node
@@ -148,32 +153,32 @@ pub struct Touch {
     pub term: Text,
 }
 
-impl Request {
+impl ApiRequest {
     /// Returns whether the request changes anything, so that only the leader may send it.
     pub fn is_write(&self) -> bool {
         !matches!(
             self,
-            Request::List(_)
-                | Request::Read(..)
-                | Request::ListPodsOf { .. }
-                | Request::ReadKubeadm
+            ApiRequest::List(_)
+                | ApiRequest::Read(..)
+                | ApiRequest::ListPodsOf { .. }
+                | ApiRequest::ReadKubeadm
         )
     }
 
     /// Returns the kind, and the object's name if the request is about one object.
-    pub fn about(&self) -> Option<(Kind, Option<&Text>)> {
+    pub fn about(&self) -> Option<(ObjectKind, Option<&Text>)> {
         let (kind, name) = match self {
-            Request::List(kind) => return Some((*kind, None)),
-            Request::ListPodsOf { .. } | Request::ReadKubeadm => return None,
-            Request::Read(kind, name) => (*kind, name),
-            Request::Delete(kind, known) => (*kind, &known.name),
-            Request::Create(name, spec) => (spec.kind(), name),
-            Request::Replace(known, spec) => (spec.kind(), &known.name),
-            Request::AssignPodCidrs(assignment) => (Kind::Node, &assignment.name),
-            Request::TouchNode(touch) => (Kind::Node, &touch.name),
-            Request::SetSubnetConditions(known, _) => (Kind::Subnet, &known.name),
-            Request::SetPoolFinalizers(known, _) | Request::SetPoolStatus(known, _) => {
-                (Kind::Pool, &known.name)
+            ApiRequest::List(kind) => return Some((*kind, None)),
+            ApiRequest::ListPodsOf { .. } | ApiRequest::ReadKubeadm => return None,
+            ApiRequest::Read(kind, name) => (*kind, name),
+            ApiRequest::Delete(kind, known) => (*kind, &known.name),
+            ApiRequest::Create(name, spec) => (spec.kind(), name),
+            ApiRequest::Replace(known, spec) => (spec.kind(), &known.name),
+            ApiRequest::AssignPodCidrs(assignment) => (ObjectKind::Node, &assignment.name),
+            ApiRequest::TouchNode(touch) => (ObjectKind::Node, &touch.name),
+            ApiRequest::SetSubnetConditions(known, _) => (ObjectKind::Subnet, &known.name),
+            ApiRequest::SetPoolFinalizers(known, _) | ApiRequest::SetPoolStatus(known, _) => {
+                (ObjectKind::Pool, &known.name)
             }
         };
         Some((kind, Some(name)))
@@ -186,10 +191,10 @@ impl Request {
         self.is_write()
             && !matches!(
                 self,
-                Request::AssignPodCidrs(_)
-                    | Request::TouchNode(_)
-                    | Request::SetPoolStatus(..)
-                    | Request::SetSubnetConditions(..)
+                ApiRequest::AssignPodCidrs(_)
+                    | ApiRequest::TouchNode(_)
+                    | ApiRequest::SetPoolStatus(..)
+                    | ApiRequest::SetSubnetConditions(..)
             )
     }
 }
@@ -200,7 +205,7 @@ impl Request {
     clippy::large_enum_variant,
     reason = "short-lived, and most are the large ones"
 )]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// The node after the request.
     Node(Node),
     /// The NodeSubnet after the request.
@@ -224,15 +229,15 @@ pub enum Outcome {
     /// The object is deleted, or was already gone.
     Gone,
     /// The request had no effect and never will.
-    Refused(Refusal),
+    Rejected(Rejection),
     /// Indeterminate: a lost answer, a timeout or a server error. The request may have taken effect or may still do
     /// so. The text says what was seen.
-    Unclear(String),
+    Indeterminate(String),
 }
 
 /// Why a request had no effect.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
+pub enum Rejection {
     /// A guard failed: resourceVersion, UID, a JSON Patch test, or an existing name (409, 422).
     Guard(String),
     /// The object does not exist (404).
@@ -247,11 +252,11 @@ pub enum Refusal {
 }
 /// A request to send.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
+pub struct OutgoingRequest {
     /// Identifies the answer
     pub id: RequestId,
     /// The request
-    pub request: Request,
+    pub request: ApiRequest,
     /// For writes, the term in which it was decided; sent only while that tenure is valid
     pub term: Option<Text>,
     /// Name of the loop that sends it

@@ -19,10 +19,12 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use super::convert;
-use super::lease_task::Gate;
+use super::lease_task::WriteGate;
 use super::node_patch::{assign_patch, touch_patch};
-use super::request::{Kind, Known, Outcome, Outgoing, Refusal, Request, Spec};
-use super::seen::SubnetCondition;
+use super::objects::SubnetCondition;
+use super::request::{
+    ApiRequest, KnownObject, ObjectKind, ObjectSpec, OutgoingRequest, Rejection, RequestOutcome,
+};
 use crate::bootstrap::KUBEADM;
 use cadastre_api::{FIELD_MANAGER, GROUP, IPPool, NodeSubnet, PodLite, VERSION};
 use cadastre_core::mutation::Mutation;
@@ -42,19 +44,19 @@ const PAGE: u32 = 500;
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
-    gate: Gate,
+    gate: WriteGate,
 }
 
 impl Writer {
     /// Creates a writer that asks `gate` before each write. The client must not retry by itself.
-    pub fn new(client: Client, gate: Gate) -> Self {
+    pub fn new(client: Client, gate: WriteGate) -> Self {
         Writer { client, gate }
     }
 
     /// Sends one request and returns its outcome.
-    pub async fn send(&self, outgoing: Outgoing) -> Outcome {
+    pub async fn send(&self, outgoing: OutgoingRequest) -> RequestOutcome {
         let limit = match outgoing.request {
-            Request::List(_) => MANY,
+            ApiRequest::List(_) => MANY,
             _ => ONE,
         };
         let limit = match &outgoing.term {
@@ -62,7 +64,7 @@ impl Writer {
             Some(term) => match self.gate.pass(term, outgoing.number).await {
                 Some(left) => limit.min(left),
                 None if Mutation::GateNotAsked.is_on() => limit,
-                None => return Outcome::Refused(Refusal::NotSent),
+                None => return RequestOutcome::Rejected(Rejection::NotSent),
             },
         };
         let is_write = outgoing.request.is_write();
@@ -70,74 +72,88 @@ impl Writer {
             Ok((Ok(outcome), _)) => outcome,
             Ok((Err(error), pause)) => classify(error, pause, is_write),
             Err(_) if Mutation::TimeoutCountsAsRefusal.is_on() => {
-                Outcome::Refused(Refusal::Missing)
+                RequestOutcome::Rejected(Rejection::Missing)
             }
-            Err(_) => Outcome::Unclear(format!("no answer within {:.1} s", limit.as_secs_f64())),
+            Err(_) => RequestOutcome::Indeterminate(format!(
+                "no answer within {:.1} s",
+                limit.as_secs_f64()
+            )),
         }
     }
 
-    async fn call(&self, request: Request) -> Result<Outcome, Error> {
+    async fn call(&self, request: ApiRequest) -> Result<RequestOutcome, Error> {
         match request {
-            Request::List(kind) => self.list(kind).await,
-            Request::Read(kind, name) => self.object(kind, Verb::Get, &path(kind, &name)).await,
-            Request::ListPodsOf { node } => {
+            ApiRequest::List(kind) => self.list(kind).await,
+            ApiRequest::Read(kind, name) => {
+                self.object(kind, RequestMethod::Get, &path(kind, &name))
+                    .await
+            }
+            ApiRequest::ListPodsOf { node } => {
                 let pods: Api<PodLite> = Api::all(self.client.clone());
                 let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
                 let pods = pods.list(&bound).await?.items.into_iter();
-                Ok(Outcome::Pods(pods.map(convert::pod).collect()))
+                Ok(RequestOutcome::Pods(pods.map(convert::pod).collect()))
             }
-            Request::ReadKubeadm => {
+            ApiRequest::ReadKubeadm => {
                 let (namespace, name, key) = KUBEADM;
                 let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
                 let data = maps.get(name).await?.data;
-                Ok(Outcome::Kubeadm(data.and_then(|mut it| it.remove(key))))
+                Ok(RequestOutcome::Kubeadm(
+                    data.and_then(|mut it| it.remove(key)),
+                ))
             }
-            Request::Create(name, spec) => {
+            ApiRequest::Create(name, spec) => {
                 let kind = spec.kind();
                 let object = object(&name, spec).map_err(Error::SerdeError)?;
-                self.object(kind, Verb::Post(object), &collection(kind))
+                self.object(kind, RequestMethod::Post(object), &collection(kind))
                     .await
             }
-            Request::Replace(known, spec) => {
+            ApiRequest::Replace(known, spec) => {
                 let kind = spec.kind();
                 let mut object = object(&known.name, spec).map_err(Error::SerdeError)?;
                 let patch = spec_patch(&known, &object["spec"].take());
                 self.patch(kind, &known.name, patch).await
             }
-            Request::Delete(kind, known) => {
+            ApiRequest::Delete(kind, known) => {
                 let precondition = json!({"preconditions": {
                     "uid": &*known.uid, "resourceVersion": known.version.to_string(),
                 }});
-                let request = Verb::Delete(precondition).request(&path(kind, &known.name))?;
+                let request =
+                    RequestMethod::Delete(precondition).request(&path(kind, &known.name))?;
                 let answer = self.client.request_status::<IgnoredAny>(request).await?;
                 Ok(deleted(answer.left()))
             }
-            Request::AssignPodCidrs(it) => {
-                self.patch(Kind::Node, &it.name, assign_patch(&it)).await
+            ApiRequest::AssignPodCidrs(it) => {
+                self.patch(ObjectKind::Node, &it.name, assign_patch(&it))
+                    .await
             }
-            Request::TouchNode(it) => self.patch(Kind::Node, &it.name, touch_patch(&it)).await,
-            Request::SetSubnetConditions(known, conditions) => {
+            ApiRequest::TouchNode(it) => {
+                self.patch(ObjectKind::Node, &it.name, touch_patch(&it))
+                    .await
+            }
+            ApiRequest::SetSubnetConditions(known, conditions) => {
                 let now = jiff::Timestamp::now().to_string();
                 let patch = conditions_patch(&conditions, &now);
-                self.merge(Kind::Subnet, &known, "/status", patch).await
+                self.merge(ObjectKind::Subnet, &known, "/status", patch)
+                    .await
             }
-            Request::SetPoolFinalizers(known, finalizers) => {
+            ApiRequest::SetPoolFinalizers(known, finalizers) => {
                 let patch = json!({"metadata": {"finalizers": finalizers}});
-                self.merge(Kind::Pool, &known, "", patch).await
+                self.merge(ObjectKind::Pool, &known, "", patch).await
             }
-            Request::SetPoolStatus(known, status) => {
+            ApiRequest::SetPoolStatus(known, status) => {
                 let patch = json!({"status": status});
-                self.merge(Kind::Pool, &known, "/status", patch).await
+                self.merge(ObjectKind::Pool, &known, "/status", patch).await
             }
         }
     }
 
-    async fn list(&self, kind: Kind) -> Result<Outcome, Error> {
+    async fn list(&self, kind: ObjectKind) -> Result<RequestOutcome, Error> {
         match kind {
-            Kind::Node => listed(self.all(convert::node).await, Outcome::Nodes),
-            Kind::Subnet => listed(self.all(convert::subnet).await, Outcome::Subnets),
-            Kind::Block => listed(self.all(convert::block).await, Outcome::Blocks),
-            Kind::Pool => listed(self.all(convert::pool).await, Outcome::Pools),
+            ObjectKind::Node => listed(self.all(convert::node).await, RequestOutcome::Nodes),
+            ObjectKind::Subnet => listed(self.all(convert::subnet).await, RequestOutcome::Subnets),
+            ObjectKind::Block => listed(self.all(convert::block).await, RequestOutcome::Blocks),
+            ObjectKind::Pool => listed(self.all(convert::pool).await, RequestOutcome::Pools),
         }
     }
 
@@ -149,38 +165,52 @@ impl Writer {
     }
 
     /// Sends a JSON Patch, which contains its guards.
-    async fn patch(&self, kind: Kind, name: &str, patch: Value) -> Result<Outcome, Error> {
-        self.object(kind, Verb::JsonPatch(patch), &path(kind, name))
+    async fn patch(
+        &self,
+        kind: ObjectKind,
+        name: &str,
+        patch: Value,
+    ) -> Result<RequestOutcome, Error> {
+        self.object(kind, RequestMethod::JsonPatch(patch), &path(kind, name))
             .await
     }
 
     /// Sends a merge patch for that version of the object.
     async fn merge(
         &self,
-        kind: Kind,
-        known: &Known,
+        kind: ObjectKind,
+        known: &KnownObject,
         part: &str,
         patch: Value,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<RequestOutcome, Error> {
         let path = path(kind, &known.name) + part;
-        self.object(kind, Verb::MergePatch(onto(known, patch)), &path)
+        self.object(kind, RequestMethod::MergePatch(onto(known, patch)), &path)
             .await
     }
 
     /// Sends a request for one object. Objects are sent whole; of the answer only the fields that count are read.
-    async fn object(&self, kind: Kind, verb: Verb, path: &str) -> Result<Outcome, Error> {
+    async fn object(
+        &self,
+        kind: ObjectKind,
+        verb: RequestMethod,
+        path: &str,
+    ) -> Result<RequestOutcome, Error> {
         let (client, request) = (&self.client, verb.request(path)?);
         Ok(match kind {
-            Kind::Node => Outcome::Node(convert::node(client.request(request).await?)),
-            Kind::Subnet => Outcome::Subnet(convert::subnet(client.request(request).await?)),
-            Kind::Block => Outcome::Block(convert::block(client.request(request).await?)),
-            Kind::Pool => Outcome::Pool(convert::pool(client.request(request).await?)),
+            ObjectKind::Node => RequestOutcome::Node(convert::node(client.request(request).await?)),
+            ObjectKind::Subnet => {
+                RequestOutcome::Subnet(convert::subnet(client.request(request).await?))
+            }
+            ObjectKind::Block => {
+                RequestOutcome::Block(convert::block(client.request(request).await?))
+            }
+            ObjectKind::Pool => RequestOutcome::Pool(convert::pool(client.request(request).await?)),
         })
     }
 }
 
 /// Method and body of a request for one object.
-enum Verb {
+enum RequestMethod {
     Get,
     Post(Value),
     JsonPatch(Value),
@@ -188,14 +218,14 @@ enum Verb {
     Delete(Value),
 }
 
-impl Verb {
+impl RequestMethod {
     fn request(self, path: &str) -> Result<http::Request<Vec<u8>>, Error> {
         let (method, form, body) = match self {
-            Verb::Get => (Method::GET, "json", None),
-            Verb::Post(body) => (Method::POST, "json", Some(body)),
-            Verb::JsonPatch(body) => (Method::PATCH, "json-patch+json", Some(body)),
-            Verb::MergePatch(body) => (Method::PATCH, "merge-patch+json", Some(body)),
-            Verb::Delete(body) => (Method::DELETE, "json", Some(body)),
+            RequestMethod::Get => (Method::GET, "json", None),
+            RequestMethod::Post(body) => (Method::POST, "json", Some(body)),
+            RequestMethod::JsonPatch(body) => (Method::PATCH, "json-patch+json", Some(body)),
+            RequestMethod::MergePatch(body) => (Method::PATCH, "merge-patch+json", Some(body)),
+            RequestMethod::Delete(body) => (Method::DELETE, "json", Some(body)),
         };
         let names_manager = matches!(method, Method::POST | Method::PATCH);
         let query = names_manager.then(|| format!("?fieldManager={FIELD_MANAGER}"));
@@ -210,32 +240,32 @@ impl Verb {
     }
 }
 
-fn collection(kind: Kind) -> String {
+fn collection(kind: ObjectKind) -> String {
     let plural = match kind {
-        Kind::Node => return "/api/v1/nodes".to_owned(),
-        Kind::Subnet => "nodesubnets",
-        Kind::Block => "ipamblocks",
-        Kind::Pool => "ippools",
+        ObjectKind::Node => return "/api/v1/nodes".to_owned(),
+        ObjectKind::Subnet => "nodesubnets",
+        ObjectKind::Block => "ipamblocks",
+        ObjectKind::Pool => "ippools",
     };
     format!("/apis/{GROUP}/{VERSION}/{plural}")
 }
 
-fn path(kind: Kind, name: &str) -> String {
+fn path(kind: ObjectKind, name: &str) -> String {
     format!("{}/{name}", collection(kind))
 }
 
 /// Builds a new object.
-fn object(name: &str, spec: Spec) -> serde_json::Result<Value> {
+fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
     match spec {
-        Spec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
-        Spec::Block(spec) => serde_json::to_value(convert::block_object(name, &spec)),
-        Spec::Pool(spec) => serde_json::to_value(IPPool::new(name, *spec)),
+        ObjectSpec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
+        ObjectSpec::Block(spec) => serde_json::to_value(convert::block_object(name, &spec)),
+        ObjectSpec::Pool(spec) => serde_json::to_value(IPPool::new(name, *spec)),
     }
 }
 
 /// Replaces the spec of that version of the object. Labels, annotations and other fields stay: they belong to users,
 /// or to a later version of Cadastre.
-fn spec_patch(known: &Known, spec: &Value) -> Value {
+fn spec_patch(known: &KnownObject, spec: &Value) -> Value {
     json!([
         {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
         {"op": "replace", "path": "/metadata/resourceVersion", "value": known.version.to_string()},
@@ -244,7 +274,7 @@ fn spec_patch(known: &Known, spec: &Value) -> Value {
 }
 
 /// Adds guards to a merge patch: it is rejected if the object has another UID or version now.
-fn onto(known: &Known, mut patch: Value) -> Value {
+fn onto(known: &KnownObject, mut patch: Value) -> Value {
     patch["metadata"]["uid"] = (*known.uid).into();
     patch["metadata"]["resourceVersion"] = known.version.to_string().into();
     patch
@@ -270,29 +300,33 @@ fn conditions_patch(conditions: &[SubnetCondition], now: &str) -> Value {
 
 fn listed<T>(
     list: Result<Vec<T>, lists::Error>,
-    outcome: impl FnOnce(Vec<T>) -> Outcome,
-) -> Result<Outcome, Error> {
+    outcome: impl FnOnce(Vec<T>) -> RequestOutcome,
+) -> Result<RequestOutcome, Error> {
     match list {
         Ok(objects) => Ok(outcome(objects)),
         Err(lists::Error::Api(error)) => Err(error),
-        Err(error) => Ok(Outcome::Unclear(error.to_string())),
+        Err(error) => Ok(RequestOutcome::Indeterminate(error.to_string())),
     }
 }
 
 /// If the answer contains the object, a finalizer keeps it: look again later.
-fn deleted<T>(kept: Option<T>) -> Outcome {
-    kept.map_or(Outcome::Gone, |_| Outcome::Refused(Refusal::Busy(None)))
+fn deleted<T>(kept: Option<T>) -> RequestOutcome {
+    kept.map_or(RequestOutcome::Gone, |_| {
+        RequestOutcome::Rejected(Rejection::Busy(None))
+    })
 }
 
 /// Returns the outcome of a request that failed; `pause` is the one that the answer's header asked for.
-fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> Outcome {
+fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOutcome {
     let Error::Api(status) = error else {
-        return Outcome::Unclear(error.to_string());
+        return RequestOutcome::Indeterminate(error.to_string());
     };
     match status.code {
-        409 => Outcome::Refused(Refusal::Guard(status.message.clone())),
-        422 if is_of_a_guard(&status) => Outcome::Refused(Refusal::Guard(status.message.clone())),
-        404 => Outcome::Refused(Refusal::Missing),
+        409 => RequestOutcome::Rejected(Rejection::Guard(status.message.clone())),
+        422 if is_of_a_guard(&status) => {
+            RequestOutcome::Rejected(Rejection::Guard(status.message.clone()))
+        }
+        404 => RequestOutcome::Rejected(Rejection::Missing),
         429 => {
             let after = status
                 .details
@@ -300,13 +334,15 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> Outcome {
                 .map(|details| details.retry_after_seconds)
                 .filter(|after| *after > 0);
             let after = after.map(|seconds| Duration::from_secs(seconds.into()));
-            Outcome::Refused(Refusal::Busy(after.max(pause)))
+            RequestOutcome::Rejected(Rejection::Busy(after.max(pause)))
         }
-        400..=499 => Outcome::Refused(Refusal::Rejected(status.message.clone())),
+        400..=499 => RequestOutcome::Rejected(Rejection::Rejected(status.message.clone())),
         // A write may have taken effect: the read that follows it gets the pause, too.
-        503 if pause.is_some() && !is_write => Outcome::Refused(Refusal::Busy(pause)),
-        _ if Mutation::ServerErrorCountsAsRefusal.is_on() => Outcome::Refused(Refusal::Missing),
-        _ => Outcome::Unclear(format!("{} {}", status.code, status.message)),
+        503 if pause.is_some() && !is_write => RequestOutcome::Rejected(Rejection::Busy(pause)),
+        _ if Mutation::ServerErrorCountsAsRefusal.is_on() => {
+            RequestOutcome::Rejected(Rejection::Missing)
+        }
+        _ => RequestOutcome::Indeterminate(format!("{} {}", status.code, status.message)),
     }
 }
 
@@ -347,8 +383,8 @@ mod tests {
             classify(Error::Api(Box::new(status)), None, true)
         };
         let is_guard = |status| match says(status) {
-            Outcome::Refused(Refusal::Guard(_)) => true,
-            Outcome::Refused(Refusal::Rejected(_)) => false,
+            RequestOutcome::Rejected(Rejection::Guard(_)) => true,
+            RequestOutcome::Rejected(Rejection::Rejected(_)) => false,
             other => panic!("{other:?}"),
         };
         let policy = "ippools.cadastre.dev \"p\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no";
@@ -370,14 +406,17 @@ mod tests {
         let pause = Some(Duration::from_secs(7));
         for (code, is_write) in [(429, true), (503, false)] {
             let busy = classify(api_error(code), pause, is_write);
-            let Outcome::Refused(Refusal::Busy(after)) = busy else {
+            let RequestOutcome::Rejected(Rejection::Busy(after)) = busy else {
                 panic!("{busy:?}");
             };
             assert_eq!(after, pause, "{code}");
         }
         // A write may have taken effect.
         let write = classify(api_error(503), pause, true);
-        assert!(matches!(write, Outcome::Unclear(_)), "{write:?}");
+        assert!(
+            matches!(write, RequestOutcome::Indeterminate(_)),
+            "{write:?}"
+        );
     }
 
     #[test]
@@ -386,26 +425,29 @@ mod tests {
             assert!(
                 matches!(
                     classify(api_error(code), None, true),
-                    Outcome::Refused(Refusal::Guard(_))
+                    RequestOutcome::Rejected(Rejection::Guard(_))
                 ),
                 "{code}"
             );
         }
         assert!(matches!(
             classify(api_error(404), None, true),
-            Outcome::Refused(Refusal::Missing)
+            RequestOutcome::Rejected(Rejection::Missing)
         ));
         assert!(matches!(
             classify(api_error(403), None, true),
-            Outcome::Refused(Refusal::Rejected(_))
+            RequestOutcome::Rejected(Rejection::Rejected(_))
         ));
         assert!(matches!(
             classify(api_error(429), None, true),
-            Outcome::Refused(Refusal::Busy(_))
+            RequestOutcome::Rejected(Rejection::Busy(_))
         ));
         for code in [500, 502, 503, 504] {
             assert!(
-                matches!(classify(api_error(code), None, true), Outcome::Unclear(_)),
+                matches!(
+                    classify(api_error(code), None, true),
+                    RequestOutcome::Indeterminate(_)
+                ),
                 "{code}"
             );
         }
@@ -413,14 +455,14 @@ mod tests {
 
     /// Sends a creation in term `1-a`, which is valid for that long, if at all, to a server that accepts connections
     /// but never answers. Also returns whether it connected.
-    async fn sent(leads_for: Option<Duration>) -> (Outcome, bool) {
+    async fn sent(leads_for: Option<Duration>) -> (RequestOutcome, bool) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = format!("http://{}", server.local_addr().unwrap());
         let client = Client::try_from(kube::Config::new(uri.parse().unwrap())).unwrap();
         let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
-        let writer = Writer::new(client, Gate::new(leadership, Clock));
-        let request = Request::Create("n".into(), Spec::Subnet(NodeSubnetSpec::default()));
-        let outgoing = Outgoing {
+        let writer = Writer::new(client, WriteGate::new(leadership, Clock));
+        let request = ApiRequest::Create("n".into(), ObjectSpec::Subnet(NodeSubnetSpec::default()));
+        let outgoing = OutgoingRequest {
             id: RequestId(1),
             request,
             term: Some("1-a".into()),
@@ -450,7 +492,7 @@ mod tests {
             "lastTransitionTime": "2026-01-02T03:04:05Z",
         }]);
         let report = agent_report::read(&json!({"conditions": conditions})).unwrap();
-        let known = Known {
+        let known = KnownObject {
             name: "n".into(),
             uid: "u".into(),
             version: 7,
@@ -465,7 +507,10 @@ mod tests {
     async fn nothing_is_written_without_the_lease() {
         for leads_for in [None, Some(Duration::ZERO)] {
             let (outcome, connected) = sent(leads_for).await;
-            assert!(matches!(outcome, Outcome::Refused(Refusal::NotSent)));
+            assert!(matches!(
+                outcome,
+                RequestOutcome::Rejected(Rejection::NotSent)
+            ));
             assert!(!connected);
         }
     }
@@ -473,6 +518,9 @@ mod tests {
     #[tokio::test]
     async fn a_write_that_is_not_answered_in_time_may_have_come_through() {
         let (outcome, _) = sent(Some(Duration::from_secs(1))).await;
-        assert!(matches!(outcome, Outcome::Unclear(_)), "{outcome:?}");
+        assert!(
+            matches!(outcome, RequestOutcome::Indeterminate(_)),
+            "{outcome:?}"
+        );
     }
 }

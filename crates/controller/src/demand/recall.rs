@@ -7,7 +7,7 @@
 //!   pool allocates only on demand, until its idle time is over. Then they are recalled together: one family of a
 //!   dual-stack pool alone is useless.
 //! - No block moves back and forth: it is recalled for another node only if that node's need is more urgent
-//!   ([`Need`]).
+//!   ([`NodeNeed`]).
 //! - An agent that does not answer delays nobody for long: then another node's block is recalled.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use super::Demand;
 use crate::Context;
-use crate::account::{Need, add, demand, donor, must_leave, unused_since, worth};
-use crate::cluster::seen::{AgentReport, Node, Text};
-use crate::cluster::world::report_of;
-use crate::registry::blocks::{Entry, Noted};
+use crate::allocations::blocks::{AffectedLoops, BlockEntry};
+use crate::cluster::cache::report_of;
+use crate::cluster::objects::{AgentReport, Node, Text};
+use crate::node_balance::{
+    NodeNeed, add, demand, keep_value, must_leave, recall_candidate, unused_since,
+};
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, Family};
 
@@ -30,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Demand {
     /// Decides which blocks of a node are recalled. Returns whether its NodeSubnet must change.
-    pub(super) fn settle_up(
+    pub(super) fn recall_surplus(
         &mut self,
         node: &Node,
         report: Option<&AgentReport>,
@@ -38,14 +40,14 @@ impl Demand {
     ) -> bool {
         let now = cx.now.mono;
         let none = BTreeSet::new();
-        let entries: Vec<Entry> = cx
-            .registry
+        let entries: Vec<BlockEntry> = cx
+            .allocations
             .blocks
             .of(&node.uid)
             .filter(|entry| entry.confirmed && !entry.is_leaving())
             .cloned()
             .collect();
-        let subnet = cx.world.subnets.get(&node.name);
+        let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
         let mut spared: BTreeMap<(Text, Family), (u64, usize)> = BTreeMap::new();
@@ -53,13 +55,13 @@ impl Demand {
             if entry.recall.is_none() {
                 let key = (entry.pool.clone(), entry.cidr.family());
                 let sum = spared.entry(key).or_default();
-                add(&mut sum.0, worth(entry, report, cx.registry));
+                add(&mut sum.0, keep_value(entry, report, cx.allocations));
                 sum.1 += 1;
             }
         }
         for entry in &entries {
-            let pool = cx.registry.pools.get(&entry.pool);
-            let word = entry.word(report);
+            let pool = cx.allocations.pools.get(&entry.pool);
+            let word = entry.report_for(report);
             let is_empty = word.is_some_and(|word| word.busy() == 0);
             let in_use = word.is_some_and(|word| word.busy() > 0);
             let mut recall = entry.recall;
@@ -74,7 +76,7 @@ impl Demand {
                 let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
                 let key = (entry.pool.clone(), entry.cidr.family());
                 let sum = spared.entry(key).or_default();
-                let own = worth(entry, report, cx.registry);
+                let own = keep_value(entry, report, cx.allocations);
                 let wanted = demand(report, &entry.pool);
                 if sum.1 > 1 && sum.0.saturating_sub(own) >= wanted {
                     if since + idle <= now {
@@ -88,7 +90,7 @@ impl Demand {
             } else if !is_empty {
                 idle_since = None;
             }
-            if let Some(known) = cx.registry.blocks.get_mut(&entry.cidr) {
+            if let Some(known) = cx.allocations.blocks.get_mut(&entry.cidr) {
                 changed |= known.recall != recall;
                 known.recall = recall;
                 known.recalled_at = known.recalled_at.filter(|_| recall.is_some());
@@ -104,22 +106,22 @@ impl Demand {
         &mut self,
         node: &Node,
         report: Option<&AgentReport>,
-        entries: &[Entry],
+        entries: &[BlockEntry],
         cx: &mut Context,
     ) -> bool {
         let mut changed = false;
         let pools: BTreeSet<&Text> = entries.iter().map(|entry| &entry.pool).collect();
         for name in pools {
-            let pool = cx.registry.pools.get(name);
+            let pool = cx.allocations.pools.get(name);
             let Some(pool) = pool.filter(|it| it.is_serving() && !it.terms.first_immediate) else {
                 continue;
             };
-            let Some(since) = unused_since(pool, &node.uid, report, cx.registry) else {
+            let Some(since) = unused_since(pool, &node.uid, report, cx.allocations) else {
                 continue;
             };
             let until = since + pool.terms.idle;
             if until <= cx.now.mono {
-                changed |= ask_back_all(name, &node.uid, cx) > 0;
+                changed |= recall_all(name, &node.uid, cx) > 0;
             } else {
                 self.more.add_at(node.name.clone(), until);
             }
@@ -129,27 +131,28 @@ impl Demand {
 
     /// Recalls as many empty blocks as nodes wait: first from the nodes with the most free addresses, then the last
     /// blocks of nodes that use none.
-    pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, noted: &mut Noted) {
+    pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, noted: &mut AffectedLoops) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
             // The most urgent need comes first, also at the expense of other nodes that wait.
             let Some(need) = waits.values().map(|wait| wait.need).min() else {
                 continue;
             };
-            let Some(pool) = cx.registry.pools.get(name) else {
+            let Some(pool) = cx.allocations.pools.get(name) else {
                 continue;
             };
             let wanted = waits.values().filter(|wait| wait.need == need).count();
             let idle = pool.terms.idle;
-            let held =
-                |entry: &&Entry| entry.pool == *name && entry.confirmed && !entry.owner.resting;
-            let held = || cx.registry.blocks.iter().filter(held);
+            let held = |entry: &&BlockEntry| {
+                entry.pool == *name && entry.confirmed && !entry.owner.quarantined
+            };
+            let held = || cx.allocations.blocks.iter().filter(held);
             let is_soon = |at: Duration| now < at + PATIENCE;
-            let pending = |entry: &&Entry| {
+            let pending = |entry: &&BlockEntry| {
                 entry.recall == Some(Recall::IfEmpty) && entry.recalled_at.is_none_or(is_soon)
             };
             let mut asked = held().filter(pending).count();
-            let needs_less = |entry: &&Entry| {
+            let needs_less = |entry: &&BlockEntry| {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
@@ -159,29 +162,29 @@ impl Demand {
                 .collect();
             let mut donors: BinaryHeap<(u64, Cidr, Text, Text)> = owners
                 .iter()
-                .filter_map(|(node, uid)| donor(pool, node, uid, need, cx))
+                .filter_map(|(node, uid)| recall_candidate(pool, node, uid, need, cx))
                 .collect();
             while asked < wanted {
                 let Some((_, cidr, node, uid)) = donors.pop() else {
                     break;
                 };
-                asked += usize::from(ask_back(&cidr, cx));
+                asked += usize::from(recall_block(&cidr, cx));
                 noted.nodes.push(node.clone());
-                if let Some(pool) = cx.registry.pools.get(name) {
-                    donors.extend(donor(pool, &node, &uid, need, cx));
+                if let Some(pool) = cx.allocations.pools.get(name) {
+                    donors.extend(recall_candidate(pool, &node, &uid, need, cx));
                 }
             }
             let after = match need {
-                Need::First | Need::Pods => idle.min(UNUSED),
-                Need::Reserve => idle,
+                NodeNeed::First | NodeNeed::Pods => idle.min(UNUSED),
+                NodeNeed::Reserve => idle,
                 // This need is no more urgent than that of the nodes that would lose their blocks.
-                Need::Unused => continue,
+                NodeNeed::Unused => continue,
             };
             for (_, node, uid) in unused(name, &owners, after, cx) {
                 if asked >= wanted {
                     break;
                 }
-                asked += ask_back_all(name, &uid, cx);
+                asked += recall_all(name, &uid, cx);
                 noted.nodes.push(node);
             }
         }
@@ -195,12 +198,12 @@ fn unused(
     after: Duration,
     cx: &Context,
 ) -> Vec<(Duration, Text, Text)> {
-    let Some(pool) = cx.registry.pools.get(pool) else {
+    let Some(pool) = cx.allocations.pools.get(pool) else {
         return Vec::new();
     };
     let is_unused = |(name, uid): &(Text, Text)| {
-        let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
-        let since = unused_since(pool, uid, report_of(node, cx.world), cx.registry)?;
+        let node = cx.cache.nodes.get(name).filter(|node| node.uid == *uid)?;
+        let since = unused_since(pool, uid, report_of(node, cx.cache), cx.allocations)?;
         (since + after <= cx.now.mono).then(|| (since, name.clone(), uid.clone()))
     };
     let mut unused: Vec<_> = owners.iter().filter_map(is_unused).collect();
@@ -209,9 +212,9 @@ fn unused(
 }
 
 /// Recalls a block if it is empty. Returns whether it was not recalled before.
-fn ask_back(cidr: &Cidr, cx: &mut Context) -> bool {
+fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
     let now = cx.now.mono;
-    let Some(entry) = cx.registry.blocks.get_mut(cidr) else {
+    let Some(entry) = cx.allocations.blocks.get_mut(cidr) else {
         return false;
     };
     let is_news = entry.recall.is_none();
@@ -223,9 +226,9 @@ fn ask_back(cidr: &Cidr, cx: &mut Context) -> bool {
 }
 
 /// Recalls all blocks of a pool that a node has. Returns how many were not recalled before.
-fn ask_back_all(pool: &Text, uid: &Text, cx: &mut Context) -> usize {
-    let own = cx.registry.blocks.of(uid);
+fn recall_all(pool: &Text, uid: &Text, cx: &mut Context) -> usize {
+    let own = cx.allocations.blocks.of(uid);
     let own = own.filter(|it| it.pool == *pool && it.confirmed && !it.is_leaving());
     let cidrs: Vec<Cidr> = own.map(|entry| entry.cidr).collect();
-    cidrs.iter().filter(|cidr| ask_back(cidr, cx)).count()
+    cidrs.iter().filter(|cidr| recall_block(cidr, cx)).count()
 }

@@ -5,10 +5,10 @@ use serde_json::json;
 
 use super::*;
 use crate::Now;
-use crate::cluster::seen::{
-    Block, BlockSpec, BlockWord, Machine, Object, Owner, Pod, Pool, Subnet,
+use crate::cluster::object_cache::ObjectCache;
+use crate::cluster::objects::{
+    Block, BlockReport, BlockSpec, MachineIdentity, Object, Owner, Pod, Pool, Subnet,
 };
-use crate::cluster::table::Table;
 use cadastre_api::{AllocatedBlock, FINALIZER, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::Change;
@@ -31,11 +31,11 @@ pub(crate) fn node(name: &str) -> Node {
         pod_cidrs: [].into(),
         unreadable: [].into(),
         addresses: [].into(),
-        machine: Machine::default(),
+        machine: MachineIdentity::default(),
     }
 }
 
-pub(crate) fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
+pub(crate) fn list<T: Object>(table: &mut ObjectCache<T>, objects: Vec<T>) {
     let asked = Duration::ZERO;
     table.change(Change::Restarted { asked });
     for object in objects {
@@ -83,7 +83,7 @@ pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
         reserved: Vec::new(),
         on_request: Vec::new(),
     };
-    let word = |text: &&str| BlockWord {
+    let word = |text: &&str| BlockReport {
         cidr: cidr(text),
         uid: (*text).into(),
         used: 0,
@@ -100,7 +100,7 @@ pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
             blocks: blocks.iter().map(held).collect(),
             ..NodeSubnetSpec::default()
         }),
-        lacks_parts: false,
+        is_partial: false,
         requests: Requests::default(),
         report: Some(Box::new(AgentReport {
             node_uid: name.into(),
@@ -124,10 +124,10 @@ pub(crate) fn objects(subnet: &Subnet) -> Vec<Block> {
                 cidr,
                 pool: "p".into(),
                 owner: Owner {
-                    resting: false,
+                    quarantined: false,
                     name: subnet.name.clone(),
                     uid: subnet.uid.clone(),
-                    machine: Machine::default(),
+                    machine: MachineIdentity::default(),
                 },
                 since: NOW.wall,
                 until: None,
@@ -138,37 +138,37 @@ pub(crate) fn objects(subnet: &Subnet) -> Vec<Block> {
 }
 
 /// Returns the state after one look at all nodes, in the order given.
-fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, Registry) {
-    let mut world = World::default();
-    list(&mut world.pools, pools);
+fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, AllocationState) {
+    let mut cache = ClusterCache::default();
+    list(&mut cache.pools, pools);
     let nodes = subnets.iter().map(|it| node(&it.name)).collect();
-    list(&mut world.nodes, nodes);
+    list(&mut cache.nodes, nodes);
     list(
-        &mut world.blocks,
+        &mut cache.blocks,
         subnets.iter().flat_map(objects).collect(),
     );
     let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
-    list(&mut world.subnets, subnets);
-    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    list(&mut cache.subnets, subnets);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
     let mut demand = Demand::default();
     for name in &names {
-        demand.add_name(name, &world, &registry);
+        demand.add_name(name, &cache, &allocations);
     }
     let mut reports = Vec::new();
-    let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
+    let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
     demand.work(&mut cx);
-    (demand, registry)
+    (demand, allocations)
 }
 
-fn count(registry: &Registry, node: &str) -> usize {
-    registry.blocks.of(node).count()
+fn count(allocations: &AllocationState, node: &str) -> usize {
+    allocations.blocks.of(node).count()
 }
 
 #[test]
 fn every_node_gets_its_first_block_before_any_gets_a_second_one() {
     let greedy = ["a", "b", "c"].map(|name| subnet(name, &[], 1000));
-    let (_, registry) = looked(vec![pool("p", "10.0.0.0/26")], greedy.into());
-    let counts = ["a", "b", "c"].map(|name| count(&registry, name));
+    let (_, allocations) = looked(vec![pool("p", "10.0.0.0/26")], greedy.into());
+    let counts = ["a", "b", "c"].map(|name| count(&allocations, name));
     assert!(counts.iter().all(|it| *it > 0), "{counts:?}");
     assert_eq!(counts.iter().sum::<usize>(), 4, "none is left over");
 }
@@ -177,8 +177,11 @@ fn every_node_gets_its_first_block_before_any_gets_a_second_one() {
 fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
     let all = ["10.0.0.0/28", "10.0.0.16/28"];
     let nodes = vec![subnet("rich", &all, 1000), subnet("poor", &[], 1)];
-    let (_, registry) = looked(vec![pool("p", "10.0.0.0/27")], nodes);
-    let recalled = registry.blocks.of("rich").filter(|it| it.recall.is_some());
+    let (_, allocations) = looked(vec![pool("p", "10.0.0.0/27")], nodes);
+    let recalled = allocations
+        .blocks
+        .of("rich")
+        .filter(|it| it.recall.is_some());
     assert_eq!(recalled.count(), 1);
     // Not for a node with a block, and not from a node with only one block.
     for poor in ["10.0.0.32/28", ""] {
@@ -192,8 +195,11 @@ fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
         } else {
             "10.0.0.0/26"
         };
-        let (_, registry) = looked(vec![pool("p", range)], nodes);
-        let mut recalled = registry.blocks.of("rich").filter(|it| it.recall.is_some());
+        let (_, allocations) = looked(vec![pool("p", range)], nodes);
+        let mut recalled = allocations
+            .blocks
+            .of("rich")
+            .filter(|it| it.recall.is_some());
         assert!(recalled.next().is_none(), "{range}");
     }
 }
@@ -208,29 +214,29 @@ fn a_node_that_no_pool_serves_any_more_waits_for_none() {
         }
         vec![wants]
     };
-    let (mut demand, mut registry) = looked(two.clone(), subnets());
+    let (mut demand, mut allocations) = looked(two.clone(), subnets());
     assert_eq!(demand.waiting().map(|(_, nodes)| nodes).sum::<usize>(), 2);
     for pool in &mut two {
         if let Ok(spec) = &mut pool.spec {
             spec.disabled = true;
         }
     }
-    let mut world = World::default();
-    list(&mut world.pools, two);
-    list(&mut world.nodes, vec![node("a")]);
-    list(&mut world.subnets, subnets());
-    registry.pools.survey(&world, &[], NOW.mono);
-    demand.add_name(&"a".into(), &world, &registry);
+    let mut cache = ClusterCache::default();
+    list(&mut cache.pools, two);
+    list(&mut cache.nodes, vec![node("a")]);
+    list(&mut cache.subnets, subnets());
+    allocations.pools.evaluate(&cache, &[], NOW.mono);
+    demand.add_name(&"a".into(), &cache, &allocations);
     let mut reports = Vec::new();
-    let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
+    let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
     demand.work(&mut cx);
     assert_eq!(demand.waiting().map(|(_, nodes)| nodes).sum::<usize>(), 0);
 }
 
 #[test]
 fn what_is_on_its_way_to_a_node_counts() {
-    let (_, registry) = looked(vec![pool("p", "10.0.0.0/24")], vec![subnet("a", &[], 10)]);
-    assert_eq!(count(&registry, "a"), 1);
+    let (_, allocations) = looked(vec![pool("p", "10.0.0.0/24")], vec![subnet("a", &[], 10)]);
+    assert_eq!(count(&allocations, "a"), 1);
 }
 
 #[test]
@@ -238,8 +244,8 @@ fn a_block_that_a_node_lets_go_of_is_none_that_it_has() {
     for (released, blocks) in [(false, 1), (true, 2)] {
         let mut wants = subnet("a", &["10.0.0.0/28"], 10);
         wants.report.as_mut().unwrap().blocks[0].released = released;
-        let (_, registry) = looked(vec![pool("p", "10.0.0.0/24")], vec![wants]);
-        assert_eq!(count(&registry, "a"), blocks);
+        let (_, allocations) = looked(vec![pool("p", "10.0.0.0/24")], vec![wants]);
+        assert_eq!(count(&allocations, "a"), blocks);
     }
 }
 
@@ -257,25 +263,25 @@ fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
         })
     };
     // Only one address of the pool is not allocated, and a pod reports it.
-    let mut world = World::default();
-    list(&mut world.pools, vec![pool("p", "10.0.0.0/28")]);
+    let mut cache = ClusterCache::default();
+    list(&mut cache.pools, vec![pool("p", "10.0.0.0/28")]);
     let mut holder = node("holder");
     let ranges = ["10.0.0.0/29", "10.0.0.8/30", "10.0.0.12/31", "10.0.0.14/32"];
     holder.pod_cidrs = ranges.map(|it| Cidr::parse_strict(it).unwrap()).into();
-    list(&mut world.nodes, vec![holder, node("a")]);
-    list(&mut world.subnets, vec![subnet("a", &[], 1)]);
-    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    list(&mut cache.nodes, vec![holder, node("a")]);
+    list(&mut cache.subnets, vec![subnet("a", &[], 1)]);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
     let mut demand = Demand::default();
-    demand.add_name(&"a".into(), &world, &registry);
+    demand.add_name(&"a".into(), &cache, &allocations);
     let mut carved = Vec::new();
     for (second, addresses) in [(0, &["10.0.0.15"][..]), (6, &[][..])] {
-        world.pods.change(pod(second + 1, addresses));
+        cache.pods.change(pod(second + 1, addresses));
         let now = Now {
             mono: Duration::from_secs(second),
             ..NOW
         };
         let mut reports = Vec::new();
-        let mut cx = Context::new(&world, &mut registry, &mut reports, now);
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
         carved.push(demand.work(&mut cx).blocks);
     }
     let piece = Cidr::parse_strict("10.0.0.15/32").unwrap();
@@ -294,28 +300,28 @@ fn recalled_after(
         whole.as_object_mut().unwrap().extend(more.clone());
         *known = serde_json::from_value(whole).unwrap();
     }
-    let mut world = World::default();
-    list(&mut world.pools, vec![p]);
+    let mut cache = ClusterCache::default();
+    list(&mut cache.pools, vec![p]);
     let nodes = subnets.iter().map(|it| node(&it.name)).collect();
-    list(&mut world.nodes, nodes);
+    list(&mut cache.nodes, nodes);
     let blocks = subnets.iter().flat_map(objects).collect();
-    list(&mut world.blocks, blocks);
+    list(&mut cache.blocks, blocks);
     let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
-    list(&mut world.subnets, subnets);
-    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    list(&mut cache.subnets, subnets);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
     let mut demand = Demand::default();
     for at in [0, seconds] {
         for name in &names {
-            demand.add_name(name, &world, &registry);
+            demand.add_name(name, &cache, &allocations);
         }
         let mono = Duration::from_secs(at);
         let now = Now { mono, ..NOW };
         let mut reports = Vec::new();
-        let mut cx = Context::new(&world, &mut registry, &mut reports, now);
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
         demand.work(&mut cx);
     }
     let recalled = |name: &Text| {
-        let own = registry.blocks.of(name);
+        let own = allocations.blocks.of(name);
         own.filter(|it| it.recall.is_some()).count()
     };
     let all = names.iter().map(|it| (it.to_string(), recalled(it)));
@@ -375,29 +381,29 @@ fn pools_that_give_nothing_unasked_get_their_last_blocks_back() {
 #[test]
 fn an_agent_that_does_not_answer_holds_up_nobody() {
     let asks = four_idle_and(subnet("fifth", &[], 4));
-    let mut world = World::default();
-    list(&mut world.pools, vec![pool("p", "10.0.0.0/26")]);
+    let mut cache = ClusterCache::default();
+    list(&mut cache.pools, vec![pool("p", "10.0.0.0/26")]);
     list(
-        &mut world.nodes,
+        &mut cache.nodes,
         asks.iter().map(|it| node(&it.name)).collect(),
     );
-    list(&mut world.blocks, asks.iter().flat_map(objects).collect());
-    list(&mut world.subnets, asks);
-    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    list(&mut cache.blocks, asks.iter().flat_map(objects).collect());
+    list(&mut cache.subnets, asks);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
     let mut demand = Demand::default();
     let mut counts = Vec::new();
     for at in [0, 5, 14, 15] {
-        for it in world.nodes.iter() {
-            demand.add(it, &registry);
+        for it in cache.nodes.iter() {
+            demand.add(it, &allocations);
         }
         let mono = Duration::from_secs(at);
         demand.work(&mut Context {
-            world: &world,
-            registry: &mut registry,
+            cache: &cache,
+            allocations: &mut allocations,
             reports: &mut Vec::new(),
             now: Now { mono, ..NOW },
         });
-        let recalled = registry.blocks.iter().filter(|it| it.recall.is_some());
+        let recalled = allocations.blocks.iter().filter(|it| it.recall.is_some());
         counts.push(recalled.count());
     }
     assert_eq!(counts, [0, 1, 1, 2]);
@@ -425,9 +431,12 @@ fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
         }
         report.blocks = words.into();
         let nodes = vec![rich, subnet("poor", &[], 1)];
-        let (_, registry) = looked(vec![wide.clone()], nodes);
-        assert_eq!((count(&registry, "rich"), count(&registry, "poor")), (4, 0));
-        let own = registry.blocks.of("rich");
+        let (_, allocations) = looked(vec![wide.clone()], nodes);
+        assert_eq!(
+            (count(&allocations, "rich"), count(&allocations, "poor")),
+            (4, 0)
+        );
+        let own = allocations.blocks.of("rich");
         let asked_back = own.filter(|it| it.recall.is_some()).count();
         assert_eq!(asked_back, recalled, "{busy} busy, {known} known");
     }

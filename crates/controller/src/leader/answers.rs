@@ -1,45 +1,45 @@
 //! The way of an answer: to the loop that asked, then to the loops that it concerns.
 
 use super::Leader;
-use crate::cluster::request::Outcome;
-use crate::cluster::world::World;
-use crate::reconcile::Answer;
-use crate::report::Report;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::request::RequestOutcome;
+use crate::reconcile::RequestAnswer;
+use crate::report::EventRecord;
 use crate::{Context, Now};
 
 impl Leader {
     pub(crate) fn answered(
         &mut self,
-        answer: &Answer,
-        world: &World,
-        reports: &mut Vec<Report>,
+        answer: &RequestAnswer,
+        cache: &ClusterCache,
+        reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
         // podCIDRs are immutable once set.
-        if let Outcome::Node(node) = answer.outcome
+        if let RequestOutcome::Node(node) = answer.outcome
             && !node.is_empty()
         {
-            self.registry.intents.settled(&node.uid);
+            self.allocations.intents.settled(&node.uid);
         }
-        self.note(answer, world, reports, now);
-        let mut cx = Context::new(world, &mut self.registry, reports, now);
+        self.note(answer, cache, reports, now);
+        let mut cx = Context::new(cache, &mut self.allocations, reports, now);
         let name = answer.purpose.loop_name();
         let asked = self.loops.all_mut().find(|(its, _)| *its == name);
         let noted = asked.map(|(_, it)| it.answered(answer, &mut cx));
-        self.follow_up(noted.unwrap_or_default(), world);
-        if self.registry.is_listening && self.loops.listening.is_over() {
-            self.agents_heard(world, reports, now);
+        self.follow_up(noted.unwrap_or_default(), cache);
+        if self.allocations.in_agent_grace && self.loops.listening.is_over() {
+            self.agents_heard(cache, reports, now);
         }
     }
 
     /// Ends the time in which agents are listened to: what they report is in the cache, so blocks may be allocated.
-    fn agents_heard(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
-        self.registry.is_listening = false;
-        self.registry.intents.ask();
-        for cidr in self.registry.yield_to_strays() {
+    fn agents_heard(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
+        self.allocations.in_agent_grace = false;
+        self.allocations.intents.ask();
+        for cidr in self.allocations.yield_to_unadopted() {
             self.loops.blocks.queue.add(cidr);
         }
-        self.take_up_all(world, reports, now);
-        self.give_blocks_back(world, now);
+        self.take_up_all(cache, reports, now);
+        self.return_blocks(cache, now);
     }
 }

@@ -2,20 +2,22 @@
 
 use super::Leader;
 use crate::Now;
-use crate::cluster::request::Kind;
-use crate::cluster::seen::{Block, Machine, Node, Text};
-use crate::cluster::table::Delta;
-use crate::cluster::world::World;
+use crate::allocations::SyncOutcome;
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::object_cache::ObjectUpdate;
+use crate::cluster::objects::{Block, MachineIdentity, Node, Text};
+use crate::cluster::request::ObjectKind;
 use crate::quarantine::Quarantine;
-use crate::registry::Synced;
-use crate::registry::blocks::Noted;
-use crate::report::{About, BLOCK_ADOPTED, FOREIGN_ALLOCATOR, OVERLAPPING, Report, UNREADABLE};
+use crate::report::{
+    BLOCK_ADOPTED, EventRecord, FOREIGN_ALLOCATOR, OVERLAPPING, Regarding, UNREADABLE,
+};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
 /// Which parts of a NodeSubnet have changed.
 #[derive(Clone, Copy)]
-pub(crate) struct Told {
+pub(crate) struct SubnetDiff {
     /// The agent's report
     pub reported: bool,
     /// Requests of users
@@ -27,98 +29,107 @@ impl Leader {
     pub(crate) fn subnet_changed(
         &mut self,
         name: &Text,
-        told: Told,
-        world: &World,
-        reports: &mut Vec<Report>,
+        told: SubnetDiff,
+        cache: &ClusterCache,
+        reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
         self.loops.subnets.queue.add(name.clone());
-        self.release(name, world);
-        let mut blocks = self.registry.blocks_told(name, world, now);
-        blocks.extend(self.registry.blocks_let_go(name, world));
+        self.release(name, cache);
+        let mut blocks = self.allocations.listed_blocks_changed(name, cache, now);
+        blocks.extend(self.allocations.released_blocks(name, cache));
         self.follow_up(
-            Noted {
+            AffectedLoops {
                 blocks,
-                ..Noted::default()
+                ..AffectedLoops::default()
             },
-            world,
+            cache,
         );
         if told.reported {
-            self.take_up(name, world, reports, now);
+            self.adopt(name, cache, reports, now);
         }
         // The agent reports a leak candidate that users asked to release as soon as its pod is gone.
-        let subnet = world.subnets.get(name);
+        let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if told.requested || told.reported && is_awaited {
-            self.loops.leaks.hurry();
+            self.loops.leaks.look_soon();
         }
         if told.reported || told.requested {
-            self.loops.demand.add_name(name, world, &self.registry);
+            self.loops.demand.add_name(name, cache, &self.allocations);
             self.loops.pools.mark();
         }
     }
 
     /// Adopts blocks that the node's agent uses and nobody has a claim to.
-    pub(super) fn take_up(
+    pub(super) fn adopt(
         &mut self,
         name: &Text,
-        world: &World,
-        reports: &mut Vec<Report>,
+        cache: &ClusterCache,
+        reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
-        let (blocks, ended) = self.registry.take_up(name, world, now);
+        let (blocks, ended) = self.allocations.adopt_of_node(name, cache, now);
         self.freed |= ended;
-        let Some(node) = world.nodes.get(name).filter(|_| !blocks.is_empty()) else {
+        let Some(node) = cache.nodes.get(name).filter(|_| !blocks.is_empty()) else {
             return;
         };
         for cidr in &blocks {
             let note = format!(
                 "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
             );
-            reports.push(Report::warning(About::node(node), BLOCK_ADOPTED, note));
+            reports.push(EventRecord::warning(
+                Regarding::node(node),
+                BLOCK_ADOPTED,
+                note,
+            ));
         }
         let nodes = vec![name.clone()];
-        let noted = Noted {
+        let noted = AffectedLoops {
             blocks,
             nodes,
-            ..Noted::default()
+            ..AffectedLoops::default()
         };
-        self.follow_up(noted, world);
+        self.follow_up(noted, cache);
     }
 
     /// Takes in a change of a block's object.
-    pub(crate) fn block_changed(&mut self, delta: &Delta<Block>, world: &World, now: Now) {
+    pub(crate) fn block_changed(
+        &mut self,
+        delta: &ObjectUpdate<Block>,
+        cache: &ClusterCache,
+        now: Now,
+    ) {
         let noted = match (&delta.before, &delta.after) {
-            (_, Some(after)) => self.registry.block_seen(after, now),
-            (Some(before), None) => self.registry.block_gone(before),
+            (_, Some(after)) => self.allocations.block_seen(after, now),
+            (Some(before), None) => self.allocations.block_gone(before),
             (None, None) => return,
         };
         // The owner may have been deleted before the object was seen.
         if let Some(Ok(spec)) = delta.after.as_ref().map(|block| &block.spec) {
-            self.retire_stale(&spec.cidr, world, now);
+            self.quarantine_stale(&spec.cidr, cache, now);
         }
-        self.follow_up(noted, world);
+        self.follow_up(noted, cache);
     }
 
-    fn retire_stale(&mut self, cidr: &Cidr, world: &World, now: Now) {
-        let Some(owner) = self.registry.blocks.get(cidr).map(|entry| &entry.owner) else {
+    fn quarantine_stale(&mut self, cidr: &Cidr, cache: &ClusterCache, now: Now) {
+        let Some(owner) = self.allocations.blocks.get(cidr).map(|entry| &entry.owner) else {
             return;
         };
         let (name, uid) = (owner.name.clone(), owner.uid.clone());
-        let live = world.nodes.get(&name).is_some_and(|node| node.uid == uid);
-        if !live && !owner.resting {
-            self.retire_blocks(&name, &uid, &Machine::default(), now);
+        let live = cache.nodes.get(&name).is_some_and(|node| node.uid == uid);
+        if !live && !owner.quarantined {
+            self.quarantine_blocks(&name, &uid, &MachineIdentity::default(), now);
         }
     }
 
-    fn retire_blocks(&mut self, name: &Text, uid: &Text, machine: &Machine, now: Now) {
+    fn quarantine_blocks(&mut self, name: &Text, uid: &Text, machine: &MachineIdentity, now: Now) {
         let mut freed = false;
-        for cidr in self.registry.retire_blocks(name, uid, machine, now) {
-            freed |= self.registry.blocks.get(&cidr).is_none();
+        for cidr in self.allocations.quarantine_blocks(name, uid, machine, now) {
+            freed |= self.allocations.blocks.get(&cidr).is_none();
             self.loops.blocks.queue.add(cidr);
         }
         if freed {
-            self.space_came();
+            self.requeue_waiting();
         }
     }
 
@@ -128,7 +139,7 @@ impl Leader {
         if !exists {
             self.loops.default_pool.queue.add(());
         }
-        self.survey |= spec;
+        self.needs_evaluation |= spec;
         self.reattribute |= spec;
     }
 
@@ -138,14 +149,14 @@ impl Leader {
     }
 
     pub(crate) fn services_changed(&mut self) {
-        self.survey = true;
+        self.needs_evaluation = true;
     }
 
     pub(crate) fn node_changed(
         &mut self,
-        delta: &Delta<Node>,
-        world: &World,
-        reports: &mut Vec<Report>,
+        delta: &ObjectUpdate<Node>,
+        cache: &ClusterCache,
+        reports: &mut Vec<EventRecord>,
         foreign_allocations: &mut u64,
         now: Now,
     ) {
@@ -154,40 +165,40 @@ impl Leader {
         let gone = |node: &Node| node.deleting && Mutation::DeletingNodeCountsAsGone.is_on();
         let after = delta.after.as_deref().filter(|node| !gone(node));
         if let Some(gone) = before.filter(|b| after.is_none_or(|a| !same(a, b))) {
-            self.node_gone(gone, world, now);
+            self.node_gone(gone, cache, now);
         }
-        self.resurvey_for(before, after);
+        self.reevaluate_for(before, after);
         let Some(node) = after else { return };
         let before = before.filter(|b| same(b, node));
-        if before.is_none() && !self.registry.is_listening {
-            let given = self.registry.give_blocks_back(node, now);
+        if before.is_none() && !self.allocations.in_agent_grace {
+            let given = self.allocations.return_blocks(node, now);
             for cidr in given {
                 self.loops.blocks.queue.add(cidr);
                 self.loops.subnets.queue.add(node.name.clone());
             }
         }
         if before.is_none_or(|b| b.labels != node.labels || b.deleting != node.deleting) {
-            self.loops.demand.add(node, &self.registry);
+            self.loops.demand.add(node, &self.allocations);
             self.loops.subnets.queue.add(node.name.clone());
             // The status of a pool says whether it selects any node.
             self.loops.pools.mark();
         }
-        let listed = world.subnets.get(&node.name).map(AsRef::as_ref);
-        let synced = self.registry.sync(node, listed);
+        let listed = cache.subnets.get(&node.name).map(AsRef::as_ref);
+        let synced = self.allocations.sync(node, listed);
         if synced.freed {
-            self.space_came();
+            self.requeue_waiting();
         }
         if node.is_empty() {
             self.loops.podcidrs.queue.add(node.name.clone());
             return;
         }
-        for name in self.registry.give_up_unasked(&synced.foreign) {
-            self.loops.demand.add_name(&name, world, &self.registry);
+        for name in self.allocations.drop_unsent(&synced.foreign) {
+            self.loops.demand.add_name(&name, cache, &self.allocations);
         }
-        self.registry.intents.settled(&node.uid);
+        self.allocations.intents.settled(&node.uid);
         self.loops.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
-        self.registry.report_too_wide(reports);
+        self.allocations.report_too_wide(reports);
         let given = before.is_some_and(Node::is_empty);
         if given && !synced.foreign.is_empty() {
             *foreign_allocations += 1;
@@ -202,35 +213,35 @@ impl Leader {
         }
     }
 
-    fn node_gone(&mut self, node: &Node, world: &World, now: Now) {
+    fn node_gone(&mut self, node: &Node, cache: &ClusterCache, now: Now) {
         self.loops.podcidrs.gone(node);
-        self.registry.intents.settled(&node.uid);
+        self.allocations.intents.settled(&node.uid);
         self.loops.demand.gone(node);
-        self.freed |= !self.registry.strays.remove(&node.name).is_empty();
+        self.freed |= !self.allocations.unadopted.remove(&node.name).is_empty();
         self.loops.subnets.gone(node);
-        self.registry
-            .keep_for_rest(&node.name, &node.uid, world, now);
-        self.retire_blocks(&node.name, &node.uid, &node.machine, now);
-        if self.registry.retire(node, now) {
+        self.allocations
+            .keep_for_quarantine(&node.name, &node.uid, cache, now);
+        self.quarantine_blocks(&node.name, &node.uid, &node.machine, now);
+        if self.allocations.quarantine(node, now) {
             self.loops
                 .quarantine
-                .watch((node.name.clone(), node.uid.clone()), &self.registry);
+                .watch((node.name.clone(), node.uid.clone()), &self.allocations);
         }
         self.loops.subnets.queue.add(node.name.clone());
         self.loops.pools.mark();
     }
 
     /// Surveys the pools again if a node's own addresses change in them, which are not allocated.
-    fn resurvey_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
+    fn reevaluate_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
         let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
         let (was, is) = (of(before), of(after));
         if was == is {
             return;
         }
         let host = |addr: &Addr| Cidr::host(*addr);
-        let touches = |range: Cidr| self.registry.pools.is_any_over(&range);
+        let touches = |range: Cidr| self.allocations.pools.is_any_over(&range);
         if was.iter().chain(is.iter()).map(host).any(touches) {
-            self.survey = true;
+            self.needs_evaluation = true;
         }
     }
 
@@ -238,45 +249,56 @@ impl Leader {
         &mut self,
         node: &Node,
         foreign: &[Cidr],
-        reports: &mut Vec<Report>,
+        reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
         for range in foreign {
-            self.registry.pools.hold(range, now.mono + self.hold);
+            self.allocations
+                .pools
+                .pause(range, now.mono + self.foreign_pause);
         }
-        self.survey = true;
+        self.needs_evaluation = true;
         let ranges: Vec<String> = foreign.iter().map(ToString::to_string).collect();
         let note = format!(
             "podCIDRs {} were written by somebody else while Cadastre deals: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
             ranges.join(", ")
         );
-        reports.push(Report::warning(About::node(node), FOREIGN_ALLOCATOR, note));
+        reports.push(EventRecord::warning(
+            Regarding::node(node),
+            FOREIGN_ALLOCATOR,
+            note,
+        ));
     }
 
-    pub(super) fn release(&mut self, name: &Text, world: &World) {
-        if !self.loops.subnets.is_open(name) && Quarantine::release(name, world, &mut self.registry)
+    pub(super) fn release(&mut self, name: &Text, cache: &ClusterCache) {
+        if !self.loops.subnets.is_open(name)
+            && Quarantine::release(name, cache, &mut self.allocations)
         {
-            self.space_came();
+            self.requeue_waiting();
         }
     }
 }
 
-pub(super) fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {
+pub(super) fn report_overlaps(node: &Node, synced: &SyncOutcome, reports: &mut Vec<EventRecord>) {
     for (name, uid, range) in &synced.overlaps {
         let note = format!(
             "its podCIDRs overlap {range} of node \"{name}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet"
         );
-        reports.push(Report::warning(About::node(node), OVERLAPPING, note));
+        reports.push(EventRecord::warning(
+            Regarding::node(node),
+            OVERLAPPING,
+            note,
+        ));
         let note = format!(
             "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
             node.name
         );
-        let about = About::new(Kind::Node, name, uid);
-        reports.push(Report::warning(about, OVERLAPPING, note));
+        let about = Regarding::new(ObjectKind::Node, name, uid);
+        reports.push(EventRecord::warning(about, OVERLAPPING, note));
     }
 }
 
-pub(super) fn report_unreadable(node: &Node, reports: &mut Vec<Report>) {
+pub(super) fn report_unreadable(node: &Node, reports: &mut Vec<EventRecord>) {
     if node.unreadable.is_empty() {
         return;
     }
@@ -285,5 +307,9 @@ pub(super) fn report_unreadable(node: &Node, reports: &mut Vec<Report>) {
         "spec.podCIDRs holds what is no CIDR: {}: it cannot be changed any more; delete the Node object and restart its kubelet",
         texts.join(", ")
     );
-    reports.push(Report::warning(About::node(node), UNREADABLE, note));
+    reports.push(EventRecord::warning(
+        Regarding::node(node),
+        UNREADABLE,
+        note,
+    ));
 }

@@ -3,19 +3,19 @@
 
 use std::time::Duration;
 
+use crate::agent_grace::AgentGrace;
 use crate::block::BlockLoop;
 use crate::cluster::lease::Tenure;
-use crate::cluster::request::Request;
+use crate::cluster::request::ApiRequest;
 use crate::default_pool::DefaultPool;
 use crate::demand::Demand;
 use crate::fence::Fence;
 use crate::leaks::Leaks;
-use crate::listening::Listening;
 use crate::podcidr::PodCidrs;
 use crate::pool::PoolLoop;
 use crate::quarantine::Quarantine;
 use crate::reconcile::Loop;
-use crate::settings::Settings;
+use crate::settings::ControllerSettings;
 use crate::subnet::Subnets;
 use crate::{Context, Purpose};
 
@@ -31,7 +31,7 @@ macro_rules! loops {
 
         impl Loops {
             /// Creates the loops of a new leader.
-            pub(super) fn new($tenure: &Tenure, $settings: &Settings, $won: Duration) -> Self {
+            pub(super) fn new($tenure: &Tenure, $settings: &ControllerSettings, $won: Duration) -> Self {
                 Loops {
                     $($field: $new,)*
                 }
@@ -56,11 +56,11 @@ impl Loops {
     /// podCIDRs, blocks, lists of blocks.
     pub(super) fn next_awaited(
         &mut self,
-        settings: &Settings,
+        settings: &ControllerSettings,
         stopping: bool,
         cx: &mut Context,
-    ) -> Option<(Request, Purpose)> {
-        let is_known = cx.registry.intents.is_known();
+    ) -> Option<(ApiRequest, Purpose)> {
+        let is_known = cx.allocations.intents.is_known();
         if stopping {
             let podcidrs = is_known.then(|| self.podcidrs.next_urgent(cx, true));
             return podcidrs
@@ -76,7 +76,7 @@ impl Loops {
                 if is_known {
                     self.podcidrs.next_urgent(cx, false)
                 } else {
-                    self.fence.next_urgent(cx.world, cx.now)
+                    self.fence.next_urgent(cx.cache, cx.now)
                 }
             })
             .or_else(|| self.blocks.next_urgent(cx, false))
@@ -87,7 +87,7 @@ impl Loops {
 loops! {
     |tenure, settings, won|
     "fence" fence: Fence = Fence::new(tenure, won),
-    "listening" listening: Listening = Listening::after(tenure),
+    "listening" listening: AgentGrace = AgentGrace::after(tenure),
     "default_pool" default_pool: DefaultPool = DefaultPool::default(),
     "podcidr" podcidrs: PodCidrs = PodCidrs::default(),
     "demand" demand: Demand = Demand::default(),

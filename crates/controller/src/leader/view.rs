@@ -7,37 +7,37 @@ use jiff::Timestamp;
 
 use super::{Leader, waiting_by_pool};
 use crate::Now;
-use crate::cluster::request::Kind;
-use crate::cluster::seen::Text;
-use crate::cluster::world::World;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::Text;
+use crate::cluster::request::ObjectKind;
+use crate::failing_calls::ObjectCall;
 use crate::figures::figures;
 use crate::purpose::Step;
-use crate::refusals::Call;
 use crate::totals::totals;
-use crate::view::View;
+use crate::view::ControllerView;
 use cadastre_core::Family;
 
 impl Leader {
     /// Adds the leader's state to the view.
-    pub(crate) fn describe(&mut self, view: &mut View, world: &World, now: Now) {
-        view.dealing = self.dealing;
-        if !self.dealing {
-            view.fencing = Some(self.loops.fence.progress(world));
+    pub(crate) fn describe(&mut self, view: &mut ControllerView, cache: &ClusterCache, now: Now) {
+        view.allocating = self.allocating;
+        if !self.allocating {
+            view.fencing = Some(self.loops.fence.progress(cache));
             return;
         }
         if !self.loops.fence.is_done() {
-            view.fencing = Some(self.loops.fence.progress(world));
+            view.fencing = Some(self.loops.fence.progress(cache));
             *view.waiting.entry("fence").or_default() += self.loops.fence.left().0;
         }
-        view.overlaps = self.registry.overlaps();
-        view.too_wide = self.registry.too_wide().count();
-        view.unclear = self.registry.unclear();
-        for state in self.registry.pools.iter() {
+        view.overlaps = self.allocations.overlaps();
+        view.too_wide = self.allocations.too_wide().count();
+        view.indeterminate = self.allocations.indeterminate();
+        for state in self.allocations.pools.iter() {
             for family in state.space.families() {
                 view.pools.push((
                     state.name.clone(),
                     family,
-                    figures(state, family, &self.registry),
+                    figures(state, family, &self.allocations),
                 ));
             }
         }
@@ -56,24 +56,25 @@ impl Leader {
         let since = since.into_iter().flatten().min();
         let wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
         view.oldest_wait = view.oldest_wait.max(wait);
-        view.exhausts = exhausts(world);
-        self.describe_blocks(view, world, now);
+        view.exhausts = exhausts(cache);
+        self.describe_blocks(view, cache, now);
         view.trouble = self.loops.default_pool.trouble().cloned();
         let loops = self.loops.all();
         view.loops = loops.map(|(name, it)| (name, it.load())).collect();
     }
 
     /// Counts failing writes. Nodes whose podCIDRs or blocks cannot be written count as waiting, too.
-    fn describe_refusals(&mut self, view: &mut View, now: Now) {
-        view.rejected_writes = self.registry.refusals.count(now.mono);
-        *view.rejected_writes.entry(Kind::Node).or_default() += self.loops.fence.left().1;
+    fn describe_refusals(&mut self, view: &mut ControllerView, now: Now) {
+        view.rejected_writes = self.allocations.refusals.count(now.mono);
+        *view.rejected_writes.entry(ObjectKind::Node).or_default() += self.loops.fence.left().1;
         let mut nodes = BTreeSet::new();
-        for (call, _, since) in self.registry.refusals.lasting() {
+        for (call, _, since) in self.allocations.refusals.lasting() {
             let node = match call {
-                Call::AssignPodCidrs(uid) => Some(uid),
-                Call::WriteBlock(cidr) => {
-                    let entry = self.registry.blocks.get(cidr);
-                    let created = entry.filter(|it| it.step == Step::Create && !it.owner.resting);
+                ObjectCall::AssignPodCidrs(uid) => Some(uid),
+                ObjectCall::WriteBlock(cidr) => {
+                    let entry = self.allocations.blocks.get(cidr);
+                    let created =
+                        entry.filter(|it| it.step == Step::Create && !it.owner.quarantined);
                     created.map(|it| &it.owner.uid)
                 }
                 _ => None,
@@ -85,16 +86,16 @@ impl Leader {
         view.waiting.insert("write_rejected", nodes.len());
     }
 
-    fn describe_blocks(&self, view: &mut View, world: &World, now: Now) {
-        let all = totals(world, &self.registry);
+    fn describe_blocks(&self, view: &mut ControllerView, cache: &ClusterCache, now: Now) {
+        let all = totals(cache, &self.allocations);
         let addresses = all.into_iter().map(|((pool, family), t)| (pool, family, t));
         view.addresses = addresses.collect();
-        for entry in self.registry.blocks.iter() {
+        for entry in self.allocations.blocks.iter() {
             let overdue = entry.rests_until.filter(|until| *until < now.mono);
             view.oldest_rest = view
                 .oldest_rest
                 .max(overdue.map_or(Duration::ZERO, |until| now.mono.saturating_sub(until)));
-            let state = match (entry.owner.resting, entry.confirmed, entry.recall) {
+            let state = match (entry.owner.quarantined, entry.confirmed, entry.recall) {
                 (true, ..) if overdue.is_some() => "overdue",
                 (true, ..) => "quarantined",
                 (_, false, _) => "provisional",
@@ -106,21 +107,21 @@ impl Leader {
         let (candidates, oldest) = self.loops.leaks.candidates();
         let age = oldest.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
         let asked = self
-            .registry
+            .allocations
             .leak_candidates
             .values()
             .map(BTreeSet::len)
             .sum();
         view.leaks = (candidates, age, asked);
-        let reports = world.subnets.iter().filter_map(|it| it.report.as_ref());
+        let reports = cache.subnets.iter().filter_map(|it| it.report.as_ref());
         view.refused = reports.map(|report| report.refusals).sum();
     }
 }
 
 /// Returns when pools will be exhausted, by the forecasts in their statuses.
-fn exhausts(world: &World) -> Vec<(Text, Family, Timestamp)> {
+fn exhausts(cache: &ClusterCache) -> Vec<(Text, Family, Timestamp)> {
     let mut all = Vec::new();
-    for pool in world.pools.iter() {
+    for pool in cache.pools.iter() {
         let Some(status) = &pool.status else { continue };
         for (family, side) in [(Family::V4, &status.ipv4), (Family::V6, &status.ipv6)] {
             let at = side.as_ref().and_then(|side| side.exhausts_at.as_ref());

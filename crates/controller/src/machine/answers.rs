@@ -1,16 +1,16 @@
 //! How the objects in an answer enter the cache: whoever led when the request was sent, and before any decision uses
 //! them.
 
-use super::{Controller, Kept, Pending};
+use super::{CachedKind, Controller, Pending};
 use crate::Now;
-use crate::cluster::request::{Kind, Known, Outcome, Refusal, RequestId};
-use crate::cluster::seen::{Block, Node, Pool, Subnet};
-use crate::cluster::table::{Replaced, Sent};
-use crate::reconcile::Answer;
+use crate::cluster::object_cache::{CacheMark, ListOutcome};
+use crate::cluster::objects::{Block, Node, Pool, Subnet};
+use crate::cluster::request::{KnownObject, ObjectKind, Rejection, RequestId, RequestOutcome};
+use crate::reconcile::RequestAnswer;
 use cadastre_core::mutation::Mutation;
 
 impl Controller {
-    pub(super) fn answered(&mut self, id: RequestId, outcome: &Outcome, now: Now) {
+    pub(super) fn answered(&mut self, id: RequestId, outcome: &RequestOutcome, now: Now) {
         let Some(pending) = self.pending.remove(&id) else {
             return;
         };
@@ -22,68 +22,70 @@ impl Controller {
         else {
             return;
         };
-        let answer = Answer {
+        let answer = RequestAnswer {
             purpose: &pending.purpose,
             wrote: pending.wrote,
             outcome,
             taken,
         };
-        leader.answered(&answer, &self.world, &mut self.reports, now);
+        leader.answered(&answer, &self.cache, &mut self.reports, now);
     }
 
     /// Applies the objects in an answer to the cache. Returns whether a list was applied.
-    fn take_in(&mut self, pending: &Pending, outcome: &Outcome, now: Now) -> bool {
+    fn take_in(&mut self, pending: &Pending, outcome: &RequestOutcome, now: Now) -> bool {
         let sent = pending.sent;
         match outcome {
-            Outcome::Node(node) => self.shown(node, sent, now),
-            Outcome::Subnet(subnet) => self.shown(subnet, sent, now),
-            Outcome::Pool(pool) => self.shown(pool, sent, now),
+            RequestOutcome::Node(node) => self.shown(node, sent, now),
+            RequestOutcome::Subnet(subnet) => self.shown(subnet, sent, now),
+            RequestOutcome::Pool(pool) => self.shown(pool, sent, now),
             // The answer to a creation does not enter the cache: only the watch shows what was created before it.
-            Outcome::Block(block)
-                if self.world.blocks.get(&block.name).is_some()
+            RequestOutcome::Block(block)
+                if self.cache.blocks.get(&block.name).is_some()
                     || Mutation::BlockConfirmedByAnswer.is_on() =>
             {
                 self.shown(block, sent, now);
             }
-            Outcome::Nodes(nodes) => return self.listed(nodes, sent, now),
-            Outcome::Subnets(subnets) => return self.listed(subnets, sent, now),
-            Outcome::Blocks(blocks) => return self.listed(blocks, sent, now),
-            Outcome::Pools(pools) => return self.listed(pools, sent, now),
-            Outcome::Refused(Refusal::Missing) | Outcome::Gone => match &pending.known {
-                Some((Kind::Node, known)) => self.missing::<Node>(known, now),
-                Some((Kind::Subnet, known)) => self.missing::<Subnet>(known, now),
-                Some((Kind::Block, known)) => self.missing::<Block>(known, now),
-                Some((Kind::Pool, known)) => self.missing::<Pool>(known, now),
-                None => {}
-            },
+            RequestOutcome::Nodes(nodes) => return self.listed(nodes, sent, now),
+            RequestOutcome::Subnets(subnets) => return self.listed(subnets, sent, now),
+            RequestOutcome::Blocks(blocks) => return self.listed(blocks, sent, now),
+            RequestOutcome::Pools(pools) => return self.listed(pools, sent, now),
+            RequestOutcome::Rejected(Rejection::Missing) | RequestOutcome::Gone => {
+                match &pending.known {
+                    Some((ObjectKind::Node, known)) => self.missing::<Node>(known, now),
+                    Some((ObjectKind::Subnet, known)) => self.missing::<Subnet>(known, now),
+                    Some((ObjectKind::Block, known)) => self.missing::<Block>(known, now),
+                    Some((ObjectKind::Pool, known)) => self.missing::<Pool>(known, now),
+                    None => {}
+                }
+            }
             _ => {}
         }
         false
     }
 
-    fn shown<T: Kept>(&mut self, object: &T, sent: Sent, now: Now) {
-        if let Some(delta) = T::table(&mut self.world).answer(object.clone(), sent.epoch) {
+    fn shown<T: CachedKind>(&mut self, object: &T, sent: CacheMark, now: Now) {
+        if let Some(delta) = T::table(&mut self.cache).answer(object.clone(), sent.epoch) {
             T::changed(self, &delta, now);
         }
     }
 
-    fn missing<T: Kept>(&mut self, known: &Known, now: Now) {
-        if let Some(delta) = T::table(&mut self.world).forget(&known.name, &known.uid) {
+    fn missing<T: CachedKind>(&mut self, known: &KnownObject, now: Now) {
+        if let Some(delta) = T::table(&mut self.cache).forget(&known.name, &known.uid) {
             T::changed(self, &delta, now);
         }
     }
 
     /// Applies a list to the cache. Returns whether that was possible.
-    fn listed<T: Kept>(&mut self, objects: &[T], sent: Sent, now: Now) -> bool {
-        match T::table(&mut self.world).replace(objects.to_vec(), sent) {
-            Replaced::By(deltas) => {
+    fn listed<T: CachedKind>(&mut self, objects: &[T], sent: CacheMark, now: Now) -> bool {
+        match T::table(&mut self.cache).replace(objects.to_vec(), sent) {
+            ListOutcome::By(deltas) => {
                 for delta in &deltas {
                     T::changed(self, delta, now);
                 }
                 true
             }
-            Replaced::Again => false,
-            Replaced::PutBack => {
+            ListOutcome::Again => false,
+            ListOutcome::PutBack => {
                 self.put_back = true;
                 false
             }

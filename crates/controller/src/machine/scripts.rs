@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::request::{Refusal, Spec};
-use crate::cluster::seen::{AgentReport, BlockWord, Machine};
+use crate::cluster::objects::{AgentReport, BlockReport, MachineIdentity};
+use crate::cluster::request::{ObjectSpec, Rejection};
 use crate::demand::tests::{NOW, node, objects, pool, subnet};
 use cadastre_api::AllocationMode;
 use cadastre_api::{AllocatedBlock, FirstBlock, NodeSubnetSpec};
@@ -42,7 +42,7 @@ impl Script {
     /// Returns a leader that received all lists after it won the lease, which was vacant for that long.
     fn leading(cluster: Cluster, vacant: Duration) -> Self {
         let mut script = Script {
-            controller: Controller::new(Settings::default()),
+            controller: Controller::new(ControllerSettings::default()),
             now: NOW,
             subnets: BTreeMap::new(),
         };
@@ -50,18 +50,18 @@ impl Script {
             script.subnets.insert(it.name.clone(), it.clone());
         }
         script.leads(vacant, 0);
-        script.list(cluster.nodes, Event::Nodes);
-        script.list(cluster.pools, Event::Pools);
-        script.list(cluster.subnets, Event::Subnets);
-        script.list(cluster.blocks, Event::Blocks);
-        script.list(Vec::new(), Event::ServiceRanges);
-        script.list(Vec::new(), Event::Pods);
+        script.list(cluster.nodes, ControllerEvent::Nodes);
+        script.list(cluster.pools, ControllerEvent::Pools);
+        script.list(cluster.subnets, ControllerEvent::Subnets);
+        script.list(cluster.blocks, ControllerEvent::Blocks);
+        script.list(Vec::new(), ControllerEvent::ServiceRanges);
+        script.list(Vec::new(), ControllerEvent::Pods);
         script
     }
 
     /// Makes the controller lead, after a vacancy, with its Lease written up to the number `named`.
     fn leads(&mut self, vacant: Duration, named: u64) {
-        self.on(Event::Leadership(Leadership::Leading(Tenure {
+        self.on(ControllerEvent::Leadership(Leadership::Leading(Tenure {
             term: "1".into(),
             takeover: Takeover::Clean,
             valid_until: Duration::MAX,
@@ -72,11 +72,11 @@ impl Script {
         })));
     }
 
-    fn on(&mut self, event: Event) {
+    fn on(&mut self, event: ControllerEvent) {
         self.controller.on(event, self.now);
     }
 
-    fn list<T>(&mut self, objects: Vec<T>, event: impl Fn(Change<T>) -> Event) {
+    fn list<T>(&mut self, objects: Vec<T>, event: impl Fn(Change<T>) -> ControllerEvent) {
         let asked = self.now.mono;
         self.on(event(Change::Restarted { asked }));
         for object in objects {
@@ -90,7 +90,7 @@ impl Script {
     }
 
     /// Returns all requests of the controller now.
-    fn asked(&mut self) -> Vec<(RequestId, Request)> {
+    fn asked(&mut self) -> Vec<(RequestId, ApiRequest)> {
         let asked = std::iter::from_fn(|| self.controller.poll(self.now));
         asked.map(|it| (it.id, it.request)).collect()
     }
@@ -102,7 +102,7 @@ impl Script {
     }
 
     /// Returns the one request of that kind among all requests now.
-    fn asked_for(&mut self, kind: impl Fn(&Request) -> bool) -> (RequestId, Request) {
+    fn asked_for(&mut self, kind: impl Fn(&ApiRequest) -> bool) -> (RequestId, ApiRequest) {
         let asked = self.asked();
         let texts = format!("{asked:?}");
         let mut found = asked.into_iter().filter(|(_, it)| kind(it));
@@ -115,7 +115,7 @@ impl Script {
     fn creations(&mut self) -> Vec<String> {
         let asked = self.asked();
         let creations = asked.iter().filter_map(|(_, it)| match it {
-            Request::Create(_, Spec::Block(spec)) => Some(spec.owner.name.to_string()),
+            ApiRequest::Create(_, ObjectSpec::Block(spec)) => Some(spec.owner.name.to_string()),
             _ => None,
         });
         creations.collect()
@@ -126,8 +126,8 @@ impl Script {
         let mut lists = Vec::new();
         for (id, request) in self.asked() {
             let (name, spec) = match request {
-                Request::Create(name, Spec::Subnet(spec)) => (name, spec),
-                Request::Replace(known, Spec::Subnet(spec)) => (known.name, spec),
+                ApiRequest::Create(name, ObjectSpec::Subnet(spec)) => (name, spec),
+                ApiRequest::Replace(known, ObjectSpec::Subnet(spec)) => (known.name, spec),
                 _ => continue,
             };
             let blocks = spec.blocks.iter().map(|it| it.cidr.clone());
@@ -135,8 +135,8 @@ impl Script {
             let new = subnet(&name, &[], 0);
             let known = self.subnets.entry(name).or_insert(new);
             (known.spec, known.version) = (Ok(spec), known.version + 1);
-            let answer = Outcome::Subnet(known.clone());
-            self.on(Event::Answer(id, answer));
+            let answer = RequestOutcome::Subnet(known.clone());
+            self.on(ControllerEvent::Answer(id, answer));
         }
         lists
     }
@@ -144,30 +144,33 @@ impl Script {
     fn gone(&mut self, name: &str) {
         let mut gone = node(name);
         gone.version = 9;
-        self.on(Event::Nodes(Change::Deleted(gone)));
+        self.on(ControllerEvent::Nodes(Change::Deleted(gone)));
     }
 
     /// Answers the list that ends listening to agents; the agent of `name` uses these blocks.
     fn hear(&mut self, name: &str, blocks: &[&str]) {
         self.pass(LISTENED);
-        let (id, _) = self.asked_for(|it| matches!(it, Request::List(Kind::Subnet)));
+        let (id, _) = self.asked_for(|it| matches!(it, ApiRequest::List(ObjectKind::Subnet)));
         if let Some(known) = self.subnets.get_mut(name) {
             known.version += 1;
             known.report = using(name, blocks).report;
         }
         let subnets = self.subnets.values().cloned().collect();
-        self.on(Event::Answer(id, Outcome::Subnets(subnets)));
+        self.on(ControllerEvent::Answer(
+            id,
+            RequestOutcome::Subnets(subnets),
+        ));
     }
 }
 
-fn is_creation(request: &Request) -> bool {
-    matches!(request, Request::Create(_, Spec::Block(_)))
+fn is_creation(request: &ApiRequest) -> bool {
+    matches!(request, ApiRequest::Create(_, ObjectSpec::Block(_)))
 }
 
 /// Returns a NodeSubnet that lists nothing, while the node's agent uses these blocks.
 fn using(name: &str, blocks: &[&str]) -> Subnet {
     let mut subnet = subnet(name, &[], 0);
-    let word = |text: &&str| BlockWord {
+    let word = |text: &&str| BlockReport {
         cidr: Cidr::parse_strict(text).unwrap(),
         uid: (*text).into(),
         used: 1,
@@ -185,7 +188,7 @@ fn resting(name: &str, range: &str) -> Block {
     let mut block = objects(&subnet(name, &[range], 0)).remove(0);
     let spec = block.spec.as_mut().unwrap();
     spec.owner.uid = "earlier".into();
-    spec.owner.resting = true;
+    spec.owner.quarantined = true;
     spec.owner.machine = machine();
     spec.until = Some(NOW.wall.saturating_add(Duration::from_secs(600)).unwrap());
     block
@@ -202,8 +205,8 @@ fn returning(uses: &[&str]) -> Cluster {
     cluster
 }
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> MachineIdentity {
+    MachineIdentity {
         provider_id: None,
         machine_id: Some("m".into()),
     }
@@ -220,9 +223,11 @@ fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     // The creation is rejected as busy, and then the node is deleted.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let (id, request) = script.asked_for(is_creation);
-    assert!(matches!(&request, Request::Create(_, Spec::Block(spec)) if &*spec.owner.name == "a"));
-    let busy = || Outcome::Refused(Refusal::Busy(None));
-    script.on(Event::Answer(id, busy()));
+    assert!(
+        matches!(&request, ApiRequest::Create(_, ObjectSpec::Block(spec)) if &*spec.owner.name == "a")
+    );
+    let busy = || RequestOutcome::Rejected(Rejection::Busy(None));
+    script.on(ControllerEvent::Answer(id, busy()));
     assert!(script.creations().is_empty());
     script.gone("a");
     script.pass(PAUSE);
@@ -232,7 +237,7 @@ fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     let (id, _) = script.asked_for(is_creation);
     script.gone("a");
     assert!(script.creations().is_empty());
-    script.on(Event::Answer(id, busy()));
+    script.on(ControllerEvent::Answer(id, busy()));
     script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
 }
@@ -242,16 +247,22 @@ fn a_block_of_unclear_creation_stays_taken_when_its_node_dies() {
     let wants = vec![subnet("a", &[], 1), subnet("b", &[], 1)];
     let mut script = Script::leading(Cluster::new(ONE, wants), Duration::ZERO);
     let (id, _) = script.asked_for(is_creation);
-    script.on(Event::Answer(id, Outcome::Unclear("lost".to_owned())));
+    script.on(ControllerEvent::Answer(
+        id,
+        RequestOutcome::Indeterminate("lost".to_owned()),
+    ));
     script.gone("a");
     let asked = script.asked();
     assert!(!asked.iter().any(|(_, it)| is_creation(it)), "it may exist");
     let mut reads = asked.iter();
     let (id, _) = reads
-        .find(|(_, it)| matches!(it, Request::Read(Kind::Block, _)))
+        .find(|(_, it)| matches!(it, ApiRequest::Read(ObjectKind::Block, _)))
         .unwrap();
     let id = *id;
-    script.on(Event::Answer(id, Outcome::Refused(Refusal::Missing)));
+    script.on(ControllerEvent::Answer(
+        id,
+        RequestOutcome::Rejected(Rejection::Missing),
+    ));
     script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
 }
@@ -292,26 +303,27 @@ fn after_a_gap_agents_can_speak_of_blocks_of_a_pool_that_serves_them_no_more() {
 #[test]
 fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
     let mut script = Script {
-        controller: Controller::new(Settings::default()),
+        controller: Controller::new(ControllerSettings::default()),
         now: NOW,
         subnets: BTreeMap::new(),
     };
     script.leads(Duration::from_secs(300), 0);
     // The API server is slow to list.
     script.pass(LISTENED);
-    script.list(vec![node("a")], Event::Nodes);
-    script.list(vec![pool("p", ONE)], Event::Pools);
-    script.list(Vec::new(), Event::Subnets);
-    script.list(Vec::new(), Event::Blocks);
-    script.list(Vec::new(), Event::ServiceRanges);
-    script.list(Vec::new(), Event::Pods);
-    let lists_all = |asked: &[(RequestId, Request)]| {
+    script.list(vec![node("a")], ControllerEvent::Nodes);
+    script.list(vec![pool("p", ONE)], ControllerEvent::Pools);
+    script.list(Vec::new(), ControllerEvent::Subnets);
+    script.list(Vec::new(), ControllerEvent::Blocks);
+    script.list(Vec::new(), ControllerEvent::ServiceRanges);
+    script.list(Vec::new(), ControllerEvent::Pods);
+    let lists_all = |asked: &[(RequestId, ApiRequest)]| {
         let mut asked = asked.iter();
-        asked.any(|(_, it)| matches!(it, Request::List(Kind::Subnet)))
+        asked.any(|(_, it)| matches!(it, ApiRequest::List(ObjectKind::Subnet)))
     };
     let asked = script.asked();
-    let creates =
-        |(_, it): &(RequestId, Request)| matches!(it, Request::Create(_, Spec::Subnet(_)));
+    let creates = |(_, it): &(RequestId, ApiRequest)| {
+        matches!(it, ApiRequest::Create(_, ObjectSpec::Subnet(_)))
+    };
     assert!(asked.iter().any(creates), "{asked:?}");
     assert!(!lists_all(&asked), "{asked:?}");
     let wanted = script.controller.take_wanted().unwrap();
@@ -322,7 +334,10 @@ fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
     let list = asked
         .into_iter()
         .find(|it| lists_all(std::slice::from_ref(it)));
-    script.on(Event::Answer(list.unwrap().0, Outcome::Subnets(Vec::new())));
+    script.on(ControllerEvent::Answer(
+        list.unwrap().0,
+        RequestOutcome::Subnets(Vec::new()),
+    ));
     let wanted = script.controller.take_wanted().unwrap();
     assert!(wanted.agents_heard, "the next leader need not listen again");
 }
@@ -337,7 +352,7 @@ fn what_a_crowd_has_got_is_recorded_before_long() {
         script.asked();
         script.named();
         for (id, request) in script.asked() {
-            let Request::AssignPodCidrs(assignment) = request else {
+            let ApiRequest::AssignPodCidrs(assignment) = request else {
                 continue;
             };
             let node = Node {
@@ -345,19 +360,19 @@ fn what_a_crowd_has_got_is_recorded_before_long() {
                 pod_cidrs: assignment.cidrs.into(),
                 ..node(&assignment.name)
             };
-            script.on(Event::Answer(id, Outcome::Node(node)));
+            script.on(ControllerEvent::Answer(id, RequestOutcome::Node(node)));
         }
         script.pass(Duration::from_secs(seconds));
         let asked = script.asked();
         let mut asked = asked.iter().map(|(_, it)| it);
-        let is_either = |it: &&Request| {
+        let is_either = |it: &&ApiRequest| {
             matches!(
                 it,
-                Request::Create(_, Spec::Subnet(_)) | Request::AssignPodCidrs(_)
+                ApiRequest::Create(_, ObjectSpec::Subnet(_)) | ApiRequest::AssignPodCidrs(_)
             )
         };
         let first = asked.find(is_either).unwrap();
-        let records = matches!(first, Request::Create(_, Spec::Subnet(_)));
+        let records = matches!(first, ApiRequest::Create(_, ObjectSpec::Subnet(_)));
         assert_eq!(records, records_first, "after {seconds} s: {first:?}");
     }
 }
@@ -420,7 +435,7 @@ fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
     let asked = script.asked();
     let ends = asked
         .iter()
-        .any(|(_, it)| matches!(it, Request::Delete(Kind::Block, _)));
+        .any(|(_, it)| matches!(it, ApiRequest::Delete(ObjectKind::Block, _)));
     assert!(ends, "{asked:?}");
 }
 
@@ -433,7 +448,7 @@ fn after_a_gap_what_a_late_write_lists_is_not_taken_back() {
     let mut script = Script::leading(cluster, Duration::from_secs(300));
     let early = script.lists();
     assert!(early.iter().all(|(_, it)| it.is_empty()), "{early:?}");
-    script.on(Event::Subnets(Change::Applied(Subnet {
+    script.on(ControllerEvent::Subnets(Change::Applied(Subnet {
         version: 9,
         report: None,
         ..late
@@ -447,9 +462,11 @@ fn a_list_that_shows_an_older_state_ends_all_asking() {
     let mut cluster = Cluster::new(ONE, vec![subnet("a", &[], 1)]);
     cluster.nodes[0].version = 495;
     let mut script = Script::leading(cluster, Duration::ZERO);
-    script.on(Event::Leadership(Leadership::Standby { leader: None }));
+    script.on(ControllerEvent::Leadership(Leadership::Standby {
+        leader: None,
+    }));
     script.pass(Duration::from_secs(1));
-    script.on(Event::Leadership(Leadership::Leading(Tenure {
+    script.on(ControllerEvent::Leadership(Leadership::Leading(Tenure {
         term: "2".into(),
         takeover: Takeover::Unclean,
         valid_until: Duration::MAX,
@@ -458,10 +475,13 @@ fn a_list_that_shows_an_older_state_ends_all_asking() {
         answered_since: Duration::ZERO,
         named: 0,
     })));
-    let (id, _) = script.asked_for(|it| matches!(it, Request::List(Kind::Node)));
+    let (id, _) = script.asked_for(|it| matches!(it, ApiRequest::List(ObjectKind::Node)));
     let mut older = node("a");
     (older.uid, older.version) = ("another".into(), 283);
-    script.on(Event::Answer(id, Outcome::Nodes(vec![older])));
+    script.on(ControllerEvent::Answer(
+        id,
+        RequestOutcome::Nodes(vec![older]),
+    ));
     assert!(script.controller.is_put_back());
     assert!(script.asked().is_empty());
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::*;
-use crate::cluster::intents::{Intent, Intents, Versions};
+use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
 use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::request::{Assignment, Refusal, Spec};
+use crate::cluster::request::{ObjectSpec, PodCidrAllocation, Rejection};
 use crate::demand::tests::{NOW, node, pool, subnet};
 use crate::telemetry::ControllerMetrics;
 use cadastre_api::AllocationMode;
@@ -29,17 +29,17 @@ fn list<T>(objects: Vec<T>) -> Vec<Change<T>> {
         .collect()
 }
 
-fn assigned(out: &[Outgoing]) -> Vec<Assignment> {
+fn assigned(out: &[OutgoingRequest]) -> Vec<PodCidrAllocation> {
     let all = out.iter().filter_map(|out| match &out.request {
-        Request::AssignPodCidrs(assignment) => Some(assignment.clone()),
+        ApiRequest::AssignPodCidrs(assignment) => Some(assignment.clone()),
         _ => None,
     });
     all.collect()
 }
 
-fn touched(out: &[Outgoing]) -> Vec<(RequestId, Text)> {
+fn touched(out: &[OutgoingRequest]) -> Vec<(RequestId, Text)> {
     let all = out.iter().filter_map(|out| match &out.request {
-        Request::TouchNode(touch) => Some((out.id, touch.name.clone())),
+        ApiRequest::TouchNode(touch) => Some((out.id, touch.name.clone())),
         _ => None,
     });
     all.collect()
@@ -48,14 +48,14 @@ fn touched(out: &[Outgoing]) -> Vec<(RequestId, Text)> {
 impl Bench {
     /// Takes over from a leader that fell silent, with two nodes without podCIDRs, a pool `podcidrs` in mode NodeCIDR
     /// and a pool `p` in mode Blocks, in which `n2` has demand.
-    fn after(inherited: Option<Intents>) -> Self {
+    fn after(inherited: Option<WriteIntents>) -> Self {
         let mut bench = Bench::before(inherited);
         bench.named(0);
         bench
     }
 
     /// The same, before the controller has the Lease.
-    fn before(inherited: Option<Intents>) -> Self {
+    fn before(inherited: Option<WriteIntents>) -> Self {
         let tenure = Tenure {
             term: "2-b".into(),
             takeover: Takeover::Unclean,
@@ -66,7 +66,7 @@ impl Bench {
             named: 0,
         };
         let mut bench = Bench {
-            controller: Controller::new(Settings::default()),
+            controller: Controller::new(ControllerSettings::default()),
             now: NOW,
             tenure,
         };
@@ -78,13 +78,17 @@ impl Bench {
         }
         let mut events = Vec::new();
         let nodes = list(vec![node("n1"), node("n2")]);
-        events.extend(nodes.into_iter().map(Event::Nodes));
+        events.extend(nodes.into_iter().map(ControllerEvent::Nodes));
         let pools = list(vec![p, pool("p", "10.9.0.0/24")]);
-        events.extend(pools.into_iter().map(Event::Pools));
-        events.extend(list(vec![told]).into_iter().map(Event::Subnets));
-        events.extend(list(Vec::new()).into_iter().map(Event::Blocks));
-        events.extend(list(Vec::new()).into_iter().map(Event::Pods));
-        events.extend(list(Vec::new()).into_iter().map(Event::ServiceRanges));
+        events.extend(pools.into_iter().map(ControllerEvent::Pools));
+        events.extend(list(vec![told]).into_iter().map(ControllerEvent::Subnets));
+        events.extend(list(Vec::new()).into_iter().map(ControllerEvent::Blocks));
+        events.extend(list(Vec::new()).into_iter().map(ControllerEvent::Pods));
+        events.extend(
+            list(Vec::new())
+                .into_iter()
+                .map(ControllerEvent::ServiceRanges),
+        );
         for event in events {
             bench.controller.on(event, NOW);
         }
@@ -94,15 +98,16 @@ impl Bench {
     fn named(&mut self, number: u64) {
         self.tenure.named = number;
         let word = Leadership::Leading(self.tenure.clone());
-        self.controller.on(Event::Leadership(word), self.now);
+        self.controller
+            .on(ControllerEvent::Leadership(word), self.now);
     }
 
-    fn poll(&mut self) -> Vec<Outgoing> {
+    fn poll(&mut self) -> Vec<OutgoingRequest> {
         std::iter::from_fn(|| self.controller.poll(self.now)).collect()
     }
 
     /// Returns the requests before and after the Lease is written as wanted.
-    fn poll_and_name(&mut self) -> (Vec<Outgoing>, Vec<Outgoing>) {
+    fn poll_and_name(&mut self) -> (Vec<OutgoingRequest>, Vec<OutgoingRequest>) {
         let before = self.poll();
         let wanted = self.controller.take_wanted().unwrap();
         self.named(wanted.number);
@@ -110,8 +115,8 @@ impl Bench {
     }
 
     fn refuse(&mut self, id: RequestId) {
-        let why = Refusal::Rejected("policy".to_owned());
-        let answer = Event::Answer(id, Outcome::Refused(why));
+        let why = Rejection::Rejected("policy".to_owned());
+        let answer = ControllerEvent::Answer(id, RequestOutcome::Rejected(why));
         self.controller.on(answer, self.now);
     }
 }
@@ -122,12 +127,12 @@ fn range(text: &str) -> Cidr {
 
 #[test]
 fn what_the_lease_names_is_finished_and_no_node_is_touched() {
-    let intent = Intent {
+    let intent = WriteIntent {
         name: "n1".into(),
         uid: "n1".into(),
         cidrs: vec![range("10.0.0.128/28")],
     };
-    let mut bench = Bench::after(Some(Intents {
+    let mut bench = Bench::after(Some(WriteIntents {
         assignments: [intent.clone()].into(),
         known: None,
     }));
@@ -148,7 +153,7 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
     bench.refuse(id.unwrap().id);
     let mut third = node("n3");
     third.version = 9;
-    let event = Event::Nodes(Change::Applied(third));
+    let event = ControllerEvent::Nodes(Change::Applied(third));
     bench.controller.on(event, bench.now);
     let (_, after) = bench.poll_and_name();
     let all: BTreeSet<Cidr> = given.iter().flat_map(|a| a.cidrs.clone()).collect();
@@ -160,12 +165,12 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
 
 #[test]
 fn a_node_that_is_gone_or_has_podcidrs_needs_nothing() {
-    let intent = |uid: &str| Intent {
+    let intent = |uid: &str| WriteIntent {
         name: "n1".into(),
         uid: uid.into(),
         cidrs: vec![range("10.0.0.128/28")],
     };
-    let mut bench = Bench::after(Some(Intents {
+    let mut bench = Bench::after(Some(WriteIntents {
         assignments: [intent("earlier")].into(),
         known: None,
     }));
@@ -186,15 +191,15 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
         } else {
             let mut node = node("n2");
             (node.term, node.annotated, node.version) = (Some("2-b".into()), true, 5);
-            let answer = Event::Answer(*id, Outcome::Node(node));
+            let answer = ControllerEvent::Answer(*id, RequestOutcome::Node(node));
             bench.controller.on(answer, bench.now);
         }
     }
     let (before, after) = bench.poll_and_name();
-    let creates = |out: &[Outgoing]| {
+    let creates = |out: &[OutgoingRequest]| {
         out.iter()
             .filter(|out| {
-                matches!(out.request, Request::Create(_, Spec::Block(_))) && out.number > 0
+                matches!(out.request, ApiRequest::Create(_, ObjectSpec::Block(_))) && out.number > 0
             })
             .count()
     };
@@ -205,14 +210,14 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
     assert_eq!(told.count(), 1);
     let view = bench.controller.view(bench.now);
     assert_eq!(view.waiting.get("fence"), Some(&1));
-    assert!(view.dealing && view.fencing.is_some_and(|what| what.contains("n1")));
+    assert!(view.allocating && view.fencing.is_some_and(|what| what.contains("n1")));
     // The touch succeeds in the end.
     bench.now.mono = Duration::from_secs(20);
     let again = touched(&bench.poll());
     assert_eq!(again.len(), 1);
     let mut node = node("n1");
     (node.term, node.annotated, node.version) = (Some("2-b".into()), true, 6);
-    let answer = Event::Answer(again[0].0, Outcome::Node(node));
+    let answer = ControllerEvent::Answer(again[0].0, RequestOutcome::Node(node));
     bench.controller.on(answer, bench.now);
     let (_, after) = bench.poll_and_name();
     assert_eq!(assigned(&after).len(), 2);
@@ -221,23 +226,26 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
 /// Returns a leader in a cluster with one node and one pool, without any allocation.
 fn leader() -> Controller {
     let asked = Duration::ZERO;
-    let mut controller = Controller::new(Settings::default());
+    let mut controller = Controller::new(ControllerSettings::default());
     let mut tell = |event| controller.on(event, NOW);
-    tell(Event::Nodes(Change::Restarted { asked }));
-    tell(Event::Nodes(Change::Applied(node("n"))));
-    tell(Event::Nodes(Change::Listed));
-    tell(Event::Pools(Change::Restarted { asked }));
-    tell(Event::Pools(Change::Applied(pool("p", "10.0.0.0/24"))));
-    tell(Event::Pools(Change::Listed));
-    tell(Event::Subnets(Change::Restarted { asked }));
-    tell(Event::Subnets(Change::Listed));
-    tell(Event::Blocks(Change::Restarted { asked }));
-    tell(Event::Blocks(Change::Listed));
-    tell(Event::ServiceRanges(Change::Restarted { asked }));
-    tell(Event::ServiceRanges(Change::Listed));
-    tell(Event::Pods(Change::Restarted { asked }));
-    tell(Event::Pods(Change::Listed));
-    tell(Event::Leadership(Leadership::Leading(Tenure {
+    tell(ControllerEvent::Nodes(Change::Restarted { asked }));
+    tell(ControllerEvent::Nodes(Change::Applied(node("n"))));
+    tell(ControllerEvent::Nodes(Change::Listed));
+    tell(ControllerEvent::Pools(Change::Restarted { asked }));
+    tell(ControllerEvent::Pools(Change::Applied(pool(
+        "p",
+        "10.0.0.0/24",
+    ))));
+    tell(ControllerEvent::Pools(Change::Listed));
+    tell(ControllerEvent::Subnets(Change::Restarted { asked }));
+    tell(ControllerEvent::Subnets(Change::Listed));
+    tell(ControllerEvent::Blocks(Change::Restarted { asked }));
+    tell(ControllerEvent::Blocks(Change::Listed));
+    tell(ControllerEvent::ServiceRanges(Change::Restarted { asked }));
+    tell(ControllerEvent::ServiceRanges(Change::Listed));
+    tell(ControllerEvent::Pods(Change::Restarted { asked }));
+    tell(ControllerEvent::Pods(Change::Listed));
+    tell(ControllerEvent::Leadership(Leadership::Leading(Tenure {
         term: "1-a".into(),
         takeover: Takeover::First,
         valid_until: Duration::from_secs(600),
@@ -249,7 +257,7 @@ fn leader() -> Controller {
     controller
 }
 
-fn all(controller: &mut Controller) -> Vec<Outgoing> {
+fn all(controller: &mut Controller) -> Vec<OutgoingRequest> {
     std::iter::from_fn(|| controller.poll(NOW)).collect()
 }
 
@@ -285,11 +293,10 @@ fn every_loop_is_measured_and_gets_its_answers() {
 }
 
 /// Returns whether any of the requests lists a block in a NodeSubnet.
-fn lists(requests: &[Outgoing]) -> bool {
+fn lists(requests: &[OutgoingRequest]) -> bool {
     requests.iter().any(|it| match &it.request {
-        Request::Create(_, Spec::Subnet(spec)) | Request::Replace(_, Spec::Subnet(spec)) => {
-            !spec.blocks.is_empty()
-        }
+        ApiRequest::Create(_, ObjectSpec::Subnet(spec))
+        | ApiRequest::Replace(_, ObjectSpec::Subnet(spec)) => !spec.blocks.is_empty(),
         _ => false,
     })
 }
@@ -299,7 +306,9 @@ fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creati
     let mut controller = leader();
     let requests = all(&mut controller);
     let mut creations = requests.iter().filter_map(|it| match &it.request {
-        Request::Create(name, Spec::Block(spec)) => Some((it.id, name.clone(), spec.clone())),
+        ApiRequest::Create(name, ObjectSpec::Block(spec)) => {
+            Some((it.id, name.clone(), spec.clone()))
+        }
         _ => None,
     });
     let (id, name, spec) = creations.next().unwrap();
@@ -310,16 +319,16 @@ fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creati
         touched: false,
         spec: Ok(spec),
     };
-    let answer = Outcome::Block(block.clone());
-    controller.on(Event::Answer(id, answer), NOW);
+    let answer = RequestOutcome::Block(block.clone());
+    controller.on(ControllerEvent::Answer(id, answer), NOW);
     assert!(!lists(&all(&mut controller)), "another may have been first");
-    controller.on(Event::Blocks(Change::Applied(block)), NOW);
+    controller.on(ControllerEvent::Blocks(Change::Applied(block)), NOW);
     assert!(lists(&all(&mut controller)));
 }
 
 #[test]
 fn a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed() {
-    let mut bench = Bench::after(Some(Intents::default()));
+    let mut bench = Bench::after(Some(WriteIntents::default()));
     bench.tenure.valid_until = Duration::from_secs(100);
     bench.named(0);
     bench.now.mono = Duration::from_secs(100);
@@ -331,16 +340,16 @@ fn a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed() {
 
 #[test]
 fn nodes_that_cannot_be_written_take_no_room_from_others() {
-    let mut bench = Bench::after(Some(Intents::default()));
+    let mut bench = Bench::after(Some(WriteIntents::default()));
     let mut wide = pool("podcidrs", "10.0.0.0/16");
     wide.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
     wide.version = 9;
-    let mut events = vec![Event::Pools(Change::Applied(wide))];
+    let mut events = vec![ControllerEvent::Pools(Change::Applied(wide))];
     let names = (0..600).map(|i| format!("bad{i}"));
     for name in names.chain(["good".to_owned()]) {
         let mut node = node(&name);
         node.version = 9;
-        events.push(Event::Nodes(Change::Applied(node)));
+        events.push(ControllerEvent::Nodes(Change::Applied(node)));
     }
     for event in events {
         bench.controller.on(event, bench.now);
@@ -349,14 +358,16 @@ fn nodes_that_cannot_be_written_take_no_room_from_others() {
         let out = bench.poll();
         for out in &out {
             let answer = match &out.request {
-                Request::AssignPodCidrs(it) if &*it.name == "good" => return,
-                Request::AssignPodCidrs(_) => Outcome::Unclear("no answer".to_owned()),
-                Request::Read(Kind::Node, name) => Outcome::Node(node(name)),
-                _ => Outcome::Refused(Refusal::Busy(None)),
+                ApiRequest::AssignPodCidrs(it) if &*it.name == "good" => return,
+                ApiRequest::AssignPodCidrs(_) => {
+                    RequestOutcome::Indeterminate("no answer".to_owned())
+                }
+                ApiRequest::Read(ObjectKind::Node, name) => RequestOutcome::Node(node(name)),
+                _ => RequestOutcome::Rejected(Rejection::Busy(None)),
             };
             bench
                 .controller
-                .on(Event::Answer(out.id, answer), bench.now);
+                .on(ControllerEvent::Answer(out.id, answer), bench.now);
         }
         if let Some(wanted) = bench.controller.take_wanted() {
             bench.named(wanted.number);
@@ -370,36 +381,37 @@ fn nodes_that_cannot_be_written_take_no_room_from_others() {
 
 #[test]
 fn a_take_over_lists_only_where_the_watch_may_be_behind() {
-    let known = Versions {
+    let known = SeenVersions {
         nodes: 7,
         subnets: 8,
         blocks: 9,
     };
-    let listed = |known: Option<Versions>, answered_since: u64, vacant: u64, reached: [u64; 3]| {
-        let mut bench = Bench::before(Some(Intents {
-            known,
-            ..Intents::default()
-        }));
-        let [nodes, subnets, blocks] = reached;
-        for event in [
-            Event::Nodes(Change::Reached(nodes)),
-            Event::Subnets(Change::Reached(subnets)),
-            Event::Blocks(Change::Reached(blocks)),
-        ] {
-            bench.controller.on(event, NOW);
-        }
-        bench.tenure.answered_since = Duration::from_secs(answered_since);
-        bench.tenure.vacant = Duration::from_secs(vacant);
-        bench.now.mono += Duration::from_secs(100);
-        bench.named(0);
-        let lists = bench.poll().into_iter().filter_map(|it| match it.request {
-            Request::List(Kind::Node) => Some("nodes"),
-            Request::List(Kind::Subnet) => Some("subnets"),
-            Request::List(Kind::Block) => Some("blocks"),
-            _ => None,
-        });
-        lists.collect::<Vec<_>>()
-    };
+    let listed =
+        |known: Option<SeenVersions>, answered_since: u64, vacant: u64, reached: [u64; 3]| {
+            let mut bench = Bench::before(Some(WriteIntents {
+                known,
+                ..WriteIntents::default()
+            }));
+            let [nodes, subnets, blocks] = reached;
+            for event in [
+                ControllerEvent::Nodes(Change::Reached(nodes)),
+                ControllerEvent::Subnets(Change::Reached(subnets)),
+                ControllerEvent::Blocks(Change::Reached(blocks)),
+            ] {
+                bench.controller.on(event, NOW);
+            }
+            bench.tenure.answered_since = Duration::from_secs(answered_since);
+            bench.tenure.vacant = Duration::from_secs(vacant);
+            bench.now.mono += Duration::from_secs(100);
+            bench.named(0);
+            let lists = bench.poll().into_iter().filter_map(|it| match it.request {
+                ApiRequest::List(ObjectKind::Node) => Some("nodes"),
+                ApiRequest::List(ObjectKind::Subnet) => Some("subnets"),
+                ApiRequest::List(ObjectKind::Block) => Some("blocks"),
+                _ => None,
+            });
+            lists.collect::<Vec<_>>()
+        };
     let all = ["nodes", "subnets", "blocks"];
     let reached = [7, 8, 9];
     assert_eq!(listed(Some(known), 0, 16, reached), [""; 0]);

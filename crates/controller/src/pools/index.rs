@@ -9,17 +9,17 @@ use cadastre_core::{Cidr, Dual};
 
 /// Pools by range; a pool is given as its position by age.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(super) struct PoolRangeIndex {
     /// Positions of the pools with that range, oldest first
     by_range: BTreeMap<Cidr, Vec<usize>>,
     /// Prefix lengths in use
     lens: Dual<Vec<u8>>,
 }
 
-impl Index {
+impl PoolRangeIndex {
     /// Builds the index from all ranges, each with its pool's position.
     pub(crate) fn new(ranges: impl IntoIterator<Item = (usize, Cidr)>) -> Self {
-        let mut index = Index::default();
+        let mut index = PoolRangeIndex::default();
         for (place, range) in ranges {
             let places = index.by_range.entry(range).or_default();
             places.insert(places.partition_point(|it| *it < place), place);
@@ -90,7 +90,7 @@ mod tests {
             asked in range(),
             left_out in 0..6usize,
         ) {
-            let index = Index::new(ranges.iter().copied());
+            let index = PoolRangeIndex::new(ranges.iter().copied());
             let over = ranges.iter().filter(|(_, range)| range.contains(&asked));
             let over = over.map(|(place, _)| *place).filter(|place| *place != left_out);
             prop_assert_eq!(index.oldest_over(&asked, |it| it != left_out), over.min());

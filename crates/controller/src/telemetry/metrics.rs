@@ -12,9 +12,9 @@ use prometheus::{
 };
 
 use super::pool_metrics::PoolMetrics;
-use crate::cluster::request::Kind;
+use crate::cluster::request::ObjectKind;
 use crate::queue::Load;
-use crate::view::View;
+use crate::view::ControllerView;
 use cadastre_daemon::telemetry::catalog::register;
 
 /// Metrics of the controller's loops and of what it manages.
@@ -188,7 +188,7 @@ impl ControllerMetrics {
     }
 
     /// Updates all metrics.
-    pub fn set(&self, view: &View) {
+    pub fn set(&self, view: &ControllerView) {
         self.set_loops(&view.loops);
         for reason in ["no_pool", "pool_not_ready", "pool_full", "write_rejected"] {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
@@ -197,7 +197,7 @@ impl ControllerMetrics {
         self.oldest_wait.set(view.oldest_wait.as_secs_f64());
         self.overlapping.set(number(view.overlaps));
         self.too_wide.set(number(view.too_wide));
-        self.indeterminate.set(number(view.unclear));
+        self.indeterminate.set(number(view.indeterminate));
         for state in [
             "allocated",
             "recalled",
@@ -218,7 +218,7 @@ impl ControllerMetrics {
         }
         self.doubled.set(number(view.doubled));
         self.rejected_entries.set(number(view.refused));
-        for kind in Kind::ALL {
+        for kind in ObjectKind::ALL {
             let refused = view.rejected_writes.get(&kind).copied().unwrap_or(0);
             count(&self.rejected_writes, kind.name(), refused);
         }
@@ -244,7 +244,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::leader_metrics::LeaderMetrics;
-    use crate::figures::Figures;
+    use crate::figures::FamilyCounts;
     use cadastre_core::Family;
 
     fn text(registry: &Registry) -> String {
@@ -254,15 +254,15 @@ mod tests {
     }
 
     /// Returns a view with one loop.
-    fn loops(ready: usize, added: u64) -> View {
+    fn loops(ready: usize, added: u64) -> ControllerView {
         let load = Load {
             ready,
             added,
             ..Load::default()
         };
-        View {
+        ControllerView {
             loops: vec![("podcidr", load)],
-            ..View::default()
+            ..ControllerView::default()
         }
     }
 
@@ -282,7 +282,7 @@ mod tests {
         let metrics = ControllerMetrics::register(&registry).unwrap();
         metrics.set(&loops(7, 7));
         assert!(text(&registry).contains("workqueue_depth{name=\"podcidr\"} 7"));
-        metrics.set(&View::default());
+        metrics.set(&ControllerView::default());
         assert!(!text(&registry).contains("workqueue_depth{"));
     }
 
@@ -290,13 +290,13 @@ mod tests {
     fn names_follow_the_conventions() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
-        let figures = Figures {
+        let figures = FamilyCounts {
             capacity: 1,
             held: 1,
             quarantined: 0,
             free: 0,
         };
-        metrics.set(&View {
+        metrics.set(&ControllerView {
             pools: vec![("a".into(), Family::V4, figures)],
             ..loops(0, 0)
         });
@@ -321,13 +321,13 @@ mod tests {
     fn a_counter_never_goes_back() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
-        metrics.set(&View {
+        metrics.set(&ControllerView {
             foreign_allocations: 3,
-            ..View::default()
+            ..ControllerView::default()
         });
-        metrics.set(&View {
+        metrics.set(&ControllerView {
             foreign_allocations: 1,
-            ..View::default()
+            ..ControllerView::default()
         });
         assert!(text(&registry).contains("cadastre_foreign_allocations_total 3"));
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::{Error, GaugeVec, IntGaugeVec, Opts, Registry};
 
-use crate::view::View;
+use crate::view::ControllerView;
 use cadastre_daemon::telemetry::catalog::register;
 
 /// Gauges by pool, most of them also by family.
@@ -82,7 +82,7 @@ impl PoolMetrics {
 
     /// Updates all series, and removes those of pools that are gone.
     #[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
-    pub(super) fn set(&self, view: &View) {
+    pub(super) fn set(&self, view: &ControllerView) {
         let mut seen = BTreeSet::new();
         for (pool, family, figures) in &view.pools {
             let family = family.to_string().to_lowercase();
@@ -163,14 +163,14 @@ impl PoolMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::Figures;
+    use crate::figures::FamilyCounts;
     use cadastre_core::Family;
 
     #[test]
     fn counts_of_any_size_are_told() {
         let registry = Registry::new();
         let metrics = PoolMetrics::register(&registry).unwrap();
-        let figures = Figures {
+        let figures = FamilyCounts {
             capacity: 1 << 120,
             held: 1 << 118,
             quarantined: 0,
@@ -180,10 +180,10 @@ mod tests {
             held: u128::MAX,
             ..Default::default()
         };
-        metrics.set(&View {
+        metrics.set(&ControllerView {
             pools: vec![("a".into(), Family::V6, figures)],
             addresses: vec![("a".into(), Family::V6, totals)],
-            ..View::default()
+            ..ControllerView::default()
         });
         let encoder = prometheus::TextEncoder::new();
         let text = encoder.encode_to_string(&registry.gather()).unwrap();
@@ -212,13 +212,13 @@ mod tests {
         };
         let registry = Registry::new();
         let metrics = PoolMetrics::register(&registry).unwrap();
-        let figures = Figures {
+        let figures = FamilyCounts {
             capacity: 256,
             held: 64,
             quarantined: 0,
             free: 192,
         };
-        let mut view = View {
+        let mut view = ControllerView {
             pools: vec![("a".into(), Family::V4, figures)],
             pool_waiting: [("a".into(), 3)].into(),
             exhausts: vec![(
@@ -226,7 +226,7 @@ mod tests {
                 Family::V4,
                 "2026-01-02T00:00:00Z".parse().unwrap(),
             )],
-            ..View::default()
+            ..ControllerView::default()
         };
         metrics.set(&view);
         for line in [
@@ -239,7 +239,7 @@ mod tests {
         view.exhausts.clear();
         metrics.set(&view);
         assert!(!text(&registry).contains("cadastre_pool_exhausts_timestamp_seconds{"));
-        metrics.set(&View::default());
+        metrics.set(&ControllerView::default());
         assert!(!text(&registry).contains("pool=\"a\""));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cadastre_controller::cluster::lease::{Answer, Ask, Record, Takeover};
+use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord, Takeover};
 
 /// True time in microseconds.
 pub type Time = u64;
@@ -21,14 +21,14 @@ pub struct Origin {
 /// What watches deliver.
 #[derive(Clone, Debug)]
 pub enum News {
-    Is(Record),
+    Is(LeaseRecord),
     /// With the version of the deletion
-    Deleted(Record),
+    Deleted(LeaseRecord),
 }
 
 #[derive(Default)]
 pub struct Server {
-    pub lease: Option<Record>,
+    pub lease: Option<LeaseRecord>,
     /// In the order in which it happened
     pub news: Vec<News>,
     revision: u64,
@@ -43,24 +43,24 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn execute(&mut self, ask: Ask, now: Time) -> Answer {
+    pub fn execute(&mut self, ask: LeaseCall, now: Time) -> LeaseAnswer {
         match (ask, &self.lease) {
-            (Ask::Get, None) => Answer::Missing,
-            (Ask::Get, Some(lease)) => Answer::Found(lease.clone()),
-            (Ask::Create(wanted), None) => self.store(wanted, now),
-            (Ask::Replace(wanted), Some(lease))
+            (LeaseCall::Get, None) => LeaseAnswer::Missing,
+            (LeaseCall::Get, Some(lease)) => LeaseAnswer::Found(lease.clone()),
+            (LeaseCall::Create(wanted), None) => self.store(wanted, now),
+            (LeaseCall::Replace(wanted), Some(lease))
                 if lease.resource_version == wanted.resource_version =>
             {
                 self.store(wanted, now)
             }
             _ => {
                 self.conflicts += 1;
-                Answer::Conflict
+                LeaseAnswer::Conflict
             }
         }
     }
 
-    fn store(&mut self, wanted: Record, now: Time) -> Answer {
+    fn store(&mut self, wanted: LeaseRecord, now: Time) -> LeaseAnswer {
         let before = self.lease.take();
         if let Some(holder) = wanted.holder.clone() {
             let takeover = match &before {
@@ -91,13 +91,13 @@ impl Server {
         }
         self.released = wanted.holder.is_none();
         self.revision += 1;
-        let stored = Record {
+        let stored = LeaseRecord {
             resource_version: self.revision.to_string(),
             ..wanted
         };
         self.lease = Some(stored.clone());
         self.news.push(News::Is(stored.clone()));
-        Answer::Written(stored)
+        LeaseAnswer::Written(stored)
     }
 
     /// Annotates the Lease, which only changes its version.
@@ -105,7 +105,7 @@ impl Server {
         self.change(|_| ());
     }
 
-    fn change(&mut self, how: impl FnOnce(&mut Record)) {
+    fn change(&mut self, how: impl FnOnce(&mut LeaseRecord)) {
         self.revision += 1;
         if let Some(lease) = &mut self.lease {
             lease.resource_version = self.revision.to_string();
@@ -125,7 +125,7 @@ impl Server {
         if let Some(lease) = self.lease.take() {
             self.deleted = Some(now);
             self.revision += 1;
-            self.news.push(News::Deleted(Record {
+            self.news.push(News::Deleted(LeaseRecord {
                 resource_version: self.revision.to_string(),
                 ..lease
             }));

@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use cadastre_controller::cluster::lease::{
-    Answer, Ask, Elector, Leadership, Mono, Settings, Takeover,
+    Elector, Leadership, LeaseAnswer, LeaseCall, LeaseSettings, Mono, Takeover,
 };
 
 use crate::check::{Checks, Claimant};
@@ -98,13 +98,13 @@ enum Event {
     Arrive {
         process: usize,
         call: u64,
-        ask: Ask,
+        ask: LeaseCall,
         answered: bool,
     },
     Return {
         process: usize,
         call: u64,
-        answer: Answer,
+        answer: LeaseAnswer,
     },
     Shown {
         process: usize,
@@ -185,8 +185,8 @@ pub struct World {
     failing_until: Time,
 }
 
-fn settings(nonce: String) -> Settings {
-    Settings {
+fn settings(nonce: String) -> LeaseSettings {
+    LeaseSettings {
         identity: "controller".into(),
         nonce,
         lease_duration: Duration::from_secs(15),
@@ -478,7 +478,7 @@ impl World {
         }
     }
 
-    fn send(&mut self, index: usize, ask: Ask) {
+    fn send(&mut self, index: usize, ask: LeaseCall) {
         self.calls += 1;
         let (call, now) = (self.calls, self.now);
         let process = &mut self.processes[index];
@@ -503,7 +503,7 @@ impl World {
             Event::Return {
                 process: index,
                 call,
-                answer: Answer::Unclear,
+                answer: LeaseAnswer::Unclear,
             },
         );
         let slow = if now >= FAULTY { 20 } else { 100 };
@@ -522,12 +522,14 @@ impl World {
         let unclear = Event::Return {
             process: index,
             call,
-            answer: Answer::Unclear,
+            answer: LeaseAnswer::Unclear,
         };
         let cut_off = self.processes[index].cut_off_until > now;
         match self.rng.below(100) {
             _ if cut_off => self.tally.lost += 1,
-            _ if self.failing_until > now && !matches!(ask, Ask::Get) => self.at(now + MS, unclear),
+            _ if self.failing_until > now && !matches!(ask, LeaseCall::Get) => {
+                self.at(now + MS, unclear)
+            }
             0..7 => {
                 self.tally.lost += 1;
                 self.at(now + there, unclear);
@@ -537,7 +539,7 @@ impl World {
                 Event::Return {
                     process: index,
                     call,
-                    answer: Answer::Failed,
+                    answer: LeaseAnswer::Failed,
                 },
             ),
             10..17 => {
@@ -578,12 +580,12 @@ impl World {
         }
     }
 
-    fn arrive(&mut self, index: usize, call: u64, ask: Ask, answered: bool) {
+    fn arrive(&mut self, index: usize, call: u64, ask: LeaseCall, answered: bool) {
         let answer = self.server.execute(ask, self.now);
         self.tell_watches();
         let sent = &self.sent[&call];
         let process = &mut self.processes[index];
-        if let Answer::Written(record) = &answer
+        if let LeaseAnswer::Written(record) = &answer
             && record.holder.as_ref() == Some(&process.holder)
             && sent.own >= process.effect.at
         {
@@ -606,7 +608,7 @@ impl World {
         }
     }
 
-    fn answer(&mut self, index: usize, call: u64, answer: Answer) {
+    fn answer(&mut self, index: usize, call: u64, answer: LeaseAnswer) {
         let now = self.now;
         let process = &mut self.processes[index];
         if process.call != Some(call) {
@@ -626,7 +628,7 @@ impl World {
         process.call = None;
         process.has_seen |= matches!(
             answer,
-            Answer::Found(_) | Answer::Written(_) | Answer::Conflict
+            LeaseAnswer::Found(_) | LeaseAnswer::Written(_) | LeaseAnswer::Conflict
         );
         process.elector.answer(answer, process.own(now));
         self.judge(index);

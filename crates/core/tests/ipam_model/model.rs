@@ -1,6 +1,8 @@
 //! The model: lists that are searched from end to end.
 
-use cadastre_core::{Addr, Cidr, Claim, ClaimId, Dual, Family, Ranges, Room, Span, State};
+use cadastre_core::{
+    Addr, BlockCounts, Cidr, Claim, ClaimId, ClaimState, Dual, Family, FamilyRanges, IpRange,
+};
 
 /// The space of a case: four windows of 32 units in each family, the first and the last at the two ends of the
 /// family, the others near each other in the middle.
@@ -104,13 +106,13 @@ impl Claims {
 /// A pool as configured, with its cursors.
 #[derive(Clone, Default)]
 pub struct Pool {
-    ranges: Dual<Option<Ranges>>,
-    pub blocked: Vec<Span>,
+    ranges: Dual<Option<FamilyRanges>>,
+    pub blocked: Vec<IpRange>,
     cursors: Dual<u128>,
 }
 
 impl Pool {
-    pub fn set_ranges(&mut self, ranges: Dual<Option<Ranges>>) {
+    pub fn set_ranges(&mut self, ranges: Dual<Option<FamilyRanges>>) {
         for family in Family::ALL {
             let had = self.ranges.get(family).is_some();
             let cidrs = ranges
@@ -179,10 +181,10 @@ impl Pool {
             .collect()
     }
 
-    pub fn room(&self, claims: &Claims, family: Family) -> Room {
+    pub fn room(&self, claims: &Claims, family: Family) -> BlockCounts {
         let capacity = self.blocks(family).len() as u128;
         let free = self.free(claims, family).len() as u128;
-        Room { capacity, free }
+        BlockCounts { capacity, free }
     }
 
     pub fn resting(&self, claims: &Claims, family: Family) -> usize {
@@ -193,7 +195,7 @@ impl Pool {
         claims
             .0
             .iter()
-            .filter(|(_, claim)| claim.state == State::Resting && touches(claim))
+            .filter(|(_, claim)| claim.state == ClaimState::Quarantined && touches(claim))
             .count()
     }
 

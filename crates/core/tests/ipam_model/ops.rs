@@ -1,7 +1,8 @@
 //! Random operations that are applied to the ledger and to the model.
 
 use cadastre_core::{
-    Addr, Cidr, Claim, ClaimId, Dual, Family, Full, Holder, Ledger, Pool, Ranges, Room, Span, State,
+    Addr, BlockCounts, Cidr, Claim, ClaimId, ClaimLedger, ClaimState, Dual, Family, FamilyRanges,
+    Holder, IpRange, Pool, PoolExhausted,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -17,7 +18,7 @@ pub enum Op {
     Record {
         place: Place,
         holder: u32,
-        state: State,
+        state: ClaimState,
     },
     Carve {
         pool: usize,
@@ -36,7 +37,7 @@ pub enum Op {
     },
     SetState {
         any: usize,
-        state: State,
+        state: ClaimState,
     },
     SetHolder {
         live: usize,
@@ -93,12 +94,12 @@ fn place(size: impl Strategy<Value = u8>) -> impl Strategy<Value = Place> {
     )
 }
 
-fn state() -> impl Strategy<Value = State> {
+fn state() -> impl Strategy<Value = ClaimState> {
     prop_oneof![
-        Just(State::InFlight),
-        Just(State::Unclear),
-        Just(State::Held),
-        Just(State::Resting)
+        Just(ClaimState::InFlight),
+        Just(ClaimState::Indeterminate),
+        Just(ClaimState::Allocated),
+        Just(ClaimState::Quarantined)
     ]
 }
 
@@ -115,7 +116,7 @@ fn ranges(family: Family) -> impl Strategy<Value = Option<(Vec<Place>, u8)>> {
 /// The ledger with its pools, and the model of both.
 pub struct Pair {
     universe: Universe,
-    ledger: Ledger,
+    ledger: ClaimLedger,
     claims: model::Claims,
     pools: [(Pool, model::Pool); POOLS],
     /// Every id that was ever returned.
@@ -129,7 +130,7 @@ impl Pair {
         let fresh = || (Pool::new(Dual::default()), model::Pool::default());
         let mut pair = Self {
             universe,
-            ledger: Ledger::default(),
+            ledger: ClaimLedger::default(),
             claims: model::Claims::default(),
             pools: [fresh(), fresh()],
             ids: Vec::new(),
@@ -233,13 +234,13 @@ impl Pair {
             }
             let capacity = model.room(&self.claims, family).capacity;
             let avoided = free.len() as u128;
-            let full = Full {
+            let full = PoolExhausted {
                 family,
                 block_len: pool.block_len(family).unwrap(),
                 capacity,
                 held: capacity - avoided,
                 avoided,
-                resting: model.resting(&self.claims, family),
+                quarantined: model.resting(&self.claims, family),
             };
             prop_assert_eq!(answer, Err(full));
             return Ok(());
@@ -257,7 +258,7 @@ impl Pair {
                 Claim {
                     holder,
                     cidr,
-                    state: State::InFlight,
+                    state: ClaimState::InFlight,
                 },
             )?;
         }
@@ -290,9 +291,9 @@ impl Pair {
             .map(|(id, _)| *id)
     }
 
-    fn span(&self, (low, high): (Place, Place)) -> Option<Span> {
+    fn span(&self, (low, high): (Place, Place)) -> Option<IpRange> {
         let (low, high) = (self.universe.cidr(low), self.universe.cidr(high));
-        Span::new(low.first(), high.last()).or_else(|| Some(low.into()))
+        IpRange::new(low.first(), high.last()).or_else(|| Some(low.into()))
     }
 
     fn set_ranges(
@@ -307,7 +308,7 @@ impl Pair {
                 .iter()
                 .map(|place| self.universe.cidr(*place))
                 .collect();
-            Some(Ranges {
+            Some(FamilyRanges {
                 cidrs,
                 block_len: (self.universe.unit.get(family) + 1 - shorter).min(family.bits()),
             })
@@ -362,7 +363,7 @@ impl Pair {
         }
         for family in Family::ALL {
             for (pool, model) in &self.pools {
-                let room: Room = self.ledger.room(pool, family);
+                let room: BlockCounts = self.ledger.block_counts(pool, family);
                 prop_assert_eq!(room, model.room(&self.claims, family));
             }
             for window in 0..Universe::WINDOWS {

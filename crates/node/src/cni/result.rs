@@ -8,7 +8,7 @@
 //!
 //! An IPAM plugin names no interfaces: the main plugin adds them.
 
-use cadastre_core::holding::Dns;
+use cadastre_core::node_allocation::Dns;
 use cadastre_core::{Addr, Family};
 use serde::{Deserialize, Serialize};
 

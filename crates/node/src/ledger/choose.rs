@@ -7,10 +7,10 @@ use super::decide::{is_barred, unknown};
 use super::kv::Table;
 use super::record::{Address, BlockRecord, BlockState, Cursor, Stamp};
 use super::tables::Read;
-use cadastre_core::holding::PoolTerms;
 use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::usable::{Usable, above, covering, union, usable};
-use cadastre_core::{Addr, Cidr, Family, Span};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// A selected address, not assigned yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub(crate) fn next<R: Read + ?Sized>(
             continue;
         };
         let usable = usable(cidr, Some(pool));
-        let out = block.left_out(cidr, &usable.never);
+        let out = block.left_out(cidr, &usable.excluded);
         if let Some((addr, cursor)) = unused(kv, cidr, &out)? {
             let given = describe(cidr, &pool.name, &usable, addr);
             let source = Source::New(cursor);
@@ -97,7 +97,7 @@ pub(crate) fn next<R: Read + ?Sized>(
 fn unused<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
-    out: &[Span],
+    out: &[IpRange],
 ) -> Result<Option<(Addr, Cursor)>, Fault> {
     let mut cursor = kv.cursor(block)?;
     loop {
@@ -139,7 +139,7 @@ enum Rested {
 fn rested<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
-    out: &[Span],
+    out: &[IpRange],
     now: Stamp,
     cooldown_ms: u64,
 ) -> Result<Rested, Fault> {
@@ -210,7 +210,7 @@ fn this_one<R: Read + ?Sized>(
         ));
     }
     let usable = usable(cidr, Some(&pool));
-    if covering(&usable.never, addr).is_some() {
+    if covering(&usable.excluded, addr).is_some() {
         let what = if usable.gateway == Some(addr) {
             "the gateway"
         } else {

@@ -10,8 +10,8 @@ use super::choose::{self, Choice, Found, refuse, seconds};
 use super::kv::Table;
 use super::record::{ADOPTED, Record, Stamp, pool_prefix};
 use super::tables::Read;
-use cadastre_core::holding::{Dns, PoolTerms, Route};
 use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::{Dns, PoolTerms, Route};
 use cadastre_core::{Addr, Cidr, Family};
 
 /// The decision about an ADD.

@@ -9,10 +9,10 @@ use super::choose::{cooldown_ms, terms};
 use super::kv::Table;
 use super::record::{Address, BlockRecord, BlockState, Stamp, cidr_key, given_back_key};
 use super::tables::{Read, Write};
-use cadastre_core::holding::{Block, Holding, PoolTerms};
 use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_core::usable::usable;
-use cadastre_core::{Cidr, Span};
+use cadastre_core::{Cidr, IpRange};
 
 /// How many released blocks are remembered; older ones are forgotten.
 const MOST_GIVEN_BACK: usize = 1_024;
@@ -20,7 +20,7 @@ const MOST_GIVEN_BACK: usize = 1_024;
 /// Records the node's ranges and pool terms. Writes nothing if nothing has changed.
 pub(crate) fn hold<W: Write + ?Sized>(
     kv: &mut W,
-    holding: &Holding,
+    holding: &NodeAllocation,
     now: &Now,
 ) -> Result<(), Fault> {
     let stamp = kv.stamp(now)?;
@@ -137,7 +137,7 @@ fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), 
 fn searched<W: Write + ?Sized>(
     kv: &W,
     blocks: &[(Cidr, BlockRecord)],
-) -> Result<BTreeMap<Cidr, Vec<Span>>, Fault> {
+) -> Result<BTreeMap<Cidr, Vec<IpRange>>, Fault> {
     let mut all = BTreeMap::new();
     for (cidr, block) in blocks {
         all.insert(*cidr, left_out(kv, *cidr, block)?);
@@ -149,8 +149,8 @@ fn left_out<W: Write + ?Sized>(
     kv: &W,
     cidr: Cidr,
     block: &BlockRecord,
-) -> Result<Vec<Span>, Fault> {
-    let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).never;
+) -> Result<Vec<IpRange>, Fault> {
+    let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
     Ok(block.left_out(cidr, &never))
 }
 
@@ -186,7 +186,7 @@ fn put_block<W: Write + ?Sized>(
     cidr: Cidr,
     old: Option<&BlockRecord>,
     new: &BlockRecord,
-    searched: Option<&Vec<Span>>,
+    searched: Option<&Vec<IpRange>>,
 ) -> Result<(), Fault> {
     if let Some(old) = old.filter(|old| old.pool != new.pool) {
         kv.index(Table::Giving, &old.pool, cidr, false)?;

@@ -40,8 +40,8 @@ use super::fault::Fault;
 use super::ops::{Answer, Now, Op, PodRef, Refusal};
 use super::pods::PodNote;
 use cadastre_core::Cidr;
-use cadastre_core::holding::Holding;
 use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::NodeAllocation;
 use kv::{KvMut, Table};
 use record::full_name;
 use tables::{Read, Write};
@@ -105,7 +105,7 @@ impl<'a> Ledger<'a> {
     /// no longer listed assigns nothing new, and is removed once none of its addresses is in use or cooling.
     /// The same holds for all blocks of an earlier Node UID that are not listed for the new one. A released
     /// block stays released, even if it disappears and is listed again; the last 1,024 are remembered.
-    pub fn hold(&mut self, holding: &Holding) -> Result<(), Fault> {
+    pub fn hold(&mut self, holding: &NodeAllocation) -> Result<(), Fault> {
         hold::hold(self.kv, holding, self.now)
     }
 
@@ -123,7 +123,11 @@ impl<'a> Ledger<'a> {
     }
 
     /// Records the node's ranges and then the known assignments: see [`Self::hold`] and [`Self::adopt`].
-    pub fn take_over(&mut self, holding: &Holding, known: &[Known]) -> Result<Vec<Known>, Fault> {
+    pub fn take_over(
+        &mut self,
+        holding: &NodeAllocation,
+        known: &[Known],
+    ) -> Result<Vec<Known>, Fault> {
         self.hold(holding)?;
         self.adopt(known)
     }

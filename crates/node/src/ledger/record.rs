@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::ops::{Attachment, Given, PodRef};
 use cadastre_core::usable::union;
-use cadastre_core::{Addr, Cidr, Family, Span};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// The assignment of an attachment.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -108,16 +108,16 @@ pub(crate) struct BlockRecord {
     pub state: BlockState,
     /// Addresses that are never assigned
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub reserved: Vec<Span>,
+    pub reserved: Vec<IpRange>,
     /// Addresses that are assigned only to pods that ask for them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub on_request: Vec<Span>,
+    pub on_request: Vec<IpRange>,
 }
 
 impl BlockRecord {
     /// The addresses of the block that are not assigned automatically, sorted and disjoint. `never` are those
     /// that the terms of its pool exclude.
-    pub(super) fn left_out(&self, block: Cidr, never: &[Span]) -> Vec<Span> {
+    pub(super) fn left_out(&self, block: Cidr, never: &[IpRange]) -> Vec<IpRange> {
         union(block, &[never, &self.reserved, &self.on_request].concat())
     }
 }

@@ -8,7 +8,7 @@ use super::choose::{cooldown_ms, terms};
 use super::kv::Kv;
 use super::record::{BlockRecord, BlockState};
 use super::tables::Read;
-use cadastre_core::holding::{Block, PoolTerms};
+use cadastre_core::node_allocation::{Block, PoolTerms};
 use cadastre_core::usable::{covering, room, usable};
 use cadastre_core::{Addr, Cidr, Dual};
 
@@ -139,7 +139,7 @@ fn count(
     taken: &BTreeMap<Addr, (Cidr, bool)>,
 ) -> Result<BlockCount, Fault> {
     let pool = kv.pool(&record.pool)?;
-    let never = usable(cidr, pool.as_ref()).never;
+    let never = usable(cidr, pool.as_ref()).excluded;
     let out = record.left_out(cidr, &never);
     let block = Block {
         cidr,

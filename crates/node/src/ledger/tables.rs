@@ -16,7 +16,7 @@ use super::record::{
     address_of, attachment_key, attachment_of, cidr_key, cidr_of, freed_key, full_name,
     given_back_key, network_prefix, pool_key, pool_prefix,
 };
-use cadastre_core::holding::PoolTerms;
+use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Addr, Cidr, Family};
 
 const NODE: &[u8] = b"node";

@@ -9,8 +9,10 @@ use super::super::ops::{Add, Answer, Attachment, Check, Gc, Given, Now, Op, PodR
 use super::super::pods::{PodChoice, PodNote, Pools};
 use super::kv::{Entry, Kv, KvMut, Show, Table};
 use super::{BlockState, Known, Ledger};
-use cadastre_core::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Route};
-use cadastre_core::{Addr, Cidr, Span};
+use cadastre_core::node_allocation::{
+    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Route,
+};
+use cadastre_core::{Addr, Cidr, IpRange};
 
 #[derive(Default)]
 struct Memory {
@@ -59,7 +61,7 @@ impl KvMut for Memory {
 struct Node {
     memory: Memory,
     now: Now,
-    holding: Holding,
+    holding: NodeAllocation,
 }
 
 impl Node {
@@ -67,9 +69,9 @@ impl Node {
         let mut node = Self {
             memory: Memory::default(),
             now: now("one", 1000),
-            holding: Holding {
+            holding: NodeAllocation {
                 node_uid: "node".to_owned(),
-                ..Holding::default()
+                ..NodeAllocation::default()
             },
         };
         node.holding.blocks = blocks.iter().map(|(it, pool)| block(it, pool)).collect();
@@ -343,8 +345,8 @@ fn exhaustion_is_no_error_of_status() {
 #[test]
 fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() {
     let mut node = Node::new(&[("10.0.0.0/29", ""), ("fd00::/125", "")]);
-    node.holding.blocks[0].on_request = vec![Span::parse("10.0.0.2-10.0.0.3").unwrap()];
-    node.holding.blocks[0].reserved = vec![Span::parse("10.0.0.2").unwrap()];
+    node.holding.blocks[0].on_request = vec![IpRange::parse("10.0.0.2-10.0.0.3").unwrap()];
+    node.holding.blocks[0].reserved = vec![IpRange::parse("10.0.0.2").unwrap()];
     node.hold();
     assert_eq!(node.add_one(1), "10.0.0.4 fd00::2");
     assert_eq!(

@@ -23,7 +23,7 @@ use super::ledger::kv::{Kv, KvMut, Table};
 use super::ledger::{Known, Ledger, Snapshot};
 use super::ops::{Answer, Now, Op, Refusal};
 use cadastre_core::Cidr;
-use cadastre_core::holding::Holding;
+use cadastre_core::node_allocation::NodeAllocation;
 use checked::Checked;
 use disk::LockedFile;
 use tables::Tables;
@@ -133,7 +133,7 @@ impl Store {
     /// others know. Returns the addresses that more than one attachment claims; the first one keeps them.
     pub fn rebuild(
         path: &Path,
-        holding: &Holding,
+        holding: &NodeAllocation,
         known: &[Known],
         now: &Now,
     ) -> Result<(Self, Vec<Known>), StoreError> {
@@ -190,7 +190,7 @@ impl Store {
     }
 
     /// Records the ranges of the node: see [`Ledger::hold`].
-    pub fn hold(&mut self, holding: &Holding, now: &Now) -> Result<(), StoreError> {
+    pub fn hold(&mut self, holding: &NodeAllocation, now: &Now) -> Result<(), StoreError> {
         self.transact(now, |ledger| ledger.hold(holding))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cadastre_core::holding::{Gateway, Holding, PoolTerms, Prefix};
+use cadastre_core::node_allocation::{Gateway, NodeAllocation, PoolTerms, Prefix};
 use cadastre_core::{Addr, Cidr, Family};
 use cadastre_node::{Add, Answer, Attachment, BlockState, Check, Gc, Now, Op, PodRef, Why};
 
@@ -12,8 +12,8 @@ pub struct Block {
     pub uid: String,
     pub pool: String,
     pub state: BlockState,
-    pub reserved: Vec<cadastre_core::Span>,
-    pub on_request: Vec<cadastre_core::Span>,
+    pub reserved: Vec<cadastre_core::IpRange>,
+    pub on_request: Vec<cadastre_core::IpRange>,
 }
 
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ fn ms(now: &Now) -> u64 {
     u64::try_from(now.since_boot.as_millis()).unwrap()
 }
 
-fn has(spans: &[cadastre_core::Span], addr: Addr) -> bool {
+fn has(spans: &[cadastre_core::IpRange], addr: Addr) -> bool {
     let mut spans = spans.iter();
     spans.any(|span| span.first() <= addr && addr <= span.last())
 }
@@ -404,7 +404,7 @@ impl Model {
         !used && !freed.any(|it| self.cools(it, now))
     }
 
-    pub fn hold(&mut self, holding: &Holding, now: &Now) {
+    pub fn hold(&mut self, holding: &NodeAllocation, now: &Now) {
         self.node = Some(holding.node_uid.clone());
         self.pools.clone_from(&holding.pools);
         let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();

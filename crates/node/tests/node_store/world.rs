@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use cadastre_core::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
-use cadastre_core::{Addr, Cidr, Span};
+use cadastre_core::node_allocation::{
+    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
+};
+use cadastre_core::{Addr, Cidr, IpRange};
 use cadastre_node::{Add, Attachment, Check, Gc, Now, Op, PodRef};
 
 use crate::rng::Rng;
@@ -55,12 +57,12 @@ pub fn add(n: u64) -> Add {
 }
 
 /// One pool of both families, with these blocks.
-pub fn holding(blocks: &[&str]) -> Holding {
+pub fn holding(blocks: &[&str]) -> NodeAllocation {
     let family = |range| FamilyTerms {
         cidrs: vec![cidr(range)],
         gateway: Gateway::FirstOfBlock,
     };
-    Holding {
+    NodeAllocation {
         node_uid: "node-1".to_owned(),
         blocks: blocks
             .iter()
@@ -155,7 +157,7 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
 }
 
 /// A holding that may or may not resemble the last one.
-pub fn any_holding(rng: &mut Rng, last: &Holding) -> Holding {
+pub fn any_holding(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
     let mut new = last.clone();
     match rng.below(8) {
         0 => new.node_uid = format!("node-{}", rng.below(3)),
@@ -198,10 +200,10 @@ pub fn any_holding(rng: &mut Rng, last: &Holding) -> Holding {
     new
 }
 
-pub fn first_holding(rng: &mut Rng) -> Holding {
-    let empty = Holding {
+pub fn first_holding(rng: &mut Rng) -> NodeAllocation {
+    let empty = NodeAllocation {
         node_uid: "node-0".to_owned(),
-        ..Holding::default()
+        ..NodeAllocation::default()
     };
     let mut holding = empty;
     holding.pools = pools(rng);
@@ -220,12 +222,12 @@ fn pools(rng: &mut Rng) -> Vec<PoolTerms> {
     pools
 }
 
-fn some_of(rng: &mut Rng, block: Cidr) -> Vec<Span> {
+fn some_of(rng: &mut Rng, block: Cidr) -> Vec<IpRange> {
     if !rng.one_in(3) {
         return Vec::new();
     }
     let (one, other) = (inside(rng, block), inside(rng, block));
-    Span::new(one.min(other), one.max(other))
+    IpRange::new(one.min(other), one.max(other))
         .into_iter()
         .collect()
 }

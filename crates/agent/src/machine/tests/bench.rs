@@ -240,8 +240,8 @@ impl Bench {
         }
     }
 
-    fn hold(&mut self, holding: &Holding) {
-        let block = |it: &cadastre_core::holding::Block| BlockCount {
+    fn hold(&mut self, holding: &NodeAllocation) {
+        let block = |it: &cadastre_core::node_allocation::Block| BlockCount {
             cidr: it.cidr,
             uid: it.uid.clone(),
             pool: it.pool.clone(),
@@ -252,7 +252,7 @@ impl Bench {
             },
             room: 60,
         };
-        let pool = |terms: &cadastre_core::holding::PoolTerms| PoolCount {
+        let pool = |terms: &cadastre_core::node_allocation::PoolTerms| PoolCount {
             terms: terms.clone(),
             counts: cadastre_core::Dual::default(),
         };

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::{CANDIDATE_PAUSE, Elector, Mono, Phase, Record, View};
+use super::{CANDIDATE_PAUSE, Elector, LeaseRecord, LeaseView, Mono, Phase};
 use cadastre_core::mutation::Mutation;
 
 /// Interval of reads of a candidate whose watch shows each renewal. The reads detect a late watch, and an API server
@@ -19,7 +19,7 @@ const CALM_PAUSE: Duration = Duration::from_secs(10);
 impl Elector {
     /// Takes in what a watch shows. Returns whether the record was accepted: only by a candidate without an
     /// outstanding call, and only if it is newer than all seen before.
-    pub fn shown(&mut self, record: &Record, now: Mono) -> bool {
+    pub fn shown(&mut self, record: &LeaseRecord, now: Mono) -> bool {
         if self.has_just_seen(record, now) {
             // A read was faster than the watch.
             self.stay_calm(now);
@@ -30,7 +30,7 @@ impl Elector {
             return false;
         }
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
-        if mine || !matches!(self.view, View::Present(..)) {
+        if mine || !matches!(self.view, LeaseView::Present(..)) {
             // The record is from a late write of this process, or of a Lease that was created again.
             self.look_soon(now);
             return false;
@@ -43,7 +43,7 @@ impl Elector {
     }
 
     /// Takes in that a watch shows the deletion of the Lease; the next read decides what it means.
-    pub fn shown_deleted(&mut self, record: &Record, now: Mono) {
+    pub fn shown_deleted(&mut self, record: &LeaseRecord, now: Mono) {
         if self.is_news(record) {
             self.look_soon(now);
         }
@@ -53,16 +53,16 @@ impl Elector {
         matches!(self.phase, Phase::Candidate) && self.outstanding.is_none() && !self.look_first
     }
 
-    fn is_news(&self, record: &Record) -> bool {
+    fn is_news(&self, record: &LeaseRecord) -> bool {
         let is_newer = record.version() > self.newest || Mutation::OldNewsCounts.is_on();
         self.listens() && is_newer
     }
 
     /// Returns whether a read found the same version recently enough that the watch is not late.
-    fn has_just_seen(&self, record: &Record, now: Mono) -> bool {
-        let is_same = |known: &Record| known.resource_version == record.resource_version;
+    fn has_just_seen(&self, record: &LeaseRecord, now: Mono) -> bool {
+        let is_same = |known: &LeaseRecord| known.resource_version == record.resource_version;
         self.listens()
-            && matches!(&self.view, View::Present(known, since)
+            && matches!(&self.view, LeaseView::Present(known, since)
                 if is_same(known) && now <= *since + CANDIDATE_PAUSE)
     }
 
@@ -92,7 +92,7 @@ impl Elector {
     /// Returns whether the last record came from a watch alone, which may have stopped since. A free Lease is
     /// acquired all the same: at worst the write is rejected.
     pub(super) fn is_hearsay(&self) -> bool {
-        let is_free = matches!(&self.view, View::Present(record, _) if record.is_released());
+        let is_free = matches!(&self.view, LeaseView::Present(record, _) if record.is_released());
         self.only_shown && !is_free && !Mutation::SilentWatchTrusted.is_on()
     }
 }

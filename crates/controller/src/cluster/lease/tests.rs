@@ -1,14 +1,14 @@
 //! Tests of the single rules; `tests/lease_sim` tests all of them together.
 
 use super::*;
-use crate::cluster::intents::Intent;
+use crate::cluster::intents::WriteIntent;
 
 const fn s(seconds: u64) -> Mono {
     Duration::from_secs(seconds)
 }
 
-fn settings(nonce: &str) -> Settings {
-    Settings {
+fn settings(nonce: &str) -> LeaseSettings {
+    LeaseSettings {
         identity: "c".into(),
         nonce: nonce.into(),
         lease_duration: s(15),
@@ -19,29 +19,31 @@ fn settings(nonce: &str) -> Settings {
 
 /// A server with one Lease.
 #[derive(Default)]
-struct Server(Option<Record>, u64);
+struct Server(Option<LeaseRecord>, u64);
 
 impl Server {
-    fn answer(&mut self, ask: Ask) -> Answer {
+    fn answer(&mut self, ask: LeaseCall) -> LeaseAnswer {
         match (ask, &self.0) {
-            (Ask::Get, None) => Answer::Missing,
-            (Ask::Get, Some(record)) => Answer::Found(record.clone()),
-            (Ask::Create(record), None) => self.write(record),
-            (Ask::Replace(record), Some(is)) if is.resource_version == record.resource_version => {
+            (LeaseCall::Get, None) => LeaseAnswer::Missing,
+            (LeaseCall::Get, Some(record)) => LeaseAnswer::Found(record.clone()),
+            (LeaseCall::Create(record), None) => self.write(record),
+            (LeaseCall::Replace(record), Some(is))
+                if is.resource_version == record.resource_version =>
+            {
                 self.write(record)
             }
-            _ => Answer::Conflict,
+            _ => LeaseAnswer::Conflict,
         }
     }
 
-    fn write(&mut self, record: Record) -> Answer {
+    fn write(&mut self, record: LeaseRecord) -> LeaseAnswer {
         self.1 += 1;
-        let record = Record {
+        let record = LeaseRecord {
             resource_version: self.1.to_string(),
             ..record
         };
         self.0 = Some(record.clone());
-        Answer::Written(record)
+        LeaseAnswer::Written(record)
     }
 }
 
@@ -137,7 +139,7 @@ fn an_acquisition_whose_answer_was_lost_counts_from_its_start() {
     a.answer(missing, s(0));
     let create = a.poll(s(1)).unwrap();
     server.answer(create);
-    a.answer(Answer::Unclear, s(4));
+    a.answer(LeaseAnswer::Unclear, s(4));
     settle(&mut a, &mut server, s(5));
     assert_eq!(tenure(&a).takeover, Takeover::First);
     assert!(
@@ -152,7 +154,7 @@ fn a_tenure_that_ran_out_goes_on_if_nobody_came_between() {
     settle(&mut a, &mut server, s(0));
     let term = tenure(&a).term;
     a.poll(s(2));
-    a.answer(Answer::Unclear, s(30));
+    a.answer(LeaseAnswer::Unclear, s(30));
     assert!(tenure(&a).valid_until < s(30));
     settle(&mut a, &mut server, s(30));
     assert_eq!((tenure(&a).term, tenure(&a).valid_until), (term, s(40)));
@@ -182,7 +184,7 @@ fn a_lease_deleted_under_us_ends_the_tenure_and_is_waited_out_like_any_change() 
 fn a_holder_cleared_by_hand_has_released_nothing() {
     let (mut a, mut b, mut server) = two();
     settle(&mut a, &mut server, s(0));
-    let cleared = Record {
+    let cleared = LeaseRecord {
         holder: None,
         ..server.0.clone().unwrap()
     };
@@ -201,7 +203,7 @@ fn a_creation_that_lost_its_race_is_not_called_a_first_start_later() {
     a.answer(missing, s(0));
     a.poll(s(0)).unwrap();
     settle(&mut b, &mut server, s(0));
-    a.answer(Answer::Unclear, s(4));
+    a.answer(LeaseAnswer::Unclear, s(4));
     settle(&mut a, &mut server, s(4));
     server.0 = None;
     for t in 5..=30 {
@@ -219,10 +221,10 @@ fn a_server_that_fails_at_once_is_not_pressed() {
         let now = Duration::from_millis(ms);
         while let Some(ask) = a.poll(now) {
             let answer = match ask {
-                Ask::Get => server.answer(ask),
-                Ask::Create(_) | Ask::Replace(_) => {
+                LeaseCall::Get => server.answer(ask),
+                LeaseCall::Create(_) | LeaseCall::Replace(_) => {
                     writes += 1;
-                    Answer::Unclear
+                    LeaseAnswer::Unclear
                 }
             };
             a.answer(answer, now);
@@ -249,7 +251,7 @@ fn a_release_whose_answer_was_lost_is_looked_after() {
     settle(&mut a, &mut server, s(0));
     a.release(true);
     a.poll(s(1)).unwrap();
-    a.answer(Answer::Unclear, s(1));
+    a.answer(LeaseAnswer::Unclear, s(1));
     assert_eq!(a.leadership(), Leadership::Released);
     settle(&mut a, &mut server, s(2));
     assert_eq!((server.0.unwrap().holder, a.wake_at()), (None, None));
@@ -276,7 +278,7 @@ fn the_same_identity_with_another_nonce_is_somebody_else() {
 fn settings_that_cannot_work_are_refused_with_the_reason() {
     let good = settings("a");
     assert_eq!(good.validate(), Ok(()));
-    let short = Settings {
+    let short = LeaseSettings {
         lease_duration: s(10),
         ..good.clone()
     };
@@ -287,7 +289,7 @@ fn settings_that_cannot_work_are_refused_with_the_reason() {
             .to_string()
             .contains("must stop before others start")
     );
-    let late = Settings {
+    let late = LeaseSettings {
         renew_deadline: s(2),
         ..good.clone()
     };
@@ -297,7 +299,7 @@ fn settings_that_cannot_work_are_refused_with_the_reason() {
             .to_string()
             .contains("1.2 times")
     );
-    let odd = Settings {
+    let odd = LeaseSettings {
         lease_duration: Duration::from_millis(15_500),
         ..good
     };
@@ -313,7 +315,7 @@ fn settings_that_cannot_work_are_refused_with_the_reason() {
 fn a_late_creation_of_our_own_does_not_prolong_another_tenure() {
     let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
     settle(&mut a, &mut server, s(0));
-    let late = Record {
+    let late = LeaseRecord {
         transitions: 7,
         ..server.0.clone().unwrap()
     };
@@ -336,22 +338,22 @@ fn a_tenure_counts_from_the_first_try_to_acquire_the_lease() {
     let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
     let missing = server.answer(a.poll(s(0)).unwrap());
     a.answer(missing, s(0));
-    assert!(matches!(a.poll(s(1)), Some(Ask::Create(_))));
-    a.answer(Answer::Unclear, s(4));
+    assert!(matches!(a.poll(s(1)), Some(LeaseCall::Create(_))));
+    a.answer(LeaseAnswer::Unclear, s(4));
     settle(&mut a, &mut server, s(5));
     assert_eq!(tenure(&a).valid_until, s(11), "it may have come through");
 }
 
-fn wanted(elector: &Elector, number: u64, node: &str) -> Wanted {
-    let intent = Intent {
+fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
+    let intent = WriteIntent {
         name: node.into(),
         uid: node.into(),
         cidrs: Vec::new(),
     };
-    Wanted {
+    LeaseContent {
         term: tenure(elector).term,
         number,
-        intents: Some(Arc::new(Intents {
+        intents: Some(Arc::new(WriteIntents {
             assignments: [intent].into(),
             known: None,
         })),
@@ -384,9 +386,9 @@ fn an_unclear_write_names_nothing_until_another_came_through() {
     a.want(wanted(&a, 1, "n"), s(1));
     let ask = a.poll(s(1)).unwrap();
     server.answer(ask);
-    a.answer(Answer::Unclear, s(1));
+    a.answer(LeaseAnswer::Unclear, s(1));
     let look = a.poll(s(1)).unwrap();
-    assert_eq!(look, Ask::Get);
+    assert_eq!(look, LeaseCall::Get);
     let answer = server.answer(look);
     a.answer(answer, s(1));
     assert_eq!(tenure(&a).named, 0, "it is there, and may be another one's");
@@ -441,7 +443,7 @@ fn a_leader_knows_since_when_the_api_server_has_answered_all_along() {
                 if *is_answered {
                     answer
                 } else {
-                    Answer::Unclear
+                    LeaseAnswer::Unclear
                 },
                 at,
             );
@@ -474,7 +476,7 @@ fn leader_and_standby() -> (Elector, Elector, Server) {
 }
 
 /// Returns what a watch shows now.
-fn newest(server: &Server) -> Record {
+fn newest(server: &Server) -> LeaseRecord {
     server.0.clone().unwrap()
 }
 
@@ -489,7 +491,7 @@ fn a_candidate_whose_watch_shows_each_renewal_looks_now_and_then() {
             assert!(b.shown(&newest(&server), now));
         }
         while let Some(ask) = b.poll(now) {
-            assert_eq!(ask, Ask::Get);
+            assert_eq!(ask, LeaseCall::Get);
             looks += 1;
             let answer = server.answer(ask);
             b.answer(answer, now);
@@ -516,8 +518,8 @@ fn a_release_that_a_watch_shows_hands_over_at_once() {
         a.release(settled);
         settle(&mut a, &mut server, ms(100));
         assert!(b.shown(&newest(&server), ms(110)));
-        assert!(matches!(b.poll(ms(110)), Some(Ask::Replace(_))));
-        let written = server.answer(Ask::Replace(b.attempt.clone().unwrap().record));
+        assert!(matches!(b.poll(ms(110)), Some(LeaseCall::Replace(_))));
+        let written = server.answer(LeaseCall::Replace(b.attempt.clone().unwrap().record));
         b.answer(written, ms(120));
         assert_eq!(tenure(&b).takeover, takeover);
     }
@@ -571,8 +573,8 @@ fn a_watch_that_fell_silent_wins_nothing_without_a_look() {
     assert!(b.shown(&newest(&server), s(2)));
     settle(&mut a, &mut server, s(16));
     // The process did not run in between.
-    assert_eq!(b.poll(s(17)), Some(Ask::Get));
-    let answer = server.answer(Ask::Get);
+    assert_eq!(b.poll(s(17)), Some(LeaseCall::Get));
+    let answer = server.answer(LeaseCall::Get);
     b.answer(answer, s(17));
     settle(&mut b, &mut server, s(31));
     assert!(matches!(b.leadership(), Leadership::Standby { .. }));
@@ -596,7 +598,7 @@ fn a_lease_that_ran_out_is_sought_at_that_moment_whatever_was_shown() {
 fn a_deletion_that_a_watch_shows_is_looked_at_and_waited_out() {
     let (_, mut b, mut server) = leader_and_standby();
     settle(&mut b, &mut server, s(1));
-    let gone = Record {
+    let gone = LeaseRecord {
         resource_version: "9".into(),
         ..newest(&server)
     };
@@ -613,7 +615,7 @@ fn a_deletion_that_a_watch_shows_is_looked_at_and_waited_out() {
 #[test]
 fn nobody_is_shown_anything_in_doubt_or_while_it_leads() {
     let (mut a, mut b, mut server) = leader_and_standby();
-    let other = Record {
+    let other = LeaseRecord {
         holder: Some("c_z".into()),
         resource_version: "99".into(),
         ..newest(&server)
@@ -623,16 +625,20 @@ fn nobody_is_shown_anything_in_doubt_or_while_it_leads() {
         !Elector::new(settings("c")).shown(&other, s(1)),
         "first look"
     );
-    assert_eq!(b.poll(s(1)), Some(Ask::Get));
+    assert_eq!(b.poll(s(1)), Some(LeaseCall::Get));
     assert!(!b.shown(&other, s(1)), "a look is under way");
-    let answer = server.answer(Ask::Get);
+    let answer = server.answer(LeaseCall::Get);
     b.answer(answer, s(1));
-    let mine = Record {
+    let mine = LeaseRecord {
         holder: Some("c_b".into()),
         ..other
     };
     assert!(!b.shown(&mine, s(1)));
-    assert_eq!(b.poll(s(1) + CANDIDATE_PAUSE), Some(Ask::Get), "its own");
+    assert_eq!(
+        b.poll(s(1) + CANDIDATE_PAUSE),
+        Some(LeaseCall::Get),
+        "its own"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read as _;
 
-use cadastre_core::holding::Dns;
+use cadastre_core::node_allocation::Dns;
 
 /// The most that is read of a file, in bytes.
 const MAX_FILE: u64 = 1024 * 1024;

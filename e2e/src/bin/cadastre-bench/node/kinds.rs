@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cadastre_core::Cidr;
-use cadastre_core::holding::{Block, Holding, PoolTerms};
+use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_e2e::assets::{self, Program};
 use cadastre_e2e::daemon;
 use cadastre_node::{Store, clock};
@@ -89,7 +89,7 @@ fn floor() -> Result<Kind> {
 fn fill(path: &Path) -> Result<()> {
     let mut terms = PoolTerms::named("pods");
     terms.cooldown_seconds = 0;
-    let holding = Holding {
+    let holding = NodeAllocation {
         node_uid: "node".to_owned(),
         blocks: vec![Block {
             cidr: Cidr::parse_strict(RANGE)?,

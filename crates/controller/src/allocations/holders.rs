@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::seen::Text;
+use crate::cluster::objects::Text;
 use cadastre_core::Holder;
 
 /// What a node has ranges for. podCIDRs come and go with the Node, blocks independently of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Use {
+pub(crate) enum HolderUse {
     /// `node.spec.podCIDRs`
     PodCidrs,
     /// IPAMBlocks
@@ -18,30 +18,30 @@ pub(crate) enum Use {
 
 /// Maps node UIDs to the ledger's dense holders, and back.
 #[derive(Debug, Default)]
-pub(crate) struct Holders {
-    by_uid: BTreeMap<(Use, Text), Holder>,
-    who: Vec<Option<(Text, Text)>>,
+pub(crate) struct HolderIds {
+    by_uid: BTreeMap<(HolderUse, Text), Holder>,
+    nodes: Vec<Option<(Text, Text)>>,
     free: Vec<Holder>,
 }
 
-impl Holders {
-    pub(crate) fn intern(&mut self, purpose: Use, name: &Text, uid: &Text) -> Holder {
+impl HolderIds {
+    pub(crate) fn intern(&mut self, purpose: HolderUse, name: &Text, uid: &Text) -> Holder {
         if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
             return *holder;
         }
         let who = Some((name.clone(), uid.clone()));
         let holder = if let Some(holder) = self.free.pop() {
-            self.who[holder.0 as usize] = who;
+            self.nodes[holder.0 as usize] = who;
             holder
         } else {
-            self.who.push(who);
-            Holder(u32::try_from(self.who.len() - 1).unwrap_or(u32::MAX))
+            self.nodes.push(who);
+            Holder(u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX))
         };
         self.by_uid.insert((purpose, uid.clone()), holder);
         holder
     }
 
-    pub(crate) fn get(&self, purpose: Use, uid: &str) -> Option<Holder> {
+    pub(crate) fn get(&self, purpose: HolderUse, uid: &str) -> Option<Holder> {
         self.by_uid.get(&(purpose, uid.into())).copied()
     }
 
@@ -49,14 +49,14 @@ impl Holders {
         self.by_uid.values().copied()
     }
 
-    pub(crate) fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
-        self.who.get(holder.0 as usize)?.as_ref()
+    pub(crate) fn node_of(&self, holder: Holder) -> Option<&(Text, Text)> {
+        self.nodes.get(holder.0 as usize)?.as_ref()
     }
 
     /// Frees the holder's number for reuse. The UID must not have claims.
-    pub(crate) fn drop_uid(&mut self, purpose: Use, uid: &str) {
+    pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &str) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.into())) {
-            self.who[holder.0 as usize] = None;
+            self.nodes[holder.0 as usize] = None;
             self.free.push(holder);
         }
     }

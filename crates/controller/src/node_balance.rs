@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use super::Context;
-use super::pools::{PoolState, Verdict};
-use super::registry::Registry;
-use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
-use crate::cluster::world::report_of;
-use crate::registry::blocks::Entry;
+use super::allocations::AllocationState;
+use super::pools::{PoolPhase, PoolState};
+use crate::allocations::blocks::BlockEntry;
+use crate::cluster::cache::report_of;
+use crate::cluster::objects::{AgentReport, BlockReport, Node, Text};
 use cadastre_api::{MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family};
@@ -19,7 +19,7 @@ use cadastre_core::{Cidr, Dual, Family};
 ///
 /// Blocks are recalled for a node only from nodes with a less urgent need. So no block moves back and forth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Need {
+pub(super) enum NodeNeed {
     /// The node has no block and demand. An agent without blocks has demand only while a pod waits.
     First,
     /// The node has blocks, and pods wait for more.
@@ -31,7 +31,7 @@ pub(super) enum Need {
 }
 
 /// What a node has and wants of one pool.
-pub(super) struct Account {
+pub(super) struct NodeBalance {
     /// Addresses per family that the node has or is getting
     capacity: Dual<u64>,
     /// Addresses per family that are in use or cooling
@@ -43,7 +43,7 @@ pub(super) struct Account {
     asked: u64,
 }
 
-impl Account {
+impl NodeBalance {
     /// Returns how many addresses are missing, in the family that lacks most.
     pub(super) fn missing(&self, pool: &PoolState) -> u64 {
         let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
@@ -63,17 +63,17 @@ impl Account {
     }
 
     /// Returns how urgently the node needs the missing addresses.
-    pub(super) fn need(&self, pool: &PoolState) -> Need {
+    pub(super) fn need(&self, pool: &PoolState) -> NodeNeed {
         let in_use = self.in_use.iter().map(|(_, in_use)| *in_use);
         let in_use = in_use.max().unwrap_or(0);
         if self.asked > 0 && !self.has_some() {
-            Need::First
+            NodeNeed::First
         } else if self.asked > in_use.saturating_add(pool.reserve()) {
-            Need::Pods
+            NodeNeed::Pods
         } else if in_use > 0 {
-            Need::Reserve
+            NodeNeed::Reserve
         } else {
-            Need::Unused
+            NodeNeed::Unused
         }
     }
 }
@@ -86,14 +86,18 @@ pub(super) fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
 }
 
 /// Returns how many addresses of a block the node can use: as its agent reports, else by the block's size.
-pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u64 {
-    match entry.word(report) {
+pub(super) fn keep_value(
+    entry: &BlockEntry,
+    report: Option<&AgentReport>,
+    allocations: &AllocationState,
+) -> u64 {
+    match entry.report_for(report) {
         Some(word) if word.released && !Mutation::ReleasedBlocksCounted.is_on() => 0,
         Some(word) => word.busy().saturating_add(word.free),
         None => {
-            let usable = registry.usable(&entry.cidr, &entry.pool);
+            let usable = allocations.usable(&entry.cidr, &entry.pool);
             let usable = u64::try_from(usable).unwrap_or(u64::MAX);
-            let never = never_given(&entry.cidr, registry.pools.get(&entry.pool));
+            let never = unassigned(&entry.cidr, allocations.pools.get(&entry.pool));
             usable.saturating_sub(never).max(usable.min(1))
         }
     }
@@ -106,10 +110,10 @@ pub(super) fn add(sum: &mut u64, more: u64) {
 
 /// Returns how many addresses of a block its agent never assigns: network, gateway and broadcast address, unless the
 /// pool names a gateway. If they were counted as usable, a demand would be met by small blocks in several rounds.
-fn never_given(block: &Cidr, pool: Option<&PoolState>) -> u64 {
+fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     let ranges = pool.and_then(|pool| match block.family() {
-        Family::V4 => pool.told.ipv4.as_ref(),
-        Family::V6 => pool.told.ipv6.as_ref(),
+        Family::V4 => pool.node_view.ipv4.as_ref(),
+        Family::V6 => pool.node_view.ipv6.as_ref(),
     });
     if ranges.is_none_or(|ranges| ranges.gateway.is_some()) {
         return 0;
@@ -123,34 +127,35 @@ fn never_given(block: &Cidr, pool: Option<&PoolState>) -> u64 {
 }
 
 /// Sums up a node's blocks of a pool.
-pub(super) fn account(
+pub(super) fn node_balance(
     pool: &Text,
     wanted: u64,
     node: &Node,
     report: Option<&AgentReport>,
-    registry: &Registry,
-) -> Account {
-    let mut account = Account {
+    allocations: &AllocationState,
+) -> NodeBalance {
+    let mut account = NodeBalance {
         capacity: Dual::default(),
         in_use: Dual::default(),
         count: Dual::default(),
         wanted,
         asked: demand(report, pool),
     };
-    let unseen = |entry: &Entry| !entry.confirmed && Mutation::ProvisionalBlocksNotCounted.is_on();
-    let counts = |entry: &&Entry| {
+    let unseen =
+        |entry: &BlockEntry| !entry.confirmed && Mutation::ProvisionalBlocksNotCounted.is_on();
+    let counts = |entry: &&BlockEntry| {
         !unseen(entry)
             && entry.pool == *pool
             && !entry.is_leaving()
             && entry.recall != Some(Recall::Drain)
     };
-    for entry in registry.blocks.of(&node.uid).filter(counts) {
+    for entry in allocations.blocks.of(&node.uid).filter(counts) {
         let family = entry.cidr.family();
         add(
             account.capacity.get_mut(family),
-            worth(entry, report, registry),
+            keep_value(entry, report, allocations),
         );
-        if let Some(word) = entry.word(report).filter(|word| !word.released) {
+        if let Some(word) = entry.report_for(report).filter(|word| !word.released) {
             add(account.in_use.get_mut(family), word.busy());
         }
         *account.count.get_mut(family) += usize::from(!entry.is_released(report));
@@ -159,12 +164,12 @@ pub(super) fn account(
 }
 
 /// Returns whether a block must be recalled because its pool no longer serves that node or that range.
-pub fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
+pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> bool {
     let Some(pool) = pool else { return true };
-    match pool.verdict {
+    match pool.phase {
         // An invalid pool decides nothing: its blocks stay as they are.
-        Verdict::Invalid(_) => false,
-        Verdict::Terminating => true,
+        PoolPhase::Invalid(_) => false,
+        PoolPhase::Terminating => true,
         _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
     }
 }
@@ -175,16 +180,16 @@ pub(super) fn unused_since(
     pool: &PoolState,
     uid: &Text,
     report: Option<&AgentReport>,
-    registry: &Registry,
+    allocations: &AllocationState,
 ) -> Option<Duration> {
     if demand(report, &pool.name) > pool.reserve() {
         return None;
     }
-    let counts = |entry: &&Entry| {
+    let counts = |entry: &&BlockEntry| {
         entry.pool == pool.name && !entry.is_leaving() && !entry.is_released(report)
     };
     let mut since = None;
-    for entry in registry.blocks.of(uid).filter(counts) {
+    for entry in allocations.blocks.of(uid).filter(counts) {
         since = since.max(Some(entry.idle_since?));
     }
     since
@@ -193,26 +198,26 @@ pub(super) fn unused_since(
 /// Returns the empty block that a node can best spare for another node with that need, after the node's number of
 /// free addresses, by which donors are compared, and with its name and UID. A node keeps at least one block per
 /// family.
-pub(super) fn donor(
+pub(super) fn recall_candidate(
     pool: &PoolState,
     name: &Text,
     uid: &Text,
-    need: Need,
+    need: NodeNeed,
     cx: &Context,
 ) -> Option<(u64, Cidr, Text, Text)> {
-    let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
-    let report = report_of(node, cx.world)?;
+    let node = cx.cache.nodes.get(name).filter(|node| node.uid == *uid)?;
+    let report = report_of(node, cx.cache)?;
     let report = Some(report);
-    let spare = |entry: &&Entry| {
+    let spare = |entry: &&BlockEntry| {
         entry.pool == pool.name && entry.confirmed && !entry.is_leaving() && entry.recall.is_none()
     };
-    let entries = || cx.registry.blocks.of(uid).filter(spare);
-    let in_use = |entry: &Entry| entry.word(report).map(BlockWord::busy);
+    let entries = || cx.allocations.blocks.of(uid).filter(spare);
+    let in_use = |entry: &BlockEntry| entry.report_for(report).map(BlockReport::busy);
     // Per family: addresses, addresses in use, blocks.
     let mut sums: Dual<(u64, u64, usize)> = Dual::default();
     for entry in entries() {
         let sum = sums.get_mut(entry.cidr.family());
-        add(&mut sum.0, worth(entry, report, cx.registry));
+        add(&mut sum.0, keep_value(entry, report, cx.allocations));
         add(&mut sum.1, in_use(entry).unwrap_or(0));
         sum.2 += 1;
     }
@@ -220,14 +225,14 @@ pub(super) fn donor(
     let most_used = most_used.max().unwrap_or(0);
     let asked = demand(report, &pool.name);
     let wanted = match need {
-        Need::First => 0,
-        Need::Pods if asked <= most_used.saturating_add(pool.reserve()) => 0,
+        NodeNeed::First => 0,
+        NodeNeed::Pods if asked <= most_used.saturating_add(pool.reserve()) => 0,
         _ => asked,
     };
     let empty = entries().filter(|it| in_use(it) == Some(0) && !it.is_released(report));
     let best = empty.filter_map(|entry| {
         let (capacity, used, count) = *sums.get(entry.cidr.family());
-        let left = capacity.saturating_sub(worth(entry, report, cx.registry));
+        let left = capacity.saturating_sub(keep_value(entry, report, cx.allocations));
         let last = count == 1 && !Mutation::LastBlockAskedBack.is_on();
         let gives = !last && left >= wanted.max(used);
         gives.then(|| (capacity.saturating_sub(used), entry.cidr))

@@ -3,32 +3,32 @@
 //! A standby keeps them up to date; a leader decides by them. This module makes no decisions.
 
 use super::addresses::Addresses;
-use super::intents::Versions;
+use super::intents::SeenVersions;
+use super::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
+use super::objects::{AgentReport, Block, Node, Object, Pool, ServiceRange, Subnet, Text};
 use super::pods::PodIndex;
-use super::request::{Kind, Known};
-use super::seen::{AgentReport, Block, Node, Object, Pool, ServiceRange, Subnet, Text};
-use super::table::{Delta, Sent, Table};
+use super::request::{KnownObject, ObjectKind};
 
 /// All cached objects.
 #[derive(Debug, Default)]
-pub struct World {
+pub struct ClusterCache {
     /// Nodes
-    pub nodes: Table<Node>,
+    pub nodes: ObjectCache<Node>,
     /// IPPools
-    pub pools: Table<Pool>,
+    pub pools: ObjectCache<Pool>,
     /// NodeSubnets
-    pub subnets: Table<Subnet>,
+    pub subnets: ObjectCache<Subnet>,
     /// IPAMBlocks
-    pub blocks: Table<Block>,
+    pub blocks: ObjectCache<Block>,
     /// ServiceCIDRs
-    pub services: Table<ServiceRange>,
+    pub services: ObjectCache<ServiceRange>,
     /// Pods and their addresses
     pub pods: PodIndex,
     /// Addresses of nodes
     pub node_addresses: Addresses,
 }
 
-impl World {
+impl ClusterCache {
     /// Returns the kinds whose first list is not complete; before all are, nothing is allocated.
     pub fn missing(&self) -> Vec<&'static str> {
         [
@@ -46,8 +46,8 @@ impl World {
     }
 
     /// Returns the versions that were seen of the kinds by which ranges are allocated.
-    pub fn versions(&self) -> Versions {
-        Versions {
+    pub fn versions(&self) -> SeenVersions {
+        SeenVersions {
             nodes: self.nodes.newest(),
             subnets: self.subnets.newest(),
             blocks: self.blocks.newest(),
@@ -55,17 +55,20 @@ impl World {
     }
 
     /// Returns what is known of the subject of a request: a kind, and the object if it is about one.
-    pub(crate) fn about(&self, (kind, name): (Kind, Option<&Text>)) -> (Sent, Option<Known>) {
+    pub(crate) fn about(
+        &self,
+        (kind, name): (ObjectKind, Option<&Text>),
+    ) -> (CacheMark, Option<KnownObject>) {
         match kind {
-            Kind::Node => about(&self.nodes, name),
-            Kind::Subnet => about(&self.subnets, name),
-            Kind::Block => about(&self.blocks, name),
-            Kind::Pool => about(&self.pools, name),
+            ObjectKind::Node => about(&self.nodes, name),
+            ObjectKind::Subnet => about(&self.subnets, name),
+            ObjectKind::Block => about(&self.blocks, name),
+            ObjectKind::Pool => about(&self.pools, name),
         }
     }
 
     /// Updates what is derived from nodes after a change of one.
-    pub(crate) fn note_node(&mut self, delta: &Delta<Node>) {
+    pub(crate) fn note_node(&mut self, delta: &ObjectUpdate<Node>) {
         if let Some(before) = &delta.before {
             self.node_addresses.remove(&before.addresses);
         }
@@ -75,13 +78,16 @@ impl World {
     }
 }
 
-fn about<T: Object>(table: &Table<T>, name: Option<&Text>) -> (Sent, Option<Known>) {
+fn about<T: Object>(
+    table: &ObjectCache<T>,
+    name: Option<&Text>,
+) -> (CacheMark, Option<KnownObject>) {
     let object = name.and_then(|name| table.get(name));
-    (table.sent(), object.map(|it| Known::of(&**it)))
+    (table.sent(), object.map(|it| KnownObject::of(&**it)))
 }
 
 /// Returns the report of a node's agent, if it is for that UID.
-pub(crate) fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
-    let report = world.subnets.get(&node.name)?.report.as_deref()?;
+pub(crate) fn report_of<'a>(node: &Node, cache: &'a ClusterCache) -> Option<&'a AgentReport> {
+    let report = cache.subnets.get(&node.name)?.report.as_deref()?;
     (report.node_uid == node.uid).then_some(report)
 }

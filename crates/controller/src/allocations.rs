@@ -1,17 +1,17 @@
 //! The leader's ledger: which node has which range, and which ranges of deleted nodes are in quarantine.
 //!
 //! It is built from the cache when a tenure begins and dropped when it ends. In between, every change of a node
-//! passes through [`Registry::sync`] or [`Registry::retire`].
+//! passes through [`AllocationState::sync`] or [`AllocationState::quarantine`].
 //!
 //! # Guarantees
 //! - The range of a podCIDR leaves the ledger only here: in `sync`, when the node provably has other podCIDRs, and in
 //!   `finish`, when its quarantine is over and no object in the API records it.
 //! - A range that two nodes have is recorded twice: releasing one record never frees the other's addresses.
 
+pub mod adopt;
 pub mod blocks;
 pub mod foreign;
 pub mod holders;
-pub mod take_up;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,28 +19,28 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Now;
-use super::departed::Departed;
-use super::intents::Intentions;
-use super::pools::{DEFAULT_QUARANTINE, Pools};
-use super::refusals::Refusals;
-use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
-use crate::cluster::world::World;
-use crate::registry::blocks::Blocks;
-use crate::registry::foreign::{AllTooWide, is_wide};
-use crate::registry::holders::{Holders, Use};
-use crate::registry::take_up::Strays;
+use super::deleted_nodes::DeletedNodes;
+use super::failing_calls::FailingCalls;
+use super::intents::IntentBook;
+use super::pools::{DEFAULT_QUARANTINE, PoolStates};
+use crate::allocations::adopt::UnadoptedBlocks;
+use crate::allocations::blocks::BlockTable;
+use crate::allocations::foreign::{AllTooWide, is_wide};
+use crate::allocations::holders::{HolderIds, HolderUse};
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{MachineIdentity, Node, PodUid, Subnet, Text};
 use cadastre_api::{AllocatedRange, QuarantinedNode};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Addr, Cidr, ClaimId, Holder, Ledger, State};
+use cadastre_core::{Addr, Cidr, ClaimId, ClaimLedger, ClaimState, Holder};
 
 /// Key of a quarantine: the name and the UID of the deleted node.
-pub(crate) type RestKey = (Text, Text);
+pub(crate) type QuarantineKey = (Text, Text);
 
 /// podCIDRs of a deleted node, in quarantine.
 #[derive(Clone, Debug)]
-pub struct Rest {
+pub struct QuarantinedRanges {
     /// The machine that had the ranges; it may get them back.
-    pub machine: Machine,
+    pub machine: MachineIdentity,
     /// The ranges in quarantine.
     pub ranges: Vec<Cidr>,
     /// Earliest end of the quarantine, monotonic.
@@ -49,12 +49,12 @@ pub struct Rest {
     pub until_wall: Timestamp,
     /// Whether the quarantine ends: it is over and proven, or a live node has the ranges. The entry is removed once
     /// no NodeSubnet names it.
-    pub leaving: bool,
+    pub released: bool,
 }
 
-/// Result of [`Registry::sync`].
+/// Result of [`AllocationState::sync`].
 #[derive(Debug, Default)]
-pub struct Synced {
+pub struct SyncOutcome {
     /// podCIDRs that this leader did not allocate, now recorded.
     pub foreign: Vec<Cidr>,
     /// Whether a podCIDR that this leader allocated is confirmed.
@@ -67,64 +67,68 @@ pub struct Synced {
 
 /// Which node has which range, with all that depends on it.
 #[derive(Debug, Default)]
-pub struct Registry {
+pub struct AllocationState {
     /// Claims of nodes on ranges
-    pub ledger: Ledger,
+    pub ledger: ClaimLedger,
     /// The pools and their state
-    pub pools: Pools,
+    pub pools: PoolStates,
     /// podCIDRs in quarantine
-    pub rests: BTreeMap<RestKey, Rest>,
+    pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
     /// Affinity blocks
-    pub blocks: Blocks,
+    pub blocks: BlockTable,
     /// Leak candidates that nodes are asked about, by the node's UID
     pub leak_candidates: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents use but cannot have now
-    pub strays: Strays,
+    pub unadopted: UnadoptedBlocks,
     /// Whether decisions about blocks wait until agents have reported.
-    pub is_listening: bool,
+    pub in_agent_grace: bool,
     /// Whether nobody led for so long before that the API server may have been restored from a backup.
     pub after_gap: bool,
     /// Failed calls and their back-off
-    pub refusals: Refusals,
+    pub refusals: FailingCalls,
     /// Writes that may be in flight, which the Lease has to name
-    pub(super) intents: Intentions,
-    pub(super) holders: Holders,
+    pub(super) intents: IntentBook,
+    pub(super) holders: HolderIds,
     /// podCIDRs that are too wide to count
     pub(super) too_wide: AllTooWide,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }
 
-impl Registry {
+impl AllocationState {
     /// Builds the ledger from the cache: podCIDRs of the nodes, and quarantined ranges from NodeSubnets. Also returns
-    /// the names of nodes whose podCIDRs overlap others', with [`Synced::overlaps`].
-    pub fn rebuild(world: &World, flag_services: &[Cidr], now: Now) -> (Self, Vec<(Text, Synced)>) {
-        let mut registry = Registry::default();
+    /// the names of nodes whose podCIDRs overlap others', with [`SyncOutcome::overlaps`].
+    pub fn rebuild(
+        cache: &ClusterCache,
+        flag_services: &[Cidr],
+        now: Now,
+    ) -> (Self, Vec<(Text, SyncOutcome)>) {
+        let mut allocations = AllocationState::default();
         let mut overlapping = Vec::new();
-        registry.pools.survey(world, flag_services, now.mono);
-        for node in world.nodes.iter() {
-            let synced = registry.sync(node, world.subnets.get(&node.name).map(AsRef::as_ref));
+        allocations.pools.evaluate(cache, flag_services, now.mono);
+        for node in cache.nodes.iter() {
+            let synced = allocations.sync(node, cache.subnets.get(&node.name).map(AsRef::as_ref));
             if !synced.overlaps.is_empty() {
                 overlapping.push((node.name.clone(), synced));
             }
         }
-        for subnet in world.subnets.iter() {
-            registry.recall(subnet, world, now);
+        for subnet in cache.subnets.iter() {
+            allocations.restore_subnet(subnet, cache, now);
         }
-        for node in world.nodes.iter() {
-            registry.supersede(node);
+        for node in cache.nodes.iter() {
+            allocations.end_superseded_quarantine(node);
         }
-        registry.rebuild_blocks(world, now);
-        (registry, overlapping)
+        allocations.rebuild_blocks(cache, now);
+        (allocations, overlapping)
     }
 
     /// Returns the ledger's holder for the podCIDRs of a node's UID, creating it if need be.
     pub fn holder(&mut self, name: &Text, uid: &Text) -> Holder {
-        self.holders.intern(Use::PodCidrs, name, uid)
+        self.holders.intern(HolderUse::PodCidrs, name, uid)
     }
 
     /// Returns the claims of a node's UID to podCIDRs.
-    pub(crate) fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
-        let Some(holder) = self.holders.get(Use::PodCidrs, uid) else {
+    pub(crate) fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, ClaimState)> {
+        let Some(holder) = self.holders.get(HolderUse::PodCidrs, uid) else {
             return Vec::new();
         };
         self.ledger
@@ -134,50 +138,50 @@ impl Registry {
     }
 
     /// Returns whether any write is indeterminate.
-    pub(crate) fn has_unclear(&self) -> bool {
-        self.unclear() > 0
+    pub(crate) fn has_indeterminate(&self) -> bool {
+        self.indeterminate() > 0
     }
 
     /// Returns how many ranges stay allocated because a write is indeterminate.
-    pub fn unclear(&self) -> usize {
+    pub fn indeterminate(&self) -> usize {
         self.holders
             .all()
             .flat_map(|holder| self.ledger.of(holder))
-            .filter(|(_, c)| c.state == State::Unclear)
+            .filter(|(_, c)| c.state == ClaimState::Indeterminate)
             .count()
     }
 
     /// Returns how many pairs of nodes have some of the same addresses.
     pub fn overlaps(&mut self) -> usize {
-        let Registry {
+        let AllocationState {
             ledger, conflicts, ..
         } = self;
         let held = |id: &ClaimId| {
             ledger
                 .get(*id)
-                .is_some_and(|claim| claim.state == State::Held)
+                .is_some_and(|claim| claim.state == ClaimState::Allocated)
         };
         conflicts.retain(|(a, b)| held(a) && held(b));
         conflicts.len()
     }
 
     /// Returns name and UID of the node behind a holder.
-    pub fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
-        self.holders.who(holder)
+    pub fn node_of(&self, holder: Holder) -> Option<&(Text, Text)> {
+        self.holders.node_of(holder)
     }
 
     /// Records the podCIDRs of a live node. They are immutable once set, so a claim of that UID to any other range
     /// can never come true. `listed` is the NodeSubnet of its name.
-    pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> Synced {
-        let mut synced = Synced::default();
+    pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> SyncOutcome {
+        let mut synced = SyncOutcome::default();
         // A read said that the node was gone, but the watch shows that it exists.
         let revived = self
-            .rests
+            .quarantined
             .remove(&(node.name.clone(), node.uid.clone()))
             .is_some();
         if node.is_empty() {
             for (id, _, _) in self.claims_of(&node.uid).into_iter().filter(|_| revived) {
-                self.ledger.set_state(id, State::Unclear);
+                self.ledger.set_state(id, ClaimState::Indeterminate);
                 if Mutation::RevivedNodeLosesClaim.is_on() {
                     self.ledger.release(id);
                 }
@@ -186,12 +190,12 @@ impl Registry {
         }
         let holder = self.holder(&node.name, &node.uid);
         let mut missing: Vec<Cidr> = node.pod_cidrs.to_vec();
-        let claims: Vec<(ClaimId, Cidr, State)> = self.claims_of(&node.uid);
+        let claims: Vec<(ClaimId, Cidr, ClaimState)> = self.claims_of(&node.uid);
         for (id, cidr, state) in claims {
             if let Some(at) = missing.iter().position(|m| *m == cidr) {
                 missing.swap_remove(at);
-                synced.confirmed |= state != State::Held;
-                self.ledger.set_state(id, State::Held);
+                synced.confirmed |= state != ClaimState::Allocated;
+                self.ledger.set_state(id, ClaimState::Allocated);
             } else if !Mutation::ImpossibleClaimKept.is_on() {
                 self.ledger.release(id);
                 synced.freed = true;
@@ -201,81 +205,84 @@ impl Registry {
         let too_wide = missing.extract_if(.., |it| !counts(it)).collect();
         self.note_too_wide(node, too_wide);
         for cidr in &missing {
-            self.ledger.record(holder, *cidr, State::Held);
+            self.ledger.record(holder, *cidr, ClaimState::Allocated);
         }
         if synced.confirmed || !missing.is_empty() {
             synced.overlaps = self.conflicts_of(holder);
         }
         synced.foreign = missing;
-        self.supersede(node);
+        self.end_superseded_quarantine(node);
         synced
     }
 
     /// Ends the quarantine of ranges that a live node of the same name has again: they are quarantined anew when that
     /// node is deleted. Otherwise the record would stay as long as its pods use the range.
-    fn supersede(&mut self, node: &Node) {
+    fn end_superseded_quarantine(&mut self, node: &Node) {
         let first = (node.name.clone(), "".into());
-        let rests = self.rests.range_mut(first..);
+        let rests = self.quarantined.range_mut(first..);
         for (_, rest) in rests.take_while(|((name, _), _)| *name == node.name) {
             let has_all = rest.ranges.iter().all(|it| node.pod_cidrs.contains(it));
-            rest.leaving |= has_all && !Mutation::ReturnedRangeStillRests.is_on();
+            rest.released |= has_all && !Mutation::ReturnedRangeStillRests.is_on();
         }
     }
 
     /// Quarantines the ranges of a node whose UID is gone. Returns whether it had any.
-    pub(crate) fn retire(&mut self, node: &Node, now: Now) -> bool {
+    pub(crate) fn quarantine(&mut self, node: &Node, now: Now) -> bool {
         self.too_wide.remove(&node.uid);
         let claims = self.claims_of(&node.uid);
         let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
         ranges.sort_unstable();
         if ranges.is_empty() {
-            self.holders.drop_uid(Use::PodCidrs, &node.uid);
+            self.holders.drop_uid(HolderUse::PodCidrs, &node.uid);
             return false;
         }
         for (id, _, _) in claims {
-            self.ledger.set_state(id, State::Resting);
+            self.ledger.set_state(id, ClaimState::Quarantined);
         }
         let quarantine = self.quarantine_of(&ranges);
         let key = (node.name.clone(), node.uid.clone());
         if Mutation::NoQuarantine.is_on() {
-            self.finish(&key);
+            self.release(&key);
             return false;
         }
-        self.rests.insert(
+        self.quarantined.insert(
             key,
-            Rest::new(node.machine.clone(), ranges, quarantine, now),
+            QuarantinedRanges::new(node.machine.clone(), ranges, quarantine, now),
         );
         true
     }
 
     /// Ends a quarantine: its ranges are free, unless another node has them too.
-    pub fn finish(&mut self, key: &RestKey) {
-        self.rests.remove(key);
+    pub fn release(&mut self, key: &QuarantineKey) {
+        self.quarantined.remove(key);
         for (id, _, _) in self.claims_of(&key.1) {
             self.ledger.release(id);
         }
-        self.holders.drop_uid(Use::PodCidrs, &key.1);
+        self.holders.drop_uid(HolderUse::PodCidrs, &key.1);
     }
 
     /// Returns the quarantined ranges of an earlier Node object of the same machine and name, which the node may get
     /// back.
-    pub(crate) fn resting_for(&self, node: &Node) -> Option<&Rest> {
-        self.rests
+    pub(crate) fn quarantined_for(&self, node: &Node) -> Option<&QuarantinedRanges> {
+        self.quarantined
             .range((node.name.clone(), "".into())..)
             .take_while(|((name, _), _)| *name == node.name)
             .map(|(_, rest)| rest)
-            .find(|rest| !rest.leaving && rest.machine.same(&node.machine))
+            .find(|rest| !rest.released && rest.machine.same(&node.machine))
     }
 
     /// Returns the quarantines under a node's name.
-    pub fn rests_of<'a>(&'a self, name: &'a Text) -> impl Iterator<Item = (&'a RestKey, &'a Rest)> {
-        self.rests
+    pub fn quarantined_of<'a>(
+        &'a self,
+        name: &'a Text,
+    ) -> impl Iterator<Item = (&'a QuarantineKey, &'a QuarantinedRanges)> {
+        self.quarantined
             .range((name.clone(), "".into())..)
             .take_while(move |((n, _), _)| n == name)
     }
 
     /// Returns the ranges as a NodeSubnet lists them, with the pool of each.
-    pub(crate) fn held_ranges(&self, ranges: &[Cidr]) -> Vec<AllocatedRange> {
+    pub(crate) fn allocated_ranges(&self, ranges: &[Cidr]) -> Vec<AllocatedRange> {
         ranges
             .iter()
             .map(|cidr| AllocatedRange {
@@ -287,16 +294,18 @@ impl Registry {
     }
 
     /// Quarantines the ranges of deleted nodes that a NodeSubnet records.
-    fn recall(&mut self, subnet: &Subnet, world: &World, now: Now) {
+    fn restore_subnet(&mut self, subnet: &Subnet, cache: &ClusterCache, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
-        let live = world.nodes.get(&subnet.name).map(|node| node.uid.clone());
+        let live = cache.nodes.get(&subnet.name).map(|node| node.uid.clone());
         for previous in &spec.quarantined {
-            self.recall_previous(&subnet.name, previous, live.as_deref(), now);
+            self.restore_quarantined(&subnet.name, previous, live.as_deref(), now);
         }
         let Some(uid) = spec.node_uid.as_deref() else {
             return;
         };
-        let known = self.rests.contains_key(&(subnet.name.clone(), uid.into()));
+        let known = self
+            .quarantined
+            .contains_key(&(subnet.name.clone(), uid.into()));
         // A podCIDR that was too wide to count is listed without a pool.
         let mut ranges = read_ranges(&spec.pod_cidrs);
         ranges.retain(|cidr| {
@@ -311,14 +320,14 @@ impl Registry {
         // The node was deleted while nobody led: the quarantine begins now.
         let machine = machine(spec.provider_id.as_deref(), spec.machine_id.as_deref());
         let quarantine = self.quarantine_of(&ranges);
-        self.lay_to_rest(
+        self.restore_to_quarantine(
             &subnet.name,
             uid,
-            Rest::new(machine, ranges, quarantine, now),
+            QuarantinedRanges::new(machine, ranges, quarantine, now),
         );
     }
 
-    fn recall_previous(
+    fn restore_quarantined(
         &mut self,
         name: &Text,
         previous: &QuarantinedNode,
@@ -333,20 +342,25 @@ impl Registry {
             previous.provider_id.as_deref(),
             previous.machine_id.as_deref(),
         );
-        let mut rest = Rest::new(machine, ranges, Duration::ZERO, now);
+        let mut rest = QuarantinedRanges::new(machine, ranges, Duration::ZERO, now);
         rest.until_wall = previous.until.0;
         rest.until = now.mono + left_of(rest.until_wall, self.quarantine_of(&rest.ranges), now);
-        self.lay_to_rest(name, &previous.node_uid, rest);
+        self.restore_to_quarantine(name, &previous.node_uid, rest);
     }
 
     /// Quarantines ranges of nodes that this process saw deleted before it led, and that no NodeSubnet records.
     /// Ranges that another node has by now need no quarantine.
-    pub(crate) fn lay_departed_to_rest(&mut self, departed: &Departed, world: &World, now: Now) {
+    pub(crate) fn quarantine_deleted(
+        &mut self,
+        departed: &DeletedNodes,
+        cache: &ClusterCache,
+        now: Now,
+    ) {
         for gone in departed.iter() {
-            let live = world.nodes.get(&gone.name);
+            let live = cache.nodes.get(&gone.name);
             let lives = live.is_some_and(|node| node.uid == gone.uid);
             let key = (gone.name.clone(), gone.uid.clone());
-            let is_known = lives || self.rests.contains_key(&key);
+            let is_known = lives || self.quarantined.contains_key(&key);
             if is_known || Mutation::UnrecordedDeathForgotten.is_on() {
                 continue;
             }
@@ -355,28 +369,30 @@ impl Registry {
             let left = until.saturating_sub(now.mono);
             let is_held = |range: &&Cidr| {
                 let mut claims = self.ledger.overlapping(range);
-                claims.any(|(_, it)| it.state == State::Held && it.cidr.len() <= range.len())
+                claims.any(|(_, it)| {
+                    it.state == ClaimState::Allocated && it.cidr.len() <= range.len()
+                })
             };
             let ranges: Vec<Cidr> = gone
                 .ranges
                 .iter()
-                .filter(|it| !is_held(it) && self.could_be_given(it))
+                .filter(|it| !is_held(it) && self.could_be_allocated(it))
                 .copied()
                 .collect();
             if !ranges.is_empty() {
-                let rest = Rest::new(gone.machine.clone(), ranges, left, now);
-                self.lay_to_rest(&gone.name, &gone.uid, rest);
+                let rest = QuarantinedRanges::new(gone.machine.clone(), ranges, left, now);
+                self.restore_to_quarantine(&gone.name, &gone.uid, rest);
             }
         }
     }
 
-    fn lay_to_rest(&mut self, name: &Text, uid: &str, rest: Rest) {
+    fn restore_to_quarantine(&mut self, name: &Text, uid: &str, rest: QuarantinedRanges) {
         let uid: Text = uid.into();
         let holder = self.holder(name, &uid);
         for cidr in &rest.ranges {
-            self.ledger.record(holder, *cidr, State::Resting);
+            self.ledger.record(holder, *cidr, ClaimState::Quarantined);
         }
-        self.rests.insert((name.clone(), uid), rest);
+        self.quarantined.insert((name.clone(), uid), rest);
     }
 
     fn quarantine_of(&self, ranges: &[Cidr]) -> Duration {
@@ -403,11 +419,11 @@ impl Registry {
         for (id, cidr) in mine {
             for (other, claim) in self.ledger.overlapping(&cidr) {
                 let unreported = Mutation::OverlapsNotReported.is_on();
-                if claim.holder == holder || claim.state != State::Held || unreported {
+                if claim.holder == holder || claim.state != ClaimState::Allocated || unreported {
                     continue;
                 }
                 self.conflicts.insert((id.min(other), id.max(other)));
-                if let Some((name, uid)) = self.holders.who(claim.holder) {
+                if let Some((name, uid)) = self.holders.node_of(claim.holder) {
                     found.push((name.clone(), uid.clone(), claim.cidr));
                 }
             }
@@ -416,16 +432,16 @@ impl Registry {
     }
 }
 
-impl Rest {
-    fn new(machine: Machine, ranges: Vec<Cidr>, quarantine: Duration, now: Now) -> Self {
+impl QuarantinedRanges {
+    fn new(machine: MachineIdentity, ranges: Vec<Cidr>, quarantine: Duration, now: Now) -> Self {
         let until_wall = now.wall.saturating_add(quarantine).unwrap_or(now.wall);
         let until_wall = whole_seconds(until_wall);
-        Rest {
+        QuarantinedRanges {
             machine,
             ranges,
             until: now.mono + quarantine,
             until_wall,
-            leaving: false,
+            released: false,
         }
     }
 }
@@ -452,8 +468,8 @@ fn read_ranges(ranges: &[AllocatedRange]) -> Vec<Cidr> {
         .collect()
 }
 
-pub(super) fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
-    Machine {
+pub(super) fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> MachineIdentity {
+    MachineIdentity {
         provider_id: provider_id.map(Text::from),
         machine_id: machine_id.map(Text::from),
     }
@@ -477,15 +493,15 @@ mod tests {
             pod_cidrs: [Cidr::parse_strict(cidr).unwrap()].into(),
             unreadable: [].into(),
             addresses: [].into(),
-            machine: Machine::default(),
+            machine: MachineIdentity::default(),
         }
     }
 
-    fn resting(registry: &Registry) -> usize {
+    fn resting(allocations: &AllocationState) -> usize {
         let name = "n1".into();
-        registry
-            .rests_of(&name)
-            .filter(|(_, rest)| !rest.leaving)
+        allocations
+            .quarantined_of(&name)
+            .filter(|(_, rest)| !rest.released)
             .count()
     }
 
@@ -495,19 +511,19 @@ mod tests {
             mono: Duration::ZERO,
             wall: Timestamp::UNIX_EPOCH,
         };
-        let mut registry = Registry::default();
+        let mut allocations = AllocationState::default();
         for (uid, next) in [("u1", "u2"), ("u2", "u3")] {
             let gone = node(uid, "10.0.0.0/24");
-            registry.sync(&gone, None);
-            assert!(registry.retire(&gone, now));
-            assert_eq!(resting(&registry), 1);
-            registry.sync(&node(next, "10.0.0.0/24"), None);
-            assert_eq!(resting(&registry), 0);
+            allocations.sync(&gone, None);
+            assert!(allocations.quarantine(&gone, now));
+            assert_eq!(resting(&allocations), 1);
+            allocations.sync(&node(next, "10.0.0.0/24"), None);
+            assert_eq!(resting(&allocations), 0);
         }
         let gone = node("u3", "10.0.0.0/24");
-        registry.retire(&gone, now);
-        registry.sync(&node("u4", "10.0.1.0/24"), None);
-        assert_eq!(resting(&registry), 1, "it got something else");
+        allocations.quarantine(&gone, now);
+        allocations.sync(&node("u4", "10.0.1.0/24"), None);
+        assert_eq!(resting(&allocations), 1, "it got something else");
     }
 
     fn cidr(text: &str) -> Cidr {
@@ -516,14 +532,16 @@ mod tests {
 
     #[test]
     fn a_claim_that_can_no_longer_come_true_is_free() {
-        let mut registry = Registry::default();
+        let mut allocations = AllocationState::default();
         let has = node("u1", "10.0.1.0/24");
-        let holder = registry.holder(&has.name, &has.uid);
+        let holder = allocations.holder(&has.name, &has.uid);
         let wanted = cidr("10.0.0.0/24");
-        registry.ledger.record(holder, wanted, State::Unclear);
-        assert!(registry.sync(&has, None).freed);
-        assert!(registry.ledger.overlapping(&wanted).next().is_none());
-        assert_eq!(registry.claims_of("u1").len(), 1);
+        allocations
+            .ledger
+            .record(holder, wanted, ClaimState::Indeterminate);
+        assert!(allocations.sync(&has, None).freed);
+        assert!(allocations.ledger.overlapping(&wanted).next().is_none());
+        assert_eq!(allocations.claims_of("u1").len(), 1);
     }
 
     #[test]
@@ -532,39 +550,41 @@ mod tests {
             pod_cidrs: [].into(),
             ..node("u1", "10.0.0.0/24")
         };
-        let mut registry = Registry::default();
-        let holder = registry.holder(&empty.name, &empty.uid);
+        let mut allocations = AllocationState::default();
+        let holder = allocations.holder(&empty.name, &empty.uid);
         let wanted = cidr("10.0.0.0/24");
-        registry.ledger.record(holder, wanted, State::InFlight);
-        assert!(registry.retire(&empty, NOW));
-        registry.sync(&empty, None);
-        let claims = registry.claims_of("u1");
-        let states: Vec<State> = claims.iter().map(|(_, _, state)| *state).collect();
-        assert_eq!(states, [State::Unclear]);
-        assert!(registry.rests.is_empty());
+        allocations
+            .ledger
+            .record(holder, wanted, ClaimState::InFlight);
+        assert!(allocations.quarantine(&empty, NOW));
+        allocations.sync(&empty, None);
+        let claims = allocations.claims_of("u1");
+        let states: Vec<ClaimState> = claims.iter().map(|(_, _, state)| *state).collect();
+        assert_eq!(states, [ClaimState::Indeterminate]);
+        assert!(allocations.quarantined.is_empty());
     }
 
     #[test]
     fn two_nodes_with_common_addresses_are_a_pair() {
-        let mut registry = Registry::default();
-        registry.sync(&node("u1", "10.0.0.0/24"), None);
+        let mut allocations = AllocationState::default();
+        allocations.sync(&node("u1", "10.0.0.0/24"), None);
         let other = Node {
             name: "n2".into(),
             ..node("u2", "10.0.0.128/25")
         };
-        let overlaps = registry.sync(&other, None).overlaps;
+        let overlaps = allocations.sync(&other, None).overlaps;
         let first = ("n1".into(), "u1".into(), cidr("10.0.0.0/24"));
         assert_eq!(overlaps, [first]);
-        assert_eq!(registry.overlaps(), 1);
+        assert_eq!(allocations.overlaps(), 1);
     }
 
     #[test]
     fn what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it() {
-        let mut world = World::default();
-        let mut departed = Departed::default();
+        let mut cache = ClusterCache::default();
+        let mut departed = DeletedNodes::default();
         for (uid, range) in [("u1", "10.0.0.0/27"), ("u2", "10.0.0.32/28")] {
-            world.nodes.change(Change::Applied(node(uid, range)));
-            for delta in world.nodes.change(Change::Deleted(node(uid, range))) {
+            cache.nodes.change(Change::Applied(node(uid, range)));
+            for delta in cache.nodes.change(Change::Deleted(node(uid, range))) {
                 departed.node_changed(&delta, Duration::from_secs(100));
             }
         }
@@ -574,16 +594,16 @@ mod tests {
                 name: uid.into(),
                 ..node(uid, range)
             };
-            world.nodes.change(Change::Applied(has));
+            cache.nodes.change(Change::Applied(has));
         }
         let resting_at = |second: u64| {
             let now = Now {
                 mono: Duration::from_secs(second),
                 ..NOW
             };
-            let (mut registry, _) = Registry::rebuild(&world, &[], now);
-            registry.lay_departed_to_rest(&departed, &world, now);
-            let rests = registry.rests.into_iter();
+            let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now);
+            allocations.quarantine_deleted(&departed, &cache, now);
+            let rests = allocations.quarantined.into_iter();
             rests
                 .map(|((_, uid), it)| (uid, it.until))
                 .collect::<Vec<_>>()
@@ -600,23 +620,23 @@ mod tests {
 
     #[test]
     fn ranges_rest_for_the_longest_quarantine_of_their_pools() {
-        let mut world = World::default();
+        let mut cache = ClusterCache::default();
         let pools = [("p", "10.0.0.0/24", 5), ("q", "10.0.1.0/24", 90)];
         let pools = pools.map(|(name, range, seconds)| {
             let mut pool = pool(name, range);
             pool.spec.as_mut().unwrap().quarantine_seconds = seconds;
             pool
         });
-        list(&mut world.pools, pools.into());
-        let mut registry = Registry::default();
-        registry.pools.survey(&world, &[], NOW.mono);
+        list(&mut cache.pools, pools.into());
+        let mut allocations = AllocationState::default();
+        allocations.pools.evaluate(&cache, &[], NOW.mono);
         let gone = Node {
             pod_cidrs: [cidr("10.0.0.0/28"), cidr("10.0.1.0/28")].into(),
             ..node("u1", "10.0.0.0/28")
         };
-        registry.sync(&gone, None);
-        registry.retire(&gone, NOW);
-        let rest = registry.rests.values().next().unwrap();
+        allocations.sync(&gone, None);
+        allocations.quarantine(&gone, NOW);
+        let rest = allocations.quarantined.values().next().unwrap();
         assert_eq!(rest.until, Duration::from_secs(90));
     }
 }

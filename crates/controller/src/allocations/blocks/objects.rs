@@ -1,20 +1,20 @@
 //! How the ledger follows blocks' objects on the watch, and which of two overlapping blocks stays.
 
-use super::{Entry, Noted};
+use super::{AffectedLoops, BlockEntry};
 use crate::Now;
-use crate::cluster::seen::{Block, BlockSpec, Machine, Owner};
-use crate::cluster::world::World;
+use crate::allocations::holders::HolderUse;
+use crate::allocations::{AllocationState, left_of};
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Block, BlockSpec, MachineIdentity, Owner};
 use crate::purpose::Step;
-use crate::registry::holders::Use;
-use crate::registry::{Registry, left_of};
 use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, State};
+use cadastre_core::{Cidr, ClaimState};
 
-impl Registry {
+impl AllocationState {
     /// Takes in an object that was created or has changed.
-    pub(crate) fn block_seen(&mut self, block: &Block, now: Now) -> Noted {
-        let mut noted = Noted::default();
+    pub(crate) fn block_seen(&mut self, block: &Block, now: Now) -> AffectedLoops {
+        let mut noted = AffectedLoops::default();
         let Some(spec) = sound(block) else {
             self.block_spoiled(block, now, &mut noted);
             return noted;
@@ -66,7 +66,7 @@ impl Registry {
     /// Takes in an object with an invalid spec. The object of a confirmed block is written again. If a provisional
     /// block was to be created under that name, the range is quarantined: nobody knows who had it, but no node lists
     /// it.
-    pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut Noted) {
+    pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut AffectedLoops) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
         let known = known.map(|entry| (entry.cidr, entry.confirmed, entry.is_leaving()));
@@ -76,15 +76,15 @@ impl Registry {
         if !confirmed && let Some(entry) = self.blocks.get(&cidr) {
             noted.nodes.push(entry.owner.name.clone());
             let nobody = Owner {
-                resting: true,
+                quarantined: true,
                 name: "".into(),
                 uid: block.uid.clone(),
-                machine: Machine::default(),
+                machine: MachineIdentity::default(),
             };
             let rest = self.quarantine_of_block(&entry.pool);
-            self.give_block(&cidr, nobody);
+            self.reassign_block(&cidr, nobody);
             self.confirm(&cidr);
-            self.set_rest(&cidr, rest, now);
+            self.set_quarantine(&cidr, rest, now);
         }
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.uid = Some(block.uid.clone());
@@ -100,8 +100,8 @@ impl Registry {
     }
 
     /// Takes in the deletion of an object.
-    pub fn block_gone(&mut self, block: &Block) -> Noted {
-        let mut noted = Noted::default();
+    pub fn block_gone(&mut self, block: &Block) -> AffectedLoops {
+        let mut noted = AffectedLoops::default();
         let Some(spec) = sound(block) else {
             return noted;
         };
@@ -113,7 +113,7 @@ impl Registry {
             return noted;
         }
         noted.nodes.push(entry.owner.name.clone());
-        if entry.is_leaving() || entry.owner.resting && !entry.confirmed {
+        if entry.is_leaving() || entry.owner.quarantined && !entry.confirmed {
             self.drop_block(&cidr);
             noted.freed = true;
         } else {
@@ -125,8 +125,10 @@ impl Registry {
 
     fn adopt(&mut self, block: &Block, spec: &BlockSpec, now: Now) {
         let owner = &spec.owner;
-        let holder = self.holders.intern(Use::Blocks, &owner.name, &owner.uid);
-        let claim = self.ledger.record(holder, spec.cidr, State::InFlight);
+        let holder = self
+            .holders
+            .intern(HolderUse::Blocks, &owner.name, &owner.uid);
+        let claim = self.ledger.record(holder, spec.cidr, ClaimState::InFlight);
         let rest = self.quarantine_of_block(&spec.pool);
         let left = spec.until.map_or(rest, |until| left_of(until, rest, now));
         let left = if Mutation::RecordedRestOfBlockIgnored.is_on() {
@@ -134,35 +136,35 @@ impl Registry {
         } else {
             left
         };
-        let entry = Entry {
+        let entry = BlockEntry {
             since: spec.since,
             until: spec.until,
-            rests_until: owner.resting.then_some(now.mono + left),
+            rests_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
             // Quarantine is written only to objects of confirmed blocks.
-            confirmed: owner.resting,
+            confirmed: owner.quarantined,
             step: Step::Settled,
-            ..Entry::new(spec.cidr, spec.pool.clone(), owner.clone(), claim, now)
+            ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), claim, now)
         };
         self.ledger.set_state(claim, entry.state());
         self.blocks.insert(entry);
-        if !owner.resting {
+        if !owner.quarantined {
             self.blocks.to_judge.insert(spec.cidr);
         }
     }
 
     /// Decides which provisional blocks are confirmed, except during a list, which does not deliver objects in the
     /// order of their creation.
-    pub fn judge_blocks(&mut self, world: &World) -> Noted {
-        let mut noted = Noted::default();
-        if world.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
+    pub fn judge_blocks(&mut self, cache: &ClusterCache) -> AffectedLoops {
+        let mut noted = AffectedLoops::default();
+        if cache.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return noted;
         }
         // Quarantined blocks take nothing from anybody, so blocks of live nodes come first.
         let mut to_judge: Vec<Cidr> = std::mem::take(&mut self.blocks.to_judge)
             .into_iter()
             .collect();
-        let rests = |cidr: &Cidr| self.blocks.get(cidr).is_some_and(|it| it.owner.resting);
+        let rests = |cidr: &Cidr| self.blocks.get(cidr).is_some_and(|it| it.owner.quarantined);
         to_judge.sort_by_cached_key(rests);
         for cidr in to_judge {
             let Some(entry) = self.blocks.get(&cidr) else {
@@ -173,10 +175,10 @@ impl Registry {
             }
             let name = entry.owner.name.clone();
             // The deleted owner might have used it.
-            let rests = entry.owner.resting;
-            if rests || self.is_first(&cidr, world) {
+            let rests = entry.owner.quarantined;
+            if rests || self.is_first(&cidr, cache) {
                 self.confirm(&cidr);
-                let there = world.blocks.get(&block_name(&cidr));
+                let there = cache.blocks.get(&block_name(&cidr));
                 let there = there.and_then(|block| block.spec.as_ref().ok());
                 if let Some(entry) = self.blocks.get_mut(&cidr)
                     && there.is_some_and(|there| *there != entry.spec())
@@ -194,14 +196,17 @@ impl Registry {
 
     /// Marks for deletion the provisional blocks that another node's agent uses: they are from a state before the
     /// restore. Called when the time to listen to agents ends. Returns them.
-    pub(crate) fn yield_to_strays(&mut self) -> Vec<Cidr> {
+    pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
             let Some(entry) = self.blocks.entries.get_mut(&cidr) else {
                 continue;
             };
             let owner = &entry.owner;
-            if !entry.confirmed && !owner.resting && self.strays.speak_against(&cidr, &owner.name) {
+            if !entry.confirmed
+                && !owner.quarantined
+                && self.unadopted.conflict_with(&cidr, &owner.name)
+            {
                 entry.step = Step::Delete;
                 ended.push(cidr);
             }
@@ -210,8 +215,8 @@ impl Registry {
     }
 
     /// Returns whether nothing older overlaps the block.
-    fn is_first(&self, cidr: &Cidr, world: &World) -> bool {
-        let Some(mine) = Self::age(cidr, world) else {
+    fn is_first(&self, cidr: &Cidr, cache: &ClusterCache) -> bool {
+        let Some(mine) = Self::age(cidr, cache) else {
             return false;
         };
         let own = self.blocks.get(cidr).map(|entry| entry.claim);
@@ -228,7 +233,7 @@ impl Registry {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
                 Some(other) if other.confirmed => false,
                 // A block without an object yet will find this one before it.
-                Some(other) => Self::age(&other.cidr, world).is_none_or(|theirs| mine < theirs),
+                Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),
                 // A podCIDR, possibly in quarantine.
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
@@ -237,8 +242,8 @@ impl Registry {
 
     /// Returns a key that orders objects by creation. An object that was changed since counts as older: a node had
     /// it.
-    fn age(cidr: &Cidr, world: &World) -> Option<(bool, u64)> {
-        let block = world.blocks.get(&block_name(cidr))?;
+    fn age(cidr: &Cidr, cache: &ClusterCache) -> Option<(bool, u64)> {
+        let block = cache.blocks.get(&block_name(cidr))?;
         let touched = block.touched && !Mutation::EditedBlockKeepsItsAge.is_on();
         Some((!touched, block.version))
     }

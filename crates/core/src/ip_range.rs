@@ -7,14 +7,14 @@ use super::text::CidrError;
 
 /// An interval of addresses of one family. Both ends are included, and `first <= last`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Span {
+pub struct IpRange {
     first: Addr,
     last: Addr,
 }
 
 /// Why a text cannot be parsed as a span.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SpanError {
+pub enum IpRangeError {
     /// The text contains a slash, but is not a CIDR.
     #[error(transparent)]
     Cidr(#[from] CidrError),
@@ -36,7 +36,7 @@ pub enum SpanError {
     },
 }
 
-impl Span {
+impl IpRange {
     /// Makes an interval; `None` if the ends are of different families or `first` is above `last`.
     pub fn new(first: Addr, last: Addr) -> Option<Self> {
         (first.family == last.family && first <= last).then_some(Self { first, last })
@@ -44,13 +44,13 @@ impl Span {
 
     /// Parses a CIDR, an address, or `low-high`, with or without spaces around the dash. Only canonical text is
     /// accepted, because people write it and a typo would reserve the wrong addresses.
-    pub fn parse(text: &str) -> Result<Self, SpanError> {
+    pub fn parse(text: &str) -> Result<Self, IpRangeError> {
         if text.contains('/') {
             return Ok(Cidr::parse_strict(text)?.into());
         }
         let (low, high) = text.split_once('-').unwrap_or((text, text));
         let (first, last) = (address(low)?, address(high)?);
-        Self::new(first, last).ok_or(SpanError::Ends { first, last })
+        Self::new(first, last).ok_or(IpRangeError::Ends { first, last })
     }
 
     /// The family that both ends belong to.
@@ -101,7 +101,7 @@ impl Span {
     }
 }
 
-impl From<Cidr> for Span {
+impl From<Cidr> for IpRange {
     fn from(cidr: Cidr) -> Self {
         Self {
             first: cidr.first(),
@@ -110,7 +110,7 @@ impl From<Cidr> for Span {
     }
 }
 
-impl From<Addr> for Span {
+impl From<Addr> for IpRange {
     fn from(addr: Addr) -> Self {
         Self {
             first: addr,
@@ -119,7 +119,7 @@ impl From<Addr> for Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for IpRange {
     /// Writes the form that [`Span::parse`] accepts: `low-high`, or a single address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.first == self.last {
@@ -129,9 +129,9 @@ impl fmt::Display for Span {
     }
 }
 
-fn address(text: &str) -> Result<Addr, SpanError> {
+fn address(text: &str) -> Result<Addr, IpRangeError> {
     let text = text.trim();
-    Addr::parse_strict(text).ok_or_else(|| SpanError::Address {
+    Addr::parse_strict(text).ok_or_else(|| IpRangeError::Address {
         text: text.to_owned(),
     })
 }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn cover(text: &str) -> Vec<String> {
-        Span::parse(text)
+        IpRange::parse(text)
             .unwrap()
             .to_cidrs()
             .iter()
@@ -152,19 +152,19 @@ mod tests {
     #[test]
     fn three_forms_are_read() {
         assert_eq!(
-            Span::parse("10.0.0.0/30").unwrap().to_string(),
+            IpRange::parse("10.0.0.0/30").unwrap().to_string(),
             "10.0.0.0-10.0.0.3"
         );
-        assert_eq!(Span::parse("fd00::7").unwrap().to_string(), "fd00::7");
+        assert_eq!(IpRange::parse("fd00::7").unwrap().to_string(), "fd00::7");
         assert_eq!(
-            Span::parse("10.0.0.7 - 10.0.0.9").unwrap().to_string(),
+            IpRange::parse("10.0.0.7 - 10.0.0.9").unwrap().to_string(),
             "10.0.0.7-10.0.0.9"
         );
     }
 
     #[test]
     fn a_slip_is_refused_with_what_to_write() {
-        let error = |text| Span::parse(text).unwrap_err().to_string();
+        let error = |text| IpRange::parse(text).unwrap_err().to_string();
         assert_eq!(
             error("10.0.0.5/24"),
             "`10.0.0.5/24` is not in canonical form: write `10.0.0.0/24`"
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn overlap_is_judged_within_a_family() {
-        let span = Span::parse("10.0.0.250-10.0.1.5").unwrap();
+        let span = IpRange::parse("10.0.0.250-10.0.1.5").unwrap();
         let overlaps = |text| span.overlaps(&Cidr::parse_strict(text).unwrap());
         assert!(overlaps("10.0.0.0/24") && overlaps("10.0.1.4/30") && overlaps("0.0.0.0/0"));
         assert!(!overlaps("10.0.1.8/29") && !overlaps("::/0"));

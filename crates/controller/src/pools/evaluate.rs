@@ -6,15 +6,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::cluster::seen::{Pool, Text};
-use crate::cluster::world::World;
-use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolState, Verdict};
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Pool, Text};
+use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolPhase, PoolState};
 use cadastre_api::choice::Selector;
 use cadastre_api::{
-    AllocationMode, Assignment, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
+    AllocationMode, AssignmentMode, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
 };
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Closing, Dual, Family, Ranges, Span};
+use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
 
 /// Ranges of the pools surveyed so far.
 #[derive(Default)]
@@ -48,11 +48,11 @@ impl Older {
 }
 
 /// Surveys a pool, after all older pools.
-pub(super) fn survey_one(
+pub(super) fn evaluate_pool(
     pool: &Pool,
     kept: Option<PoolState>,
     services: &[Cidr],
-    world: &World,
+    cache: &ClusterCache,
     older: &mut Older,
     now: Duration,
 ) -> PoolState {
@@ -83,11 +83,11 @@ pub(super) fn survey_one(
     let mut left_out = Vec::new();
     for range in &ranges {
         for service in services.iter().filter(|service| service.overlaps(range)) {
-            reserved.push(Span::from(*service));
+            reserved.push(IpRange::from(*service));
             left_out.push(format!("service range {service}"));
         }
-        for address in world.node_addresses.within(range) {
-            reserved.push(Span::from(Cidr::host(address)));
+        for address in cache.node_addresses.within(range) {
+            reserved.push(IpRange::from(Cidr::host(address)));
             left_out.push(format!("node address {address}"));
         }
     }
@@ -96,15 +96,15 @@ pub(super) fn survey_one(
 
     let hold_until = kept
         .as_ref()
-        .and_then(|state| state.hold_until)
+        .and_then(|state| state.paused_until)
         .filter(|until| *until > now);
     let mut space = match kept {
         Some(state) => state.space,
         None => cadastre_core::Pool::new(Dual::default()),
     };
-    space.set_closing(match parsed.allocation_mode {
-        AllocationMode::Blocks => Closing::Covered,
-        AllocationMode::NodeCIDR => Closing::Touched,
+    space.set_reserved_effect(match parsed.allocation_mode {
+        AllocationMode::Blocks => ReservedEffect::Covered,
+        AllocationMode::NodeCIDR => ReservedEffect::Touched,
     });
     space.set_ranges(parsed.ranges);
     let mut on_request = parsed.reserved;
@@ -118,23 +118,23 @@ pub(super) fn survey_one(
     space.set_blocked([reserved.as_slice(), &on_request].concat());
 
     let verdict = if let Some(why) = invalid {
-        Verdict::Invalid(why)
+        PoolPhase::Invalid(why)
     } else if pool.deleting {
-        Verdict::Terminating
+        PoolPhase::Terminating
     } else if let Some((range, theirs, name)) = overlap {
-        Verdict::Overlaps {
+        PoolPhase::Overlaps {
             older: name,
             range,
             theirs,
         }
     } else if parsed.disabled {
-        Verdict::Disabled
+        PoolPhase::Disabled
     } else if !pool.finalizers.iter().any(|f| f == FINALIZER) {
-        Verdict::Starting
+        PoolPhase::Starting
     } else if hold_until.is_some() {
-        Verdict::ForeignAllocator
+        PoolPhase::ForeignAllocator
     } else {
-        Verdict::Serving
+        PoolPhase::Serving
     };
     PoolState {
         name: pool.name.clone(),
@@ -143,7 +143,7 @@ pub(super) fn survey_one(
         allocation_mode: parsed.allocation_mode,
         space,
         terms: parsed.terms,
-        told: told(&pool.name, pool.spec.as_ref().ok()),
+        node_view: node_view(&pool.name, pool.spec.as_ref().ok()),
         reserved,
         on_request,
         nearly_exhausted: parsed.nearly_exhausted,
@@ -151,14 +151,14 @@ pub(super) fn survey_one(
         priority: parsed.priority,
         quarantine: parsed.quarantine,
         guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
-        verdict,
+        phase: verdict,
         left_out,
-        hold_until,
+        paused_until: hold_until,
     }
 }
 
 /// Builds the pool's entry for NodeSubnets.
-fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
+fn node_view(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
     let name = name.to_string();
     let Some(spec) = spec else {
         return NodePool {
@@ -192,8 +192,8 @@ struct Parsed {
     allocation_mode: AllocationMode,
     terms: BlockTerms,
     nearly_exhausted: u32,
-    ranges: Dual<Option<Ranges>>,
-    reserved: Vec<Span>,
+    ranges: Dual<Option<FamilyRanges>>,
+    reserved: Vec<IpRange>,
     reserved_on_request: bool,
     selector: Selector,
     priority: i32,
@@ -246,13 +246,13 @@ impl Parsed {
         let reserved = spec
             .reserved
             .iter()
-            .map(|text| Span::parse(text).map_err(|error| format!("reserved: {error}")))
+            .map(|text| IpRange::parse(text).map_err(|error| format!("reserved: {error}")))
             .collect::<Result<_, _>>()?;
         let namespaces = Selector::new(spec.namespace_selector.as_ref())
             .map_err(|error| format!("namespaceSelector: {error}"))?;
         let pods = Selector::new(spec.pod_selector.as_ref())
             .map_err(|error| format!("podSelector: {error}"))?;
-        let manual = spec.assignment == Assignment::Manual;
+        let manual = spec.assignment == AssignmentMode::Manual;
         let for_all = namespaces.specificity() + pods.specificity() == 0;
         Ok(Parsed {
             allocation_mode: spec.allocation_mode,
@@ -283,7 +283,7 @@ fn ranges(
     field: &str,
     texts: &[String],
     block_size: u32,
-) -> Result<Ranges, String> {
+) -> Result<FamilyRanges, String> {
     let mut cidrs: Vec<Cidr> = Vec::with_capacity(texts.len());
     for text in texts {
         let cidr = Cidr::parse_strict(text).map_err(|error| format!("{field}.cidrs: {error}"))?;
@@ -314,5 +314,5 @@ fn ranges(
     if cidrs.is_empty() {
         return Err(format!("{field}.cidrs is empty: give at least one CIDR"));
     }
-    Ok(Ranges { cidrs, block_len })
+    Ok(FamilyRanges { cidrs, block_len })
 }

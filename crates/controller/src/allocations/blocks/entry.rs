@@ -5,15 +5,15 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::Now;
-use crate::cluster::seen::{AgentReport, BlockSpec, BlockWord, Owner, Text};
+use crate::allocations::whole_seconds;
+use crate::cluster::objects::{AgentReport, BlockReport, BlockSpec, Owner, Text};
 use crate::purpose::Step;
-use crate::registry::whole_seconds;
 use cadastre_api::Recall;
-use cadastre_core::{Cidr, ClaimId, State};
+use cadastre_core::{Cidr, ClaimId, ClaimState};
 
 /// State of one block.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct BlockEntry {
     /// Range of the block
     pub cidr: Cidr,
     /// The pool that it was allocated from
@@ -48,10 +48,10 @@ pub struct Entry {
     pub idle_since: Option<Duration>,
 }
 
-impl Entry {
+impl BlockEntry {
     /// Creates a provisional block, whose object is still to be created.
     pub(crate) fn new(cidr: Cidr, pool: Text, owner: Owner, claim: ClaimId, now: Now) -> Self {
-        Entry {
+        BlockEntry {
             cidr,
             pool,
             owner,
@@ -72,22 +72,22 @@ impl Entry {
     }
 
     /// Returns the state of its claim in the ledger.
-    pub(crate) fn state(&self) -> State {
-        match (self.owner.resting, self.confirmed) {
-            (true, _) => State::Resting,
-            (false, true) => State::Held,
-            (false, false) => State::InFlight,
+    pub(crate) fn state(&self) -> ClaimState {
+        match (self.owner.quarantined, self.confirmed) {
+            (true, _) => ClaimState::Quarantined,
+            (false, true) => ClaimState::Allocated,
+            (false, false) => ClaimState::InFlight,
         }
     }
 
     /// Returns whether a live node has the block, and it is not about to be deleted.
     pub fn is_held(&self) -> bool {
-        self.confirmed && !self.owner.resting && !self.is_leaving()
+        self.confirmed && !self.owner.quarantined && !self.is_leaving()
     }
 
     /// Returns whether the owner's agent has released it.
     pub(crate) fn is_released(&self, report: Option<&AgentReport>) -> bool {
-        self.word(report).is_some_and(|word| word.released)
+        self.report_for(report).is_some_and(|word| word.released)
     }
 
     /// Returns the spec that its object should have.
@@ -102,7 +102,7 @@ impl Entry {
     }
 
     /// Returns whether it exists only in the ledger: no request for its object was sent yet.
-    pub(crate) fn is_unasked(&self) -> bool {
+    pub(crate) fn is_unsent(&self) -> bool {
         !self.confirmed && self.step == Step::Create && !self.in_flight && !self.to_read
     }
 
@@ -112,7 +112,7 @@ impl Entry {
     }
 
     /// Returns the report of the owner's agent about it.
-    pub fn word<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockWord> {
+    pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
         report.of_block(&self.cidr, self.uid.as_deref()?)
     }

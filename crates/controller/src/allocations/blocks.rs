@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::seen::Text;
+use crate::cluster::objects::Text;
 use cadastre_core::Cidr;
 
 mod entry;
@@ -24,14 +24,14 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
-pub use entry::Entry;
+pub use entry::BlockEntry;
 pub(crate) use listed::machine_in;
 pub(crate) use objects::sound;
 
 /// All blocks that the leader knows.
 #[derive(Debug, Default)]
-pub struct Blocks {
-    entries: BTreeMap<Cidr, Entry>,
+pub struct BlockTable {
+    entries: BTreeMap<Cidr, BlockEntry>,
     by_owner: BTreeMap<Text, BTreeSet<Cidr>>,
     /// Name and UID of nodes with blocks
     owners: BTreeSet<(Text, Text)>,
@@ -39,24 +39,24 @@ pub struct Blocks {
     to_judge: BTreeSet<Cidr>,
 }
 
-impl Blocks {
+impl BlockTable {
     /// Returns the block of exactly that range.
-    pub fn get(&self, cidr: &Cidr) -> Option<&Entry> {
+    pub fn get(&self, cidr: &Cidr) -> Option<&BlockEntry> {
         self.entries.get(cidr)
     }
 
-    /// Returns the block for a change of its state. Only [`crate::registry::Registry`] changes the owner.
-    pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut Entry> {
+    /// Returns the block for a change of its state. Only [`crate::registry::AllocationState`] changes the owner.
+    pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }
 
     /// Returns all blocks in address order.
-    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub fn iter(&self) -> impl Iterator<Item = &BlockEntry> {
         self.entries.values()
     }
 
     /// Returns the blocks of a node's UID in address order.
-    pub fn of<'a>(&'a self, uid: &str) -> impl Iterator<Item = &'a Entry> + use<'a> {
+    pub fn of<'a>(&'a self, uid: &str) -> impl Iterator<Item = &'a BlockEntry> + use<'a> {
         let cidrs = self.by_owner.get(uid).into_iter().flatten();
         cidrs.filter_map(|cidr| self.entries.get(cidr))
     }
@@ -66,14 +66,14 @@ impl Blocks {
         self.by_owner.contains_key(uid)
     }
 
-    fn insert(&mut self, entry: Entry) {
+    fn insert(&mut self, entry: BlockEntry) {
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         self.owners.insert((name, uid.clone()));
         self.by_owner.entry(uid).or_default().insert(entry.cidr);
         self.entries.insert(entry.cidr, entry);
     }
 
-    fn remove(&mut self, cidr: &Cidr) -> Option<Entry> {
+    fn remove(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         let entry = self.entries.remove(cidr)?;
         self.to_judge.remove(cidr);
         let owner = &entry.owner;
@@ -98,7 +98,7 @@ impl Blocks {
 
 /// What a change means to other loops.
 #[derive(Debug, Default)]
-pub struct Noted {
+pub struct AffectedLoops {
     /// Blocks whose object may need a request
     pub blocks: Vec<Cidr>,
     /// Names of nodes whose list of blocks may have changed, or that may need another block

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use super::Purpose;
 use super::queue::{self, backoff};
-use crate::cluster::request::{Kind, Outcome, Refusal};
-use crate::cluster::seen::Text;
+use crate::cluster::objects::Text;
+use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
 /// Longest pause of a call that keeps failing. All such calls together are repeated at most once in [`EACH`], so that
@@ -31,7 +31,7 @@ const TOLD_AGAIN: Duration = Duration::from_secs(600);
 
 /// A call about one object. Different calls for one object back off independently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Call {
+pub enum ObjectCall {
     /// Write of a node's podCIDRs, by its UID
     AssignPodCidrs(Text),
     /// A read of a node, by UID
@@ -56,23 +56,23 @@ pub enum Call {
     ReadPool(Text),
 }
 
-impl Call {
+impl ObjectCall {
     /// Returns the call of a request, if it is repeated until it succeeds.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
-            Purpose::Assign { uid, .. } if wrote => Call::AssignPodCidrs(uid.clone()),
-            Purpose::Assign { uid, .. } => Call::ReadNode(uid.clone()),
+            Purpose::Assign { uid, .. } if wrote => ObjectCall::AssignPodCidrs(uid.clone()),
+            Purpose::Assign { uid, .. } => ObjectCall::ReadNode(uid.clone()),
             Purpose::Quarantine { name, .. }
             | Purpose::BlockPods { name, .. }
-            | Purpose::LeakPods { name, .. } => Call::ListPods(name.clone()),
-            Purpose::Subnet { name, .. } if wrote => Call::WriteSubnet(name.clone()),
-            Purpose::Subnet { name, .. } => Call::ReadSubnet(name.clone()),
-            Purpose::Answer { name } => Call::SetSubnetConditions(name.clone()),
-            Purpose::Block { cidr, .. } if wrote => Call::WriteBlock(*cidr),
-            Purpose::Block { cidr, .. } => Call::ReadBlock(*cidr),
-            Purpose::PoolFinalizers { name } => Call::SetPoolFinalizers(name.clone()),
-            Purpose::PoolStatus { name } if wrote => Call::SetPoolStatus(name.clone()),
-            Purpose::PoolStatus { name } => Call::ReadPool(name.clone()),
+            | Purpose::LeakPods { name, .. } => ObjectCall::ListPods(name.clone()),
+            Purpose::Subnet { name, .. } if wrote => ObjectCall::WriteSubnet(name.clone()),
+            Purpose::Subnet { name, .. } => ObjectCall::ReadSubnet(name.clone()),
+            Purpose::Answer { name } => ObjectCall::SetSubnetConditions(name.clone()),
+            Purpose::Block { cidr, .. } if wrote => ObjectCall::WriteBlock(*cidr),
+            Purpose::Block { cidr, .. } => ObjectCall::ReadBlock(*cidr),
+            Purpose::PoolFinalizers { name } => ObjectCall::SetPoolFinalizers(name.clone()),
+            Purpose::PoolStatus { name } if wrote => ObjectCall::SetPoolStatus(name.clone()),
+            Purpose::PoolStatus { name } => ObjectCall::ReadPool(name.clone()),
             Purpose::Relist(_)
             | Purpose::Listening
             | Purpose::Touch { .. }
@@ -83,30 +83,34 @@ impl Call {
     fn is_write(&self) -> bool {
         !matches!(
             self,
-            Call::ReadNode(_)
-                | Call::ListPods(_)
-                | Call::ReadSubnet(_)
-                | Call::ReadBlock(_)
-                | Call::ReadPool(_)
+            ObjectCall::ReadNode(_)
+                | ObjectCall::ListPods(_)
+                | ObjectCall::ReadSubnet(_)
+                | ObjectCall::ReadBlock(_)
+                | ObjectCall::ReadPool(_)
         )
     }
 
     /// Returns the kind of the object.
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ObjectKind {
         match self {
-            Call::AssignPodCidrs(_) | Call::ReadNode(_) | Call::ListPods(_) => Kind::Node,
-            Call::WriteSubnet(_) | Call::ReadSubnet(_) | Call::SetSubnetConditions(_) => {
-                Kind::Subnet
+            ObjectCall::AssignPodCidrs(_) | ObjectCall::ReadNode(_) | ObjectCall::ListPods(_) => {
+                ObjectKind::Node
             }
-            Call::WriteBlock(_) | Call::ReadBlock(_) => Kind::Block,
-            Call::SetPoolFinalizers(_) | Call::SetPoolStatus(_) | Call::ReadPool(_) => Kind::Pool,
+            ObjectCall::WriteSubnet(_)
+            | ObjectCall::ReadSubnet(_)
+            | ObjectCall::SetSubnetConditions(_) => ObjectKind::Subnet,
+            ObjectCall::WriteBlock(_) | ObjectCall::ReadBlock(_) => ObjectKind::Block,
+            ObjectCall::SetPoolFinalizers(_)
+            | ObjectCall::SetPoolStatus(_)
+            | ObjectCall::ReadPool(_) => ObjectKind::Pool,
         }
     }
 }
 
 /// Failures of a call.
 #[derive(Debug, Default)]
-struct Failing {
+struct CallFailures {
     /// Number of failures in a row
     failures: u32,
     /// Time of the first of them, monotonic
@@ -120,7 +124,7 @@ struct Failing {
 
 /// What to report about a call.
 #[derive(Debug, PartialEq, Eq)]
-pub enum News {
+pub enum CallReport {
     /// It keeps failing, with the reason.
     Refused(String),
     /// It succeeded after its failure was reported.
@@ -129,15 +133,15 @@ pub enum News {
 
 /// All calls that have failed recently.
 #[derive(Debug, Default)]
-pub struct Refusals {
-    calls: BTreeMap<Call, Failing>,
+pub struct FailingCalls {
+    calls: BTreeMap<ObjectCall, CallFailures>,
     lasting: u32,
     swept_at: Duration,
 }
 
-impl Refusals {
+impl FailingCalls {
     /// Returns until when the call has to wait, if it has to.
-    pub fn paused(&self, call: &Call, now: Duration) -> Option<Duration> {
+    pub fn paused(&self, call: &ObjectCall, now: Duration) -> Option<Duration> {
         let until = self.calls.get(call)?.again_at;
         (until > now).then_some(until)
     }
@@ -145,19 +149,22 @@ impl Refusals {
     /// Records the outcome of a call. `kept` is false if the server accepted a write but dropped part of it.
     pub fn note(
         &mut self,
-        call: &Call,
-        outcome: &Outcome,
+        call: &ObjectCall,
+        outcome: &RequestOutcome,
         kept: bool,
         now: Duration,
-    ) -> Option<News> {
+    ) -> Option<CallReport> {
         let (says_no, why) = match outcome {
-            Outcome::Refused(Refusal::Rejected(why)) | Outcome::Unclear(why) => (true, why.clone()),
-            Outcome::Refused(Refusal::Guard(why)) => (false, why.clone()),
-            Outcome::Refused(Refusal::Missing) if call.is_write() => {
+            RequestOutcome::Rejected(Rejection::Rejected(why))
+            | RequestOutcome::Indeterminate(why) => (true, why.clone()),
+            RequestOutcome::Rejected(Rejection::Guard(why)) => (false, why.clone()),
+            RequestOutcome::Rejected(Rejection::Missing) if call.is_write() => {
                 (false, "it is not there".to_owned())
             }
-            Outcome::Refused(Refusal::Busy(_)) => (false, "the server is busy".to_owned()),
-            Outcome::Refused(Refusal::NotSent) => (false, String::new()),
+            RequestOutcome::Rejected(Rejection::Busy(_)) => {
+                (false, "the server is busy".to_owned())
+            }
+            RequestOutcome::Rejected(Rejection::NotSent) => (false, String::new()),
             _ if !kept => (
                 false,
                 format!(
@@ -185,7 +192,7 @@ impl Refusals {
             Some(_) => LONGEST.max(EACH * refused),
         };
         let asked = match outcome {
-            Outcome::Refused(Refusal::Busy(Some(after))) => (*after).min(MOST_ASKED),
+            RequestOutcome::Rejected(Rejection::Busy(Some(after))) => (*after).min(MOST_ASKED),
             _ => Duration::ZERO,
         };
         failing.again_at = now + backoff(failures, longest).max(asked);
@@ -194,10 +201,10 @@ impl Refusals {
             return None;
         }
         failing.told_at = Some(now);
-        Some(News::Refused(why))
+        Some(CallReport::Refused(why))
     }
 
-    fn succeeded(&mut self, call: &Call, now: Duration) -> Option<News> {
+    fn succeeded(&mut self, call: &ObjectCall, now: Duration) -> Option<CallReport> {
         let failing = self.calls.get_mut(call)?;
         let lasted = failing.lasting.take().is_some();
         self.lasting -= u32::from(lasted);
@@ -206,7 +213,7 @@ impl Refusals {
         if !told {
             self.calls.remove(call);
         }
-        (told && lasted).then_some(News::Accepted)
+        (told && lasted).then_some(CallReport::Accepted)
     }
 
     fn sweep(&mut self, now: Duration) {
@@ -225,25 +232,25 @@ impl Refusals {
     }
 
     /// Returns the calls that keep failing, with the server's message and the time of the first failure (monotonic).
-    pub fn lasting(&self) -> impl Iterator<Item = (&Call, &str, Duration)> {
+    pub fn lasting(&self) -> impl Iterator<Item = (&ObjectCall, &str, Duration)> {
         let failing = self.calls.iter();
         failing.filter_map(|(call, it)| Some((call, it.lasting.as_deref()?, it.since)))
     }
 
     /// Returns why the call keeps failing, if it does.
-    pub fn why(&self, call: &Call) -> Option<&str> {
+    pub fn why(&self, call: &ObjectCall) -> Option<&str> {
         self.calls.get(call)?.lasting.as_deref()
     }
 
     /// Returns whether the call failed last time.
-    pub(crate) fn is_failing(&self, call: &Call) -> bool {
+    pub(crate) fn is_failing(&self, call: &ObjectCall) -> bool {
         self.calls.get(call).is_some_and(|it| it.failures > 0)
     }
 
     /// Returns the number of calls that keep failing, by the kind of object.
-    pub fn count(&mut self, now: Duration) -> BTreeMap<Kind, usize> {
+    pub fn count(&mut self, now: Duration) -> BTreeMap<ObjectKind, usize> {
         self.sweep(now);
-        let mut count: BTreeMap<Kind, usize> = BTreeMap::new();
+        let mut count: BTreeMap<ObjectKind, usize> = BTreeMap::new();
         for (call, _, _) in self.lasting() {
             *count.entry(call.kind()).or_default() += 1;
         }
@@ -257,16 +264,21 @@ mod tests {
 
     const NONE: Duration = Duration::ZERO;
 
-    fn no() -> Outcome {
-        Outcome::Refused(Refusal::Rejected("a policy forbids it".to_owned()))
+    fn no() -> RequestOutcome {
+        RequestOutcome::Rejected(Rejection::Rejected("a policy forbids it".to_owned()))
     }
 
-    fn call() -> Call {
-        Call::SetPoolFinalizers("p".into())
+    fn call() -> ObjectCall {
+        ObjectCall::SetPoolFinalizers("p".into())
     }
 
     /// Fails at the end of each pause. Returns the number of tries and of reports.
-    fn fail(refusals: &mut Refusals, call: &Call, from: Duration, until: Duration) -> (u32, usize) {
+    fn fail(
+        refusals: &mut FailingCalls,
+        call: &ObjectCall,
+        from: Duration,
+        until: Duration,
+    ) -> (u32, usize) {
         let (mut now, mut count, mut told) = (from, 0, 0);
         while now < until {
             count += 1;
@@ -278,31 +290,38 @@ mod tests {
 
     #[test]
     fn what_is_refused_for_good_is_tried_ever_less_and_told_once() {
-        let mut refusals = Refusals::default();
+        let mut refusals = FailingCalls::default();
         let (count, told) = fail(&mut refusals, &call(), NONE, Duration::from_secs(60));
         assert!(count <= 10 && told == 1, "{count} tries, told {told} times");
-        assert_eq!(refusals.count(Duration::from_secs(60))[&Kind::Pool], 1);
-        let status = Call::SetPoolStatus("p".into());
+        assert_eq!(
+            refusals.count(Duration::from_secs(60))[&ObjectKind::Pool],
+            1
+        );
+        let status = ObjectCall::SetPoolStatus("p".into());
         assert_eq!(refusals.paused(&status, NONE), None, "only it is paused");
     }
 
     #[test]
     fn a_success_in_between_ends_the_pause_but_tells_nothing_anew() {
-        let mut refusals = Refusals::default();
+        let mut refusals = FailingCalls::default();
         fail(&mut refusals, &call(), NONE, Duration::from_secs(20));
         let now = Duration::from_secs(30);
-        let news = refusals.note(&call(), &Outcome::Gone, true, now);
-        assert_eq!(news, Some(News::Accepted));
+        let news = refusals.note(&call(), &RequestOutcome::Gone, true, now);
+        assert_eq!(news, Some(CallReport::Accepted));
         assert_eq!(refusals.paused(&call(), now), None);
         let (_, told) = fail(&mut refusals, &call(), now, Duration::from_secs(90));
         assert_eq!(told, 0);
-        assert_eq!(refusals.count(Duration::from_secs(90))[&Kind::Pool], 1);
+        assert_eq!(
+            refusals.count(Duration::from_secs(90))[&ObjectKind::Pool],
+            1
+        );
     }
 
     #[test]
     fn the_pause_that_the_server_asks_for_is_kept_within_bounds() {
-        let mut refusals = Refusals::default();
-        let busy = |seconds| Outcome::Refused(Refusal::Busy(Some(Duration::from_secs(seconds))));
+        let mut refusals = FailingCalls::default();
+        let busy =
+            |seconds| RequestOutcome::Rejected(Rejection::Busy(Some(Duration::from_secs(seconds))));
         refusals.note(&call(), &busy(7), true, NONE);
         assert_eq!(refusals.paused(&call(), NONE), Some(Duration::from_secs(7)));
         refusals.note(&call(), &busy(1_000_000), true, NONE);
@@ -311,8 +330,8 @@ mod tests {
 
     #[test]
     fn thousands_of_refused_objects_share_a_rate_and_leave_when_nobody_asks_for_them() {
-        let mut refusals = Refusals::default();
-        let call = |n: usize| Call::AssignPodCidrs(format!("u{n}").into());
+        let mut refusals = FailingCalls::default();
+        let call = |n: usize| ObjectCall::AssignPodCidrs(format!("u{n}").into());
         for round in 0..20 {
             for n in 0..5_000 {
                 refusals.note(&call(n), &no(), true, Duration::from_secs(round));
@@ -320,16 +339,16 @@ mod tests {
         }
         let pause = refusals.paused(&call(7), NONE).unwrap();
         assert!(pause >= Duration::from_secs(100), "{pause:?}");
-        assert_eq!(refusals.count(pause)[&Kind::Node], 5_000);
+        assert_eq!(refusals.count(pause)[&ObjectKind::Node], 5_000);
         let later = pause + TOLD_AGAIN + GIVEN_UP;
         assert!(refusals.count(later).is_empty() && refusals.calls.is_empty());
     }
 
     #[test]
     fn a_conflict_or_two_is_nothing_lasting() {
-        let mut refusals = Refusals::default();
+        let mut refusals = FailingCalls::default();
         for _ in 0..5 {
-            let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
+            let conflict = RequestOutcome::Rejected(Rejection::Guard("modified".to_owned()));
             assert_eq!(refusals.note(&call(), &conflict, true, NONE), None);
         }
         assert!(refusals.count(NONE).is_empty());

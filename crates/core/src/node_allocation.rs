@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Addr, Cidr, Family, Span};
+use crate::{Addr, Cidr, Family, IpRange};
 
 /// All ranges and pool terms of one node. The node's store keeps them, so they survive a restart.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Holding {
+pub struct NodeAllocation {
     /// UID of the Node object that the ranges are allocated to
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
@@ -36,10 +36,10 @@ pub struct Block {
     pub draining: bool,
     /// Addresses that are never assigned
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub reserved: Vec<Span>,
+    pub reserved: Vec<IpRange>,
     /// Addresses that are assigned only to a pod that asks for them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub on_request: Vec<Span>,
+    pub on_request: Vec<IpRange>,
 }
 
 /// The terms on which addresses of a pool are assigned.

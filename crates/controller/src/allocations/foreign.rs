@@ -11,15 +11,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::request::Kind;
-use crate::cluster::seen::{Node, Subnet, Text};
-use crate::cluster::world::World;
+use crate::allocations::AllocationState;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Node, Subnet, Text};
+use crate::cluster::request::ObjectKind;
 use crate::pools::PoolState;
-use crate::registry::Registry;
-use crate::report::{About, PODCIDR_TOO_WIDE, Report};
+use crate::report::{EventRecord, PODCIDR_TOO_WIDE, Regarding};
 use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Claim, Family, State};
+use cadastre_core::{Cidr, Claim, ClaimState, Family};
 
 /// The widest podCIDRs that other allocators use: nodes with more than 4,000 IPv4 addresses, or more than a /64, are
 /// unheard of. A migration must not lose podCIDRs of up to this size.
@@ -39,15 +39,15 @@ pub(crate) struct TooWide {
     /// The podCIDRs of the Node that do not count
     pub cidrs: Vec<Cidr>,
     /// Whether an event has reported them
-    told: bool,
+    reported: bool,
 }
 
 /// Keyed by the Node's UID.
 pub(crate) type AllTooWide = BTreeMap<Text, TooWide>;
 
-impl Registry {
+impl AllocationState {
     /// Returns whether a node may get a range of this size, from its pool or from another allocator.
-    pub(crate) fn could_be_given(&self, range: &Cidr) -> bool {
+    pub(crate) fn could_be_allocated(&self, range: &Cidr) -> bool {
         let len_of = |pool: &PoolState| pool.space.block_len(range.family());
         let mut ours = self.pools.touching(range).filter_map(len_of);
         let counts_all = Mutation::WidePodCidrCounts.is_on();
@@ -57,7 +57,7 @@ impl Registry {
     /// Returns whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
     pub(crate) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
         let of_pool = |held: &AllocatedRange| held.pool.is_some();
-        self.could_be_given(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
+        self.could_be_allocated(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
     }
 
     /// Records which podCIDRs of a Node do not count.
@@ -67,19 +67,23 @@ impl Registry {
             return;
         }
         let known = self.too_wide.get(&node.uid);
-        let told = known.is_some_and(|it| it.told && it.cidrs == cidrs);
+        let told = known.is_some_and(|it| it.reported && it.cidrs == cidrs);
         let name = node.name.clone();
-        let entry = TooWide { name, cidrs, told };
+        let entry = TooWide {
+            name,
+            cidrs,
+            reported: told,
+        };
         self.too_wide.insert(node.uid.clone(), entry);
     }
 
     /// Checks the wide podCIDRs again after a change of pools. Returns the names of their nodes, whose NodeSubnets
     /// may have to list them differently.
-    pub(crate) fn recount_pod_cidrs(&mut self, world: &World) -> Vec<Text> {
+    pub(crate) fn recount_pod_cidrs(&mut self, cache: &ClusterCache) -> Vec<Text> {
         let names: Vec<Text> = self.too_wide.values().map(|it| it.name.clone()).collect();
         for name in &names {
-            if let Some(node) = world.nodes.get(name) {
-                self.sync(node, world.subnets.get(name).map(AsRef::as_ref));
+            if let Some(node) = cache.nodes.get(name) {
+                self.sync(node, cache.subnets.get(name).map(AsRef::as_ref));
             }
         }
         names
@@ -93,18 +97,18 @@ impl Registry {
     }
 
     /// Reports each podCIDR that does not count, once.
-    pub(crate) fn report_too_wide(&mut self, reports: &mut Vec<Report>) {
-        let Registry {
+    pub(crate) fn report_too_wide(&mut self, reports: &mut Vec<EventRecord>) {
+        let AllocationState {
             too_wide, pools, ..
         } = self;
-        for (uid, entry) in too_wide.iter_mut().filter(|(_, it)| !it.told) {
+        for (uid, entry) in too_wide.iter_mut().filter(|(_, it)| !it.reported) {
             let Some(cidr) = entry.cidrs.iter().find(|it| pools.is_any_over(it)) else {
                 continue;
             };
-            entry.told = true;
-            let about = About::new(Kind::Node, &entry.name, uid);
+            entry.reported = true;
+            let about = Regarding::new(ObjectKind::Node, &entry.name, uid);
             let note = format!("{}: {ADVICE}", too_wide_text(cidr));
-            reports.push(Report::warning(about, PODCIDR_TOO_WIDE, note));
+            reports.push(EventRecord::warning(about, PODCIDR_TOO_WIDE, note));
         }
     }
 
@@ -122,7 +126,7 @@ impl Registry {
         let is_told = |cidr: &Cidr| !is_left_out(cidr) || !self.pools.is_any_over(cidr);
         let cidrs = node.pod_cidrs.iter().filter(|cidr| is_told(cidr));
         let cidrs: Vec<Cidr> = cidrs.copied().collect();
-        let mut listed = self.held_ranges(&cidrs);
+        let mut listed = self.allocated_ranges(&cidrs);
         for (range, cidr) in listed.iter_mut().zip(&cidrs) {
             let is_given = listed_as(is, node, cidr).is_some_and(|it| !it.withheld);
             range.withheld = !is_given && self.is_of_another(cidr, node);
@@ -134,8 +138,8 @@ impl Registry {
     /// same name does not count as another's.
     fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
         let is_own = |claim: &Claim| {
-            self.who(claim.holder).is_some_and(|(name, uid)| {
-                *uid == node.uid || (*name == node.name && claim.state == State::Resting)
+            self.node_of(claim.holder).is_some_and(|(name, uid)| {
+                *uid == node.uid || (*name == node.name && claim.state == ClaimState::Quarantined)
             })
         };
         let mut claims = self.ledger.overlapping(range);
@@ -169,7 +173,7 @@ mod tests {
 
     use super::*;
     use crate::Now;
-    use crate::cluster::seen::Pool;
+    use crate::cluster::objects::Pool;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
 
     const POOL: &str = "10.0.0.0/24";
@@ -185,63 +189,63 @@ mod tests {
         }
     }
 
-    fn world(nodes: Vec<Node>, pools: Vec<Pool>) -> World {
-        let mut world = World::default();
-        list(&mut world.nodes, nodes);
-        list(&mut world.pools, pools);
-        world
+    fn cache(nodes: Vec<Node>, pools: Vec<Pool>) -> ClusterCache {
+        let mut cache = ClusterCache::default();
+        list(&mut cache.nodes, nodes);
+        list(&mut cache.pools, pools);
+        cache
     }
 
-    fn rebuilt(world: &World) -> Registry {
-        Registry::rebuild(world, &[], NOW).0
+    fn rebuilt(cache: &ClusterCache) -> AllocationState {
+        AllocationState::rebuild(cache, &[], NOW).0
     }
 
     /// Returns how many addresses of the pool are free.
-    fn free(registry: &Registry) -> u128 {
-        let pool = registry.pools.get("p").unwrap();
-        crate::figures::figures(pool, Family::V4, registry).free
+    fn free(allocations: &AllocationState) -> u128 {
+        let pool = allocations.pools.get("p").unwrap();
+        crate::figures::figures(pool, Family::V4, allocations).free
     }
 
     /// Returns a NodeSubnet of the node `liar` that lists these ranges.
-    fn as_listed(world: &World, listed: &[AllocatedRange]) -> Subnet {
+    fn as_listed(cache: &ClusterCache, listed: &[AllocatedRange]) -> Subnet {
         let mut subnet = subnet("liar", &[], 0);
         let spec = subnet.spec.as_mut().unwrap();
         spec.node_uid = Some("liar".to_owned());
         spec.pod_cidrs = listed.to_vec();
-        assert!(world.nodes.get("liar").is_some());
+        assert!(cache.nodes.get("liar").is_some());
         subnet
     }
 
     #[test]
     fn a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools() {
         for wide in ["0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/19"] {
-            let world = world(vec![has("liar", wide)], vec![pool("p", POOL)]);
-            let mut registry = rebuilt(&world);
-            assert_eq!(free(&registry), 16, "{wide}");
-            let told: Vec<_> = registry.too_wide().collect();
+            let cache = cache(vec![has("liar", wide)], vec![pool("p", POOL)]);
+            let mut allocations = rebuilt(&cache);
+            assert_eq!(free(&allocations), 16, "{wide}");
+            let told: Vec<_> = allocations.too_wide().collect();
             assert_eq!(told, [(&"liar".into(), &cidr(wide))]);
             let mut reports = Vec::new();
-            registry.report_too_wide(&mut reports);
-            registry.report_too_wide(&mut reports);
+            allocations.report_too_wide(&mut reports);
+            allocations.report_too_wide(&mut reports);
             let reasons: Vec<_> = reports.iter().map(|it| it.reason).collect();
             assert_eq!(reasons, [PODCIDR_TOO_WIDE], "once");
-            let liar = world.nodes.get("liar").unwrap();
+            let liar = cache.nodes.get("liar").unwrap();
             assert_eq!(
-                registry.listed_pod_cidrs(liar, None),
+                allocations.listed_pod_cidrs(liar, None),
                 [],
                 "nor is it the agent's"
             );
-            assert!(!registry.retire(liar, NOW), "nor does it rest");
-            assert_eq!(free(&registry), 16);
+            assert!(!allocations.quarantine(liar, NOW), "nor does it rest");
+            assert_eq!(free(&allocations), 16);
         }
     }
 
     #[test]
     fn a_podcidr_of_another_allocator_counts() {
-        let over = world(vec![has("n", "10.0.0.0/20")], vec![pool("p", POOL)]);
-        let registry = rebuilt(&over);
-        assert_eq!(free(&registry), 0);
-        assert_eq!(registry.too_wide().count(), 0);
+        let over = cache(vec![has("n", "10.0.0.0/20")], vec![pool("p", POOL)]);
+        let allocations = rebuilt(&over);
+        assert_eq!(free(&allocations), 0);
+        assert_eq!(allocations.too_wide().count(), 0);
     }
 
     #[test]
@@ -254,31 +258,31 @@ mod tests {
             .as_mut()
             .unwrap()
             .block_size = Some(18);
-        let mut world = world(vec![has("liar", "10.0.64.0/18")], vec![wide]);
-        let registry = rebuilt(&world);
-        assert_eq!(free(&registry), 3);
-        let liar = world.nodes.get("liar").unwrap();
-        let listed = registry.listed_pod_cidrs(liar, None);
-        let subnet = as_listed(&world, &listed);
+        let mut cache = cache(vec![has("liar", "10.0.64.0/18")], vec![wide]);
+        let allocations = rebuilt(&cache);
+        assert_eq!(free(&allocations), 3);
+        let liar = cache.nodes.get("liar").unwrap();
+        let listed = allocations.listed_pod_cidrs(liar, None);
+        let subnet = as_listed(&cache, &listed);
         list(
-            &mut world.pools,
+            &mut cache.pools,
             vec![Pool {
                 version: 2,
                 ..pool("p", "10.0.0.0/16")
             }],
         );
-        let unlisted = rebuilt(&world);
+        let unlisted = rebuilt(&cache);
         assert_eq!((free(&unlisted), unlisted.too_wide().count()), (4096, 1));
-        list(&mut world.subnets, vec![subnet]);
-        assert_eq!(free(&rebuilt(&world)), 3072);
+        list(&mut cache.subnets, vec![subnet]);
+        assert_eq!(free(&rebuilt(&cache)), 3072);
     }
 
     #[test]
     fn what_pools_give_by_now_counts_from_then_on() {
-        let mut world = world(vec![has("liar", "10.0.0.0/18")], vec![pool("p", POOL)]);
-        let mut registry = rebuilt(&world);
-        registry.recount_pod_cidrs(&world);
-        assert_eq!(registry.too_wide().count(), 1);
+        let mut cache = cache(vec![has("liar", "10.0.0.0/18")], vec![pool("p", POOL)]);
+        let mut allocations = rebuilt(&cache);
+        allocations.recount_pod_cidrs(&cache);
+        assert_eq!(allocations.too_wide().count(), 1);
         let mut wide = pool("p", "10.0.0.0/16");
         wide.version = 2;
         wide.spec
@@ -288,104 +292,104 @@ mod tests {
             .as_mut()
             .unwrap()
             .block_size = Some(18);
-        list(&mut world.pools, vec![wide]);
-        registry.pools.survey(&world, &[], Duration::ZERO);
-        assert_eq!(registry.recount_pod_cidrs(&world), ["liar".into()]);
-        assert_eq!((free(&registry), registry.too_wide().count()), (3, 0));
+        list(&mut cache.pools, vec![wide]);
+        allocations.pools.evaluate(&cache, &[], Duration::ZERO);
+        assert_eq!(allocations.recount_pod_cidrs(&cache), ["liar".into()]);
+        assert_eq!((free(&allocations), allocations.too_wide().count()), (3, 0));
     }
 
     #[test]
     fn a_wide_podcidr_does_no_harm_before_there_is_a_pool_nor_when_one_comes() {
-        let mut world = world(vec![has("liar", "0.0.0.0/0")], Vec::new());
-        let mut registry = rebuilt(&world);
+        let mut cache = cache(vec![has("liar", "0.0.0.0/0")], Vec::new());
+        let mut allocations = rebuilt(&cache);
         let mut reports = Vec::new();
-        registry.report_too_wide(&mut reports);
-        assert_eq!((reports.len(), registry.too_wide().count()), (0, 0));
-        let liar = world.nodes.get("liar").unwrap();
-        let listed = registry.listed_pod_cidrs(liar, None);
+        allocations.report_too_wide(&mut reports);
+        assert_eq!((reports.len(), allocations.too_wide().count()), (0, 0));
+        let liar = cache.nodes.get("liar").unwrap();
+        let listed = allocations.listed_pod_cidrs(liar, None);
         assert_eq!(listed.len(), 1, "as it is");
-        let subnet = as_listed(&world, &listed);
-        list(&mut world.subnets, vec![subnet]);
-        list(&mut world.pools, vec![pool("p", POOL)]);
-        assert_eq!(free(&rebuilt(&world)), 16, "to the next leader");
-        let liar = world.nodes.get("liar").unwrap().as_ref().clone();
-        list(&mut world.nodes, Vec::new());
-        assert_eq!(free(&rebuilt(&world)), 16, "nor does it rest");
-        list(&mut world.nodes, vec![Node { version: 2, ..liar }]);
-        registry.pools.survey(&world, &[], Duration::ZERO);
-        assert_eq!(registry.recount_pod_cidrs(&world), ["liar".into()]);
-        registry.report_too_wide(&mut reports);
-        assert_eq!((reports.len(), free(&registry)), (1, 16));
-        let (liar, is) = (world.nodes.get("liar"), world.subnets.get("liar"));
-        let listed = registry.listed_pod_cidrs(liar.unwrap(), is.map(AsRef::as_ref));
+        let subnet = as_listed(&cache, &listed);
+        list(&mut cache.subnets, vec![subnet]);
+        list(&mut cache.pools, vec![pool("p", POOL)]);
+        assert_eq!(free(&rebuilt(&cache)), 16, "to the next leader");
+        let liar = cache.nodes.get("liar").unwrap().as_ref().clone();
+        list(&mut cache.nodes, Vec::new());
+        assert_eq!(free(&rebuilt(&cache)), 16, "nor does it rest");
+        list(&mut cache.nodes, vec![Node { version: 2, ..liar }]);
+        allocations.pools.evaluate(&cache, &[], Duration::ZERO);
+        assert_eq!(allocations.recount_pod_cidrs(&cache), ["liar".into()]);
+        allocations.report_too_wide(&mut reports);
+        assert_eq!((reports.len(), free(&allocations)), (1, 16));
+        let (liar, is) = (cache.nodes.get("liar"), cache.subnets.get("liar"));
+        let listed = allocations.listed_pod_cidrs(liar.unwrap(), is.map(AsRef::as_ref));
         assert_eq!(listed, []);
     }
 
     #[test]
     fn a_wide_podcidr_of_a_node_that_a_standby_saw_go_does_not_rest() {
         let liar = has("liar", "0.0.0.0/0");
-        let world = world(Vec::new(), vec![pool("p", POOL)]);
-        let mut departed = crate::departed::Departed::default();
-        let delta = crate::cluster::table::Delta {
+        let cache = cache(Vec::new(), vec![pool("p", POOL)]);
+        let mut departed = crate::deleted_nodes::DeletedNodes::default();
+        let delta = crate::cluster::object_cache::ObjectUpdate {
             before: Some(liar.into()),
             after: None,
         };
         departed.node_changed(&delta, Duration::ZERO);
-        let mut registry = rebuilt(&world);
-        registry.lay_departed_to_rest(&departed, &world, NOW);
-        assert_eq!((free(&registry), registry.rests.len()), (16, 0));
+        let mut allocations = rebuilt(&cache);
+        allocations.quarantine_deleted(&departed, &cache, NOW);
+        assert_eq!((free(&allocations), allocations.quarantined.len()), (16, 0));
     }
 
     #[test]
     fn of_what_another_node_has_nothing_is_given() {
         let victim = subnet("victim", &["10.0.0.16/28"], 0);
-        let mut world = world(
+        let mut cache = cache(
             vec![node("victim"), has("liar", "10.0.0.0/26")],
             vec![pool("p", POOL)],
         );
-        list(&mut world.blocks, objects(&victim));
-        list(&mut world.subnets, vec![victim]);
-        let mut registry = rebuilt(&world);
-        let liar = world.nodes.get("liar").unwrap();
-        let withheld = |registry: &Registry, is: Option<&Subnet>| {
-            let listed = registry.listed_pod_cidrs(liar, is);
+        list(&mut cache.blocks, objects(&victim));
+        list(&mut cache.subnets, vec![victim]);
+        let mut allocations = rebuilt(&cache);
+        let liar = cache.nodes.get("liar").unwrap();
+        let withheld = |allocations: &AllocationState, is: Option<&Subnet>| {
+            let listed = allocations.listed_pod_cidrs(liar, is);
             listed.iter().map(|it| it.withheld).collect::<Vec<_>>()
         };
-        assert_eq!(withheld(&registry, None), [true]);
-        let listed = registry.listed_pod_cidrs(liar, None);
-        let is = as_listed(&world, &listed);
-        assert_eq!(withheld(&registry, Some(&is)), [true], "still");
+        assert_eq!(withheld(&allocations, None), [true]);
+        let listed = allocations.listed_pod_cidrs(liar, None);
+        let is = as_listed(&cache, &listed);
+        assert_eq!(withheld(&allocations, Some(&is)), [true], "still");
         // A range that was listed first stays listed: pods have addresses of it.
         let given = AllocatedRange {
             withheld: false,
             ..listed[0].clone()
         };
-        let is = as_listed(&world, &[given]);
-        assert_eq!(withheld(&registry, Some(&is)), [false]);
-        let victim = world.nodes.get("victim").unwrap();
+        let is = as_listed(&cache, &[given]);
+        assert_eq!(withheld(&allocations, Some(&is)), [false]);
+        let victim = cache.nodes.get("victim").unwrap();
         let later = Now {
             mono: Duration::from_secs(1),
             ..NOW
         };
-        registry.retire_blocks(&victim.name, &victim.uid, &victim.machine, later);
-        assert_eq!(withheld(&registry, None), [true], "it rests");
-        registry.drop_block(&cidr("10.0.0.16/28"));
-        assert_eq!(withheld(&registry, None), [false]);
+        allocations.quarantine_blocks(&victim.name, &victim.uid, &victim.machine, later);
+        assert_eq!(withheld(&allocations, None), [true], "it rests");
+        allocations.drop_block(&cidr("10.0.0.16/28"));
+        assert_eq!(withheld(&allocations, None), [false]);
     }
 
     #[test]
     fn what_rests_from_an_earlier_node_of_the_name_is_its_own() {
-        let mut world = world(vec![has("liar", "10.0.0.0/28")], vec![pool("p", POOL)]);
-        let mut registry = rebuilt(&world);
-        registry.retire(world.nodes.get("liar").unwrap(), NOW);
+        let mut cache = cache(vec![has("liar", "10.0.0.0/28")], vec![pool("p", POOL)]);
+        let mut allocations = rebuilt(&cache);
+        allocations.quarantine(cache.nodes.get("liar").unwrap(), NOW);
         let again = Node {
             uid: "again".into(),
             version: 2,
             ..has("liar", "10.0.0.0/28")
         };
-        list(&mut world.nodes, vec![again]);
-        let liar = world.nodes.get("liar").unwrap();
-        registry.sync(liar, None);
-        assert!(!registry.listed_pod_cidrs(liar, None)[0].withheld);
+        list(&mut cache.nodes, vec![again]);
+        let liar = cache.nodes.get("liar").unwrap();
+        allocations.sync(liar, None);
+        assert!(!allocations.listed_pod_cidrs(liar, None)[0].withheld);
     }
 }

@@ -2,50 +2,50 @@
 
 use std::collections::BTreeSet;
 
-use super::Entry;
+use super::BlockEntry;
 use crate::Now;
-use crate::cluster::seen::{AgentReport, Machine, Owner, Text};
-use crate::cluster::world::World;
+use crate::allocations::holders::HolderUse;
+use crate::allocations::{AllocationState, machine};
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{AgentReport, MachineIdentity, Owner, Text};
 use crate::purpose::Step;
-use crate::registry::holders::Use;
-use crate::registry::{Registry, machine};
 use cadastre_api::{AllocatedBlock, MOST_RESERVED};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Span, State};
+use cadastre_core::{Cidr, ClaimState, IpRange};
 
-impl Registry {
+impl AllocationState {
     /// Reads all blocks: first objects, then the lists of NodeSubnets. Then quarantines blocks whose owner is gone.
-    pub(crate) fn rebuild_blocks(&mut self, world: &World, now: Now) {
-        for block in world.blocks.iter() {
+    pub(crate) fn rebuild_blocks(&mut self, cache: &ClusterCache, now: Now) {
+        for block in cache.blocks.iter() {
             self.block_seen(block, now);
         }
         // Lists of live nodes come first: a list of a deleted node may be very old.
         for alive in [true, false] {
-            let subnets = world.subnets.iter();
+            let subnets = cache.subnets.iter();
             for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
                 let Ok(spec) = &subnet.spec else { continue };
                 let Some(uid) = &spec.node_uid else { continue };
-                let node = world.nodes.get(&subnet.name);
+                let node = cache.nodes.get(&subnet.name);
                 if node.is_some_and(|node| *node.uid == **uid) != alive {
                     continue;
                 }
                 for held in &spec.blocks {
                     let uid = uid.as_str().into();
-                    self.recall_listed(&subnet.name, &uid, held, alive, world, now);
+                    self.restore_listed(&subnet.name, &uid, held, alive, cache, now);
                 }
             }
         }
         let owners: BTreeSet<(Text, Text)> = self
             .blocks
             .iter()
-            .filter(|entry| !entry.owner.resting)
+            .filter(|entry| !entry.owner.quarantined)
             .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
             .collect();
         for (name, uid) in owners {
-            let live = world.nodes.get(&name).is_some_and(|node| node.uid == uid);
+            let live = cache.nodes.get(&name).is_some_and(|node| node.uid == uid);
             if !live {
-                let machine = machine_in(world, &name, &uid);
-                self.retire_blocks(&name, &uid, &machine, now);
+                let machine = machine_in(cache, &name, &uid);
+                self.quarantine_blocks(&name, &uid, &machine, now);
             }
         }
     }
@@ -53,13 +53,13 @@ impl Registry {
     /// Records a listed block. A block that the NodeSubnet of a live node lists belongs to that node, whatever its
     /// object says, unless another node has or had it since as another object. The list of a deleted node counts only
     /// for ranges that nobody else has a claim to.
-    pub(crate) fn recall_listed(
+    pub(crate) fn restore_listed(
         &mut self,
         name: &Text,
         uid: &Text,
         held: &AllocatedBlock,
         alive: bool,
-        world: &World,
+        cache: &ClusterCache,
         now: Now,
     ) {
         let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
@@ -67,7 +67,7 @@ impl Registry {
         };
         let known = self.blocks.get(&cidr).map(|entry| entry.owner.clone());
         let theirs = match &known {
-            Some(known) => known.resting || known.uid != *uid,
+            Some(known) => known.quarantined || known.uid != *uid,
             None => self.ledger.overlapping(&cidr).next().is_some(),
         };
         if !alive && theirs {
@@ -75,10 +75,10 @@ impl Registry {
         }
         // If the list names an earlier object of this range than another node got, a late write has restored an
         // outdated list. But an object that was created late and that no list names was never used by anybody.
-        let is_earlier = |entry: &Entry| {
+        let is_earlier = |entry: &BlockEntry| {
             let is_other = |uid: &Text| **uid != *held.uid;
             let is_another = entry.uid.as_ref().is_some_and(is_other);
-            let was_given = entry.owner.resting || is_listed(entry, world);
+            let was_given = entry.owner.quarantined || is_listed(entry, cache);
             entry.owner.uid != *uid && is_another && was_given
         };
         if alive && self.blocks.get(&cidr).is_some_and(is_earlier) {
@@ -86,18 +86,18 @@ impl Registry {
         }
         let owner = Owner::node(name, uid);
         let Some(known) = known else {
-            let holder = self.holders.intern(Use::Blocks, name, uid);
-            let claim = self.ledger.record(holder, cidr, State::Held);
-            self.blocks.insert(Entry {
+            let holder = self.holders.intern(HolderUse::Blocks, name, uid);
+            let claim = self.ledger.record(holder, cidr, ClaimState::Allocated);
+            self.blocks.insert(BlockEntry {
                 uid: Some(held.uid.as_str().into()),
                 confirmed: true,
                 recall: held.recall,
-                ..Entry::new(cidr, held.pool.as_str().into(), owner, claim, now)
+                ..BlockEntry::new(cidr, held.pool.as_str().into(), owner, claim, now)
             });
             return;
         };
         if known != owner {
-            self.give_block(&cidr, owner);
+            self.reassign_block(&cidr, owner);
         }
         self.confirm(&cidr);
         if let Some(entry) = self.blocks.get_mut(&cidr) {
@@ -111,13 +111,18 @@ impl Registry {
 
     /// Records listed blocks that are unknown, quarantined or provisional: a late write of an earlier leader may have
     /// listed them. From then on the node has them until its agent releases them.
-    pub(crate) fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
-        let subnet = world.subnets.get(name);
+    pub(crate) fn listed_blocks_changed(
+        &mut self,
+        name: &Text,
+        cache: &ClusterCache,
+        now: Now,
+    ) -> Vec<Cidr> {
+        let subnet = cache.subnets.get(name);
         let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
             return Vec::new();
         };
         let report = subnet.and_then(|subnet| subnet.report.as_deref());
-        let node = world.nodes.get(name);
+        let node = cache.nodes.get(name);
         let Some(node) = node.filter(|it| spec.node_uid.as_deref() == Some(&*it.uid)) else {
             return Vec::new();
         };
@@ -134,12 +139,12 @@ impl Registry {
             }
             // That write allocated a quarantined block to the node again; its writer had found a provisional one to
             // be the oldest.
-            let is_new = |entry: &Entry| {
+            let is_new = |entry: &BlockEntry| {
                 let own = entry.owner.uid == node.uid;
-                entry.owner.resting || (own && !entry.confirmed && !entry.is_leaving())
+                entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
             };
             if !let_go && self.blocks.get(&cidr).is_none_or(is_new) {
-                self.recall_listed(name, &node.uid, held, true, world, now);
+                self.restore_listed(name, &node.uid, held, true, cache, now);
                 told.push(cidr);
             }
         }
@@ -148,11 +153,11 @@ impl Registry {
 
     /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists. Both come
     /// from one version of the NodeSubnet, so no older write can list them again.
-    pub(crate) fn blocks_let_go(&mut self, name: &Text, world: &World) -> Vec<Cidr> {
-        let Some(node) = world.nodes.get(name) else {
+    pub(crate) fn released_blocks(&mut self, name: &Text, cache: &ClusterCache) -> Vec<Cidr> {
+        let Some(node) = cache.nodes.get(name) else {
             return Vec::new();
         };
-        let Some(subnet) = world.subnets.get(name) else {
+        let Some(subnet) = cache.subnets.get(name) else {
             return Vec::new();
         };
         let Ok(spec) = &subnet.spec else {
@@ -160,7 +165,7 @@ impl Registry {
         };
         let report = subnet.report.as_deref();
         let listed: BTreeSet<&str> = spec.blocks.iter().map(|held| held.cidr.as_str()).collect();
-        let ends = |entry: &&Entry| {
+        let ends = |entry: &&BlockEntry| {
             entry.is_held()
                 && entry.is_released(report)
                 && (!listed.contains(entry.cidr.to_string().as_str())
@@ -186,7 +191,7 @@ impl Registry {
         uid: &str,
         report: Option<&AgentReport>,
     ) -> Vec<AllocatedBlock> {
-        let stays = |entry: &&Entry| entry.is_held() && !entry.is_released(report);
+        let stays = |entry: &&BlockEntry| entry.is_held() && !entry.is_released(report);
         self.blocks
             .of(uid)
             .filter(stays)
@@ -231,7 +236,7 @@ impl Registry {
 
 /// Returns the parts of a block in these spans, as a NodeSubnet lists them. If there are too many for the list, it
 /// returns the whole block: rather no address than a reserved one.
-fn within(cidr: &Cidr, spans: &[Span]) -> Vec<String> {
+fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
     let inside = spans.iter().filter_map(|span| span.within(cidr));
     let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
     texts.sort();
@@ -243,8 +248,8 @@ fn within(cidr: &Cidr, spans: &[Span]) -> Vec<String> {
 }
 
 /// Returns whether the NodeSubnet of its owner lists this very object.
-fn is_listed(entry: &Entry, world: &World) -> bool {
-    let subnet = world.subnets.get(&entry.owner.name);
+fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
+    let subnet = cache.subnets.get(&entry.owner.name);
     let spec = subnet.and_then(|it| it.spec.as_ref().ok());
     let spec = spec.filter(|it| it.node_uid.as_deref() == Some(&*entry.owner.uid));
     let cidr = entry.cidr.to_string();
@@ -254,8 +259,8 @@ fn is_listed(entry: &Entry, world: &World) -> bool {
 }
 
 /// Returns the machine of a deleted node, as its NodeSubnet records it.
-pub(crate) fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
-    let spec = world.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
+pub(crate) fn machine_in(cache: &ClusterCache, name: &Text, uid: &Text) -> MachineIdentity {
+    let spec = cache.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
     let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));
     spec.map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))
         .unwrap_or_default()
@@ -269,12 +274,12 @@ mod tests {
     #[test]
     fn what_is_reserved_of_a_block_is_listed_or_else_the_whole_block() {
         let block = Cidr::parse_strict("10.0.0.0/20").unwrap();
-        let spans = |count: u128| -> Vec<Span> {
+        let spans = |count: u128| -> Vec<IpRange> {
             let every_other = (0..count).map(|n| Addr {
                 value: block.first().value + 2 * n,
                 ..block.first()
             });
-            every_other.map(Span::from).collect()
+            every_other.map(IpRange::from).collect()
         };
         assert_eq!(within(&block, &spans(1024)).len(), 1024);
         assert_eq!(within(&block, &spans(1025)), ["10.0.0.0/20"]);

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::super::holders::Use;
+use super::super::holders::HolderUse;
+use crate::allocations::AllocationState;
 use crate::block::BlockLoop;
-use crate::cluster::request::Outcome;
-use crate::cluster::seen::{Block, BlockSpec, Machine, Node, Owner, Pool, Subnet};
-use crate::cluster::world::World;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Block, BlockSpec, MachineIdentity, Node, Owner, Pool, Subnet};
+use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::purpose::Step;
-use crate::reconcile::{Answer, Loop as _};
-use crate::registry::Registry;
+use crate::reconcile::{Loop as _, RequestAnswer};
 use crate::{Context, Now, Purpose};
 use cadastre_api::{AllocatedBlock, FINALIZER, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
-use cadastre_core::{Cidr, State};
+use cadastre_core::{Cidr, ClaimState};
 use cadastre_daemon::watch::Change;
 
 const BLOCK: &str = "10.0.0.0/26";
@@ -43,7 +43,7 @@ fn node(name: &str, uid: &str, ranges: &[&str]) -> Node {
         pod_cidrs: ranges.iter().map(|it| cidr(it)).collect(),
         unreadable: [].into(),
         addresses: [].into(),
-        machine: Machine::default(),
+        machine: MachineIdentity::default(),
     }
 }
 
@@ -52,10 +52,10 @@ fn object(name: &str, uid: &str, resting: bool) -> Block {
         cidr: cidr(BLOCK),
         pool: "p".into(),
         owner: Owner {
-            resting,
+            quarantined: resting,
             name: name.into(),
             uid: uid.into(),
-            machine: Machine::default(),
+            machine: MachineIdentity::default(),
         },
         since: Timestamp::UNIX_EPOCH,
         until: None,
@@ -87,29 +87,29 @@ fn list(name: &str, uid: &str) -> Subnet {
             blocks: vec![held],
             ..NodeSubnetSpec::default()
         }),
-        lacks_parts: false,
+        is_partial: false,
         requests: Requests::default(),
         report: None,
     }
 }
 
-fn world(nodes: &[Node], objects: &[Block], lists: &[Subnet]) -> World {
-    let mut world = World::default();
+fn cache(nodes: &[Node], objects: &[Block], lists: &[Subnet]) -> ClusterCache {
+    let mut cache = ClusterCache::default();
     for node in nodes {
-        world.nodes.change(Change::Applied(node.clone()));
+        cache.nodes.change(Change::Applied(node.clone()));
     }
     for block in objects {
-        world.blocks.change(Change::Applied(block.clone()));
+        cache.blocks.change(Change::Applied(block.clone()));
     }
     for subnet in lists {
-        world.subnets.change(Change::Applied(subnet.clone()));
+        cache.subnets.change(Change::Applied(subnet.clone()));
     }
-    world
+    cache
 }
 
-fn owner(registry: &Registry) -> (String, bool) {
-    let owner = &registry.blocks.get(&cidr(BLOCK)).unwrap().owner;
-    (owner.uid.to_string(), owner.resting)
+fn owner(allocations: &AllocationState) -> (String, bool) {
+    let owner = &allocations.blocks.get(&cidr(BLOCK)).unwrap().owner;
+    (owner.uid.to_string(), owner.quarantined)
 }
 
 #[test]
@@ -120,33 +120,33 @@ fn a_later_block_of_the_dead_takes_nothing_from_the_living() {
     newer.name = block_name(&cidr("10.0.0.0/25")).into();
     (newer.uid, newer.version) = ("b2".into(), 9);
     newer.spec.as_mut().unwrap().cidr = cidr("10.0.0.0/25");
-    let world = world(&[node("a", "alive", &[])], &[older, newer], &[]);
-    let (mut registry, _) = Registry::rebuild(&world, &[], now());
-    registry.judge_blocks(&world);
-    let is_held = |text| registry.blocks.get(&cidr(text)).unwrap().is_held();
+    let cache = cache(&[node("a", "alive", &[])], &[older, newer], &[]);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
+    allocations.judge_blocks(&cache);
+    let is_held = |text| allocations.blocks.get(&cidr(text)).unwrap().is_held();
     assert!(is_held(BLOCK) && !is_held("10.0.0.0/25"));
 }
 
 #[test]
 fn a_list_for_the_dead_takes_no_block_from_the_living() {
     let lists = [list("a", "alive"), list("b", "dead")];
-    let world = world(
+    let cache = cache(
         &[node("a", "alive", &[])],
         &[object("a", "alive", false)],
         &lists,
     );
-    let (registry, _) = Registry::rebuild(&world, &[], now());
-    assert_eq!(owner(&registry), ("alive".to_owned(), false));
+    let (allocations, _) = AllocationState::rebuild(&cache, &[], now());
+    assert_eq!(owner(&allocations), ("alive".to_owned(), false));
 }
 
 #[test]
 fn what_a_live_node_is_listed_is_its_own_whatever_the_object_says() {
     for said in [object("a", "alive", true), object("b", "other", true)] {
-        let world = world(&[node("a", "alive", &[])], &[said], &[list("a", "alive")]);
-        let (registry, _) = Registry::rebuild(&world, &[], now());
-        assert_eq!(owner(&registry), ("alive".to_owned(), false));
-        assert_eq!(registry.listed_blocks("alive", None).len(), 1);
-        let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+        let cache = cache(&[node("a", "alive", &[])], &[said], &[list("a", "alive")]);
+        let (allocations, _) = AllocationState::rebuild(&cache, &[], now());
+        assert_eq!(owner(&allocations), ("alive".to_owned(), false));
+        assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
+        let entry = allocations.blocks.get(&cidr(BLOCK)).unwrap();
         assert_eq!(entry.step, Step::Replace);
     }
 }
@@ -165,11 +165,11 @@ fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
         // From a creation that arrived late, after somebody had deleted the NodeSubnet.
         let mut lists = vec![list("a", "alive")];
         lists.extend((!rests).then_some(theirs));
-        let world = world(&nodes, &[later], &lists);
-        let (mut registry, _) = Registry::rebuild(&world, &[], now());
-        assert_eq!(owner(&registry), ("other".to_owned(), !lives));
-        registry.blocks_told(&"a".into(), &world, now());
-        assert_eq!(owner(&registry), ("other".to_owned(), !lives));
+        let cache = cache(&nodes, &[later], &lists);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
+        assert_eq!(owner(&allocations), ("other".to_owned(), !lives));
+        allocations.listed_blocks_changed(&"a".into(), &cache, now());
+        assert_eq!(owner(&allocations), ("other".to_owned(), !lives));
     }
 }
 
@@ -181,48 +181,52 @@ fn an_object_that_was_made_late_takes_no_block_from_the_node_that_is_listed_it()
         late.uid = "b2".into();
         let mut nodes = vec![node("a", "alive", &[])];
         nodes.extend(lives.then(|| node("b", "other", &[])));
-        let world = world(&nodes, &[late], &[list("a", "alive")]);
-        let (registry, _) = Registry::rebuild(&world, &[], now());
-        assert_eq!(owner(&registry), ("alive".to_owned(), false));
-        assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+        let cache = cache(&nodes, &[late], &[list("a", "alive")]);
+        let (allocations, _) = AllocationState::rebuild(&cache, &[], now());
+        assert_eq!(owner(&allocations), ("alive".to_owned(), false));
+        assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
     }
 }
 
 #[test]
 fn what_a_dead_node_had_rests_also_where_a_podcidr_overlaps_it() {
     let other = node("x", "x", &["10.0.0.0/24"]);
-    let world = world(&[other], &[object("a", "dead", false)], &[]);
-    let (mut registry, _) = Registry::rebuild(&world, &[], now());
-    registry.judge_blocks(&world);
-    let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
-    assert!(entry.owner.resting && entry.confirmed, "{entry:?}");
+    let cache = cache(&[other], &[object("a", "dead", false)], &[]);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
+    allocations.judge_blocks(&cache);
+    let entry = allocations.blocks.get(&cidr(BLOCK)).unwrap();
+    assert!(entry.owner.quarantined && entry.confirmed, "{entry:?}");
     assert_eq!(entry.step, Step::Replace);
 }
 
 #[test]
 fn what_a_late_write_lists_to_a_live_node_is_the_nodes() {
-    let mut world = world(&[node("a", "alive", &[])], &[], &[]);
-    let (mut registry, _) = Registry::rebuild(&world, &[], now());
-    world.subnets.change(Change::Applied(list("a", "alive")));
+    let mut cache = cache(&[node("a", "alive", &[])], &[], &[]);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
+    cache.subnets.change(Change::Applied(list("a", "alive")));
     let name = "a".into();
-    let told = registry.blocks_told(&name, &world, now());
+    let told = allocations.listed_blocks_changed(&name, &cache, now());
     assert_eq!(told, [cidr(BLOCK)]);
-    assert_eq!(registry.listed_blocks("alive", None).len(), 1);
-    assert!(registry.blocks_told(&name, &world, now()).is_empty());
+    assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
+    assert!(
+        allocations
+            .listed_blocks_changed(&name, &cache, now())
+            .is_empty()
+    );
 }
 
 #[test]
 fn what_a_late_write_lists_to_a_live_node_rests_no_more() {
     let rests = object("a", "dead", true);
-    let mut world = world(&[node("a", "alive", &[])], &[rests], &[]);
-    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let mut cache = cache(&[node("a", "alive", &[])], &[rests], &[]);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
     // It is about to be deleted.
-    registry.blocks.get_mut(&cidr(BLOCK)).unwrap().step = Step::Delete;
-    world.subnets.change(Change::Applied(list("a", "alive")));
-    let told = registry.blocks_told(&"a".into(), &world, now());
+    allocations.blocks.get_mut(&cidr(BLOCK)).unwrap().step = Step::Delete;
+    cache.subnets.change(Change::Applied(list("a", "alive")));
+    let told = allocations.listed_blocks_changed(&"a".into(), &cache, now());
     assert_eq!(told, [cidr(BLOCK)]);
-    assert_eq!(owner(&registry), ("alive".to_owned(), false));
-    assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+    assert_eq!(owner(&allocations), ("alive".to_owned(), false));
+    assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
 }
 
 #[test]
@@ -231,36 +235,41 @@ fn an_object_that_cannot_be_read_is_written_anew() {
         spec: Err("missing field owner".to_owned()),
         ..object("a", "alive", false)
     };
-    let world = world(
+    let cache = cache(
         &[node("a", "alive", &[])],
         std::slice::from_ref(&spoiled),
         &[list("a", "alive")],
     );
-    let (mut registry, _) = Registry::rebuild(&world, &[], now());
-    let noted = registry.block_seen(&spoiled, now());
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
+    let noted = allocations.block_seen(&spoiled, now());
     assert_eq!(noted.blocks, [cidr(BLOCK)]);
-    let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+    let entry = allocations.blocks.get(&cidr(BLOCK)).unwrap();
     assert_eq!(entry.step, Step::Replace);
 }
 
 #[test]
 fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
-    let world = world(&[node("a", "alive", &[])], &[], &[list("a", "alive")]);
-    let (mut registry, _) = Registry::rebuild(&world, &[], now());
-    let holder = registry.holder(&"z".into(), &"z".into());
-    let earlier = registry.ledger.record(holder, cidr(BLOCK), State::Held);
-    registry.ledger.release(earlier);
-    let entry = registry.blocks.get_mut(&cidr(BLOCK)).unwrap();
+    let cache = cache(&[node("a", "alive", &[])], &[], &[list("a", "alive")]);
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
+    let holder = allocations.holder(&"z".into(), &"z".into());
+    let earlier = allocations
+        .ledger
+        .record(holder, cidr(BLOCK), ClaimState::Allocated);
+    allocations.ledger.release(earlier);
+    let entry = allocations.blocks.get_mut(&cidr(BLOCK)).unwrap();
     entry.in_flight = true;
     let claim = entry.claim;
     let mut reports = Vec::new();
-    let mut cx = Context::new(&world, &mut registry, &mut reports, now());
+    let mut cx = Context::new(&cache, &mut allocations, &mut reports, now());
     let mut blocks = BlockLoop::default();
     for (claim, in_flight) in [(earlier, true), (claim, false)] {
         let (cidr, step) = (cidr(BLOCK), Some(Step::Delete));
         let purpose = Purpose::Block { cidr, claim, step };
-        blocks.answered(&Answer::to_write(&purpose, &Outcome::Gone), &mut cx);
-        let entry = cx.registry.blocks.get(&cidr).unwrap();
+        blocks.answered(
+            &RequestAnswer::to_write(&purpose, &RequestOutcome::Gone),
+            &mut cx,
+        );
+        let entry = cx.allocations.blocks.get(&cidr).unwrap();
         assert_eq!(entry.in_flight, in_flight);
     }
 }
@@ -282,15 +291,15 @@ fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
         status: None,
     };
     let first = node("a", "alive", &[]);
-    let mut world = world(&[first.clone(), node("x", "x", &[BLOCK])], &[], &[]);
+    let mut cache = cache(&[first.clone(), node("x", "x", &[BLOCK])], &[], &[]);
     for pool in [pool("best", BLOCK, 1), pool("next", "10.0.1.0/26", 0)] {
-        world.pools.change(Change::Applied(pool));
+        cache.pools.change(Change::Applied(pool));
     }
-    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
     let mut demand = Demand::default();
-    demand.add(&first, &registry);
+    demand.add(&first, &allocations);
     let mut reports = Vec::new();
-    let mut cx = Context::new(&world, &mut registry, &mut reports, now());
+    let mut cx = Context::new(&cache, &mut allocations, &mut reports, now());
     let noted = demand.work(&mut cx);
     assert_eq!(noted.blocks, [cidr("10.0.1.0/26")]);
     assert!(reports.is_empty(), "it waits for nothing: {reports:?}");
@@ -311,10 +320,10 @@ fn of(range: &str, owner: &str, version: u64, touched: bool) -> Block {
 }
 
 /// Returns the ranges that are confirmed when all blocks are judged.
-fn judged(world: &World) -> Vec<String> {
-    let (mut registry, _) = Registry::rebuild(world, &[], now());
-    registry.judge_blocks(world);
-    let all = registry.blocks.iter();
+fn judged(cache: &ClusterCache) -> Vec<String> {
+    let (mut allocations, _) = AllocationState::rebuild(cache, &[], now());
+    allocations.judge_blocks(cache);
+    let all = allocations.blocks.iter();
     let stay = all.filter(|entry| entry.confirmed && !entry.is_leaving());
     stay.map(|entry| entry.cidr.to_string()).collect()
 }
@@ -323,8 +332,8 @@ fn judged(world: &World) -> Vec<String> {
 fn a_block_yields_to_a_podcidr_that_overlaps_it() {
     let nodes = |range: &str| [node("a", "a", &[]), node("x", "x", &[range])];
     let blocks = [of(BLOCK, "a", 5, false)];
-    assert_eq!(judged(&world(&nodes("10.1.0.0/24"), &blocks, &[])), [BLOCK]);
-    assert!(judged(&world(&nodes("10.0.0.0/24"), &blocks, &[])).is_empty());
+    assert_eq!(judged(&cache(&nodes("10.1.0.0/24"), &blocks, &[])), [BLOCK]);
+    assert!(judged(&cache(&nodes("10.0.0.0/24"), &blocks, &[])).is_empty());
 }
 
 #[test]
@@ -333,51 +342,69 @@ fn of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older() {
     let half = "10.0.0.0/27";
     for (touched, stays) in [(false, half), (true, BLOCK)] {
         let blocks = [of(BLOCK, "a", 9, touched), of(half, "b", 7, false)];
-        assert_eq!(judged(&world(&nodes, &blocks, &[])), [stays]);
+        assert_eq!(judged(&cache(&nodes, &blocks, &[])), [stays]);
     }
 }
 
 #[test]
 fn nothing_is_judged_while_a_list_runs() {
-    let mut world = world(&[node("a", "a", &[])], &[], &[]);
+    let mut cache = cache(&[node("a", "a", &[])], &[], &[]);
     let asked = Duration::ZERO;
-    world.blocks.change(Change::Restarted { asked });
+    cache.blocks.change(Change::Restarted { asked });
     let block = of(BLOCK, "a", 5, false);
-    world.blocks.change(Change::Applied(block));
-    assert!(judged(&world).is_empty());
-    world.blocks.change(Change::Listed);
-    assert_eq!(judged(&world), [BLOCK]);
+    cache.blocks.change(Change::Applied(block));
+    assert!(judged(&cache).is_empty());
+    cache.blocks.change(Change::Listed);
+    assert_eq!(judged(&cache), [BLOCK]);
 }
 
 #[test]
 fn a_block_that_nobody_has_heard_of_ends_with_its_node() {
     let gone = node("a", "a", &[]);
-    let mut registry = Registry::default();
-    let holder = registry.holders.intern(Use::Blocks, &gone.name, &gone.uid);
-    let claim = registry.ledger.record(holder, cidr(BLOCK), State::InFlight);
-    registry.begin_block(claim, cidr(BLOCK), &"p".into(), &gone, now());
-    registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, now());
-    assert!(registry.ledger.overlapping(&cidr(BLOCK)).next().is_none());
+    let mut allocations = AllocationState::default();
+    let holder = allocations
+        .holders
+        .intern(HolderUse::Blocks, &gone.name, &gone.uid);
+    let claim = allocations
+        .ledger
+        .record(holder, cidr(BLOCK), ClaimState::InFlight);
+    allocations.begin_block(claim, cidr(BLOCK), &"p".into(), &gone, now());
+    allocations.quarantine_blocks(&gone.name, &gone.uid, &gone.machine, now());
+    assert!(
+        allocations
+            .ledger
+            .overlapping(&cidr(BLOCK))
+            .next()
+            .is_none()
+    );
 }
 
 #[test]
 fn a_block_that_was_chosen_only_gives_way_to_what_somebody_else_gave() {
     let waits = node("a", "a", &[]);
-    let mut registry = Registry::default();
-    let holder = registry
+    let mut allocations = AllocationState::default();
+    let holder = allocations
         .holders
-        .intern(Use::Blocks, &waits.name, &waits.uid);
-    let claim = registry.ledger.record(holder, cidr(BLOCK), State::InFlight);
-    registry.begin_block(claim, cidr(BLOCK), &"p".into(), &waits, now());
+        .intern(HolderUse::Blocks, &waits.name, &waits.uid);
+    let claim = allocations
+        .ledger
+        .record(holder, cidr(BLOCK), ClaimState::InFlight);
+    allocations.begin_block(claim, cidr(BLOCK), &"p".into(), &waits, now());
     let elsewhere = cidr("10.1.0.0/24");
-    assert!(registry.give_up_unasked(&[elsewhere]).is_empty());
-    let asked = |registry: &mut Registry, is: bool| {
-        registry.blocks.get_mut(&cidr(BLOCK)).unwrap().in_flight = is;
+    assert!(allocations.drop_unsent(&[elsewhere]).is_empty());
+    let asked = |allocations: &mut AllocationState, is: bool| {
+        allocations.blocks.get_mut(&cidr(BLOCK)).unwrap().in_flight = is;
     };
-    asked(&mut registry, true);
+    asked(&mut allocations, true);
     let foreign = cidr("10.0.0.0/22");
-    assert!(registry.give_up_unasked(&[foreign]).is_empty());
-    asked(&mut registry, false);
-    assert_eq!(registry.give_up_unasked(&[foreign]), [waits.name]);
-    assert!(registry.ledger.overlapping(&cidr(BLOCK)).next().is_none());
+    assert!(allocations.drop_unsent(&[foreign]).is_empty());
+    asked(&mut allocations, false);
+    assert_eq!(allocations.drop_unsent(&[foreign]), [waits.name]);
+    assert!(
+        allocations
+            .ledger
+            .overlapping(&cidr(BLOCK))
+            .next()
+            .is_none()
+    );
 }

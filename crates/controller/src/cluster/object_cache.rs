@@ -6,7 +6,7 @@
 //!   the watch has seen deleted, and no object goes back to an older version.
 //! - An object that an answer has shown to be gone stays gone, even if the watch still delivers older events of it.
 //! - A requested list with an older state than was known when it was sent proves that the API server was restored:
-//!   [`Replaced::PutBack`].
+//!   [`ListOutcome::PutBack`].
 //!
 //! # Assumptions
 //! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent reads (never from a
@@ -16,13 +16,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::seen::{Object, Text};
+use super::objects::{Object, Text};
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::Change;
 
 /// The effect of a change on one name.
 #[derive(Clone, Debug)]
-pub struct Delta<T> {
+pub struct ObjectUpdate<T> {
     /// The object before the change.
     pub before: Option<Arc<T>>,
     /// The object after the change.
@@ -31,7 +31,7 @@ pub struct Delta<T> {
 
 /// The state of a table when a request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct CacheMark {
     /// See [`Table::answer`].
     pub epoch: u64,
     /// The highest version known at that time, and the highest that the watch had delivered
@@ -41,9 +41,9 @@ pub struct Sent {
 
 /// The effect of a requested list.
 #[derive(Debug)]
-pub enum Replaced<T> {
+pub enum ListOutcome<T> {
     /// The list is applied, with these changes.
-    By(Vec<Delta<T>>),
+    By(Vec<ObjectUpdate<T>>),
     /// The list may be older than the watch, or a relist is running: request it again.
     Again,
     /// The server lost what it had shown: it was restored to an older state.
@@ -52,7 +52,7 @@ pub enum Replaced<T> {
 
 /// Cached objects of one kind, by name.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct ObjectCache<T> {
     objects: BTreeMap<Text, Arc<T>>,
     /// While a list runs: known names that it has not shown yet.
     unseen: Option<BTreeSet<Text>>,
@@ -78,9 +78,9 @@ pub struct Table<T> {
     is_doubtful: bool,
 }
 
-impl<T> Default for Table<T> {
+impl<T> Default for ObjectCache<T> {
     fn default() -> Self {
-        Table {
+        ObjectCache {
             objects: BTreeMap::new(),
             unseen: None,
             epoch: 0,
@@ -97,7 +97,7 @@ impl<T> Default for Table<T> {
     }
 }
 
-impl<T: Object> Table<T> {
+impl<T: Object> ObjectCache<T> {
     /// Returns whether a list has been completed since the start.
     pub(crate) fn is_listed(&self) -> bool {
         self.listed.is_some()
@@ -132,8 +132,8 @@ impl<T: Object> Table<T> {
     }
 
     /// Returns the state to remember when a request is sent.
-    pub fn sent(&self) -> Sent {
-        Sent {
+    pub fn sent(&self) -> CacheMark {
+        CacheMark {
             epoch: self.epoch,
             latest: self.newest(),
             horizon: self.horizon,
@@ -161,7 +161,7 @@ impl<T: Object> Table<T> {
     }
 
     /// Applies a watch event and returns its effects.
-    pub fn change(&mut self, change: Change<T>) -> Vec<Delta<T>> {
+    pub fn change(&mut self, change: Change<T>) -> Vec<ObjectUpdate<T>> {
         match change {
             Change::Restarted { asked } => {
                 self.listing = Some(asked);
@@ -213,7 +213,7 @@ impl<T: Object> Table<T> {
     /// object is always applied: if the object is gone by now, the watch or the running list will show it. An unknown
     /// object is ignored if a relist was running or has begun since the request: the object may have been deleted
     /// before, and no event would show it.
-    pub fn answer(&mut self, object: T, sent: u64) -> Option<Delta<T>> {
+    pub fn answer(&mut self, object: T, sent: u64) -> Option<ObjectUpdate<T>> {
         let known = self.objects.get(object.name());
         if known.is_some_and(|known| known.uid() == object.uid()) {
             return self.put(object);
@@ -229,16 +229,16 @@ impl<T: Object> Table<T> {
     }
 
     /// Applies a complete consistent list, the answer to a request that was sent in the state `sent`.
-    pub fn replace(&mut self, objects: Vec<T>, sent: Sent) -> Replaced<T> {
+    pub fn replace(&mut self, objects: Vec<T>, sent: CacheMark) -> ListOutcome<T> {
         if sent.epoch != self.epoch || self.unseen.is_some() {
-            return Replaced::Again;
+            return ListOutcome::Again;
         }
         if objects.iter().any(|it| self.is_put_back(it, sent)) {
             // A watch event that came after the request may have deleted it after the list was made.
             return if self.horizon == sent.horizon {
-                Replaced::PutBack
+                ListOutcome::PutBack
             } else {
-                Replaced::Again
+                ListOutcome::Again
             };
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
@@ -250,7 +250,7 @@ impl<T: Object> Table<T> {
             .filter(|o| !named.contains(o.name()) && o.version() <= highest.max(sent.latest))
             .map(|o| (o.name().clone(), o.uid().clone()))
             .collect();
-        let mut deltas: Vec<Delta<T>> = gone
+        let mut deltas: Vec<ObjectUpdate<T>> = gone
             .iter()
             .filter_map(|(name, uid)| self.forget(name, uid))
             .collect();
@@ -262,12 +262,12 @@ impl<T: Object> Table<T> {
         if !Mutation::GoneByListComesBack.is_on() {
             self.floor = self.floor.max(highest);
         }
-        Replaced::By(deltas)
+        ListOutcome::By(deltas)
     }
 
     /// Returns whether a list requested in the state `sent` can show this object only because the server lost what it
     /// had shown before.
-    fn is_put_back(&self, object: &T, sent: Sent) -> bool {
+    fn is_put_back(&self, object: &T, sent: CacheMark) -> bool {
         match self.objects.get(object.name()) {
             Some(known) => object.version() < known.version() && known.version() <= sent.latest,
             None => object.version() <= sent.horizon && !self.gone.contains_key(object.uid()),
@@ -284,7 +284,7 @@ impl<T: Object> Table<T> {
     }
 
     /// Removes the object of that name and UID, as an answer has shown that it is gone.
-    pub fn forget(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
+    pub fn forget(&mut self, name: &str, uid: &str) -> Option<ObjectUpdate<T>> {
         let delta = self.take_out(name, uid)?;
         if !Mutation::GoneByAnswerComesBack.is_on() {
             self.gone.insert(uid.into(), self.epoch);
@@ -297,7 +297,7 @@ impl<T: Object> Table<T> {
         object.version() <= self.floor && !self.objects.contains_key(object.name())
     }
 
-    fn take_out(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
+    fn take_out(&mut self, name: &str, uid: &str) -> Option<ObjectUpdate<T>> {
         let known = self.objects.get(name)?;
         if &**known.uid() != uid {
             return None;
@@ -305,7 +305,7 @@ impl<T: Object> Table<T> {
         self.remove(name)
     }
 
-    fn put(&mut self, object: T) -> Option<Delta<T>> {
+    fn put(&mut self, object: T) -> Option<ObjectUpdate<T>> {
         let before = self.objects.get(object.name()).cloned();
         let older = |b: &Arc<T>| b.version() >= object.version();
         if before.as_ref().is_some_and(older) || self.gone.contains_key(object.uid()) {
@@ -314,18 +314,18 @@ impl<T: Object> Table<T> {
         self.latest = self.latest.max(object.version());
         let after = Arc::new(object);
         self.objects.insert(after.name().clone(), after.clone());
-        Some(Delta {
+        Some(ObjectUpdate {
             before,
             after: Some(after),
         })
     }
 
-    fn remove(&mut self, name: &str) -> Option<Delta<T>> {
+    fn remove(&mut self, name: &str) -> Option<ObjectUpdate<T>> {
         let before = self.objects.remove(name)?;
         if let Some(unseen) = &mut self.unseen {
             unseen.remove(name);
         }
-        Some(Delta {
+        Some(ObjectUpdate {
             before: Some(before),
             after: None,
         })
@@ -334,7 +334,7 @@ impl<T: Object> Table<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::seen::ServiceRange;
+    use super::super::objects::ServiceRange;
     use super::*;
 
     fn object(name: &str, uid: &str, version: u64) -> ServiceRange {
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn all_is_known_by_a_version_once_the_watch_has_told_of_it_or_of_a_later_one() {
         let begun = Duration::from_secs(5);
-        let mut table = Table::default();
+        let mut table = ObjectCache::default();
         let mut knows = |change: Option<Change<ServiceRange>>, version| {
             if let Some(change) = change {
                 table.change(change);
@@ -380,8 +380,8 @@ mod tests {
         );
     }
 
-    fn listed(objects: &[(&str, &str, u64)]) -> Table<ServiceRange> {
-        let mut table = Table::default();
+    fn listed(objects: &[(&str, &str, u64)]) -> ObjectCache<ServiceRange> {
+        let mut table = ObjectCache::default();
         table.change(Change::Restarted {
             asked: Duration::ZERO,
         });
@@ -478,11 +478,11 @@ mod tests {
         assert!(table.is_listed_since(asked), "which is no older state");
     }
 
-    fn taken<T>(replaced: Replaced<T>) -> Vec<Delta<T>> {
+    fn taken<T>(replaced: ListOutcome<T>) -> Vec<ObjectUpdate<T>> {
         match replaced {
-            Replaced::By(deltas) => deltas,
-            Replaced::Again => panic!("to be asked for again"),
-            Replaced::PutBack => panic!("put back"),
+            ListOutcome::By(deltas) => deltas,
+            ListOutcome::Again => panic!("to be asked for again"),
+            ListOutcome::PutBack => panic!("put back"),
         }
     }
 
@@ -505,7 +505,10 @@ mod tests {
         table.change(Change::Restarted {
             asked: Duration::ZERO,
         });
-        assert!(matches!(table.replace(Vec::new(), sent), Replaced::Again));
+        assert!(matches!(
+            table.replace(Vec::new(), sent),
+            ListOutcome::Again
+        ));
     }
 
     #[test]
@@ -519,25 +522,25 @@ mod tests {
 
     #[test]
     fn a_list_that_forgets_what_was_told_is_of_a_server_that_was_put_back() {
-        let again = |table: &mut Table<ServiceRange>, name, uid, version| {
+        let again = |table: &mut ObjectCache<ServiceRange>, name, uid, version| {
             let sent = table.sent();
             table.replace(vec![object(name, uid, version)], sent)
         };
         // The name has another object than before, and an older one.
         let mut table = listed(&[("a", "1", 495)]);
         let found = again(&mut table, "a", "9", 283);
-        assert!(matches!(found, Replaced::PutBack), "{found:?}");
+        assert!(matches!(found, ListOutcome::PutBack), "{found:?}");
         // An object that was seen deleted exists again.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         table.change(Change::Deleted(object("a", "1", 7)));
         let found = again(&mut table, "a", "1", 5);
-        assert!(matches!(found, Replaced::PutBack), "{found:?}");
+        assert!(matches!(found, ListOutcome::PutBack), "{found:?}");
         // An object may be deleted while the answer is on its way.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         let sent = table.sent();
         table.change(Change::Deleted(object("a", "1", 7)));
         let found = table.replace(vec![object("a", "1", 5)], sent);
-        assert!(matches!(found, Replaced::Again), "{found:?}");
+        assert!(matches!(found, ListOutcome::Again), "{found:?}");
         // And a newer version may come meanwhile.
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.sent();
@@ -628,6 +631,6 @@ mod tests {
         table.change(Change::Listed);
         assert!(table.answer(object("a", "1", 6), sent.epoch).is_none());
         let found = table.replace(vec![object("a", "1", 6)], sent);
-        assert!(matches!(found, Replaced::Again));
+        assert!(matches!(found, ListOutcome::Again));
     }
 }

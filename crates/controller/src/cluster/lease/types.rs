@@ -6,7 +6,7 @@ use std::time::Duration;
 use cadastre_core::mutation::Mutation;
 use thiserror::Error;
 
-use crate::cluster::intents::Intents;
+use crate::cluster::intents::WriteIntents;
 
 /// Monotonic time since an arbitrary start, as the caller measures it.
 pub type Mono = Duration;
@@ -16,7 +16,7 @@ pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
 
 /// Settings of a candidate.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct LeaseSettings {
     /// Name of this process, for the record's holder
     pub identity: String,
     /// Tells this process from all others of that name
@@ -32,7 +32,7 @@ pub struct Settings {
 /// Why settings are invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
-pub enum SettingsError {
+pub enum LeaseSettingsError {
     /// The leader would not stop before others start.
     #[error(
         "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
@@ -48,18 +48,18 @@ pub enum SettingsError {
     NotWholeSeconds(Duration),
 }
 
-impl Settings {
+impl LeaseSettings {
     /// Checks that the leader stops before others start, and that a renewal can be retried.
-    pub fn validate(&self) -> Result<(), SettingsError> {
+    pub fn validate(&self) -> Result<(), LeaseSettingsError> {
         let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
         if lease.subsec_nanos() != 0 || lease.is_zero() {
-            return Err(SettingsError::NotWholeSeconds(lease));
+            return Err(LeaseSettingsError::NotWholeSeconds(lease));
         }
         if lease <= renew {
-            return Err(SettingsError::LeaseTooShort { lease, renew });
+            return Err(LeaseSettingsError::LeaseTooShort { lease, renew });
         }
         if renew <= retry.mul_f64(1.2) {
-            return Err(SettingsError::DeadlineTooShort { renew, retry });
+            return Err(LeaseSettingsError::DeadlineTooShort { renew, retry });
         }
         Ok(())
     }
@@ -72,7 +72,7 @@ impl Settings {
 
 /// The Lease, in the fields that count here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct LeaseRecord {
     /// `spec.holderIdentity`
     pub holder: Option<String>,
     /// `spec.leaseDurationSeconds`
@@ -82,12 +82,12 @@ pub struct Record {
     /// The annotation `cadastre.dev/unsettled`: the last holder left with indeterminate writes
     pub unsettled: bool,
     /// The annotation `cadastre.dev/intents`: what holders may have in flight, if that is known
-    pub intents: Option<Arc<Intents>>,
+    pub intents: Option<Arc<WriteIntents>>,
     /// `metadata.resourceVersion`; empty in a record to be created
     pub resource_version: String,
 }
 
-impl Record {
+impl LeaseRecord {
     /// Returns whether the last holder released the Lease. A holder cleared by hand released nothing.
     pub(super) fn is_released(&self) -> bool {
         let by_hand = Mutation::ClearedHolderCountsAsReleased.is_on();
@@ -102,24 +102,24 @@ impl Record {
 
 /// A call to the API server; at most one is outstanding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum LeaseCall {
     /// Read the Lease.
     Get,
     /// Create the Lease; rejected if it exists.
-    Create(Record),
+    Create(LeaseRecord),
     /// Replace the Lease if it still has the record's resourceVersion.
-    Replace(Record),
+    Replace(LeaseRecord),
 }
 
 /// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum LeaseAnswer {
     /// The Lease as read.
-    Found(Record),
+    Found(LeaseRecord),
     /// There is no Lease.
     Missing,
     /// The Lease as written.
-    Written(Record),
+    Written(LeaseRecord),
     /// Rejected: the Lease exists already, has changed, or is gone.
     Conflict,
     /// The call had no effect.
@@ -155,7 +155,7 @@ pub struct Tenure {
     /// election does not depend on it
     pub vacant: Duration,
     /// What earlier holders may have in flight, as the Lease named it at the takeover; `None` if unknown
-    pub inherited: Option<Arc<Intents>>,
+    pub inherited: Option<Arc<WriteIntents>>,
     /// Since when the API server has answered without a gap: lists from before may show a lost state
     pub answered_since: Mono,
     /// The highest [`Wanted::number`] for which the Lease was written in this tenure
@@ -164,13 +164,13 @@ pub struct Tenure {
 
 /// The content that the Lease should get, apart from its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct LeaseContent {
     /// The term that this is for; in another term it is ignored
     pub term: Arc<str>,
     /// Grows with each request that waits for a write of the Lease; a higher number makes a write due at once
     pub number: u64,
     /// What may be in flight; `None` as long as only the inherited intents are known
-    pub intents: Option<Arc<Intents>>,
+    pub intents: Option<Arc<WriteIntents>>,
     /// Whether agents were listened to after a gap; until then the Lease records the gap
     pub agents_heard: bool,
 }
@@ -198,7 +198,7 @@ pub enum Takeover {
 
 impl Takeover {
     /// Returns a description for logs.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Takeover::First => "first start",
             Takeover::Clean => "clean hand-over",

@@ -4,13 +4,13 @@
 //! works on runs, so its cost does not depend on how many blocks they contain.
 
 use super::cidr::{Cidr, Family, ones};
+use super::ip_range::IpRange;
 use super::search::blocks;
-use super::span::Span;
 use crate::mutation::Mutation;
 
 /// Which blocks a blocked span closes, that is, excludes from carving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Closing {
+pub enum ReservedEffect {
     /// Every block that the span touches, because the holder of a block would use all of it.
     #[default]
     Touched,
@@ -20,7 +20,7 @@ pub enum Closing {
 
 /// The address ranges of one family of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ranges {
+pub struct FamilyRanges {
     /// The CIDRs that blocks are carved from. A CIDR inside another one is ignored, and so is one of the other
     /// family or smaller than a block.
     pub cidrs: Vec<Cidr>,
@@ -30,7 +30,7 @@ pub struct Ranges {
 
 /// One family of a pool.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct FamilyPool {
     /// Sorted and disjoint.
     cidrs: Vec<Cidr>,
     block_len: u8,
@@ -38,20 +38,20 @@ pub(super) struct Part {
     /// unless there are no CIDRs.
     cursor: u128,
     /// Sorted, disjoint runs of first addresses of the blocks that may be carved.
-    openings: Vec<Run>,
+    openings: Vec<Interval>,
 }
 
 /// An interval, both ends included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Run {
+pub(super) struct Interval {
     pub first: u128,
     pub last: u128,
 }
 
-impl Part {
+impl FamilyPool {
     /// Makes a part without openings. The cursor is kept if it lies in one of the CIDRs, else it starts at the top.
-    pub(crate) fn new(family: Family, ranges: Ranges, cursor: Option<u128>) -> Self {
-        let Ranges {
+    pub(crate) fn new(family: Family, ranges: FamilyRanges, cursor: Option<u128>) -> Self {
+        let FamilyRanges {
             mut cidrs,
             block_len,
         } = ranges;
@@ -138,7 +138,7 @@ impl Part {
     }
 
     /// Recomputes the openings: the blocks of each CIDR except those that the blocked spans close.
-    pub(crate) fn open(&mut self, blocked: &[Run], closing: Closing) {
+    pub(crate) fn open(&mut self, blocked: &[Interval], closing: ReservedEffect) {
         self.openings.clear();
         for cidr in self
             .cidrs
@@ -156,7 +156,7 @@ impl Part {
             let mut from = Some(below.unwrap_or(low));
             let begin = blocked.partition_point(|run| run.last < low);
             for run in blocked[begin..].iter().take_while(|run| run.first <= high) {
-                let run = Run {
+                let run = Interval {
                     first: run.first.max(low),
                     last: run.last.min(high),
                 };
@@ -164,7 +164,7 @@ impl Part {
                     continue;
                 };
                 if let Some(first) = from.filter(|&first| first < closed.first) {
-                    self.openings.push(Run {
+                    self.openings.push(Interval {
                         first,
                         last: start_of(closed.first - 1),
                     });
@@ -172,7 +172,7 @@ impl Part {
                 from = closed.last.checked_add(1);
             }
             if let Some(first) = from.filter(|&first| first <= high) {
-                self.openings.push(Run {
+                self.openings.push(Interval {
                     first,
                     last: start_of(high),
                 });
@@ -182,26 +182,26 @@ impl Part {
 }
 
 /// The run of whole blocks that a blocked run closes; `None` if it closes none.
-fn closed_by(run: Run, order: u8, closing: Closing) -> Option<Run> {
+fn closed_by(run: Interval, order: u8, closing: ReservedEffect) -> Option<Interval> {
     let start_of = |address: u128| address & !ones(order);
     match closing {
-        Closing::Touched => Some(Run {
+        ReservedEffect::Touched => Some(Interval {
             first: start_of(run.first),
             last: run.last | ones(order),
         }),
-        Closing::Covered => {
+        ReservedEffect::Covered => {
             let first = start_of(run.first.checked_add(ones(order))?);
             let last = match run.last.checked_add(1) {
                 Some(next) => start_of(next).checked_sub(1)?,
                 None => run.last,
             };
-            (first <= last).then_some(Run { first, last })
+            (first <= last).then_some(Interval { first, last })
         }
     }
 }
 
-impl From<Span> for Run {
-    fn from(span: Span) -> Self {
+impl From<IpRange> for Interval {
+    fn from(span: IpRange) -> Self {
         Self {
             first: span.first().value,
             last: span.last().value,
@@ -210,7 +210,7 @@ impl From<Span> for Run {
 }
 
 /// Sorts the runs, and joins those that overlap or are adjacent.
-pub(super) fn merged(mut runs: Vec<Run>) -> Vec<Run> {
+pub(super) fn merged(mut runs: Vec<Interval>) -> Vec<Interval> {
     runs.sort_unstable_by_key(|run| run.first);
     runs.dedup_by(|next, kept| {
         let joins = next.first <= kept.last.saturating_add(1);

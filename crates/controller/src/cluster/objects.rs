@@ -58,7 +58,7 @@ pub struct Node {
     /// InternalIP and ExternalIP entries of `status.addresses`
     pub addresses: Box<[Addr]>,
     /// Identity of the machine, across Node objects
-    pub machine: Machine,
+    pub machine: MachineIdentity,
 }
 
 impl Node {
@@ -70,17 +70,17 @@ impl Node {
 
 /// Identifies the machine behind a Node object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachineIdentity {
     /// `spec.providerID`
     pub provider_id: Option<Text>,
     /// `status.nodeInfo.machineID`
     pub machine_id: Option<Text>,
 }
 
-impl Machine {
+impl MachineIdentity {
     /// Returns whether both are certainly the same machine: by provider ID if both have one, else by machine ID.
     /// Unknown is not the same.
-    pub fn same(&self, other: &Machine) -> bool {
+    pub fn same(&self, other: &MachineIdentity) -> bool {
         match (&self.provider_id, &other.provider_id) {
             (Some(a), Some(b)) => a == b,
             _ => matches!((&self.machine_id, &other.machine_id), (Some(a), Some(b)) if a == b),
@@ -123,7 +123,7 @@ pub struct Subnet {
     /// The spec, or why it is invalid
     pub spec: Result<NodeSubnetSpec, String>,
     /// Whether invalid parts of the spec are left out
-    pub lacks_parts: bool,
+    pub is_partial: bool,
     /// What users request for the node
     pub requests: Requests,
     /// The valid parts of the agent's status
@@ -141,7 +141,7 @@ pub struct AgentReport {
     /// Pools, each with the total number of addresses per family that the node wants to have of it
     pub demand: Box<[(Text, u64)]>,
     /// Blocks, sorted by CIDR
-    pub blocks: Box<[BlockWord]>,
+    pub blocks: Box<[BlockReport]>,
     /// Addresses in use whose pods the agent does not see, sorted, without repetition
     pub orphans: Box<[(Addr, PodUid)]>,
     /// Descriptions of invalid entries, a few at most
@@ -178,7 +178,7 @@ pub struct SubnetCondition {
 
 impl SubnetCondition {
     /// Returns whether both are equal, apart from time and generation.
-    pub fn says(&self, other: &Self) -> bool {
+    pub fn is_same_as(&self, other: &Self) -> bool {
         (&self.kind, &self.status) == (&other.kind, &other.status)
             && (&self.reason, &self.message) == (&other.reason, &other.message)
     }
@@ -191,7 +191,7 @@ impl SubnetCondition {
 
 /// What an agent reports of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockWord {
+pub struct BlockReport {
     /// Range of the block
     pub cidr: Cidr,
     /// UID of its IPAMBlock
@@ -206,7 +206,7 @@ pub struct BlockWord {
     pub released: bool,
 }
 
-impl BlockWord {
+impl BlockReport {
     /// Returns the number of addresses in use or cooling. It saturates, as an agent may report any number.
     pub fn busy(&self) -> u64 {
         self.used.saturating_add(self.cooling)
@@ -220,7 +220,7 @@ impl BlockWord {
 
 impl AgentReport {
     /// Returns what the agent reports of the block with that UID.
-    pub fn of_block(&self, cidr: &Cidr, uid: &str) -> Option<&BlockWord> {
+    pub fn of_block(&self, cidr: &Cidr, uid: &str) -> Option<&BlockReport> {
         let first = self.blocks.partition_point(|word| word.cidr < *cidr);
         let same = self.blocks[first..]
             .iter()
@@ -311,23 +311,23 @@ pub struct BlockSpec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// Whether the node is deleted and the block in quarantine
-    pub resting: bool,
+    pub quarantined: bool,
     /// Name of the node
     pub name: Text,
     /// UID of the node
     pub uid: Text,
     /// In quarantine, the machine that had the block
-    pub machine: Machine,
+    pub machine: MachineIdentity,
 }
 
 impl Owner {
     /// Returns a live node as owner.
     pub fn node(name: &Text, uid: &Text) -> Self {
         Owner {
-            resting: false,
+            quarantined: false,
             name: name.clone(),
             uid: uid.clone(),
-            machine: Machine::default(),
+            machine: MachineIdentity::default(),
         }
     }
 }

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::Entry;
+use super::BlockEntry;
 use crate::Now;
-use crate::cluster::seen::{Machine, Node, Owner, Text};
+use crate::allocations::holders::HolderUse;
+use crate::allocations::{AllocationState, whole_seconds};
+use crate::cluster::objects::{MachineIdentity, Node, Owner, Text};
 use crate::pools::DEFAULT_QUARANTINE;
 use crate::purpose::Step;
-use crate::registry::holders::Use;
-use crate::registry::{Registry, whole_seconds};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, ClaimId, State};
+use cadastre_core::{Cidr, ClaimId, ClaimState};
 
-impl Registry {
+impl AllocationState {
     /// Records a block that was just allocated to a node, with its claim in the ledger.
     pub(crate) fn begin_block(
         &mut self,
@@ -23,7 +23,7 @@ impl Registry {
         now: Now,
     ) {
         let owner = Owner::node(&node.name, &node.uid);
-        let entry = Entry::new(cidr, pool.clone(), owner, claim, now);
+        let entry = BlockEntry::new(cidr, pool.clone(), owner, claim, now);
         self.blocks.insert(entry);
     }
 
@@ -36,11 +36,11 @@ impl Registry {
     }
 
     /// Quarantines the blocks of a node whose UID is gone, or frees those whose creation was never sent. Returns all.
-    pub(crate) fn retire_blocks(
+    pub(crate) fn quarantine_blocks(
         &mut self,
         name: &Text,
         uid: &Text,
-        machine: &Machine,
+        machine: &MachineIdentity,
         now: Now,
     ) -> Vec<Cidr> {
         let cidrs: Vec<Cidr> = self.blocks.of(uid).map(|entry| entry.cidr).collect();
@@ -48,10 +48,10 @@ impl Registry {
             let Some(entry) = self.blocks.get(cidr) else {
                 continue;
             };
-            if entry.owner.resting || entry.is_leaving() {
+            if entry.owner.quarantined || entry.is_leaving() {
                 continue;
             }
-            if entry.is_unasked() {
+            if entry.is_unsent() {
                 if Mutation::DroppedBlockKeepsItsClaim.is_on() {
                     self.blocks.remove(cidr);
                     continue;
@@ -61,13 +61,13 @@ impl Registry {
             }
             let rest = self.quarantine_of_block(&entry.pool);
             let owner = Owner {
-                resting: true,
+                quarantined: true,
                 name: name.clone(),
                 uid: uid.clone(),
                 machine: machine.clone(),
             };
-            self.give_block(cidr, owner);
-            self.set_rest(cidr, rest, now);
+            self.reassign_block(cidr, owner);
+            self.set_quarantine(cidr, rest, now);
             let Some(entry) = self.blocks.get_mut(cidr) else {
                 continue;
             };
@@ -80,10 +80,12 @@ impl Registry {
 
     /// Drops blocks that are not requested yet and overlap ranges of a foreign allocator. Returns the names of the
     /// nodes that they were for.
-    pub(crate) fn give_up_unasked(&mut self, foreign: &[Cidr]) -> Vec<Text> {
-        let lies_there = |entry: &&Entry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
-        let given_up = self.blocks.iter().filter(|it| it.is_unasked());
-        let given_up = given_up.filter(|it| !it.owner.resting).filter(lies_there);
+    pub(crate) fn drop_unsent(&mut self, foreign: &[Cidr]) -> Vec<Text> {
+        let lies_there = |entry: &&BlockEntry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
+        let given_up = self.blocks.iter().filter(|it| it.is_unsent());
+        let given_up = given_up
+            .filter(|it| !it.owner.quarantined)
+            .filter(lies_there);
         let given_up: Vec<(Cidr, Text)> = given_up
             .map(|entry| (entry.cidr, entry.owner.name.clone()))
             .collect();
@@ -95,10 +97,10 @@ impl Registry {
     }
 
     /// Allocates the quarantined blocks of a machine to its new Node, if their pool still serves it. Returns them.
-    pub(crate) fn give_blocks_back(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
-        let resting = self.resting_blocks_of(node);
+    pub(crate) fn return_blocks(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
+        let resting = self.quarantined_blocks_of(node);
         for cidr in &resting {
-            self.give_block(cidr, Owner::node(&node.name, &node.uid));
+            self.reassign_block(cidr, Owner::node(&node.name, &node.uid));
             if let Some(entry) = self.blocks.get_mut(cidr) {
                 entry.since = whole_seconds(now.wall);
                 entry.until = None;
@@ -109,15 +111,15 @@ impl Registry {
         resting
     }
 
-    fn resting_blocks_of(&self, node: &Node) -> Vec<Cidr> {
+    fn quarantined_blocks_of(&self, node: &Node) -> Vec<Cidr> {
         let uids = self.blocks.uids(&node.name);
-        let fits = |entry: &&Entry| {
+        let fits = |entry: &&BlockEntry| {
             let pool = self.pools.get(&entry.pool);
             entry.confirmed
-                && entry.owner.resting
+                && entry.owner.quarantined
                 && entry.owner.machine.same(&node.machine)
                 && !entry.is_leaving()
-                && !self.strays.speak_against(&entry.cidr, &node.name)
+                && !self.unadopted.conflict_with(&entry.cidr, &node.name)
                 && pool.is_some_and(|pool| {
                     pool.is_serving() && pool.selects(node) && pool.space.covers(&entry.cidr)
                 })
@@ -129,10 +131,10 @@ impl Registry {
 
     /// Returns whether nothing else has a claim to part of the block, except quarantined blocks inside it from the
     /// same node: they were created late and stay in quarantine.
-    fn is_alone(&self, entry: &Entry) -> bool {
+    fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.claim).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, claim)| {
-            let rests_inside = claim.state == State::Resting
+            let rests_inside = claim.state == ClaimState::Quarantined
                 && Some(claim.holder) == holder
                 && claim.cidr.len() > entry.cidr.len();
             id == entry.claim || rests_inside
@@ -140,24 +142,26 @@ impl Registry {
     }
 
     /// Ends a block: its range is free, unless something else has a claim to it too.
-    pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<Entry> {
+    pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         let entry = self.blocks.remove(cidr)?;
         self.ledger.release(entry.claim);
         if !self.blocks.has(&entry.owner.uid) {
-            self.holders.drop_uid(Use::Blocks, &entry.owner.uid);
+            self.holders.drop_uid(HolderUse::Blocks, &entry.owner.uid);
         }
         Some(entry)
     }
 
-    pub(crate) fn give_block(&mut self, cidr: &Cidr, owner: Owner) {
-        let holder = self.holders.intern(Use::Blocks, &owner.name, &owner.uid);
+    pub(crate) fn reassign_block(&mut self, cidr: &Cidr, owner: Owner) {
+        let holder = self
+            .holders
+            .intern(HolderUse::Blocks, &owner.name, &owner.uid);
         let to_judge = self.blocks.to_judge.contains(cidr);
         let Some(mut entry) = self.blocks.remove(cidr) else {
             return;
         };
         self.ledger.set_holder(entry.claim, holder);
         if entry.owner.uid != owner.uid && !self.blocks.has(&entry.owner.uid) {
-            self.holders.drop_uid(Use::Blocks, &entry.owner.uid);
+            self.holders.drop_uid(HolderUse::Blocks, &entry.owner.uid);
         }
         entry.owner = owner;
         self.ledger.set_state(entry.claim, entry.state());
@@ -167,7 +171,7 @@ impl Registry {
         }
     }
 
-    pub(crate) fn set_rest(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
+    pub(crate) fn set_quarantine(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
         if let Some(entry) = self.blocks.get_mut(cidr) {
             entry.since = whole_seconds(now.wall);
             entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);

@@ -14,8 +14,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::cluster::seen::{Machine, Node, Subnet, Text};
-use crate::cluster::table::Delta;
+use crate::cluster::object_cache::ObjectUpdate;
+use crate::cluster::objects::{MachineIdentity, Node, Subnet, Text};
 use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
 
@@ -24,22 +24,22 @@ const MOST: usize = 16_384;
 
 /// The remembered nodes, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Departed(VecDeque<Gone>);
+pub(crate) struct DeletedNodes(VecDeque<DeletedNode>);
 
 /// A deleted node.
 #[derive(Clone, Debug)]
-pub(crate) struct Gone {
+pub(crate) struct DeletedNode {
     pub name: Text,
     pub uid: Text,
-    pub machine: Machine,
+    pub machine: MachineIdentity,
     pub ranges: Vec<Cidr>,
     /// When its deletion was seen, monotonic
     pub at: Duration,
 }
 
-impl Departed {
+impl DeletedNodes {
     /// Remembers the node if it was deleted with podCIDRs.
-    pub(crate) fn node_changed(&mut self, delta: &Delta<Node>, now: Duration) {
+    pub(crate) fn node_changed(&mut self, delta: &ObjectUpdate<Node>, now: Duration) {
         let Some(before) = delta.before.as_deref() else {
             return;
         };
@@ -50,7 +50,7 @@ impl Departed {
         if self.0.len() >= MOST {
             self.0.pop_front();
         }
-        self.0.push_back(Gone {
+        self.0.push_back(DeletedNode {
             name: before.name.clone(),
             uid: before.uid.clone(),
             machine: before.machine.clone(),
@@ -60,7 +60,7 @@ impl Departed {
     }
 
     /// Forgets the nodes whose record has left the NodeSubnet: their quarantine is over.
-    pub(crate) fn subnet_changed(&mut self, delta: &Delta<Subnet>) {
+    pub(crate) fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>) {
         if self.0.is_empty() {
             return;
         }
@@ -84,7 +84,7 @@ impl Departed {
     }
 
     /// Returns the deleted nodes whose podCIDRs may still have to be quarantined.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Gone> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &DeletedNode> {
         self.0.iter()
     }
 }
@@ -101,7 +101,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
-    use crate::cluster::world::World;
+    use crate::cluster::cache::ClusterCache;
     use crate::demand::tests::{node, subnet};
     use cadastre_api::QuarantinedNode;
     use cadastre_daemon::watch::Change;
@@ -110,31 +110,31 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn gone(name: &str) -> Delta<Node> {
+    fn gone(name: &str) -> ObjectUpdate<Node> {
         let before = Node {
             pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
             ..node(name)
         };
-        Delta {
+        ObjectUpdate {
             before: Some(Arc::new(before)),
             after: None,
         }
     }
 
-    fn names_of(departed: &Departed) -> Vec<&str> {
+    fn names_of(departed: &DeletedNodes) -> Vec<&str> {
         departed.iter().map(|it| &*it.name).collect()
     }
 
     #[test]
     fn who_went_with_podcidrs_is_kept() {
-        let mut departed = Departed::default();
+        let mut departed = DeletedNodes::default();
         departed.node_changed(&gone("n1"), seconds(0));
-        let empty = Delta {
+        let empty = ObjectUpdate {
             before: Some(Arc::new(node("n2"))),
             after: None,
         };
         departed.node_changed(&empty, seconds(1));
-        let anew = Delta {
+        let anew = ObjectUpdate {
             after: Some(Arc::new(Node {
                 uid: "another".into(),
                 ..node("n3")
@@ -142,7 +142,7 @@ mod tests {
             ..gone("n3")
         };
         departed.node_changed(&anew, seconds(2));
-        let stays = Delta {
+        let stays = ObjectUpdate {
             after: gone("n4").before,
             ..gone("n4")
         };
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn no_more_are_kept_than_there_is_room_for() {
-        let mut departed = Departed::default();
+        let mut departed = DeletedNodes::default();
         for index in 0..=MOST {
             departed.node_changed(&gone(&format!("n{index}")), seconds(0));
         }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn whose_record_has_left_the_node_subnet_has_rested() {
-        let mut departed = Departed::default();
+        let mut departed = DeletedNodes::default();
         departed.node_changed(&gone("n1"), seconds(0));
         let mut told = subnet("n1", &[], 0);
         let spec = told.spec.as_mut().unwrap();
@@ -174,9 +174,9 @@ mod tests {
             pod_cidrs: Vec::new(),
             until: Time(Timestamp::UNIX_EPOCH),
         }];
-        let mut world = World::default();
-        let mut tell = |departed: &mut Departed, change| {
-            for delta in world.subnets.change(change) {
+        let mut cache = ClusterCache::default();
+        let mut tell = |departed: &mut DeletedNodes, change| {
+            for delta in cache.subnets.change(change) {
                 departed.subnet_changed(&delta);
             }
         };

@@ -8,19 +8,21 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::{
-    AddressPrefix, AddressTerms, AllocatedBlock, AllocatedRange, Assignment, NodePool,
+    AddressPrefix, AddressTerms, AllocatedBlock, AllocatedRange, AssignmentMode, NodePool,
     NodePoolRanges, NodeSubnetSpec, Recall, UnknownPods,
 };
-use cadastre_core::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
-use cadastre_core::{Addr, Cidr, Family, Span};
+use cadastre_core::node_allocation::{
+    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
+};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// Returns the ranges that the Node with this UID may assign addresses from, and a message for each value that
 /// could not be parsed. If the NodeSubnet is for another Node object, there are no ranges.
-pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
+pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<String>) {
     let mut wrong = Vec::new();
-    let mut holding = Holding {
+    let mut holding = NodeAllocation {
         node_uid: node_uid.to_owned(),
-        ..Holding::default()
+        ..NodeAllocation::default()
     };
     if spec.node_uid.as_deref() != Some(node_uid) {
         return (holding, wrong);
@@ -64,13 +66,13 @@ fn pod_cidr(held: &AllocatedRange, node_uid: &str, wrong: &mut Vec<String>) -> O
 
 fn block(held: &AllocatedBlock, wrong: &mut Vec<String>) -> Option<Block> {
     let cidr = cidr("blocks", &held.cidr, wrong)?;
-    let mut spans = |field: &str, texts: &[String]| -> Vec<Span> {
+    let mut spans = |field: &str, texts: &[String]| -> Vec<IpRange> {
         let mut read = |text: &String| {
-            Span::parse(text).unwrap_or_else(|error| {
+            IpRange::parse(text).unwrap_or_else(|error| {
                 wrong.push(format!(
                     "blocks: {cidr}: {field}: {error}: nothing is given from this block"
                 ));
-                Span::from(cidr)
+                IpRange::from(cidr)
             })
         };
         texts.iter().map(&mut read).collect()
@@ -111,7 +113,7 @@ fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
     let some_pods_only = bound || selects(&pool.pod_selector);
     PoolTerms {
         name: pool.name.clone(),
-        automatic: pool.assignment == Assignment::Automatic && !some_pods_only,
+        automatic: pool.assignment == AssignmentMode::Automatic && !some_pods_only,
         bound,
         serves_unknown: *unknown_pods == UnknownPods::Serve,
         cooldown_seconds: *cooldown_seconds,
@@ -182,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    fn read(spec: serde_json::Value) -> (Holding, Vec<String>) {
+    fn read(spec: serde_json::Value) -> (NodeAllocation, Vec<String>) {
         super::read(&serde_json::from_value(spec).unwrap(), "u1")
     }
 
@@ -274,7 +276,7 @@ mod tests {
         assert_eq!(uids, ["b2", "b3"]);
         assert_eq!(
             holding.blocks[0].reserved,
-            [Span::from(holding.blocks[0].cidr)]
+            [IpRange::from(holding.blocks[0].cidr)]
         );
         assert_eq!(wrong.len(), 6, "{wrong:#?}");
     }

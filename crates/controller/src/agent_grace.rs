@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use super::queue::{Load, Queue};
-use super::reconcile::{Answer, Loop};
+use super::reconcile::{Loop, RequestAnswer};
 use super::{Context, Now, Purpose};
+use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::lease::Tenure;
-use crate::cluster::request::{Kind, Request};
-use crate::registry::blocks::Noted;
+use crate::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_core::mutation::Mutation;
 
 /// How long agents have to report what they use: they notice that the API server answers again within half a minute.
@@ -18,32 +18,32 @@ const LISTENING: Duration = Duration::from_secs(45);
 
 /// Progress of listening.
 #[derive(Debug, Default)]
-pub(crate) struct Listening {
+pub(crate) struct AgentGrace {
     /// The list, once it is scheduled; empty before and after
-    list: Queue<Kind>,
+    list: Queue<ObjectKind>,
     is_over: bool,
 }
 
-impl Loop for Listening {
+impl Loop for AgentGrace {
     fn load(&self) -> Load {
         self.list.load()
     }
 
-    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         self.listed(answer.taken, cx.now);
-        Noted::default()
+        AffectedLoops::default()
     }
 }
 
-impl Listening {
+impl AgentGrace {
     /// Creates the loop for a tenure: listening is needed only after a gap.
     pub(crate) fn after(tenure: &Tenure) -> Self {
-        Listening::new(tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on())
+        AgentGrace::new(tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on())
     }
 
     /// Creates a loop that is over at once if listening is not `needed`.
     fn new(needed: bool) -> Self {
-        Listening {
+        AgentGrace {
             list: Queue::default(),
             is_over: !needed,
         }
@@ -52,7 +52,7 @@ impl Listening {
     /// Starts the time in which agents report. From now on every node gets a NodeSubnet, in which its agent reports.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
-            self.list.add_at(Kind::Subnet, now + LISTENING);
+            self.list.add_at(ObjectKind::Subnet, now + LISTENING);
         }
     }
 
@@ -62,16 +62,16 @@ impl Listening {
     }
 
     /// Returns the list request once it is due.
-    pub(crate) fn next_urgent(&mut self, now: Now) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_urgent(&mut self, now: Now) -> Option<(ApiRequest, Purpose)> {
         let kind = self.list.pop(now.mono)?;
-        Some((Request::List(kind), Purpose::Listening))
+        Some((ApiRequest::List(kind), Purpose::Listening))
     }
 
     /// Takes in the list: it is in the cache (`taken`), or must be requested again.
     fn listed(&mut self, taken: bool, now: Now) {
         self.is_over |= taken;
         if !self.is_over {
-            self.list.add_failed(Kind::Subnet, now.mono);
+            self.list.add_failed(ObjectKind::Subnet, now.mono);
         }
     }
 }
@@ -90,12 +90,12 @@ mod tests {
 
     #[test]
     fn blocks_are_given_once_agents_had_time_and_what_they_told_was_listed() {
-        let mut listening = Listening::new(true);
+        let mut listening = AgentGrace::new(true);
         assert!(listening.next_urgent(at(5)).is_none() && !listening.is_over());
         listening.begin(Duration::from_secs(7));
         assert!(listening.next_urgent(at(51)).is_none() && !listening.is_over());
         let (request, purpose) = listening.next_urgent(at(52)).unwrap();
-        assert_eq!(request, Request::List(Kind::Subnet));
+        assert_eq!(request, ApiRequest::List(ObjectKind::Subnet));
         assert_eq!(purpose, Purpose::Listening);
         assert!(listening.next_urgent(at(53)).is_none(), "one at a time");
         listening.listed(false, at(54));
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn nobody_is_listened_to_where_nothing_can_be_lost() {
-        let mut listening = Listening::new(false);
+        let mut listening = AgentGrace::new(false);
         listening.begin(Duration::ZERO);
         assert!(listening.is_over() && listening.next_urgent(at(99)).is_none());
     }

@@ -19,11 +19,11 @@ use std::collections::BTreeMap;
 
 use super::blocks::machine_in;
 use crate::Now;
-use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
-use crate::cluster::world::World;
-use crate::cluster::world::report_of;
+use crate::allocations::AllocationState;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::cache::report_of;
+use crate::cluster::objects::{AgentReport, BlockReport, Node, Text};
 use crate::pools::PoolState;
-use crate::registry::Registry;
 use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
@@ -31,9 +31,9 @@ use cadastre_core::{Addr, Cidr};
 /// Blocks that agents use but cannot have now, because somebody has a claim to part of it or the pool has changed; by
 /// the node's name. Nobody else gets any part of them.
 #[derive(Debug, Default)]
-pub struct Strays(BTreeMap<Text, Vec<Cidr>>);
+pub struct UnadoptedBlocks(BTreeMap<Text, Vec<Cidr>>);
 
-impl Strays {
+impl UnadoptedBlocks {
     /// Returns an address of the range that lies in a block that an agent uses.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         let mut blocks = self.0.values().flatten();
@@ -42,7 +42,7 @@ impl Strays {
     }
 
     /// Returns whether an agent uses part of the block. The agent of `node` may use exactly this block.
-    pub(crate) fn speak_against(&self, block: &Cidr, node: &Text) -> bool {
+    pub(crate) fn conflict_with(&self, block: &Cidr, node: &Text) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
             let is_it = |it: &Cidr| name == node && it == block;
@@ -80,22 +80,27 @@ impl Strays {
     }
 }
 
-impl Registry {
+impl AllocationState {
     /// Adopts blocks that a node's agent uses and nobody has a claim to. Returns them, and whether the agent has
     /// stopped using a block that others may have now.
-    pub fn take_up(&mut self, name: &Text, world: &World, now: Now) -> (Vec<Cidr>, bool) {
-        let before = self.strays.remove(name);
-        let taken = self.take_up_of(name, world, now);
-        let still = |block: &Cidr| self.strays.of(name).contains(block);
+    pub fn adopt_of_node(
+        &mut self,
+        name: &Text,
+        cache: &ClusterCache,
+        now: Now,
+    ) -> (Vec<Cidr>, bool) {
+        let before = self.unadopted.remove(name);
+        let taken = self.adopt_unclaimed(name, cache, now);
+        let still = |block: &Cidr| self.unadopted.of(name).contains(block);
         let ended = before.iter().any(|block| !still(block));
         (taken, ended)
     }
 
-    fn take_up_of(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
-        let Some(node) = world.nodes.get(name).cloned() else {
+    fn adopt_unclaimed(&mut self, name: &Text, cache: &ClusterCache, now: Now) -> Vec<Cidr> {
+        let Some(node) = cache.nodes.get(name).cloned() else {
             return Vec::new();
         };
-        let Some(report) = report_of(&node, world) else {
+        let Some(report) = report_of(&node, cache) else {
             return Vec::new();
         };
         let (mut taken, mut strays) = (Vec::new(), Vec::new());
@@ -110,12 +115,12 @@ impl Registry {
             }
             let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
             let is_claimed = is_claimed && !Mutation::ClaimedBlockAdopted.is_on();
-            let is_used = self.strays.speak_against(&word.cidr, name);
-            let must_wait = is_claimed || is_used || self.is_listening;
+            let is_used = self.unadopted.conflict_with(&word.cidr, name);
+            let must_wait = is_claimed || is_used || self.in_agent_grace;
             let more = strays.len();
             match self.could_get(word, &node, report, more) {
                 Some(held) if !must_wait => {
-                    self.recall_listed(name, &node.uid, &held, true, world, now);
+                    self.restore_listed(name, &node.uid, &held, true, cache, now);
                     taken.push(word.cidr);
                 }
                 // It may be possible once something becomes free, all agents have reported, or the pool changes.
@@ -129,46 +134,52 @@ impl Registry {
             }
         }
         if is_stray {
-            self.strays.insert(name, strays);
+            self.unadopted.insert(name, strays);
         }
         taken
     }
 
     /// Records unclaimed blocks that the agent of a deleted node used, so that they are quarantined.
-    pub(crate) fn keep_for_rest(&mut self, name: &Text, uid: &Text, world: &World, now: Now) {
-        let report = world.subnets.get(name).and_then(|it| it.report.as_deref());
+    pub(crate) fn keep_for_quarantine(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        cache: &ClusterCache,
+        now: Now,
+    ) {
+        let report = cache.subnets.get(name).and_then(|it| it.report.as_deref());
         let report = report.filter(|it| it.node_uid == *uid);
         let words = report.into_iter().flat_map(|it| &it.blocks);
         for word in words.filter(|word| word.is_in_use()) {
             if let Some(pool) = self.source_of(&word.cidr) {
                 let held = held(word, pool);
-                self.recall_listed(name, uid, &held, false, world, now);
+                self.restore_listed(name, uid, &held, false, cache, now);
             }
         }
     }
 
     /// Quarantines the blocks that agents of nodes used that were deleted while nobody led.
-    pub(crate) fn keep_of_dead_for_rest(&mut self, world: &World, now: Now) {
-        for subnet in world.subnets.iter() {
+    pub(crate) fn keep_of_dead_for_rest(&mut self, cache: &ClusterCache, now: Now) {
+        for subnet in cache.subnets.iter() {
             let Some(report) = &subnet.report else {
                 continue;
             };
             let (name, uid) = (&subnet.name, &report.node_uid);
-            let lives = world.nodes.get(name).is_some_and(|node| node.uid == *uid);
+            let lives = cache.nodes.get(name).is_some_and(|node| node.uid == *uid);
             if lives || uid.is_empty() {
                 continue;
             }
-            self.keep_for_rest(name, uid, world, now);
-            let machine = machine_in(world, name, uid);
-            self.retire_blocks(name, uid, &machine, now);
+            self.keep_for_quarantine(name, uid, cache, now);
+            let machine = machine_in(cache, name, uid);
+            self.quarantine_blocks(name, uid, &machine, now);
         }
     }
 
     /// Returns an address of a quarantined block that an agent uses, if no pool could allocate the block today. Then
     /// only the block's object keeps it from others: it must stay until the agent no longer uses it.
-    pub(crate) fn rests_in_use(&self, block: &Cidr) -> Option<Addr> {
+    pub(crate) fn quarantined_in_use(&self, block: &Cidr) -> Option<Addr> {
         let is_given = self.source_of(block).is_some();
-        self.strays.any_in(block).filter(|_| !is_given)
+        self.unadopted.any_in(block).filter(|_| !is_given)
     }
 
     /// Returns the pool that could have allocated the block to some node.
@@ -181,7 +192,7 @@ impl Registry {
     /// Returns the block if the node could get it by demand, with `more` blocks besides those that it has.
     fn could_get(
         &self,
-        word: &BlockWord,
+        word: &BlockReport,
         node: &Node,
         report: &AgentReport,
         more: usize,
@@ -198,7 +209,7 @@ impl Registry {
 }
 
 /// Returns the block as a NodeSubnet lists it.
-fn held(word: &BlockWord, pool: &PoolState) -> AllocatedBlock {
+fn held(word: &BlockReport, pool: &PoolState) -> AllocatedBlock {
     AllocatedBlock {
         cidr: word.cidr.to_string(),
         uid: word.uid.to_string(),
@@ -212,7 +223,7 @@ fn held(word: &BlockWord, pool: &PoolState) -> AllocatedBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::seen::Subnet;
+    use crate::cluster::objects::Subnet;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
     use cadastre_api::IPPoolSpec;
     use cadastre_daemon::watch::Change;
@@ -225,7 +236,7 @@ mod tests {
     fn using(name: &str, blocks: &[&str], used: &[&str]) -> Subnet {
         let mut subnet = subnet(name, blocks, 0);
         let report = subnet.report.as_mut().unwrap();
-        let word = |text: &&str| BlockWord {
+        let word = |text: &&str| BlockReport {
             cidr: cidr(text),
             uid: (*text).into(),
             used: 1,
@@ -240,117 +251,130 @@ mod tests {
         subnet
     }
 
-    fn world(subnets: Vec<Subnet>) -> World {
-        let mut world = World::default();
-        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+    fn cache(subnets: Vec<Subnet>) -> ClusterCache {
+        let mut cache = ClusterCache::default();
+        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
         let names = subnets.iter().map(|it| node(&it.name));
-        list(&mut world.nodes, names.collect());
+        list(&mut cache.nodes, names.collect());
         let blocks = subnets.iter().flat_map(objects).collect();
-        list(&mut world.blocks, blocks);
-        list(&mut world.subnets, subnets);
-        world
+        list(&mut cache.blocks, blocks);
+        list(&mut cache.subnets, subnets);
+        cache
     }
 
-    fn change_pool(world: &mut World, version: u64, change: impl FnOnce(&mut IPPoolSpec)) {
+    fn change_pool(cache: &mut ClusterCache, version: u64, change: impl FnOnce(&mut IPPoolSpec)) {
         let mut one = pool("p", "10.0.0.0/24");
         (one.version, one.generation) = (version, i64::try_from(version).unwrap());
         change(one.spec.as_mut().unwrap());
-        world.pools.change(Change::Applied(one));
+        cache.pools.change(Change::Applied(one));
     }
 
-    fn taken(registry: &mut Registry, world: &World, name: &str) -> Vec<String> {
-        let taken = registry.take_up(&name.into(), world, NOW).0;
+    fn taken(allocations: &mut AllocationState, cache: &ClusterCache, name: &str) -> Vec<String> {
+        let taken = allocations.adopt_of_node(&name.into(), cache, NOW).0;
         taken.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn what_a_node_uses_and_nobody_has_is_its_own() {
         let used = ["10.0.0.32/28", "10.0.0.64/27", "10.9.0.0/28"];
-        let world = world(vec![using("n1", &["10.0.0.16/28"], &used)]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let cache = cache(vec![using("n1", &["10.0.0.16/28"], &used)]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         // Not adopted: a block that is larger than the pool's blocks, and one outside all pools.
-        assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
-        let listed = registry.listed_blocks("n1", None);
+        assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
+        let listed = allocations.listed_blocks("n1", None);
         let listed: Vec<&str> = listed.iter().map(|it| it.cidr.as_str()).collect();
         assert_eq!(listed, ["10.0.0.16/28", "10.0.0.32/28"]);
-        assert!(taken(&mut registry, &world, "n1").is_empty(), "known now");
+        assert!(
+            taken(&mut allocations, &cache, "n1").is_empty(),
+            "known now"
+        );
     }
 
     #[test]
     fn what_somebody_has_a_claim_to_waits_until_that_ends() {
         let block = "10.0.0.16/28";
-        let world = world(vec![using("n1", &[block], &[]), using("n2", &[], &[block])]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        assert!(taken(&mut registry, &world, "n2").is_empty());
-        assert!(registry.strays.contains("n2"));
-        registry.drop_block(&cidr(block));
-        assert_eq!(taken(&mut registry, &world, "n2"), [block]);
-        assert!(registry.strays.is_empty());
+        let cache = cache(vec![using("n1", &[block], &[]), using("n2", &[], &[block])]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        assert!(taken(&mut allocations, &cache, "n2").is_empty());
+        assert!(allocations.unadopted.contains("n2"));
+        allocations.drop_block(&cidr(block));
+        assert_eq!(taken(&mut allocations, &cache, "n2"), [block]);
+        assert!(allocations.unadopted.is_empty());
     }
 
     #[test]
     fn of_two_agents_that_use_the_same_neither_gets_it_before_one_says_otherwise() {
         let block = "10.0.0.16/28";
-        let mut world = world(vec![using("n1", &[], &[block]), using("n2", &[], &[block])]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        registry.is_listening = true;
+        let mut cache = cache(vec![using("n1", &[], &[block]), using("n2", &[], &[block])]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        allocations.in_agent_grace = true;
         for name in ["n1", "n2"] {
             assert!(
-                taken(&mut registry, &world, name).is_empty(),
+                taken(&mut allocations, &cache, name).is_empty(),
                 "not all have spoken"
             );
         }
-        registry.is_listening = false;
+        allocations.in_agent_grace = false;
         for name in ["n1", "n2"] {
-            assert!(taken(&mut registry, &world, name).is_empty(), "both use it");
+            assert!(
+                taken(&mut allocations, &cache, name).is_empty(),
+                "both use it"
+            );
         }
         let mut idle = using("n1", &[], &[]);
         idle.version += 1;
-        world.subnets.change(Change::Applied(idle));
+        cache.subnets.change(Change::Applied(idle));
         assert_eq!(
-            registry.take_up(&"n1".into(), &world, NOW),
+            allocations.adopt_of_node(&"n1".into(), &cache, NOW),
             (Vec::new(), true)
         );
-        assert_eq!(taken(&mut registry, &world, "n2"), [block]);
+        assert_eq!(taken(&mut allocations, &cache, "n2"), [block]);
     }
 
     #[test]
     fn what_only_the_agent_of_a_dead_node_spoke_of_rests() {
         let block = "10.0.0.16/28";
-        let world = world(vec![using("n1", &[], &[block])]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        registry.is_listening = true;
-        assert!(taken(&mut registry, &world, "n1").is_empty());
+        let cache = cache(vec![using("n1", &[], &[block])]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        allocations.in_agent_grace = true;
+        assert!(taken(&mut allocations, &cache, "n1").is_empty());
         let gone = node("n1");
-        registry.keep_for_rest(&gone.name, &gone.uid, &world, NOW);
-        let resting = registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, NOW);
+        allocations.keep_for_quarantine(&gone.name, &gone.uid, &cache, NOW);
+        let resting = allocations.quarantine_blocks(&gone.name, &gone.uid, &gone.machine, NOW);
         assert_eq!(resting, [cidr(block)]);
-        assert!(registry.blocks.get(&cidr(block)).unwrap().owner.resting);
+        assert!(
+            allocations
+                .blocks
+                .get(&cidr(block))
+                .unwrap()
+                .owner
+                .quarantined
+        );
     }
 
     #[test]
     fn what_an_agent_spoke_of_rests_too_where_its_node_died_while_nobody_led() {
         let block = "10.0.0.16/28";
-        let mut world = world(vec![using("n1", &[], &[block])]);
-        world.nodes.change(Change::Deleted(node("n1")));
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        registry.keep_of_dead_for_rest(&world, NOW);
-        let kept = registry.blocks.get(&cidr(block)).unwrap();
-        assert!(kept.owner.resting && kept.rests_until.is_some());
+        let mut cache = cache(vec![using("n1", &[], &[block])]);
+        cache.nodes.change(Change::Deleted(node("n1")));
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        allocations.keep_of_dead_for_rest(&cache, NOW);
+        let kept = allocations.blocks.get(&cidr(block)).unwrap();
+        assert!(kept.owner.quarantined && kept.rests_until.is_some());
     }
 
     #[test]
     fn no_part_of_what_an_agent_uses_goes_to_others() {
         // Half of what n2 uses is claimed, so n2 cannot get it back; the other half is free.
         let n1 = using("n1", &["10.0.0.16/29"], &[]);
-        let world = world(vec![n1, using("n2", &[], &["10.0.0.16/28"])]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        assert!(taken(&mut registry, &world, "n2").is_empty());
-        let used = |text: &str| registry.strays.any_in(&cidr(text)).is_some();
+        let cache = cache(vec![n1, using("n2", &[], &["10.0.0.16/28"])]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        assert!(taken(&mut allocations, &cache, "n2").is_empty());
+        let used = |text: &str| allocations.unadopted.any_in(&cidr(text)).is_some();
         assert!(used("10.0.0.24/29") && used("10.0.0.0/24") && !used("10.0.0.32/28"));
         let against = |text: &str, node: &str| {
             let (block, node) = (cidr(text), node.into());
-            registry.strays.speak_against(&block, &node)
+            allocations.unadopted.conflict_with(&block, &node)
         };
         assert!(against("10.0.0.16/28", "n1") && against("10.0.0.24/29", "n2"));
         assert!(!against("10.0.0.16/28", "n2"), "its own");
@@ -359,59 +383,59 @@ mod tests {
     #[test]
     fn a_resting_block_that_no_pool_could_give_today_rests_on_while_an_agent_uses_it() {
         let block = "10.0.0.16/28";
-        let mut world = world(vec![using("n1", &[block], &[]), using("n2", &[], &[block])]);
-        change_pool(&mut world, 2, |spec| {
+        let mut cache = cache(vec![using("n1", &[block], &[]), using("n2", &[], &[block])]);
+        change_pool(&mut cache, 2, |spec| {
             spec.ipv4.as_mut().unwrap().block_size = Some(29);
         });
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let gone = node("n1");
-        registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, NOW);
-        assert!(taken(&mut registry, &world, "n2").is_empty());
+        allocations.quarantine_blocks(&gone.name, &gone.uid, &gone.machine, NOW);
+        assert!(taken(&mut allocations, &cache, "n2").is_empty());
         let block = cidr(block);
-        assert_eq!(registry.rests_in_use(&block), Some(block.first()));
+        assert_eq!(allocations.quarantined_in_use(&block), Some(block.first()));
         let mut idle = using("n2", &[], &[]);
         idle.version += 1;
-        world.subnets.change(Change::Applied(idle));
-        assert!(taken(&mut registry, &world, "n2").is_empty());
-        assert_eq!(registry.rests_in_use(&block), None);
+        cache.subnets.change(Change::Applied(idle));
+        assert!(taken(&mut allocations, &cache, "n2").is_empty());
+        assert_eq!(allocations.quarantined_in_use(&block), None);
     }
 
     #[test]
     fn the_limit_of_a_node_counts_what_it_keeps_and_not_after_a_gap() {
         let subnet = || using("n1", &["10.0.0.16/28"], &["10.0.0.32/28"]);
         let of_one_block = |subnet| {
-            let mut world = world(vec![subnet]);
-            change_pool(&mut world, 2, |spec| spec.max_blocks_per_node = Some(1));
-            let (registry, _) = Registry::rebuild(&world, &[], NOW);
-            (registry, world)
+            let mut cache = cache(vec![subnet]);
+            change_pool(&mut cache, 2, |spec| spec.max_blocks_per_node = Some(1));
+            let (allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+            (allocations, cache)
         };
-        let (mut registry, world) = of_one_block(subnet());
-        assert!(taken(&mut registry, &world, "n1").is_empty());
-        assert!(registry.strays.contains("n1"), "it may be, some day");
-        registry.after_gap = true;
-        assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
+        let (mut allocations, cache) = of_one_block(subnet());
+        assert!(taken(&mut allocations, &cache, "n1").is_empty());
+        assert!(allocations.unadopted.contains("n1"), "it may be, some day");
+        allocations.after_gap = true;
+        assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
         let mut letting_go = subnet();
         letting_go.report.as_mut().unwrap().blocks[0].released = true;
-        let (mut registry, world) = of_one_block(letting_go);
-        assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
-        assert!(registry.strays.is_empty());
+        let (mut allocations, cache) = of_one_block(letting_go);
+        assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
+        assert!(allocations.unadopted.is_empty());
     }
 
     #[test]
     fn what_cannot_be_had_now_is_tried_again() {
-        let mut world = world(vec![using("n1", &[], &["10.0.0.32/28"])]);
-        change_pool(&mut world, 2, |spec| {
+        let mut cache = cache(vec![using("n1", &[], &["10.0.0.32/28"])]);
+        change_pool(&mut cache, 2, |spec| {
             spec.allocation_mode = AllocationMode::NodeCIDR
         });
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        assert!(taken(&mut registry, &world, "n1").is_empty());
-        assert!(registry.strays.contains("n1"), "it may be, some day");
-        change_pool(&mut world, 3, |spec| {
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        assert!(taken(&mut allocations, &cache, "n1").is_empty());
+        assert!(allocations.unadopted.contains("n1"), "it may be, some day");
+        change_pool(&mut cache, 3, |spec| {
             spec.allocation_mode = AllocationMode::Blocks
         });
-        registry.pools.survey(&world, &[], NOW.mono);
-        assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
-        assert!(registry.strays.is_empty());
+        allocations.pools.evaluate(&cache, &[], NOW.mono);
+        assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
+        assert!(allocations.unadopted.is_empty());
     }
 
     #[test]
@@ -420,8 +444,8 @@ mod tests {
         let report = subnet.report.as_mut().unwrap();
         report.blocks[0].released = true;
         report.blocks[1].used = 0;
-        let world = world(vec![subnet]);
-        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        assert!(taken(&mut registry, &world, "n1").is_empty());
+        let cache = cache(vec![subnet]);
+        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        assert!(taken(&mut allocations, &cache, "n1").is_empty());
     }
 }
