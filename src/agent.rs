@@ -14,14 +14,14 @@ use tracing::{info, warn};
 use super::daemon::{self, AdminPort, Guard};
 use cadastre_agent::events::Events;
 use cadastre_agent::files::conflist::{BRIDGE, Facts, PTP, Template};
-use cadastre_agent::files::kept::{Kept, Wanted};
+use cadastre_agent::files::kept::{KeptFiles, WantedFiles};
 use cadastre_agent::files::subnet_env::Links;
-use cadastre_agent::known::Known;
 use cadastre_agent::leaks::Reasons;
-use cadastre_agent::ledger::Ledger;
+use cadastre_agent::ledger::LedgerClient;
 use cadastre_agent::metrics::AgentMetrics;
-use cadastre_agent::parts::{Parts, Settings};
+use cadastre_agent::parts::{AgentParts, AgentSettings};
 use cadastre_agent::service::Service;
+use cadastre_agent::shared::SharedState;
 use cadastre_agent::unix::{OnlyOne, Socket};
 use cadastre_agent::{files, grpc, machine, plugin_socket, run};
 use cadastre_core::node_allocation::NodeAllocation;
@@ -243,10 +243,10 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         review.by(client.clone());
     }
     let events = Events::start(client.clone(), metrics.clone());
-    let ledger = Ledger::closed(machine::STARTING);
+    let ledger = LedgerClient::closed(machine::STARTING);
     let service = Arc::new(Service {
         ledger: ledger.clone(),
-        known: Known::default(),
+        known: SharedState::default(),
         add_wait: args.add_wait,
         metrics: metrics.clone(),
         events: events.clone(),
@@ -279,12 +279,12 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         node: node.clone(),
         mtu: args.mtu,
     };
-    let files = Kept::new(Wanted {
+    let files = KeptFiles::new(WantedFiles {
         subnet_env: args.subnet_env.map(|path| (path, links)),
         cni_conf: args.cni_conf.clone().map(|path| (path, template, facts)),
         over_others: args.cni_conf_over_others,
     });
-    let settings = Settings {
+    let settings = AgentSettings {
         node,
         store: args.store,
         is_store_locked: is_locked,
@@ -294,7 +294,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         cri: args.cri_socket,
         masquerade: args.masquerade,
     };
-    let parts = Parts {
+    let parts = AgentParts {
         client,
         ledger: ledger.clone(),
         service,

@@ -11,9 +11,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use cadastre_daemon::telemetry::admin;
-use cadastre_daemon::telemetry::admin::Admin;
-use cadastre_daemon::telemetry::review::Review;
-use cadastre_daemon::telemetry::tls::Tls;
+use cadastre_daemon::telemetry::admin::AdminPages;
+use cadastre_daemon::telemetry::review::AccessReview;
+use cadastre_daemon::telemetry::tls::TlsFiles;
 use cadastre_daemon::telemetry::{HttpMetrics, Readiness, build_info, logs};
 
 /// Starts logging and installs the TLS provider. To be called once per process, before anything else.
@@ -58,8 +58,8 @@ pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
-    /// Who may read /metrics; needs a client (`Review::by`) before it can decide.
-    pub review: Option<Review>,
+    /// Who may read /metrics; needs a client (`AccessReview::by`) before it can decide.
+    pub review: Option<AccessReview>,
     pub task: JoinHandle<Infallible>,
 }
 
@@ -80,14 +80,16 @@ impl AdminPort {
             .admin_tls_cert
             .clone()
             .zip(guard.admin_tls_key.clone());
-        let tls = files.map(|(cert, key)| Tls::open(cert, key)).transpose()?;
-        let review = guard.metrics_auth.then(Review::new);
+        let tls = files
+            .map(|(cert, key)| TlsFiles::open(cert, key))
+            .transpose()?;
+        let review = guard.metrics_auth.then(AccessReview::new);
         let listener = listen(address, "--admin-address").await?;
         let probes = match guard.probe_address {
             Some(address) => Some(listen(address, "--probe-address").await?),
             None => None,
         };
-        let pages = Admin {
+        let pages = AdminPages {
             registry: registry.clone(),
             readiness: readiness.clone(),
             level: Some(level),

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::ControlPlane;
-use crate::hand::LIMIT;
+use crate::fixtures::LIMIT;
 use crate::wait::until;
 
 /// Installs a policy that rejects `operation` on objects for which the CEL expression `refuses` is true, and

@@ -142,7 +142,7 @@ pub(crate) async fn request(
 pub fn binary() -> Result<PathBuf> {
     match env::var_os("CADASTRE_BIN") {
         Some(path) => Ok(PathBuf::from(path)),
-        None => beside("cadastre", "CADASTRE_BIN"),
+        None => sibling("cadastre", "CADASTRE_BIN"),
     }
 }
 
@@ -150,7 +150,7 @@ pub fn binary() -> Result<PathBuf> {
 pub fn plugin() -> Result<PathBuf> {
     match env::var_os("CADASTRE_IPAM") {
         Some(path) => Ok(PathBuf::from(path)),
-        None => beside("cadastre-ipam", "CADASTRE_IPAM"),
+        None => sibling("cadastre-ipam", "CADASTRE_IPAM"),
     }
 }
 
@@ -158,11 +158,11 @@ pub fn plugin() -> Result<PathBuf> {
 pub fn kubectl_plugin() -> Result<PathBuf> {
     match env::var_os("CADASTRE_KUBECTL") {
         Some(path) => Ok(PathBuf::from(path)),
-        None => beside("kubectl-cadastre", "CADASTRE_KUBECTL"),
+        None => sibling("kubectl-cadastre", "CADASTRE_KUBECTL"),
     }
 }
 
-fn beside(name: &str, variable: &str) -> Result<PathBuf> {
+fn sibling(name: &str, variable: &str) -> Result<PathBuf> {
     let this = env::current_exe()?;
     // Binaries are in target/debug, tests in target/debug/deps.
     let found = this

@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use cadastre_e2e::admission::{is_refused, policy};
-use cadastre_e2e::{Daemon, Hand, metrics, nodes, wait};
+use cadastre_e2e::{Daemon, Fixtures, metrics, nodes, wait};
 use common::{Lab, leads};
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ async fn patches_and_lists(lab: &Lab) -> [f64; 4] {
 async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     let _turn = common::turn().await;
     let lab = Lab::start().await;
-    let hand = Hand::new(lab.client.clone());
+    let hand = Fixtures::new(lab.client.clone());
     let (mut a, b) = lab.pair().await;
     // The chart's default: blocks, so that no node has a podCIDR.
     let spec = json!({"nodeSelector": {}, "ipv4": {"cidrs": ["10.64.0.0/16"]}});
@@ -66,9 +66,9 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
 
 /// Starts two controllers, of which `a` leads, with pools of podCIDRs and of blocks; and creates a node whose
 /// updates the API server rejects, which the controller has reported.
-async fn with_a_node_refused() -> (Lab, Hand, Daemon, Daemon, String) {
+async fn with_a_node_refused() -> (Lab, Fixtures, Daemon, Daemon, String) {
     let lab = Lab::start().await;
-    let hand = Hand::new(lab.client.clone());
+    let hand = Fixtures::new(lab.client.clone());
     let (a, b) = lab.pair().await;
     let refuses = "object.metadata.name == 'cidrs-refused'";
     policy(&lab.cluster, "", "nodes", "UPDATE", refuses)
@@ -96,7 +96,7 @@ async fn with_a_node_refused() -> (Lab, Hand, Daemon, Daemon, String) {
 async fn a_node_that_cannot_be_written_keeps_nobody_waiting_after_a_kill() {
     let _turn = common::turn().await;
     let (_lab, hand, mut a, b, uid) = with_a_node_refused().await;
-    let told = hand.told(&uid, "WriteRejected").await.unwrap();
+    let told = hand.event_count(&uid, "WriteRejected").await.unwrap();
     a.process().kill().unwrap();
     wait::until("b leads", LIMIT, async || {
         Ok(leads(&b).await?.then_some(()))
@@ -108,7 +108,7 @@ async fn a_node_that_cannot_be_written_keeps_nobody_waiting_after_a_kill() {
     assert_eq!(hand.served("cidrs-other").await.unwrap().len(), 1);
     assert_eq!(hand.listed("blocks-other", 1).await.unwrap().len(), 1);
     wait::until("b tells of the node, too", LIMIT, async || {
-        Ok((hand.told(&uid, "WriteRejected").await? > told).then_some(()))
+        Ok((hand.event_count(&uid, "WriteRejected").await? > told).then_some(()))
     })
     .await
     .unwrap();

@@ -8,11 +8,11 @@ use cadastre_api::NodeLite;
 use cadastre_controller::cluster::convert;
 use cadastre_daemon::client;
 use cadastre_daemon::telemetry::HttpMetrics;
-use cadastre_daemon::watch::Change;
-use cadastre_daemon::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
+use cadastre_daemon::watch::ObjectEvent;
+use cadastre_daemon::watch::{LastHeard, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wire::Wire;
-use cadastre_e2e::{ControlPlane, Hand, Options};
+use cadastre_e2e::{ControlPlane, Fixtures, Options};
 use kube::Api;
 use tokio::sync::mpsc;
 
@@ -25,14 +25,14 @@ async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {
         ..client::Options::default()
     };
     let metrics = HttpMetrics::register(&prometheus::Registry::new()).unwrap();
-    let source = Source::<NodeLite> {
+    let source = WatchSource::<NodeLite> {
         kind: "nodes",
         api: Api::all(client::connect(&reach, metrics).await.unwrap()),
         fields: None,
         page: Some(2),
         pauses: Pauses::new(Duration::from_millis(10), Duration::from_millis(100), 1),
         doubtful: false,
-        patience: Patience {
+        patience: SilenceTimeouts {
             answer: Duration::from_secs(2),
             bookmark: Duration::from_secs(5),
         },
@@ -40,9 +40,9 @@ async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {
     };
     let (out, steps) = mpsc::channel(64);
     let text = |step| match step {
-        Step::Change(Change::Applied(name)) => Some(name),
-        Step::Change(Change::Listed) => Some("listed".to_owned()),
-        Step::Trouble => Some("trouble".to_owned()),
+        WatchStep::Change(ObjectEvent::Applied(name)) => Some(name),
+        WatchStep::Change(ObjectEvent::Listed) => Some("listed".to_owned()),
+        WatchStep::Trouble => Some("trouble".to_owned()),
         _ => None,
     };
     let read = |node| convert::node(node).name.to_string();
@@ -62,7 +62,7 @@ async fn wait_for(steps: &mut mpsc::Receiver<String>, wanted: &str) -> Vec<Strin
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_does_not_come_and_a_watch_that_falls_silent_do_not_blind() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     for name in ["w-1", "w-2", "w-3"] {
         hand.node("w", name).await.unwrap();
     }

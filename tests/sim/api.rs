@@ -21,7 +21,7 @@ use cadastre_controller::cluster::request::{
 use jiff::Timestamp;
 
 use super::clock::{Time, seconds};
-use super::kind::{Kind, Versioned};
+use super::object_log::{Kind, Versioned};
 use super::shape::counted;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;

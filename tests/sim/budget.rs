@@ -13,8 +13,8 @@ use cadastre_controller::cluster::request::{
 
 use super::checks::Violation;
 use super::clock::{SECOND, Time};
+use super::describe::{name_of, of_request, verb};
 use super::run::Where;
-use super::words::{name_of, of_request, verb};
 
 const MINUTE: Time = 60 * SECOND;
 

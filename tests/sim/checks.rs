@@ -35,12 +35,12 @@ use cadastre_controller::{EventRecord, OutgoingRequest};
 use cadastre_core::{Addr, Cidr};
 
 use super::api::{Api, Author, Commit};
+use super::block_checks::BlockChecks;
 use super::clock::{SECOND, Time, seconds};
+use super::describe::ranges;
 use super::known::{Known, Labels};
-use super::parcels::Parcels;
 use super::run::{Tally, Where};
 use super::shape::{Shape, counted, is_counted};
-use super::words::ranges;
 
 /// The most important rule: no range has two owners.
 pub const DUPLICATE: &str = "one holder";
@@ -65,7 +65,7 @@ impl Violation {
 
 /// A deleted node, and its ranges.
 #[derive(Clone)]
-pub struct Grave {
+pub struct DeadNode {
     pub name: Text,
     pub uid: Text,
     pub machine: MachineIdentity,
@@ -86,13 +86,13 @@ pub struct Checks {
     pub skew: u64,
     /// UIDs of nodes whose podCIDRs a controller has allocated.
     pub ours: BTreeSet<Text>,
-    pub graves: Vec<Grave>,
+    pub dead_nodes: Vec<DeadNode>,
     /// For ranges that were chosen for a node (by UID): UIDs of the dead nodes whose quarantine the last process
     /// that chose them had to respect.
-    minded: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
+    considered_dead: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
     born: BTreeMap<Text, Time>,
     /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
-    let_go: BTreeMap<(Text, u64), Time>,
+    finalizer_dropped: BTreeMap<(Text, u64), Time>,
     /// All versions of all pools.
     pub shapes: Vec<Shape>,
     /// The holder of the Lease, and since when.
@@ -105,7 +105,7 @@ pub struct Checks {
     pub last_write: (Time, String),
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
-    pub parcels: Parcels,
+    pub parcels: BlockChecks,
     /// UIDs of pods that a restore has brought back: the addresses in their statuses are outdated.
     pub ghosts: BTreeSet<Text>,
     /// UIDs of pods to which an agent assigned addresses after its Node was deleted: nothing is guaranteed for a
@@ -114,7 +114,7 @@ pub struct Checks {
     /// Addresses that an agent has released, with the machine, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, Text, Time)>,
     /// How often each process reported each text, and its last report about each object.
-    told: BTreeMap<(Where, String), Told>,
+    reported: BTreeMap<(Where, String), Told>,
     last_told: BTreeMap<(Where, String), String>,
     /// How many blocks were allocated to the Node of each UID.
     pub allocated: BTreeMap<Text, u64>,
@@ -190,7 +190,7 @@ impl Checks {
         }
         if let ApiRequest::SetPoolFinalizers(pool, _) = request {
             let version = (pool.uid.clone(), pool.version);
-            self.let_go.entry(version).or_insert(now);
+            self.finalizer_dropped.entry(version).or_insert(now);
         }
         let ApiRequest::AssignPodCidrs(a) = request else {
             return Ok(());
@@ -210,17 +210,17 @@ impl Checks {
         if known.decided.contains_key(&key) {
             return Ok(());
         }
-        let hits = |grave: &&Grave| {
+        let hits = |grave: &&DeadNode| {
             let mut had = grave.ranges.iter();
             had.any(|range| a.cidrs.iter().any(|cidr| cidr.overlaps(range)))
         };
-        let graves = self.graves.iter().filter(hits);
+        let graves = self.dead_nodes.iter().filter(hits);
         let graves = graves.filter(|it| it.recorded || known.buried.contains(&it.uid));
         let minded: BTreeSet<Text> = graves.map(|it| it.uid.clone()).collect();
-        self.minded.insert(key.clone(), minded.clone());
+        self.considered_dead.insert(key.clone(), minded.clone());
         known.minded.insert(key.clone(), minded);
         known.decided.insert(key, now);
-        self.dealt(place, a, known, api)?;
+        self.check_allocation(place, a, known, api)?;
         known.chosen.insert((a.name.clone(), a.cidrs.clone()));
         Ok(())
     }
@@ -238,7 +238,7 @@ impl Checks {
         for intent in wanted.intents.iter().flat_map(|all| &all.assignments) {
             if inherited.is_some_and(|all| all.assignments.contains(intent)) {
                 let key = (intent.uid.clone(), intent.cidrs.clone());
-                let minded = self.minded.get(&key).cloned().unwrap_or_default();
+                let minded = self.considered_dead.get(&key).cloned().unwrap_or_default();
                 known.minded.entry(key.clone()).or_insert(minded);
                 known.decided.entry(key).or_insert(now);
                 let chosen = (intent.name.clone(), intent.cidrs.clone());
@@ -340,7 +340,13 @@ impl Checks {
     }
 
     /// Checks ranges that a controller has chosen for a node against what it had received.
-    fn dealt(&self, place: Where, a: &PodCidrAllocation, known: &Known, api: &Api) -> Verdict {
+    fn check_allocation(
+        &self,
+        place: Where,
+        a: &PodCidrAllocation,
+        known: &Known,
+        api: &Api,
+    ) -> Verdict {
         let wrong = |what: String| {
             let text = format!(
                 "{place} deals {} to {} ({}): {what}",
@@ -352,7 +358,7 @@ impl Checks {
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let returns = self.had_before(a, known);
-        if self.graves.iter().any(|grave| grave.uid == a.uid) && returns {
+        if self.dead_nodes.iter().any(|grave| grave.uid == a.uid) && returns {
             // The node is deleted and had these ranges: the guard rejects the write of a process that does not
             // know that yet.
             return Ok(());
@@ -433,7 +439,7 @@ impl Checks {
         Ok(())
     }
 
-    /// A pool that the process has received, that precedes `dealt`, and that lacks only its finalizer.
+    /// A pool that the process has received, that precedes `check_allocation`, and that lacks only its finalizer.
     fn starting_before(
         &self,
         dealt: &Shape,
@@ -451,7 +457,7 @@ impl Checks {
         let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();
         let shown: Vec<Shape> = shown.filter(is_so).filter_map(Shape::new).collect();
         let rank = |shape: &Shape| (shape.priority, shape.selector.len());
-        // The version of `dealt` that the process used is uncertain, so each of them counts.
+        // The version of `check_allocation` that the process used is uncertain, so each of them counts.
         let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
         let best = versions.map(rank).max()?;
         let serves = |shape: &&Shape| {
@@ -478,18 +484,22 @@ impl Checks {
     /// history, to the writer's own decisions, or to the NodeSubnet that it received.
     fn had_before(&self, a: &PodCidrAllocation, known: &Known) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
-        let buried = |grave: &Grave| grave.name == a.name && all(&grave.ranges);
+        let buried = |grave: &DeadNode| grave.name == a.name && all(&grave.ranges);
         let chosen = |(name, ranges): &(Text, Vec<Cidr>)| *name == a.name && all(ranges);
         let told = known.subnets.objects.get(&a.name);
         let told = told.into_iter().flat_map(|subnet| subnet.spec.iter());
         let told: Vec<Cidr> = told.flat_map(records).map(|r| r.range).collect();
-        self.graves.iter().any(buried) || known.chosen.iter().any(chosen) || all(&told)
+        self.dead_nodes.iter().any(buried) || known.chosen.iter().any(chosen) || all(&told)
     }
 
     /// Records a request that was executed or rejected.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
         if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
-            for grave in self.graves.iter_mut().filter(|grave| grave.name == *node) {
+            for grave in self
+                .dead_nodes
+                .iter_mut()
+                .filter(|grave| grave.name == *node)
+            {
                 let used = pods
                     .iter()
                     .flat_map(|p| p.addresses.iter())
@@ -549,7 +559,7 @@ impl Checks {
                         .or(after.as_ref())
                         .map(|subnet| subnet.name.clone());
                     for grave in self
-                        .graves
+                        .dead_nodes
                         .iter_mut()
                         .filter(|grave| Some(&grave.name) == name.as_ref())
                     {
@@ -581,7 +591,7 @@ impl Checks {
             had.iter()
                 .all(|range| told.iter().any(|r| r.uid == *node.uid && r.range == *range))
         });
-        self.graves.push(Grave {
+        self.dead_nodes.push(DeadNode {
             name: node.name.clone(),
             uid: node.uid.clone(),
             machine: node.machine.clone(),
@@ -622,11 +632,11 @@ impl Checks {
             }
         }
         self.ours.insert(node.uid.clone());
-        let back = |grave: &Grave| grave.name == node.name && grave.machine.same(&node.machine);
-        for grave in self.graves.iter().filter(|grave| hits(&grave.ranges)) {
+        let back = |grave: &DeadNode| grave.name == node.name && grave.machine.same(&node.machine);
+        for grave in self.dead_nodes.iter().filter(|grave| hits(&grave.ranges)) {
             // The machine's own range, even if an earlier node of the name had it before the machine.
             let had = |range: &Cidr| {
-                let mut later = self.graves.iter().filter(|it| it.died >= grave.died);
+                let mut later = self.dead_nodes.iter().filter(|it| it.died >= grave.died);
                 later.any(|it| back(it) && it.ranges.contains(range))
             };
             if grave.name == node.name && grave.ranges.iter().all(had) {
@@ -635,11 +645,11 @@ impl Checks {
             let seen = known.is_some_and(|known| known.buried.contains(&grave.uid));
             // Another node may have had the whole range since; then the quarantine of that node counts.
             let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
-            let had_since = |it: &Grave| {
+            let had_since = |it: &DeadNode| {
                 let covered = |range| it.ranges.iter().any(|it| covers(it, range));
                 it.died > grave.died && grave.ranges.iter().all(covered)
             };
-            let seen = seen && !grave.edited && !self.graves.iter().any(had_since);
+            let seen = seen && !grave.edited && !self.dead_nodes.iter().any(had_since);
             if !grave.recorded && !seen {
                 continue;
             }
@@ -647,7 +657,7 @@ impl Checks {
             // process chose which did not know of the node, even if another leader has inherited and repeated it.
             let key = (node.uid.clone(), node.pod_cidrs.to_vec());
             let minded = known.and_then(|known| known.minded.get(&key));
-            let minded = minded.or_else(|| self.minded.get(&key));
+            let minded = minded.or_else(|| self.considered_dead.get(&key));
             if minded.is_some_and(|graves| !graves.contains(&grave.uid)) {
                 continue;
             }
@@ -661,7 +671,7 @@ impl Checks {
                 )
             };
             let names = [node.name.clone(), grave.name.clone()];
-            if !self.clocks_lie && decided < self.rested(grave) {
+            if !self.clocks_lie && decided < self.quarantined_until(grave) {
                 let text = format!(
                     "{} dead for {} ms only",
                     who(),
@@ -681,7 +691,7 @@ impl Checks {
     }
 
     /// When the ranges of a dead node may be allocated again at the earliest.
-    pub fn rested(&self, grave: &Grave) -> Time {
+    pub fn quarantined_until(&self, grave: &DeadNode) -> Time {
         let pools = self
             .shapes
             .iter()
@@ -713,7 +723,10 @@ impl Checks {
             .filter(|r| is_counted(&r.range))
         {
             self.tally.freed += 1;
-            let grave = self.graves.iter().find(|grave| *grave.uid == *record.uid);
+            let grave = self
+                .dead_nodes
+                .iter()
+                .find(|grave| *grave.uid == *record.uid);
             let held_on = live.is_some_and(|node| {
                 *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
             });
@@ -721,7 +734,7 @@ impl Checks {
             // before the write takes effect.
             let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range))
                 || is.iter().any(|later| later.range == record.range);
-            let early = grave.is_some_and(|g| g.recorded && now < self.rested(g))
+            let early = grave.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
                 && record.until.is_none_or(|until| until > seconds(now));
             if held_on || (early && !returned && !self.clocks_lie) {
                 let text = format!(
@@ -787,15 +800,17 @@ impl Checks {
             }
         }
         // A node that brought its own podCIDRs after the decision might as well have come after the pool's deletion.
-        let decided = self.let_go.get(&(before.uid.clone(), before.version));
-        let resting = |grave: &&Grave| {
+        let decided = self
+            .finalizer_dropped
+            .get(&(before.uid.clone(), before.version));
+        let resting = |grave: &&DeadNode| {
             let born = self.born.get(&grave.uid);
             let came_later = born.zip(decided).is_some_and(|(born, at)| born > at);
-            let rests = grave.recorded && now < self.rested(grave) && !came_later;
+            let rests = grave.recorded && now < self.quarantined_until(grave) && !came_later;
             rests && grave.ranges.iter().any(only_here)
         };
         if let Some(grave) = self
-            .graves
+            .dead_nodes
             .iter()
             .find(resting)
             .filter(|_| !self.clocks_lie)
@@ -816,7 +831,7 @@ impl Checks {
     pub fn reported(&mut self, place: Where, report: &EventRecord, calm: bool) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
-        self.tally.taken_up += u64::from(report.reason == "BlockAdopted");
+        self.tally.adopted += u64::from(report.reason == "BlockAdopted");
         if !calm {
             return Ok(());
         }
@@ -824,7 +839,7 @@ impl Checks {
         let before = self.last_told.insert((place, about), text.clone());
         let allocated = self.allocated.get(&report.about.uid).copied();
         let allocated = allocated.unwrap_or_default();
-        let told = self.told.entry((place, text.clone())).or_default();
+        let told = self.reported.entry((place, text.clone())).or_default();
         if told.allocated != allocated {
             *told = Told {
                 allocated,

@@ -11,7 +11,7 @@ impl Sim {
         }
         let total = self.plan.faults.total();
         if total > 0 {
-            self.befall(total);
+            self.inject(total);
         }
         let gap = self.rng.stretch(
             (self.plan.fault_every / 64).max(10 * MS),
@@ -20,7 +20,7 @@ impl Sim {
         self.after(gap, Due::Fault);
     }
 
-    fn befall(&mut self, total: u32) {
+    fn inject(&mut self, total: u32) {
         let process = self.rng.index(self.processes.len());
         let place = Where {
             process,

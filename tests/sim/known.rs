@@ -9,11 +9,11 @@ use cadastre_controller::cluster::lease::{Leadership, Takeover};
 use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre_controller::cluster::request::RequestOutcome;
 use cadastre_core::Cidr;
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 use super::api::Api;
 use super::clock::Time;
-use super::kind::View;
+use super::object_log::View;
 use super::shape::Shape;
 
 pub type Labels = Box<[(Text, Text)]>;
@@ -62,7 +62,7 @@ pub struct Known {
 }
 
 impl Known {
-    pub fn told(&mut self, leadership: &Leadership) {
+    pub fn observe_leadership(&mut self, leadership: &Leadership) {
         let (term, takeover) = match leadership {
             Leadership::Leading(tenure) => (Some(tenure.term.clone()), Some(tenure.takeover)),
             _ => (None, None),
@@ -73,8 +73,8 @@ impl Known {
         (self.term, self.takeover) = (term, takeover);
     }
 
-    pub fn nodes(&mut self, change: &Change<Node>, api: &Api) {
-        if let Change::Applied(node) = change {
+    pub fn nodes(&mut self, change: &ObjectEvent<Node>, api: &Api) {
+        if let ObjectEvent::Applied(node) = change {
             self.node(node);
             if !node.pod_cidrs.is_empty()
                 && api
@@ -92,15 +92,15 @@ impl Known {
         }
     }
 
-    pub fn subnets(&mut self, change: &Change<Subnet>) {
-        if let Change::Applied(subnet) = change {
+    pub fn subnets(&mut self, change: &ObjectEvent<Subnet>) {
+        if let ObjectEvent::Applied(subnet) = change {
             self.subnet(subnet);
         }
         self.subnets.take(change);
     }
 
-    pub fn blocks(&mut self, change: &Change<Block>) {
-        if let Change::Applied(block) = change
+    pub fn blocks(&mut self, change: &ObjectEvent<Block>) {
+        if let ObjectEvent::Applied(block) = change
             && let Ok(spec) = &block.spec
         {
             self.had.insert((spec.cidr, spec.owner.name.clone()));
@@ -121,8 +121,8 @@ impl Known {
         self.shown.get(uid).is_some_and(|(_, at)| *at <= then)
     }
 
-    pub fn pools(&mut self, change: &Change<Pool>, now: Time) {
-        if let Change::Applied(pool) = change {
+    pub fn pools(&mut self, change: &ObjectEvent<Pool>, now: Time) {
+        if let ObjectEvent::Applied(pool) = change {
             self.pool(pool);
             self.note(&pool.uid, pool.generation, now);
         }
@@ -136,7 +136,9 @@ impl Known {
             RequestOutcome::Pool(pool) => self.pool(pool),
             RequestOutcome::Subnet(subnet) => self.subnet(subnet),
             RequestOutcome::Subnets(subnets) => {
-                subnets.iter().for_each(|subnet| self.subnet(subnet))
+                for subnet in subnets {
+                    self.subnet(subnet);
+                }
             }
             _ => {}
         }

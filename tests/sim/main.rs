@@ -11,7 +11,7 @@
 //! | `search` | which seeds are run |
 //! | `run` | the run of one seed: what is due, step after step |
 //! | `plan` | what a seed draws first: size, roughness, length |
-//! | `api`, `kind` | the API server: guards, versions, lists and watches |
+//! | `api`, `object_log` | the API server: guards, versions, lists and watches |
 //! | `host` | one machine: the shipped agent, its store, its kubelet, and what befalls them |
 //! | `machines` | all machines, which Nodes they are, and the pods they run |
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
@@ -19,11 +19,11 @@
 //! | `restore` | the API server is restored to an older state |
 //! | `lasting` | requests that are rejected or unanswered for long, silent watches |
 //! | `checks`, `known`, `shape` | what must hold after each step |
-//! | `parcels` | what must hold of affinity blocks after each step |
+//! | `block_checks` | what must hold of affinity blocks after each step |
 //! | `budget` | how often a process may send requests |
 //! | `served` | nodes that wait although they could be served |
 //! | `settle`, `settle_blocks` | what must hold at the end |
-//! | `trace`, `words` | readable traces |
+//! | `trace`, `describe` | readable traces |
 //! | `mutations`, `proofs` | that the checks can fail: deliberate bugs, and what finds them |
 //!
 //! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs consecutive seeds until that many
@@ -41,19 +41,20 @@
 )]
 
 mod api;
+mod block_checks;
 mod budget;
 mod checks;
 mod clock;
+mod describe;
 mod faults;
 mod host;
-mod kind;
 mod known;
 mod lasting;
 mod machines;
 #[path = "../common/memory_disk.rs"]
 mod memory_disk;
 mod mutations;
-mod parcels;
+mod object_log;
 mod plan;
 mod process;
 mod proofs;
@@ -68,7 +69,6 @@ mod settle_blocks;
 mod shape;
 mod shell;
 mod trace;
-mod words;
 mod workload;
 
 use cadastre_controller::cluster::objects::Text;

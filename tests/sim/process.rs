@@ -7,14 +7,14 @@ use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseContent, Lea
 use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet};
 use cadastre_controller::cluster::request::RequestId;
 use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 use jiff::Timestamp;
 
 use super::api::Api;
 use super::clock::{Clocks, Time};
-use super::kind::{Feed, Versioned};
 use super::known::Known;
+use super::object_log::{Feed, Versioned};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
@@ -53,7 +53,7 @@ pub struct Run {
     pub controller: Controller,
     pub elector: Elector,
     /// The leadership that the controller was last told.
-    pub told: Option<Leadership>,
+    pub observed: Option<Leadership>,
     /// Whether a change of leadership is on its way to the controller.
     pub telling: bool,
     /// Whether a request about the Lease is under way.
@@ -125,7 +125,7 @@ impl Run {
                 ..ControllerSettings::default()
             }),
             elector: Elector::new(lease),
-            told: None,
+            observed: None,
             telling: false,
             asked: false,
             heard: false,
@@ -215,7 +215,7 @@ impl Run {
             }
             Watched::Services => {
                 let change = self.feeds.services.next(&api.services, now.mono)?;
-                if let Change::Applied(it) = &change {
+                if let ObjectEvent::Applied(it) = &change {
                     self.known.note(&it.uid, it.version.cast_signed(), at);
                 }
                 self.known.services.take(&change);
@@ -223,7 +223,7 @@ impl Run {
             }
             Watched::Pods => {
                 let change = self.feeds.pods.next(&api.pods, now.mono)?;
-                if let Change::Applied(it) = &change {
+                if let ObjectEvent::Applied(it) = &change {
                     self.known.note(&it.uid, it.version.cast_signed(), at);
                 }
                 self.known.pods.take(&change);
@@ -235,7 +235,10 @@ impl Run {
     }
 
     pub fn line<'a>(&'a mut self, kind: Watched, api: &Api) -> Line<'a> {
-        fn of<'a, T: Versioned>(feed: &'a mut Feed<T>, kind: &super::kind::Kind<T>) -> Line<'a> {
+        fn of<'a, T: Versioned>(
+            feed: &'a mut Feed<T>,
+            kind: &super::object_log::Kind<T>,
+        ) -> Line<'a> {
             let has_next = feed.has_next(kind);
             Line {
                 scheduled: &mut feed.scheduled,

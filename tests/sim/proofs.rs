@@ -73,7 +73,7 @@ pub fn proof(mutation: Mutation) -> Proof {
     };
     match mutation {
         // podCIDRs
-        UnclearAssignmentFreed => duplicate(Scarce, 1_000),
+        IndeterminateAllocationFreed => duplicate(Scarce, 1_000),
         UsedAddressesNotAvoided => sim(Strangers, 200),
         MirrorPodsBelieved => unit(
             "controller::cluster::pods::tests::mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space",
@@ -101,7 +101,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         WidePodCidrCounts => unit(
             "controller::registry::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
-        ContestedPodCidrGiven => {
+        ContestedPodCidrAllocated => {
             unit("controller::registry::foreign::tests::of_what_another_node_has_nothing_is_given")
         }
 
@@ -112,12 +112,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         UnansweredTimeForgotten => {
             unit("controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind")
         }
-        HandOverWhileUnclear => sim(HandOvers, 2_000),
+        HandOverWhileIndeterminate => sim(HandOvers, 2_000),
         DeletingNodesNotTouched => sim(Untold, 1_000),
-        RefusedTouchCounts => sim(Untold, 4_000),
-        AssignedBeforeNamed => duplicate(BadClocks, 10_000),
-        NameTakenOffWhileUnclear => sim(Unclear, 1_000),
-        UnclearLeaseWriteCounts => sim(AsDrawn, 2_000),
+        RejectedTouchCounts => sim(Untold, 4_000),
+        AllocatedBeforeNamed => duplicate(BadClocks, 10_000),
+        NameRemovedWhileIndeterminate => sim(Unclear, 1_000),
+        IndeterminateLeaseWriteCounts => sim(AsDrawn, 2_000),
         OneNamedNodeIgnored => duplicate(Crowded, 5_000),
         LeaseNotAwaited => sim(AsDrawn, 200),
         FailingNamesTakeRoom => unit(
@@ -146,11 +146,11 @@ pub fn proof(mutation: Mutation) -> Proof {
         // Dead nodes
         NoQuarantine => sim(AsDrawn, 200),
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
-        UnseenDeathLeavesNoRest => sim(AsDrawn, 500),
+        UnseenDeletionNotQuarantined => sim(AsDrawn, 500),
         UnrecordedDeathForgotten => unit(
             "controller::registry::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
         ),
-        RecordedRestNotBounded => sim(AsDrawn, 10_000),
+        RecordedQuarantineNotBounded => sim(AsDrawn, 10_000),
         ShortestQuarantineCounts => unit(
             "controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
         ),
@@ -164,7 +164,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         FreedWhileNamed => unit(
             "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
         ),
-        ReturnedRangeStillRests => unit(
+        ReturnedRangeStillQuarantined => unit(
             "controller::registry::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
         ),
 
@@ -195,25 +195,25 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
-        RecordedRestOfBlockIgnored => sim(AsDrawn, 5_000),
+        RecordedBlockQuarantineIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotAdopted => duplicate(Restored, 10_000),
         ClaimedBlockAdopted => unit(
             "controller::registry::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
         ),
-        AgentsNotListenedTo => duplicate(Restored, 10_000),
+        AgentGraceSkipped => duplicate(Restored, 10_000),
         ProvisionalBlocksNotCounted => {
             unit("controller::demand::tests::what_is_on_its_way_to_a_node_counts")
         }
         ReleasedBlocksCounted => {
             unit("controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has")
         }
-        LastBlockAskedBack => unit(
+        LastBlockRecalled => unit(
             "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
         ),
         BlockWaitersNotWoken => liveness(CrowdedBlocks, 5_000),
 
         // Pools, addresses, NodeSubnets
-        FinalizerGoesWhileRangesRest => sim(AsDrawn, 1_000),
+        FinalizerRemovedDuringQuarantine => sim(AsDrawn, 1_000),
         ReservedNotLeftOut => sim(AsDrawn, 200),
         WiderOlderPoolIgnored => unit(
             "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
@@ -233,7 +233,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         OthersConditionsWiped => {
             unit("controller::subnet::tests::conditions_of_others_stay_as_they_are")
         }
-        RefusalsOfPredecessorForgotten => unit(
+        RejectionsOfPredecessorForgotten => unit(
             "controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
         ),
         AddressListIgnored => {
@@ -262,10 +262,10 @@ pub fn proof(mutation: Mutation) -> Proof {
         // Requests
         UidNotTested => duplicate(Crowded, 5_000),
         TermNotTested => duplicate(Untold, 5_000),
-        ServerErrorCountsAsRefusal => {
+        ServerErrorCountsAsRejection => {
             unit("controller::cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect")
         }
-        TimeoutCountsAsRefusal => duplicate(Crowded, 5_000),
+        TimeoutCountsAsRejection => duplicate(Crowded, 5_000),
         GateNotAsked => {
             unit("controller::cluster::writer::tests::nothing_is_written_without_the_lease")
         }
@@ -275,19 +275,19 @@ pub fn proof(mutation: Mutation) -> Proof {
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
             unit("node::ledger::tests::what_was_given_back_is_used_again_as_another_block_only")
         }
-        DrainingBlocksGive => sim(Agents, 5_000),
+        DrainingBlocksAssign => sim(Agents, 5_000),
         DeleteFreesWholePod => sim(Agents, 3_000),
         OneProofIsEnough => sim(Agents, 3_000),
-        WithdrawnBlocksGive => {
+        WithdrawnBlocksAssign => {
             unit("node::ledger::tests::what_is_no_longer_listed_stays_with_who_has_it")
         }
-        ReleaseToldBeforeStored => sim(Agents, 1_000),
+        ReleaseReportedBeforeStored => sim(Agents, 1_000),
         AnsweredBeforeStored => sim(Agents, 3_000),
         CooldownIgnored => sim(Agents, 3_000),
         SandboxesIgnored => sim(Agents, 1_000),
         NewStoreAtOnce => sim(Agents, 3_000),
         LeaksNotFreed => sim(Agents, 3_000),
-        WishesNotTold => unit(
+        DemandNotReported => unit(
             "agent::service::adding::tests::an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all",
         ),
     }

@@ -24,10 +24,10 @@ use std::sync::Arc;
 use cadastre_controller::cluster::objects::{Node, Pod, Text};
 
 use super::api::State;
-use super::checks::Grave;
+use super::block_checks::BlockChecks;
+use super::checks::DeadNode;
 use super::clock::{MS, SECOND, Time};
 use super::machines::Act;
-use super::parcels::Parcels;
 use super::run::{Due, Sim};
 
 /// The time within which agents notice that the server answers again.
@@ -39,8 +39,8 @@ const SPARED: Time = 120 * SECOND;
 /// The server's state, and the state of the checks at the same time.
 pub struct Backup {
     state: State,
-    graves: Vec<Grave>,
-    parcels: Parcels,
+    graves: Vec<DeadNode>,
+    parcels: BlockChecks,
 }
 
 impl Sim {
@@ -66,7 +66,7 @@ impl Sim {
         self.log(None, || "a backup is made".to_owned());
         self.backup = Some(Backup {
             state: self.api.backup(),
-            graves: self.checks.graves.clone(),
+            graves: self.checks.dead_nodes.clone(),
             parcels: self.checks.parcels.clone(),
         });
     }
@@ -103,7 +103,7 @@ impl Sim {
             .values()
             .map(|it| it.uid.clone())
             .collect();
-        self.checks.graves = backup.graves;
+        self.checks.dead_nodes = backup.graves;
         self.checks.parcels = backup.parcels;
         for block in self.api.blocks.live.values() {
             if let Ok(spec) = &block.spec

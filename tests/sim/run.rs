@@ -168,7 +168,7 @@ pub struct Tally {
     pub averted: (u64, u64),
     /// How often the API server was restored, and blocks unknown to it that were adopted.
     pub restores: u64,
-    pub taken_up: u64,
+    pub adopted: u64,
     pub trace: u64,
 }
 
@@ -186,7 +186,7 @@ impl Tally {
         self.averted.0 += other.averted.0;
         self.averted.1 += other.averted.1;
         self.restores += other.restores;
-        self.taken_up += other.taken_up;
+        self.adopted += other.adopted;
     }
 }
 
@@ -288,7 +288,7 @@ impl Sim {
         sim.api.forgets_intents = unnamed;
         sim.trace
             .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
-        sim.furnish();
+        sim.populate();
         for process in 0..sim.plan.processes {
             let rate = 1_000_000 - sim.plan.skew + sim.rng.below(2 * sim.plan.skew + 1);
             let clocks = Clocks::new(rate);

@@ -49,7 +49,7 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
         sum.averted.0,
         sum.averted.1,
         sum.restores,
-        sum.taken_up,
+        sum.adopted,
         seconds
     )
 }
@@ -86,7 +86,7 @@ fn everything_promised_holds_over_many_seeds() {
             && sum.takeovers > 50
             && sum.shown > 1_000
             && sum.restores > 5
-            && sum.taken_up > 3
+            && sum.adopted > 3
             && sum.given > 500
             && sum.listed > 50
             && sum.ended > 20,

@@ -93,7 +93,7 @@ impl Sim {
         }
         let mut leaders = self.processes.iter().filter_map(|process| {
             let run = process.run.as_ref()?;
-            let Some(Leadership::Leading(tenure)) = &run.told else {
+            let Some(Leadership::Leading(tenure)) = &run.observed else {
                 return None;
             };
             let deals = run.controller.is_allocating() && run.stopping.is_none();
@@ -111,7 +111,7 @@ impl Sim {
     /// Ranges that the controller may not know to be free yet.
     fn doubted(&self) -> Vec<Cidr> {
         let mut doubted = Vec::new();
-        for grave in &self.checks.graves {
+        for grave in &self.checks.dead_nodes {
             if grave.died + DOUBT > self.now {
                 doubted.extend(&grave.ranges);
             }

@@ -12,9 +12,9 @@ use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 use super::checks::{Violation, records};
 use super::clock::SECOND;
+use super::describe::ranges;
 use super::run::Sim;
 use super::shape::{Shape, counted, is_counted};
-use super::words::ranges;
 
 /// How long before the end nothing may be written any more.
 const QUIET: u64 = 60 * SECOND;

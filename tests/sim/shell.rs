@@ -18,9 +18,9 @@ use jiff::Timestamp;
 use super::api::Author;
 use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
+use super::describe::{describe, name_of, of_outcome, of_report, of_request, verb};
 use super::process::{Process, Watched};
 use super::run::{Due, Reply, Sim, Where};
-use super::words::{describe, name_of, of_outcome, of_report, of_request, verb};
 
 /// More requests than this at one moment mean that a loop spins.
 const SPIN: u32 = 2_000;
@@ -328,7 +328,7 @@ impl Sim {
 
     /// Answers a request whose real answer is lost.
     fn unclear(&mut self, place: Where, id: RequestId, request: &ApiRequest, delay: Time) {
-        let lie = Mutation::TimeoutCountsAsRefusal.is_on()
+        let lie = Mutation::TimeoutCountsAsRejection.is_on()
             && matches!(request, ApiRequest::AssignPodCidrs(_));
         let outcome = if lie {
             RequestOutcome::Rejected(Rejection::Missing)
@@ -735,7 +735,7 @@ impl Sim {
             self.end(place, "has stopped");
             return;
         }
-        if run.told.as_ref() != Some(&leadership) && !run.telling {
+        if run.observed.as_ref() != Some(&leadership) && !run.telling {
             run.telling = true;
             let delay = self.rng.stretch(MS, 10 * MS);
             self.after(delay, Due::Tell(place));
@@ -749,7 +749,7 @@ impl Sim {
         };
         run.telling = false;
         let leadership = run.leadership();
-        if run.told.as_ref() == Some(&leadership) {
+        if run.observed.as_ref() == Some(&leadership) {
             return Ok(());
         }
         if let Leadership::Leading(tenure) = &leadership {
@@ -772,8 +772,8 @@ impl Sim {
                 format!("{place} leads no more")
             });
         }
-        run.known.told(&leadership);
-        run.told = Some(leadership.clone());
+        run.known.observe_leadership(&leadership);
+        run.observed = Some(leadership.clone());
         run.controller
             .on(ControllerEvent::Leadership(leadership), now);
         self.look(place)

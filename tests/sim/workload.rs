@@ -15,10 +15,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::api::Author;
 use super::clock::{MS, SECOND, seconds};
+use super::describe::ranges;
 use super::process::Watched;
 use super::run::{Due, Sim, Where};
 use super::shape::counted;
-use super::words::ranges;
 
 /// What the workload remembers of its own changes.
 #[derive(Default)]
@@ -46,7 +46,7 @@ pub fn cidr(text: &str) -> Cidr {
 
 impl Sim {
     /// Creates the cluster as the controllers find it.
-    pub fn furnish(&mut self) {
+    pub fn populate(&mut self) {
         self.api
             .put_service(service("kubernetes", "10.96.0.0/16"), 0);
         let least = u64::from(self.plan.blocks > 0);

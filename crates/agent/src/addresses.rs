@@ -24,7 +24,7 @@ use cadastre_api::addresses::{MOST_BYTES, MOST_ENTRIES};
 use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
-use cadastre_node::{Attachment, PodRef, Snapshot, Tenant};
+use cadastre_node::{Attachment, AttachmentRecord, PodRef, Snapshot};
 
 /// The pod interface whose addresses the container runtime reports.
 const OWN_INTERFACE: &str = "eth0";
@@ -33,12 +33,12 @@ pub const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
 /// Builds the list of addresses in use. `boot` is the current boot id, by which superseded sandboxes are found.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
-    let superseded = superseded(&snapshot.tenants, boot);
-    let entry = |tenant: &Tenant| {
+    let superseded = superseded(&snapshot.attachments, boot);
+    let entry = |tenant: &AttachmentRecord| {
         let is_superseded = superseded.contains(&tenant.attachment);
         entry(tenant, is_superseded)
     };
-    let mut entries: Vec<AddressEntry> = snapshot.tenants.iter().map(entry).collect();
+    let mut entries: Vec<AddressEntry> = snapshot.attachments.iter().map(entry).collect();
     entries.retain(|it| !it.addresses.is_empty());
     entries.sort_by(|a, b| (&a.addresses, &a.handle).cmp(&(&b.addresses, &b.handle)));
     let texts = entries.iter().map(ToString::to_string).take(MOST_ENTRIES);
@@ -55,7 +55,7 @@ pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     }
 }
 
-fn entry(tenant: &Tenant, superseded: bool) -> AddressEntry {
+fn entry(tenant: &AttachmentRecord, superseded: bool) -> AddressEntry {
     let pod = tenant.pod.as_ref();
     let mut all: Vec<Addr> = addresses(tenant).collect();
     all.sort_unstable();
@@ -85,32 +85,34 @@ fn pod_name(pod: &PodRef) -> String {
 /// Whether the list should be written before its interval is over. `named`: addresses that the controller or a
 /// user wants released; `wall_ms`: the time of day in Unix milliseconds.
 pub fn is_urgent(
-    told: &NodeAddressesSpec,
+    published: &NodeAddressesSpec,
     named: &BTreeSet<Addr>,
     snapshot: &Snapshot,
     pods: &Pods,
     wall_ms: i64,
 ) -> bool {
-    let held: BTreeSet<Addr> = snapshot.tenants.iter().flat_map(addresses).collect();
+    let held: BTreeSet<Addr> = snapshot.attachments.iter().flat_map(addresses).collect();
     let mut known = BTreeSet::new();
     let mut is_awaited = false;
-    for entry in told.entries() {
+    for entry in published.entries() {
         for addr in entry.addresses {
             let awaited = entry.superseded || named.contains(&addr);
             is_awaited |= awaited && !held.contains(&addr);
             known.insert(addr);
         }
     }
-    let young = |it: &Tenant| {
+    let young = |it: &AttachmentRecord| {
         let age = wall_ms.saturating_sub(it.since_ms);
         u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
     };
     // If the store is lost, the runtime still knows these addresses: they need not be published at once.
-    let of_runtime = |it: &Tenant| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
-    let others = snapshot.tenants.iter();
+    let of_runtime =
+        |it: &AttachmentRecord| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
+    let others = snapshot.attachments.iter();
     let mut others = others.filter(|it| !of_runtime(it) && !young(it));
-    let nobody_else =
-        |it: &Tenant| addresses(it).any(|addr| !known.contains(&addr) && !pods.report(addr));
+    let nobody_else = |it: &AttachmentRecord| {
+        addresses(it).any(|addr| !known.contains(&addr) && !pods.report(addr))
+    };
     let is_unknown = others.any(nobody_else) && !Mutation::UnknownAddressesListedLate.is_on();
     is_awaited || is_unknown
 }
@@ -129,7 +131,7 @@ pub struct Schedule {
 
 /// What [`Schedule::next`] asks the caller to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum ListStep {
     /// Write the list, then call [`Schedule::written`]
     Write,
     /// Ask again at this time
@@ -140,16 +142,16 @@ pub enum Next {
 
 /// The outcome of writing the list.
 #[derive(Debug)]
-pub enum Listed {
+pub enum ListOutcome {
     /// Written; `Some` if the API server stored only a part of it, as it does with an older CRD
-    Done(Option<Box<Cut>>),
+    Done(Option<Box<PartialList>>),
     /// Rejected, or the outcome is unknown
     Failed,
 }
 
 /// A list of which the API server stored only a part.
 #[derive(Clone, Debug)]
-pub struct Cut {
+pub struct PartialList {
     /// The list that was sent
     pub written: NodeAddressesSpec,
     /// The list that the API server stored
@@ -176,13 +178,13 @@ impl Schedule {
     }
 
     /// Returns what to do now. `differs`: whether the addresses in use differ from the published list.
-    pub fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> Next {
+    pub fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> ListStep {
         if self.is_writing {
-            return Next::Nothing;
+            return ListStep::Nothing;
         }
         if !differs {
             self.overdue_since = None;
-            return Next::Nothing;
+            return ListStep::Nothing;
         }
         let at = if urgent {
             self.soon_at.min(self.next_at)
@@ -190,11 +192,11 @@ impl Schedule {
             self.next_at
         };
         if at > now {
-            return Next::At(at);
+            return ListStep::At(at);
         }
         self.overdue_since.get_or_insert(now);
         self.is_writing = true;
-        Next::Write
+        ListStep::Write
     }
 
     /// Records that a write has ended; unless `done`, it is repeated after `soon`.
@@ -226,19 +228,19 @@ mod tests {
     use crate::attached::{Attached, SecondNetworks};
     use crate::pods::testing::pod;
     use crate::snapshot::testing::{snapshot, tenant};
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
     fn equal_state_gives_equal_text_in_whatever_order_it_is_kept() {
         let mut it = snapshot(&[], &[]);
-        it.tenants = vec![
+        it.attachments = vec![
             tenant("c1", "u1", &["10.0.0.9", "fd00::9"]),
             tenant("c2", "", &["10.0.0.5", "fd00::5"]),
         ];
         let told = list(&it, "boot");
-        it.tenants.reverse();
+        it.attachments.reverse();
         assert_eq!(list(&it, "boot"), told);
         assert_eq!(
             told.addresses,
@@ -256,11 +258,11 @@ mod tests {
     #[test]
     fn what_a_newer_sandbox_of_its_pod_supersedes_is_told_so() {
         let mut it = snapshot(&[], &[]);
-        it.tenants = vec![
+        it.attachments = vec![
             tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
             tenant("c2", "u1", &["10.0.0.2", "fd00::2"]),
         ];
-        it.tenants[1].order = 2;
+        it.attachments[1].order = 2;
         let told: Vec<bool> = list(&it, "boot")
             .entries()
             .map(|it| it.superseded)
@@ -274,7 +276,7 @@ mod tests {
         let mut it = snapshot(&[], &[]);
         for n in 1..3_000u32 {
             let v4 = format!("10.1.{}.{}", n >> 8, n & 255);
-            it.tenants.push(tenant(&long, &long, &[&v4]));
+            it.attachments.push(tenant(&long, &long, &[&v4]));
         }
         let told = list(&it, &long);
         let bytes = serde_json::to_vec(&told).unwrap().len();
@@ -286,7 +288,7 @@ mod tests {
     #[test]
     fn who_waits_for_an_address_hears_soon_that_it_was_given_back() {
         let mut it = snapshot(&[], &[]);
-        it.tenants = vec![tenant("c1", "u1", &["10.0.0.1"])];
+        it.attachments = vec![tenant("c1", "u1", &["10.0.0.1"])];
         let told = list(&it, "boot");
         let addr = Addr::parse_strict("10.0.0.1").unwrap();
         let urgent = |named: &[Addr], told: &NodeAddressesSpec, it: &Snapshot| {
@@ -294,7 +296,7 @@ mod tests {
             is_urgent(told, &named, it, &Pods::default(), i64::MAX)
         };
         assert!(!urgent(&[addr], &told, &it), "it is there");
-        it.tenants.clear();
+        it.attachments.clear();
         assert!(!urgent(&[], &told, &it));
         assert!(urgent(&[addr], &told, &it));
         let mut old = told.clone();
@@ -305,18 +307,18 @@ mod tests {
     #[test]
     fn what_nobody_else_would_know_of_is_told_soon() {
         let mut it = snapshot(&[], &[]);
-        it.tenants = vec![tenant("c1", "u1", &["10.0.0.1"])];
-        let since = it.tenants[0].since_ms;
+        it.attachments = vec![tenant("c1", "u1", &["10.0.0.1"])];
+        let since = it.attachments[0].since_ms;
         let nothing = NodeAddressesSpec::default();
         let mut pods = Pods::default();
         let urgent = |it: &Snapshot, pods: &Pods, age| {
             is_urgent(&nothing, &BTreeSet::new(), it, pods, since + age)
         };
         assert!(!urgent(&it, &pods, 60_000), "the runtime knows");
-        let had = it.tenants[0].pod.take();
+        let had = it.attachments[0].pod.take();
         assert!(urgent(&it, &pods, 60_000), "it is no pod's");
-        it.tenants[0].pod = had;
-        it.tenants[0].attachment.ifname = "net1".to_owned();
+        it.attachments[0].pod = had;
+        it.attachments[0].attachment.ifname = "net1".to_owned();
         assert!(urgent(&it, &pods, 60_000));
         assert!(!urgent(&it, &pods, 9_000), "its pod may still tell");
         let told = list(&it, "boot");
@@ -325,9 +327,9 @@ mod tests {
         let attached = Attached {
             network: "net".to_owned(),
             interface: "net1".to_owned(),
-            addresses: addresses(&it.tenants[0]).collect(),
+            addresses: addresses(&it.attachments[0]).collect(),
         };
-        pods.change(Change::Applied(crate::pods::Pod {
+        pods.change(ObjectEvent::Applied(crate::pods::Pod {
             second_networks: SecondNetworks::Known(vec![attached]),
             ..pod("u1", &[], &[])
         }));
@@ -337,28 +339,28 @@ mod tests {
     #[test]
     fn it_is_written_once_in_the_interval_and_sooner_where_it_is_urgent() {
         let mut it = Schedule::new(5 * MINUTE, MINUTE / 2, 7, Duration::ZERO);
-        assert_eq!(it.next(false, false, 10 * MINUTE), Next::Nothing);
+        assert_eq!(it.next(false, false, 10 * MINUTE), ListStep::Nothing);
         let mut now = 10 * MINUTE;
-        assert_eq!(it.next(true, false, now), Next::Write);
-        assert_eq!(it.next(true, true, now), Next::Nothing, "one at a time");
+        assert_eq!(it.next(true, false, now), ListStep::Write);
+        assert_eq!(it.next(true, true, now), ListStep::Nothing, "one at a time");
         it.written(true, now);
-        let Next::At(at) = it.next(true, false, now) else {
+        let ListStep::At(at) = it.next(true, false, now) else {
             panic!("at once")
         };
         assert!((now + 5 * MINUTE..=now + 6 * MINUTE).contains(&at));
-        let Next::At(at) = it.next(true, true, now) else {
+        let ListStep::At(at) = it.next(true, true, now) else {
             panic!("at once")
         };
         assert!((now + MINUTE / 2..=now + MINUTE).contains(&at));
         now = at;
-        assert_eq!(it.next(true, true, now), Next::Write);
+        assert_eq!(it.next(true, true, now), ListStep::Write);
         it.written(false, now);
         assert_eq!(it.lag(now + MINUTE), MINUTE);
-        let Next::At(at) = it.next(true, false, now) else {
+        let ListStep::At(at) = it.next(true, false, now) else {
             panic!("at once")
         };
         assert!(at <= now + MINUTE, "refused, it comes again soon");
-        assert_eq!(it.next(true, false, at), Next::Write);
+        assert_eq!(it.next(true, false, at), ListStep::Write);
         it.written(true, at);
         assert_eq!(it.lag(at), Duration::ZERO);
     }

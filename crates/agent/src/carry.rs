@@ -7,21 +7,22 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::files::kept::Kept;
+use super::files::kept::KeptFiles;
+use super::leak_verifier::{LeakVerifier, gone, note_roots};
 use super::leaks::netns_of_others;
-use super::ledger::{Ledger, LedgerError};
+use super::ledger::{LedgerClient, LedgerError};
 use super::machine::{
-    Answer, Effect, Event, Figure, FilesTold, Found, Looked, Question, Serving, StoreTrouble,
+    AgentEffect, AgentEvent, CountedEvent, FilesReported, LeakScan, ServiceView, StoreAnswer,
+    StoreFound, StoreQuestion, StoreTrouble,
 };
 use super::masquerade::Masquerade;
-use super::outward;
-use super::parts::{Parts, Settings};
-use super::proof::{Witnesses, gone, note_roots};
-use super::publish::Written;
+use super::parts::{AgentParts, AgentSettings};
+use super::publish::WriteOutcome;
+use super::publish_io;
 use super::service::Service;
 use super::store;
 use super::unix::{OnlyOne, SocketError};
-use cadastre_node::keeper::Call;
+use cadastre_node::store_thread::CallTimes;
 use cadastre_node::{Op, Snapshot, clock};
 
 /// The time limit of a DEL for a leaked address.
@@ -29,18 +30,23 @@ const FREE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Carries out effects, some at once and some as tasks.
 pub(super) struct Carrier {
-    settings: Settings,
-    parts: Parts,
-    witnesses: Witnesses,
+    settings: AgentSettings,
+    parts: AgentParts,
+    witnesses: LeakVerifier,
     /// Keeps other agents from using the store
     store_lock: Option<OnlyOne>,
-    files: Kept,
+    files: KeptFiles,
     masquerade: Masquerade,
-    tasks: JoinSet<anyhow::Result<Event>>,
+    tasks: JoinSet<anyhow::Result<AgentEvent>>,
 }
 
 impl Carrier {
-    pub fn new(settings: Settings, parts: Parts, witnesses: Witnesses, files: Kept) -> Self {
+    pub fn new(
+        settings: AgentSettings,
+        parts: AgentParts,
+        witnesses: LeakVerifier,
+        files: KeptFiles,
+    ) -> Self {
         Self {
             settings,
             parts,
@@ -61,13 +67,13 @@ impl Carrier {
     }
 
     /// Returns what the servers on the node's sockets have met with: waiting ADDs and trouble with the store.
-    pub fn serving(&self, now: Duration) -> Serving {
+    pub fn serving(&self, now: Duration) -> ServiceView {
         let ledger = &self.parts.ledger;
         let (trouble, is_open) = (ledger.trouble(), ledger.is_open());
         let mut desk = self.parts.service.known.lock();
-        let (wishes, wishes_end) = desk.wishes.count(now);
-        Serving {
-            wishes,
+        let (wishes, wishes_end) = desk.pending_adds.count(now);
+        ServiceView {
+            pending_adds: wishes,
             wishes_end,
             turned_away: desk.turned_away.clone(),
             trouble: trouble.map(|refusal| refusal.text),
@@ -77,25 +83,25 @@ impl Carrier {
 
     /// Waits for the next task to end and returns its event; `None` if no task is running. An error is one that
     /// needs an administrator.
-    pub async fn answer(&mut self) -> Option<anyhow::Result<Event>> {
+    pub async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
         let done = self.tasks.join_next().await?;
         Some(done.unwrap_or_else(|error| Err(error.into())))
     }
 
     /// Starts an effect. Returns the event at once if the effect takes no time; else [`Self::answer`] returns it.
-    pub fn begin(&mut self, effect: Effect) -> anyhow::Result<Option<Event>> {
+    pub fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
         let service = &self.parts.service;
         match effect {
-            Effect::Ask(question) => return self.ask(question),
-            Effect::Prove(candidates, boot) => {
+            AgentEffect::Ask(question) => return self.ask(question),
+            AgentEffect::Prove(candidates, boot) => {
                 let witnesses = self.witnesses.clone();
                 let roots = service.known.lock().netns_roots.clone();
                 self.tasks.spawn(async move {
                     let proven = witnesses.prove(candidates, boot, roots).await;
-                    Ok(Event::Proven(proven))
+                    Ok(AgentEvent::Proven(proven))
                 });
             }
-            Effect::WriteStatus {
+            AgentEffect::WriteStatus {
                 version,
                 status,
                 urgent,
@@ -103,82 +109,86 @@ impl Carrier {
                 let (client, name) = (self.parts.client.clone(), self.settings.node.clone());
                 let metrics = self.parts.metrics.clone();
                 self.tasks.spawn(async move {
-                    let written = outward::write_status(client, &name, &version, &status).await;
+                    let written = publish_io::write_status(client, &name, &version, &status).await;
                     let result = match &written {
-                        Written::Done { .. } => "done",
-                        Written::Outdated => "outdated",
-                        Written::Failed => "failed",
+                        WriteOutcome::Done { .. } => "done",
+                        WriteOutcome::Outdated => "outdated",
+                        WriteOutcome::Failed => "failed",
                     };
                     metrics.wrote(urgent, result);
-                    Ok(Event::Written(written))
+                    Ok(AgentEvent::Written(written))
                 });
             }
-            Effect::WriteList {
+            AgentEffect::WriteList {
                 owner,
                 is_new,
                 list,
             } => {
                 let (client, name) = (self.parts.client.clone(), self.settings.node.clone());
                 self.tasks.spawn(async move {
-                    let listed = outward::write_list(client, &name, &owner, is_new, *list).await;
-                    Ok(Event::Listed(listed))
+                    let listed = publish_io::write_list(client, &name, &owner, is_new, *list).await;
+                    Ok(AgentEvent::Listed(listed))
                 });
             }
-            Effect::AskNamespace(name) => {
+            AgentEffect::AskNamespace(name) => {
                 let client = self.parts.client.clone();
                 self.tasks.spawn(async move {
-                    let answer = outward::namespace(client, &name).await;
-                    Ok(Event::Namespace(name, answer))
+                    let answer = publish_io::namespace(client, &name).await;
+                    Ok(AgentEvent::Namespace(name, answer))
                 });
             }
-            Effect::WriteFiles {
+            AgentEffect::WriteFiles {
                 holding,
                 waits_for_pods,
             } => {
                 let files = &mut self.files;
                 files.refresh(&holding, waits_for_pods, clock::since_boot());
-                return Ok(Some(Event::Files(FilesTold {
+                return Ok(Some(AgentEvent::Files(FilesReported {
                     standing: files.standing().cloned(),
                     unwritten: files.unwritten().map(ToOwned::to_owned),
                     is_configured: files.is_configured(),
                 })));
             }
-            Effect::Masquerade { ranges, holding } => {
+            AgentEffect::Masquerade { ranges, holding } => {
                 let now = clock::since_boot();
                 self.masquerade.refresh(ranges.as_deref(), &holding, now);
                 let trouble = self.masquerade.trouble().map(ToOwned::to_owned);
-                return Ok(Some(Event::Masqueraded(trouble)));
+                return Ok(Some(AgentEvent::Masqueraded(trouble)));
             }
-            Effect::Offer { shown, is_news } => service.known.offer(shown, is_news),
-            Effect::Held => service.held.send_modify(|count| *count += 1),
-            Effect::Holding(holding) => _ = self.parts.holding.send_replace(holding),
-            Effect::Suspicious(reasons) => {
-                self.parts.metrics.suspicious(reasons.len());
+            AgentEffect::Offer { shown, is_news } => {
+                service.known.update_served_pools(shown, is_news);
+            }
+            AgentEffect::Held => service.held.send_modify(|count| *count += 1),
+            AgentEffect::Holding(holding) => _ = self.parts.holding.send_replace(holding),
+            AgentEffect::Suspicious(reasons) => {
+                self.parts.metrics.set_leak_candidates(reasons.len());
                 self.parts.leaks.send_replace(reasons);
             }
-            Effect::Tell(notice) => self.parts.events.tell(notice),
-            Effect::ToldTurnedAway => service.known.lock().turned_away = None,
-            Effect::Ready(is_ready, why) => self.parts.readiness.say_without_api(is_ready, &why),
-            Effect::Count(figure) => self.count(&figure),
+            AgentEffect::Tell(notice) => self.parts.events.emit(notice),
+            AgentEffect::ToldTurnedAway => service.known.lock().turned_away = None,
+            AgentEffect::Ready(is_ready, why) => {
+                self.parts.readiness.set_without_api(is_ready, &why);
+            }
+            AgentEffect::Count(figure) => self.count(&figure),
         }
         Ok(None)
     }
 
-    fn count(&self, figure: &Figure) {
+    fn count(&self, figure: &CountedEvent) {
         let metrics = &self.parts.metrics;
         match figure {
-            Figure::Snapshot(snapshot) => metrics.set(snapshot),
-            Figure::Freed(reason) => metrics.freed(*reason),
-            Figure::Behind(lag) => metrics.behind(*lag),
-            Figure::Damaged => metrics.damaged(),
+            CountedEvent::Snapshot(snapshot) => metrics.set(snapshot),
+            CountedEvent::Freed(reason) => metrics.freed(*reason),
+            CountedEvent::Behind(lag) => metrics.set_publish_lag(*lag),
+            CountedEvent::Damaged => metrics.damaged(),
         }
     }
 
-    fn ask(&mut self, question: Question) -> anyhow::Result<Option<Event>> {
-        if question == Question::Open
+    fn ask(&mut self, question: StoreQuestion) -> anyhow::Result<Option<AgentEvent>> {
+        if question == StoreQuestion::Open
             && let Some(unclear) = self.lock_store()?
         {
-            return Ok(Some(Event::Answer(Answer::Opened(unclear))));
+            return Ok(Some(AgentEvent::Answer(StoreAnswer::Opened(unclear))));
         }
         let ledger = self.parts.ledger.clone();
         let path = self.settings.store.clone();
@@ -186,44 +196,44 @@ impl Carrier {
         let witnesses = self.witnesses.clone();
         self.tasks.spawn(async move {
             let answer = match question {
-                Question::Open => Answer::Opened(open(&ledger, &path).await?),
-                Question::Close(why) => {
+                StoreQuestion::Open => StoreAnswer::Opened(open(&ledger, &path).await?),
+                StoreQuestion::Close(why) => {
                     ledger.close(why).await;
-                    Answer::Closed
+                    StoreAnswer::Closed
                 }
-                Question::Make { holding, known } => {
+                StoreQuestion::Make { holding, known } => {
                     let made = store::make(&path, holding, known).await;
                     if made.is_ok() {
                         ledger.open(&path)?;
                     }
-                    Answer::Made(made.map_err(|error| error.to_string()))
+                    StoreAnswer::Made(made.map_err(|error| error.to_string()))
                 }
-                Question::Look => {
+                StoreQuestion::Look => {
                     let looked = ledger.look().await.map_err(StoreTrouble::from);
-                    Answer::Looked(looked.map(|snapshot| with_netns(snapshot, &service)))
+                    StoreAnswer::Looked(looked.map(|snapshot| with_netns(snapshot, &service)))
                 }
-                Question::Transact(transaction) => {
+                StoreQuestion::Transact(transaction) => {
                     let failed = transaction.clone();
                     let done = ledger.with(move |it| transaction.run(it)).await;
                     done.unwrap_or_else(|error| failed.failed(error.into()))
                 }
-                Question::Free(attachment) => {
-                    let call = Call::until(clock::since_boot() + FREE_LIMIT);
+                StoreQuestion::Free(attachment) => {
+                    let call = CallTimes::until(clock::since_boot() + FREE_LIMIT);
                     let freed = ledger.ask(Op::Del(attachment), call).await;
-                    Answer::Freed(freed.map(|_| ()).map_err(|refusal| refusal.to_string()))
+                    StoreAnswer::Freed(freed.map(|_| ()).map_err(|refusal| refusal.to_string()))
                 }
-                Question::Sandboxes => {
+                StoreQuestion::Sandboxes => {
                     let told = witnesses.sandboxes().await;
-                    Answer::Sandboxes(told.map_err(|error| error.to_string()))
+                    StoreAnswer::Sandboxes(told.map_err(|error| error.to_string()))
                 }
             };
-            Ok(Event::Answer(answer))
+            Ok(AgentEvent::Answer(answer))
         });
         Ok(None)
     }
 
     /// Locks the store against other agents; fails if another agent has the lock.
-    fn lock_store(&mut self) -> anyhow::Result<Option<Found>> {
+    fn lock_store(&mut self) -> anyhow::Result<Option<StoreFound>> {
         if self.settings.is_store_locked || self.store_lock.is_some() {
             return Ok(None);
         }
@@ -234,32 +244,32 @@ impl Carrier {
                 Ok(None)
             }
             Err(error @ SocketError::Taken { .. }) => Err(error.into()),
-            Err(error) => Ok(Some(Found::Unclear(error.to_string()))),
+            Err(error) => Ok(Some(StoreFound::Unclear(error.to_string()))),
         }
     }
 }
 
 /// Opens the store unless it is missing or damaged.
-async fn open(ledger: &Ledger, path: &Path) -> anyhow::Result<Found> {
+async fn open(ledger: &LedgerClient, path: &Path) -> anyhow::Result<StoreFound> {
     match store::find(path).await {
         Ok(store::Found::Whole) => {
             ledger.open(path)?;
-            Ok(Found::Open)
+            Ok(StoreFound::Open)
         }
-        Ok(store::Found::Nothing) => Ok(Found::Nothing),
-        Ok(store::Found::Damaged { aside, what }) => Ok(Found::Damaged { aside, what }),
+        Ok(store::Found::Nothing) => Ok(StoreFound::Nothing),
+        Ok(store::Found::Damaged { aside, what }) => Ok(StoreFound::Damaged { aside, what }),
         Err(error) if store::is_final(&error) => Err(error.into()),
-        Err(error) => Ok(Found::Unclear(error.to_string())),
+        Err(error) => Ok(StoreFound::Unclear(error.to_string())),
     }
 }
 
 /// Adds to the snapshot which network namespaces are gone, as looked up right after it was taken.
-fn with_netns(snapshot: Snapshot, service: &Service) -> Looked {
+fn with_netns(snapshot: Snapshot, service: &Service) -> LeakScan {
     let mut desk = service.known.lock();
-    let paths = snapshot.tenants.iter().map(|it| it.netns.as_str());
+    let paths = snapshot.attachments.iter().map(|it| it.netns.as_str());
     note_roots(paths, &mut desk.netns_roots);
     let gone = gone(netns_of_others(&snapshot), &desk.netns_roots);
-    Looked { snapshot, gone }
+    LeakScan { snapshot, gone }
 }
 
 impl From<LedgerError> for StoreTrouble {

@@ -23,7 +23,7 @@ use cadastre_api::{
     ADDRESSES_ANNOTATION as ADDRESSES, AssignmentMode, NodePool, POOLS_ANNOTATION as POOLS,
 };
 use cadastre_core::{Addr, Dual};
-use cadastre_node::{OWN_INTERFACE, PodChoice, Pools};
+use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
 /// An annotation that names more pools is taken for a mistake.
 const MOST_POOLS: usize = 16;
@@ -45,7 +45,7 @@ pub struct ServingPool {
 
 /// What an ADD asks for, and for whom.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct PodRequest<'a> {
     /// The name of the interface in the container
     pub ifname: &'a str,
     /// The pools that the CNI config names
@@ -60,9 +60,9 @@ pub struct Asked<'a> {
 
 /// The pools and addresses to try for an ADD.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chosen {
+pub struct PodPools {
     /// Pools, best first
-    pub pools: Pools,
+    pub pools: PoolOrder,
     /// Only these addresses may be assigned; empty: any
     pub addresses: Vec<Addr>,
     /// Pools with a namespace selector that matches the pod's namespace
@@ -71,7 +71,7 @@ pub struct Chosen {
     pub complaints: Vec<String>,
 }
 
-impl Chosen {
+impl PodPools {
     /// Drops the complaints and keeps what the store needs.
     pub fn into_choice(self) -> PodChoice {
         PodChoice {
@@ -133,8 +133,8 @@ pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPoo
 
 /// Chooses pools and addresses for an ADD. `serving` is sorted best first; `others` are pools with ranges on this
 /// node that are not in `serving`, such as that of a podCIDR: they serve any pod, after all others.
-pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chosen {
-    let mut chosen = Chosen::default();
+pub fn decide(asked: &PodRequest, serving: &[ServingPool], others: &[String]) -> PodPools {
+    let mut chosen = PodPools::default();
     // Annotations apply only to the pod's own interface, and only if the pod is known.
     let pod = asked.pod.filter(|_| asked.ifname == OWN_INTERFACE);
     let namespace = asked.namespace.filter(|_| pod.is_some());
@@ -175,7 +175,7 @@ pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chos
     chosen.pools = if named.is_empty() {
         by_selectors(asked, serving, others)
     } else {
-        Pools::Named(named)
+        PoolOrder::Named(named)
     };
     chosen
 }
@@ -192,9 +192,9 @@ fn read<T>(text: &str, read: fn(&str) -> Result<T, String>) -> Result<T, String>
     })
 }
 
-fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Pools {
+fn by_selectors(asked: &PodRequest, serving: &[ServingPool], others: &[String]) -> PoolOrder {
     if !serving.iter().any(ServingPool::is_selective) {
-        return Pools::All;
+        return PoolOrder::All;
     }
     let any_node = Selector::default();
     let unknown = Unknown;
@@ -245,9 +245,9 @@ fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Po
     let mut names: Vec<String> = choice.chosen.iter().map(|it| it.name.to_owned()).collect();
     names.extend(others.iter().cloned());
     if names.is_empty() {
-        return Pools::None(choice.to_string().trim().replace('\n', "; "));
+        return PoolOrder::None(choice.to_string().trim().replace('\n', "; "));
     }
-    Pools::Selected(names)
+    PoolOrder::Selected(names)
 }
 
 fn pool_names(text: &str) -> Result<Vec<String>, String> {

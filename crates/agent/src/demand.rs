@@ -15,24 +15,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::snapshot::{busy, capacity, gives, is_pod_cidr, terms};
+use super::snapshot::{assigns, busy, capacity, is_pod_cidr, terms};
 use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
 /// The number of ADDs that wait, or did lately, for an address, by the pool that should have served them.
-pub type Wishes = BTreeMap<String, u64>;
+pub type PendingAdds = BTreeMap<String, u64>;
 
 /// Demand and capacity of one pool on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Want {
+pub struct PoolWant {
     /// Addresses wanted of each family, including those in use
     pub demand: u64,
     /// Addresses that the blocks can assign in all, of the family that has fewer
     pub capacity: u64,
 }
 
-impl Want {
+impl PoolWant {
     /// Whether the node needs more blocks.
     pub fn is_lacking(&self) -> bool {
         self.demand > self.capacity
@@ -47,7 +47,7 @@ struct Sums {
 }
 
 /// Returns the demand for each pool that may be asked for blocks; pools without demand are left out.
-pub fn wanted(snapshot: &Snapshot, wishes: &Wishes) -> BTreeMap<String, Want> {
+pub fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<String, PoolWant> {
     let sums = sums(snapshot);
     let fixed = of_pod_cidrs(snapshot);
     let with_blocks = sums.keys().copied();
@@ -61,7 +61,7 @@ pub fn wanted(snapshot: &Snapshot, wishes: &Wishes) -> BTreeMap<String, Want> {
         let families = families(snapshot, pool, sums);
         let of = |sums: &Dual<u64>| families.iter().map(|it| *sums.get(*it)).collect::<Vec<_>>();
         let busy = of(&sums.busy).into_iter().max().unwrap_or(0);
-        Want {
+        PoolWant {
             demand: busy.saturating_add(reserve(snapshot, pool, wish)),
             capacity: of(&sums.capacity).into_iter().min().unwrap_or(0),
         }
@@ -75,9 +75,9 @@ pub fn wanted(snapshot: &Snapshot, wishes: &Wishes) -> BTreeMap<String, Want> {
 }
 
 /// Returns the empty blocks to release, with their UIDs: surplus blocks and recalled ones.
-pub fn to_let_go(
+pub fn to_release(
     snapshot: &Snapshot,
-    wishes: &Wishes,
+    wishes: &PendingAdds,
     recalled: &BTreeSet<Cidr>,
 ) -> Vec<(Cidr, String)> {
     let mut sums = sums(snapshot);
@@ -87,7 +87,7 @@ pub fn to_let_go(
     // Highest first, because addresses are assigned from the lowest block.
     for block in snapshot.blocks.iter().rev().filter(can_go) {
         let family = block.cidr.family();
-        if !gives(block) {
+        if !assigns(block) {
             going.push((block.cidr, block.uid.clone()));
             continue;
         }
@@ -116,7 +116,7 @@ pub fn to_let_go(
 /// Sums up, by pool, the blocks that addresses are assigned from, without podCIDRs.
 fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
     let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
-    for block in snapshot.blocks.iter().filter(|it| gives(it)) {
+    for block in snapshot.blocks.iter().filter(|it| assigns(it)) {
         if is_pod_cidr(snapshot, block) {
             continue;
         }
@@ -164,13 +164,13 @@ mod tests {
     use crate::snapshot::testing::{block, pool, snapshot};
     use cadastre_node::BlockState;
 
-    fn wish(pool: &str, count: u64) -> Wishes {
-        Wishes::from([(pool.to_owned(), count)])
+    fn wish(pool: &str, count: u64) -> PendingAdds {
+        PendingAdds::from([(pool.to_owned(), count)])
     }
 
     fn go(snapshot: &Snapshot, recalled: &[&str]) -> Vec<String> {
         let recalled = recalled.iter().map(|it| Cidr::parse_strict(it).unwrap());
-        let going = to_let_go(snapshot, &Wishes::new(), &recalled.collect());
+        let going = to_release(snapshot, &PendingAdds::new(), &recalled.collect());
         going.iter().map(|(cidr, _)| cidr.to_string()).collect()
     }
 
@@ -183,7 +183,7 @@ mod tests {
                 block("10.0.0.64/26", "a", 0, 0, 61),
             ],
         );
-        let want = wanted(&it, &Wishes::new())["a"];
+        let want = wanted(&it, &PendingAdds::new())["a"];
         assert_eq!((want.demand, want.capacity), (53, 122));
         assert!(!want.is_lacking());
         let many = wanted(&it, &wish("a", 80))["a"];
@@ -200,10 +200,10 @@ mod tests {
                 block("fd00::/122", "a", 40, 0, 22),
             ],
         );
-        let want = wanted(&it, &Wishes::new())["a"];
+        let want = wanted(&it, &PendingAdds::new())["a"];
         assert_eq!((want.demand, want.capacity), (64, 61));
         let half = snapshot(&[both], &[block("10.0.0.0/26", "a", 1, 0, 60)]);
-        assert_eq!(wanted(&half, &Wishes::new())["a"].capacity, 0);
+        assert_eq!(wanted(&half, &PendingAdds::new())["a"].capacity, 0);
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
             ],
             &[block("10.0.0.0/26", "a", 1, 0, 60)],
         );
-        assert_eq!(wanted(&it, &Wishes::new()).len(), 1);
+        assert_eq!(wanted(&it, &PendingAdds::new()).len(), 1);
         assert_eq!(wanted(&it, &wish("b", 2))["b"].demand, 2);
         assert!(!wanted(&it, &wish("unknown", 2)).contains_key("unknown"));
     }
@@ -241,8 +241,8 @@ mod tests {
             &[draining, withdrawn, block("10.0.0.128/26", "a", 1, 0, 60)],
         );
         assert_eq!(
-            wanted(&it, &Wishes::new())["a"],
-            Want {
+            wanted(&it, &PendingAdds::new())["a"],
+            PoolWant {
                 demand: 4,
                 capacity: 61
             }
@@ -277,10 +277,13 @@ mod tests {
         // A released block is not requested again.
         for used in 0..=61 {
             let mut it = snapshot(&pools, &blocks(used));
-            let going = to_let_go(&it, &Wishes::new(), &BTreeSet::new());
+            let going = to_release(&it, &PendingAdds::new(), &BTreeSet::new());
             it.blocks
                 .retain(|block| !going.iter().any(|(cidr, _)| *cidr == block.cidr));
-            assert!(!wanted(&it, &Wishes::new())["a"].is_lacking(), "{used}");
+            assert!(
+                !wanted(&it, &PendingAdds::new())["a"].is_lacking(),
+                "{used}"
+            );
         }
     }
 
@@ -296,7 +299,7 @@ mod tests {
         let both = ["fd00::/122", "10.0.0.0/26"];
         assert_eq!(go(&it, &both), both);
         let recalled = both.map(|it| Cidr::parse_strict(it).unwrap()).into();
-        assert!(to_let_go(&it, &wish("a", 1), &recalled).is_empty());
+        assert!(to_release(&it, &wish("a", 1), &recalled).is_empty());
         it.blocks[0].state = BlockState::Draining;
         assert_eq!(go(&it, &[]), ["10.0.0.0/26"]);
         it.blocks[0].counts.cooling = 1;
@@ -315,6 +318,6 @@ mod tests {
         assert!(go(&it, &[]).is_empty());
         assert_eq!(go(&it, &["10.0.0.64/26"]), ["10.0.0.64/26"]);
         let recalled = BTreeSet::from([Cidr::parse_strict("10.0.0.64/26").unwrap()]);
-        assert!(to_let_go(&it, &wish("a", 7), &recalled).is_empty());
+        assert!(to_release(&it, &wish("a", 7), &recalled).is_empty());
     }
 }

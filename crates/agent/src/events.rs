@@ -9,18 +9,18 @@ use super::pods::Pod;
 use crate::metrics::AgentMetrics;
 use cadastre_api::AGENT_MANAGER;
 use cadastre_daemon::events;
-use cadastre_daemon::events::Notice;
+use cadastre_daemon::events::EventNote;
 
 /// The number of events that may wait to be written; further ones are dropped and counted.
 const BACKLOG: usize = 64;
 
 /// Returns a warning about a pod.
-pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> Notice {
+pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> EventNote {
     warning("Pod", &pod.namespace, &pod.name, &pod.uid, reason, note)
 }
 
 /// Returns a warning about the node. `uid` may be empty, if it is unknown.
-pub fn of_node(name: &str, uid: &str, reason: &'static str, note: String) -> Notice {
+pub fn of_node(name: &str, uid: &str, reason: &'static str, note: String) -> EventNote {
     warning("Node", "", name, uid, reason, note)
 }
 
@@ -31,9 +31,9 @@ fn warning(
     uid: &str,
     reason: &'static str,
     note: String,
-) -> Notice {
+) -> EventNote {
     let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    Notice {
+    EventNote {
         about: ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some(kind.to_owned()),
@@ -51,7 +51,7 @@ fn warning(
 /// Logs notices and queues them as events.
 #[derive(Clone)]
 pub struct Events {
-    sender: mpsc::Sender<Notice>,
+    sender: mpsc::Sender<EventNote>,
     metrics: AgentMetrics,
 }
 
@@ -67,7 +67,7 @@ impl Events {
     }
 
     /// Logs a notice and queues it; if the queue is full the event is dropped and counted.
-    pub fn tell(&self, notice: Notice) {
+    pub fn emit(&self, notice: EventNote) {
         let name = notice.about.name.as_deref().unwrap_or_default();
         if let Some(namespace) = &notice.about.namespace {
             warn!(pod.namespace = %namespace, pod.name = %name, reason = notice.reason, "{}", notice.note);

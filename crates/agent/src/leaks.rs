@@ -38,7 +38,7 @@ use super::superseded::superseded;
 use cadastre_api::LeakCandidate;
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
-use cadastre_node::{Attachment, Snapshot, Tenant};
+use cadastre_node::{Attachment, AttachmentRecord, Snapshot};
 
 /// The shortest and the longest pause between two looks at a candidate that the node still has.
 const LOOK_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -48,7 +48,7 @@ const SUPERSEDED_GRACE: Duration = Duration::from_secs(5);
 
 /// Why an attachment may be leaked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
+pub enum LeakReason {
     /// The API has no such pod.
     PodGone,
     /// The pod has finished.
@@ -65,7 +65,7 @@ pub enum Reason {
     Confirmed,
 }
 
-impl Reason {
+impl LeakReason {
     /// All reasons, in the order of their declaration.
     pub const ALL: [Self; 7] = [
         Self::PodGone,
@@ -106,11 +106,11 @@ impl Reason {
 }
 
 /// Attachments that may be leaked, and why.
-pub type Reasons = BTreeMap<Attachment, Reason>;
+pub type Reasons = BTreeMap<Attachment, LeakReason>;
 
 /// What the node itself shows about sandboxes and network namespaces.
 #[derive(Clone, Debug, Default)]
-pub struct Evidence {
+pub struct NodeEvidence {
     /// The id of the current boot
     pub boot: String,
     /// Ids of all sandboxes of the runtime; `None` if it was not asked or did not answer
@@ -123,7 +123,7 @@ pub struct Evidence {
 
 /// What the controller and users claim about attachments.
 #[derive(Clone, Copy, Debug)]
-pub struct Claims<'a> {
+pub struct LeakClaims<'a> {
     /// Addresses that the controller named
     pub leak_candidates: &'a [LeakCandidate],
     /// Addresses with the handles of containers that a user declared gone
@@ -132,11 +132,11 @@ pub struct Claims<'a> {
 
 /// A leak candidate whose grace period is over.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
+pub struct LeakedAttachment {
     /// The attachment to release once the leak is proven
     pub attachment: Attachment,
     /// Why it is a candidate
-    pub reason: Reason,
+    pub reason: LeakReason,
     pod_uid: String,
     netns: String,
     boot: String,
@@ -146,21 +146,21 @@ pub struct Candidate {
 
 /// Remembers since when each attachment is a leak candidate.
 #[derive(Debug)]
-pub struct Leaks {
+pub struct LeakDetector {
     grace: Duration,
-    since: BTreeMap<Attachment, (Reason, Duration)>,
+    since: BTreeMap<Attachment, (LeakReason, Duration)>,
 }
 
-/// The result of [`Leaks::look`].
+/// The result of [`LeakDetector::look`].
 #[derive(Debug, Default, PartialEq)]
 pub struct Look {
     /// Candidates to prove now
-    pub due: Vec<Candidate>,
+    pub due: Vec<LeakedAttachment>,
     /// When to look again, if nothing happens before
     pub next: Option<Duration>,
 }
 
-impl Leaks {
+impl LeakDetector {
     /// Starts without candidates. An attachment must be one for `grace` before its leak is proven.
     pub fn new(grace: Duration) -> Self {
         Self {
@@ -171,7 +171,8 @@ impl Leaks {
 
     /// Returns all candidates with their reasons.
     pub fn reasons(&self) -> Reasons {
-        let each = |(it, (reason, _)): (&Attachment, &(Reason, Duration))| (it.clone(), *reason);
+        let each =
+            |(it, (reason, _)): (&Attachment, &(LeakReason, Duration))| (it.clone(), *reason);
         self.since.iter().map(each).collect()
     }
 
@@ -183,14 +184,14 @@ impl Leaks {
         named: &BTreeSet<Addr>,
         now: Duration,
     ) -> Vec<(Addr, String)> {
-        let is_orphan = |tenant: &&Tenant| {
+        let is_orphan = |tenant: &&AttachmentRecord| {
             let is_named = || addresses(tenant).any(|addr| named.contains(&addr));
             let suspicion = self.since.get(&tenant.attachment);
             suspicion.is_some_and(|(reason, since)| {
                 reason.is_of_pod() && (*since + 2 * self.grace <= now || is_named())
             })
         };
-        let orphans = snapshot.tenants.iter().filter(is_orphan);
+        let orphans = snapshot.attachments.iter().filter(is_orphan);
         let each = |it| addresses(it).map(|addr| (addr, pod_uid(it).to_owned()));
         let mut all: Vec<_> = orphans.flat_map(each).collect();
         all.sort_unstable();
@@ -202,19 +203,19 @@ impl Leaks {
         &mut self,
         snapshot: &Snapshot,
         pods: &Pods,
-        claims: Claims<'_>,
-        evidence: &Evidence,
+        claims: LeakClaims<'_>,
+        evidence: &NodeEvidence,
         now: Duration,
     ) -> Look {
         let named = named(claims.leak_candidates);
-        let superseded = superseded(&snapshot.tenants, &evidence.boot);
+        let superseded = superseded(&snapshot.attachments, &evidence.boot);
         let before = std::mem::take(&mut self.since);
         let mut look = Look::default();
-        for tenant in &snapshot.tenants {
+        for tenant in &snapshot.attachments {
             let is_superseded = superseded.contains(&tenant.attachment);
             let confirmed = is_confirmed(tenant, claims.container_gone);
-            let reason = suspicion(tenant, is_superseded, pods, &named, evidence);
-            let nobodys = || pod_uid(tenant).is_empty().then_some(Reason::Confirmed);
+            let reason = leak_reasons(tenant, is_superseded, pods, &named, evidence);
+            let nobodys = || pod_uid(tenant).is_empty().then_some(LeakReason::Confirmed);
             let Some(reason) = reason.or_else(|| nobodys().filter(|_| confirmed)) else {
                 continue;
             };
@@ -224,15 +225,15 @@ impl Leaks {
                 .insert(tenant.attachment.clone(), (reason, since));
             let grace = match reason {
                 // The controller, or the user, has waited already.
-                Reason::LeakCandidate => Duration::ZERO,
+                LeakReason::LeakCandidate => Duration::ZERO,
                 _ if confirmed => Duration::ZERO,
-                Reason::Superseded => self.grace.min(SUPERSEDED_GRACE),
+                LeakReason::Superseded => self.grace.min(SUPERSEDED_GRACE),
                 _ => self.grace,
             };
             let at = if since + grace <= now {
-                look.due.push(Candidate {
+                look.due.push(LeakedAttachment {
                     confirmed,
-                    ..Candidate::new(tenant, reason)
+                    ..LeakedAttachment::new(tenant, reason)
                 });
                 now + (self.grace / 2).clamp(LOOK_PAUSE.0, LOOK_PAUSE.1)
             } else {
@@ -244,8 +245,8 @@ impl Leaks {
     }
 }
 
-impl Candidate {
-    fn new(tenant: &Tenant, reason: Reason) -> Self {
+impl LeakedAttachment {
+    fn new(tenant: &AttachmentRecord, reason: LeakReason) -> Self {
         Self {
             attachment: tenant.attachment.clone(),
             reason,
@@ -263,7 +264,7 @@ impl Candidate {
 
     /// Whether it is proven that nobody uses the addresses any more. `pods` is a complete list, requested after the
     /// look that found the candidate; `evidence` must be newer than that list.
-    pub fn is_proven(&self, pods: Option<&Pods>, evidence: &Evidence) -> bool {
+    pub fn is_proven(&self, pods: Option<&Pods>, evidence: &NodeEvidence) -> bool {
         let rebooted = self.boot != evidence.boot && !evidence.boot.is_empty();
         let gone = !self.netns.is_empty() && evidence.gone.contains(&self.netns);
         let id = &self.attachment.container_id;
@@ -274,11 +275,11 @@ impl Candidate {
         let confirmed = self.confirmed && !is_there;
         let no_sandbox = unknown || gone || rebooted || confirmed;
         match self.reason {
-            Reason::Reboot => rebooted,
-            Reason::NoNetns => gone,
-            Reason::Confirmed => confirmed,
-            Reason::Superseded => no_sandbox,
-            Reason::PodGone | Reason::PodFinished | Reason::LeakCandidate => {
+            LeakReason::Reboot => rebooted,
+            LeakReason::NoNetns => gone,
+            LeakReason::Confirmed => confirmed,
+            LeakReason::Superseded => no_sandbox,
+            LeakReason::PodGone | LeakReason::PodFinished | LeakReason::LeakCandidate => {
                 let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
                 let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
                 by_api && (no_sandbox || Mutation::OneProofIsEnough.is_on())
@@ -290,7 +291,7 @@ impl Candidate {
 /// Returns the network namespaces to look up before a look: those of attachments without a pod.
 pub fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     let others = snapshot
-        .tenants
+        .attachments
         .iter()
         .filter(|tenant| pod_uid(tenant).is_empty());
     others
@@ -298,28 +299,28 @@ pub fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
         .filter(|it| !it.is_empty())
 }
 
-fn suspicion(
-    tenant: &Tenant,
+fn leak_reasons(
+    tenant: &AttachmentRecord,
     is_superseded: bool,
     pods: &Pods,
     named: &BTreeSet<(Addr, &str)>,
-    evidence: &Evidence,
-) -> Option<Reason> {
+    evidence: &NodeEvidence,
+) -> Option<LeakReason> {
     let uid = pod_uid(tenant);
     let rebooted = tenant.boot != evidence.boot && !evidence.boot.is_empty();
     if uid.is_empty() {
         let gone = !tenant.netns.is_empty() && evidence.gone.contains(&tenant.netns);
         return match (rebooted, gone) {
-            (true, _) => Some(Reason::Reboot),
-            (_, true) => Some(Reason::NoNetns),
+            (true, _) => Some(LeakReason::Reboot),
+            (_, true) => Some(LeakReason::NoNetns),
             _ => None,
         };
     }
     if is_superseded {
         return Some(if rebooted {
-            Reason::Reboot
+            LeakReason::Reboot
         } else {
-            Reason::Superseded
+            LeakReason::Superseded
         });
     }
     if pods.is_complete() && is_live(pods, uid) {
@@ -327,14 +328,14 @@ fn suspicion(
     }
     let is_named = |addr: &Addr| named.contains(&(*addr, uid));
     if addresses(tenant).any(|addr| is_named(&addr)) {
-        return Some(Reason::LeakCandidate);
+        return Some(LeakReason::LeakCandidate);
     }
     if !pods.is_complete() {
         return None;
     }
     match pods.by_uid(uid) {
-        Some(_) => Some(Reason::PodFinished),
-        None => Some(Reason::PodGone),
+        Some(_) => Some(LeakReason::PodFinished),
+        None => Some(LeakReason::PodGone),
     }
 }
 
@@ -347,7 +348,7 @@ fn named(suspects: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
 }
 
 /// Whether a user declared its container gone. A handle that was truncated for its length matches nothing.
-fn is_confirmed(tenant: &Tenant, container_gone: &BTreeSet<(Addr, String)>) -> bool {
+fn is_confirmed(tenant: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
     let handle = handle(&tenant.attachment);
     addresses(tenant).any(|addr| container_gone.contains(&(addr, handle.clone())))
 }
@@ -361,7 +362,7 @@ pub(super) mod testing {
     use super::*;
 
     /// Neither the controller nor a user claims anything.
-    pub const NO_CLAIMS: Claims<'static> = Claims {
+    pub const NO_CLAIMS: LeakClaims<'static> = LeakClaims {
         leak_candidates: &[],
         container_gone: &BTreeSet::new(),
     };

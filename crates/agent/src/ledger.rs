@@ -11,21 +11,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use cadastre_node::keeper::{Call, Handle, Keeper, Settings};
-use cadastre_node::{Answer, Fault, Ledger as Tables, Op, Refusal, Snapshot, StoreError, Why};
+use cadastre_node::store_thread::{CallTimes, StoreHandle, StoreSettings, StoreThread};
+use cadastre_node::{
+    AddressLedger as Tables, Op, OpError, OpErrorKind, OpOutcome, Snapshot, StorageFault,
+    StoreError,
+};
 
 /// A handle to the store; clones share it.
 #[derive(Clone)]
-pub struct Ledger(Arc<Mutex<State>>);
+pub struct LedgerClient(Arc<Mutex<State>>);
 
 enum State {
     Open {
-        keeper: Keeper,
-        handle: Handle,
+        keeper: StoreThread,
+        handle: StoreHandle,
         /// The answer to STATUS as of the last look
-        standing: Option<Result<Answer, Refusal>>,
+        standing: Option<Result<OpOutcome, OpError>>,
         /// Why the file could not be read or written; cleared by the next look that succeeds
-        trouble: Option<Refusal>,
+        trouble: Option<OpError>,
     },
     Closed(String),
 }
@@ -48,7 +51,7 @@ impl LedgerError {
     }
 }
 
-impl Ledger {
+impl LedgerClient {
     /// Starts closed; every operation is refused with this reason.
     pub fn closed(why: &str) -> Self {
         Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
@@ -56,7 +59,7 @@ impl Ledger {
 
     /// Opens the existing file at `path` and uses it from now on.
     pub fn open(&self, path: &Path) -> std::io::Result<()> {
-        let (keeper, handle) = Keeper::start(path, Settings::default())?;
+        let (keeper, handle) = StoreThread::start(path, StoreSettings::default())?;
         *self.lock() = State::Open {
             keeper,
             handle,
@@ -81,7 +84,7 @@ impl Ledger {
     }
 
     /// Performs an operation, unless the caller has gone away by the time its turn comes.
-    pub async fn ask(&self, op: Op, call: Call) -> Result<Answer, Refusal> {
+    pub async fn ask(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         if op == Op::Status
             && let Some(standing) = self.standing()
         {
@@ -111,16 +114,16 @@ impl Ledger {
     }
 
     /// Remembers a refusal that says that the file cannot be used.
-    fn failed(&self, refusal: &Refusal) {
+    fn failed(&self, refusal: &OpError) {
         if let State::Open { trouble, .. } = &mut *self.lock()
-            && refusal.why == Why::Store
+            && refusal.why == OpErrorKind::Store
         {
             *trouble = Some(refusal.clone());
         }
     }
 
     /// Returns why addresses can be neither assigned nor released: the file cannot be read or written.
-    pub fn trouble(&self) -> Option<Refusal> {
+    pub fn trouble(&self) -> Option<OpError> {
         match &*self.lock() {
             State::Open { trouble, .. } => trouble.clone(),
             State::Closed(_) => None,
@@ -130,7 +133,7 @@ impl Ledger {
     /// Runs `work` on the tables, in one transaction.
     pub async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault> + Send + 'static,
+        work: impl FnOnce(&mut Tables<'_>) -> Result<T, StorageFault> + Send + 'static,
     ) -> Result<T, LedgerError> {
         let handle = self.handle()?;
         let (reply, answer) = oneshot::channel();
@@ -162,7 +165,7 @@ impl Ledger {
         Ok(snapshot)
     }
 
-    fn standing(&self) -> Option<Result<Answer, Refusal>> {
+    fn standing(&self) -> Option<Result<OpOutcome, OpError>> {
         match &*self.lock() {
             State::Open {
                 standing, trouble, ..
@@ -171,7 +174,7 @@ impl Ledger {
         }
     }
 
-    fn handle(&self) -> Result<Handle, LedgerError> {
+    fn handle(&self) -> Result<StoreHandle, LedgerError> {
         match &*self.lock() {
             State::Open { handle, .. } => Ok(handle.clone()),
             State::Closed(why) => Err(LedgerError::Closed(why.clone())),
@@ -187,16 +190,16 @@ impl Ledger {
 pub fn look(
     tables: &mut Tables<'_>,
     had_trouble: bool,
-) -> Result<(Snapshot, Result<Answer, Refusal>), Fault> {
+) -> Result<(Snapshot, Result<OpOutcome, OpError>), StorageFault> {
     if had_trouble {
         tables.try_to_write()?;
     }
     Ok((tables.snapshot()?, tables.run(&Op::Status)?))
 }
 
-fn busy(text: String) -> Refusal {
-    Refusal {
-        why: Why::Busy,
+fn busy(text: String) -> OpError {
+    OpError {
+        why: OpErrorKind::Busy,
         text,
     }
 }
@@ -209,8 +212,8 @@ mod tests {
     use crate::files::temp_folder;
     use cadastre_node::{Attachment, Store, clock};
 
-    fn call() -> Call {
-        Call::until(clock::since_boot() + Duration::from_secs(20))
+    fn call() -> CallTimes {
+        CallTimes::until(clock::since_boot() + Duration::from_secs(20))
     }
 
     fn del() -> Op {
@@ -222,36 +225,39 @@ mod tests {
     }
 
     /// Returns a ledger whose file was looked at once, and the path of the file.
-    async fn opened() -> (Ledger, std::path::PathBuf) {
+    async fn opened() -> (LedgerClient, std::path::PathBuf) {
         let path = temp_folder().join("node.redb");
         drop(Store::open(&path, Duration::ZERO).unwrap());
-        let ledger = Ledger::closed("not yet");
+        let ledger = LedgerClient::closed("not yet");
         ledger.open(&path).unwrap();
         ledger.look().await.unwrap();
         (ledger, path)
     }
 
-    async fn status(ledger: &Ledger) -> Why {
+    async fn status(ledger: &LedgerClient) -> OpErrorKind {
         ledger.ask(Op::Status, call()).await.unwrap_err().why
     }
 
     #[tokio::test]
     async fn what_cannot_be_written_is_told_by_status_at_once_and_until_it_can() {
         let (ledger, path) = opened().await;
-        assert_eq!(status(&ledger).await, Why::NothingHeld);
+        assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
         let aside = path.with_extension("aside");
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert_eq!(ledger.ask(del(), call()).await.unwrap_err().why, Why::Store);
-        assert_eq!(status(&ledger).await, Why::Store);
+        assert_eq!(
+            ledger.ask(del(), call()).await.unwrap_err().why,
+            OpErrorKind::Store
+        );
+        assert_eq!(status(&ledger).await, OpErrorKind::Store);
         assert!(ledger.trouble().is_some());
         assert!(ledger.look().await.is_err());
-        assert_eq!(status(&ledger).await, Why::Store);
+        assert_eq!(status(&ledger).await, OpErrorKind::Store);
         std::fs::remove_dir(&path).unwrap();
         std::fs::rename(&aside, &path).unwrap();
         ledger.look().await.unwrap();
         assert!(ledger.trouble().is_none());
-        assert_eq!(status(&ledger).await, Why::NothingHeld);
+        assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
@@ -261,7 +267,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let refusal = ledger.ask(del(), call()).await.unwrap_err();
         assert!(
-            refusal.why == Why::Busy && refusal.text.contains("is missing"),
+            refusal.why == OpErrorKind::Busy && refusal.text.contains("is missing"),
             "{refusal}"
         );
         assert!(ledger.look().await.unwrap_err().is_lost());

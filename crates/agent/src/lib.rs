@@ -24,7 +24,7 @@
 //! | `notes` | what the store keeps about pods and namespaces |
 //! | [`choice`] | which pools serve a pod |
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
-//! | [`wishes`] | ADDs that wait because no address was free |
+//! | [`pending_adds`] | ADDs that wait because no address was free |
 //! | [`rebuild`] | the addresses in use, from other sources than the store |
 //! | [`machine`] | all of the above as one state machine: events in, effects out |
 //! | [`files`] | files that other programs read |
@@ -38,12 +38,12 @@
 //! |---|---|
 //! | [`parts`] | the settings of the loop, and the parts it works with |
 //! | [`run`] | the loop: watches in, effects out |
-//! | `carry`, `outward` | carrying out effects: on the store, the files and the servers; on the API |
+//! | `carry`, `publishing` | carrying out effects: on the store, the files and the servers; on the API |
 //! | [`seen`] | what the agent reads of the objects of this node |
-//! | [`proof`] | asking the API, the runtime and the kernel about leak candidates |
+//! | [`leak_verifier`] | asking the API, the runtime and the kernel about leak candidates |
 //! | [`store`] | opening the store, or creating a new one in place of one that was lost |
 //! | [`ledger`] | access to the store thread for async tasks |
-//! | [`service`], [`known`] | operations of plugins and others; what the watches have shown them |
+//! | [`service`], [`shared`] | operations of plugins and others; what the watches have shown them |
 //! | [`plugin_socket`], [`grpc`] | the two sockets |
 //! | [`unix`] | sockets with restricted access |
 //! | [`cri`] | a client of the container runtime |
@@ -67,7 +67,7 @@ pub mod events;
 pub mod files;
 pub mod grpc;
 mod jitter;
-pub mod known;
+pub mod leak_verifier;
 pub mod leaks;
 pub mod ledger;
 pub mod machine;
@@ -75,23 +75,23 @@ pub mod masquerade;
 pub mod metrics;
 pub mod namespaces;
 mod notes;
-mod outward;
 pub mod parts;
+pub mod pending_adds;
 pub mod plugin_socket;
 pub mod pods;
-pub mod proof;
 pub mod publish;
+mod publish_io;
 pub mod rebuild;
 pub mod run;
 pub mod seen;
 pub mod served;
 pub mod service;
+pub mod shared;
 pub mod snapshot;
 pub mod status;
 pub mod store;
 pub mod superseded;
 pub mod unix;
-pub mod wishes;
 
 #[cfg(test)]
 #[path = "../../../tests/common/mutated.rs"]

@@ -39,15 +39,15 @@
 //!     stays.
 //! 15. Nothing is masqueraded before the files have shown which network the node's pods use.
 
+mod allocation;
 mod cycle;
 mod intake;
+mod messages;
 mod opening;
-mod outward;
+mod publishing;
 mod ready;
-mod taking;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -57,24 +57,24 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::addresses::{Cut, Schedule};
+use super::addresses::{PartialList, Schedule};
 use super::events;
-use super::files::others::Standing;
-use super::known::Shown;
-use super::leaks::{Leaks, Reason, Reasons};
+use super::files::others::PodNetworkOwner;
+use super::leaks::{LeakDetector, LeakReason, Reasons};
 use super::notes::Notes;
 use super::publish::Publisher;
 use super::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use super::shared::WatchState;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, Now, Snapshot};
 
 use cycle::Asked;
 use opening::Opening;
-use outward::{Files, Masquerade};
+use publishing::{Files, Masquerade};
 
-pub use words::{
-    Answer, Effect, Event, Figure, FilesTold, Found, Looked, Question, Serving, StoreTrouble,
-    Transaction,
+pub use messages::{
+    AgentEffect, AgentEvent, CountedEvent, FilesReported, LeakScan, ServiceView, StoreAnswer,
+    StoreFound, StoreQuestion, StoreTrouble, Transaction,
 };
 
 /// The longest pause between checks that the store's file still exists.
@@ -87,7 +87,7 @@ pub const STARTING: &str = "this node's agent starts and has not opened its stor
 
 /// Settings of the agent's decisions.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct MachineSettings {
     /// The name of the Node
     pub node: String,
     /// Status that is not urgent is published once per interval
@@ -106,7 +106,7 @@ pub struct Settings {
 
 /// What the API server has shown of an object of this node.
 #[derive(Clone, Debug, Default)]
-enum Told<T> {
+enum Observed<T> {
     /// Not read yet
     #[default]
     Unknown,
@@ -116,31 +116,31 @@ enum Told<T> {
     There(T),
 }
 
-impl<T> Told<T> {
+impl<T> Observed<T> {
     fn there(&self) -> Option<&T> {
         match self {
-            Told::There(it) => Some(it),
-            Told::Unknown | Told::Absent => None,
+            Observed::There(it) => Some(it),
+            Observed::Unknown | Observed::Absent => None,
         }
     }
 
-    fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
+    fn map<U>(self, f: impl FnOnce(T) -> U) -> Observed<U> {
         match self {
-            Told::Unknown => Told::Unknown,
-            Told::Absent => Told::Absent,
-            Told::There(it) => Told::There(f(it)),
+            Observed::Unknown => Observed::Unknown,
+            Observed::Absent => Observed::Absent,
+            Observed::There(it) => Observed::There(f(it)),
         }
     }
 }
 
 /// The state of the agent.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Machine {
-    settings: Settings,
+pub struct AgentMachine {
+    settings: MachineSettings,
 
-    node: Told<NodeSeen>,
-    subnet: Told<Arc<SubnetSeen>>,
-    addresses: Told<AddressesSeen>,
+    node: Observed<NodeSeen>,
+    subnet: Observed<Arc<SubnetSeen>>,
+    addresses: Observed<AddressesSeen>,
     /// Whether the watch of the NodeSubnet is established
     followed: bool,
     /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
@@ -148,9 +148,9 @@ pub struct Machine {
     /// The NodeSubnet comes from a new list, which counts whatever was seen before
     relisted: bool,
     /// What the servers see of the API
-    shown: Arc<Shown>,
-    offer: Offer,
-    serving: Serving,
+    shown: Arc<WatchState>,
+    offer: PendingOffer,
+    serving: ServiceView,
     /// Whether an event has come since the cycle began
     is_news: bool,
 
@@ -159,7 +159,7 @@ pub struct Machine {
     /// The question in flight
     asked: Option<Asked>,
     /// The answer to it, once it has come
-    answer: Option<Answer>,
+    answer: Option<StoreAnswer>,
     /// The trouble with the store that was reported last
     store_trouble: String,
     /// Whether the ranges in the API differ from those written to the store
@@ -176,10 +176,10 @@ pub struct Machine {
     looked_at: Duration,
     /// Whether a block was released since the start
     has_let_go: bool,
-    leaks: Leaks,
+    leaks: LeakDetector,
     reasons: Arc<Reasons>,
     is_proving: bool,
-    proven: VecDeque<(Attachment, Reason)>,
+    proven: VecDeque<(Attachment, LeakReason)>,
     /// What the store keeps about pods and their pools
     notes: Notes,
 
@@ -191,10 +191,10 @@ pub struct Machine {
     schedule: Schedule,
     list_at: Option<Duration>,
     /// The last list, if the API server stored only a part of it
-    list_cut: Option<Box<Cut>>,
+    list_cut: Option<Box<PartialList>>,
     files: Files,
     /// The last report of whether the node's pods use another network
-    served: Option<Standing>,
+    served: Option<PodNetworkOwner>,
     /// `None` if another program masquerades
     masquerade: Option<Masquerade>,
     /// When it was last reported that pods are refused because nothing is known of them
@@ -205,7 +205,7 @@ pub struct Machine {
 
 /// What the servers have to be offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Offer {
+enum PendingOffer {
     Nothing,
     /// A change that wakes nobody
     Changed,
@@ -213,21 +213,21 @@ enum Offer {
     News,
 }
 
-impl Machine {
+impl AgentMachine {
     /// Starts without any knowledge. `seed` sets the jitter of nodes apart.
-    pub fn new(settings: Settings, seed: u64, now: &Now) -> Self {
+    pub fn new(settings: MachineSettings, seed: u64, now: &Now) -> Self {
         let at = now.since_boot;
         let (interval, addresses) = (settings.publish_interval, settings.addresses_interval);
         Self {
-            node: Told::Unknown,
-            subnet: Told::Unknown,
-            addresses: Told::Unknown,
+            node: Observed::Unknown,
+            subnet: Observed::Unknown,
+            addresses: Observed::Unknown,
             followed: false,
             listed: (false, false, false),
             relisted: false,
             shown: Arc::default(),
-            offer: Offer::Nothing,
-            serving: Serving::default(),
+            offer: PendingOffer::Nothing,
+            serving: ServiceView::default(),
             is_news: false,
             is_open: false,
             opening: Opening::new(at),
@@ -242,7 +242,7 @@ impl Machine {
             look_at: at,
             looked_at: Duration::ZERO,
             has_let_go: false,
-            leaks: Leaks::new(settings.leak_grace),
+            leaks: LeakDetector::new(settings.leak_grace),
             reasons: Arc::default(),
             is_proving: false,
             proven: VecDeque::new(),
@@ -263,7 +263,12 @@ impl Machine {
     }
 
     /// Brings the actual state closer to the desired one. Returns when to turn again if nothing happens before.
-    pub fn turn(&mut self, serving: Serving, now: &Now, effects: &mut Vec<Effect>) -> Duration {
+    pub fn turn(
+        &mut self,
+        serving: ServiceView,
+        now: &Now,
+        effects: &mut Vec<AgentEffect>,
+    ) -> Duration {
         let at = now.since_boot;
         self.serving = serving;
         if self.serving.is_missing {
@@ -273,14 +278,14 @@ impl Machine {
         if self.serving.trouble.is_some() {
             self.look_at = self.look_at.min(at + STORE_PAUSE);
         }
-        self.tell_turned_away(at, effects);
+        self.emit_turned_away(at, effects);
         let shown = &self.shown.namespaces;
         if shown.wake().is_some_and(|wake| wake <= at) {
-            let due = self.show(Offer::Changed).namespaces.due(at);
-            effects.extend(due.into_iter().map(Effect::AskNamespace));
+            let due = self.show(PendingOffer::Changed).namespaces.due(at);
+            effects.extend(due.into_iter().map(AgentEffect::AskNamespace));
         }
         self.offer_first(effects);
-        self.wake(at)
+        self.next_wake(at)
     }
 
     /// Whether an answer is outstanding that the agent should wait for before it ends.
@@ -290,7 +295,7 @@ impl Machine {
     }
 
     /// Returns when to turn again.
-    fn wake(&self, now: Duration) -> Duration {
+    fn next_wake(&self, now: Duration) -> Duration {
         let shown = &self.shown.namespaces;
         let mut all = vec![shown.wake(), self.tell_turned_away_at()];
         if self.asked.is_some() {
@@ -306,16 +311,16 @@ impl Machine {
     }
 
     /// Puts an offer to the servers before all other effects.
-    fn offer_first(&mut self, effects: &mut Vec<Effect>) {
-        let offer = mem::replace(&mut self.offer, Offer::Nothing);
-        if offer != Offer::Nothing {
-            let (shown, is_news) = (Arc::clone(&self.shown), offer == Offer::News);
-            effects.insert(0, Effect::Offer { shown, is_news });
+    fn offer_first(&mut self, effects: &mut Vec<AgentEffect>) {
+        let offer = mem::replace(&mut self.offer, PendingOffer::Nothing);
+        if offer != PendingOffer::Nothing {
+            let (shown, is_news) = (Arc::clone(&self.shown), offer == PendingOffer::News);
+            effects.insert(0, AgentEffect::Offer { shown, is_news });
         }
     }
 
     /// Returns what the servers see, to change it.
-    fn show(&mut self, offer: Offer) -> &mut Shown {
+    fn show(&mut self, offer: PendingOffer) -> &mut WatchState {
         self.offer = self.offer.max(offer);
         Arc::make_mut(&mut self.shown)
     }
@@ -333,14 +338,14 @@ impl Machine {
         self.subnet.there()
     }
 
-    fn tell_node(&self, reason: &'static str, text: String, effects: &mut Vec<Effect>) {
+    fn emit_node_event(&self, reason: &'static str, text: String, effects: &mut Vec<AgentEffect>) {
         let uid = self.node_uid().unwrap_or_default();
         let notice = events::of_node(&self.settings.node, uid, reason, text);
-        effects.push(Effect::Tell(notice));
+        effects.push(AgentEffect::Tell(notice));
     }
 
     /// Logs the trouble with the store when it changes.
-    fn say_once(&mut self, text: String) {
+    fn log_once(&mut self, text: String) {
         if self.store_trouble != text {
             if !text.is_empty() {
                 info!("{text}");
@@ -350,7 +355,7 @@ impl Machine {
     }
 
     /// Logs parts of the NodeSubnet that could not be parsed, when they change.
-    fn complain(&mut self, wrong: Vec<String>) {
+    fn log_errors(&mut self, wrong: Vec<String>) {
         if self.wrong != wrong {
             for text in &wrong {
                 warn!("{text}");

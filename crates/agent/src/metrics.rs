@@ -12,8 +12,8 @@ use prometheus::{
     IntGaugeVec, Opts, Registry,
 };
 
-use crate::leaks::Reason;
-use crate::snapshot::gives;
+use crate::leaks::LeakReason;
+use crate::snapshot::assigns;
 use cadastre_core::Family;
 use cadastre_daemon::telemetry::catalog::register;
 use cadastre_node::Snapshot;
@@ -136,7 +136,7 @@ impl AgentMetrics {
             )?,
             known: Arc::default(),
         };
-        for reason in Reason::ALL {
+        for reason in LeakReason::ALL {
             new.freed.with_label_values(&[reason.as_str()]);
         }
         Ok(new)
@@ -167,17 +167,17 @@ impl AgentMetrics {
     }
 
     /// Sets for how long the stored status has differed or the list has been overdue.
-    pub fn behind(&self, lag: Duration) {
+    pub fn set_publish_lag(&self, lag: Duration) {
         self.behind.set(lag.as_secs_f64());
     }
 
     /// Counts a released leak.
-    pub fn freed(&self, reason: Reason) {
+    pub fn freed(&self, reason: LeakReason) {
         self.freed.with_label_values(&[reason.as_str()]).inc();
     }
 
     /// Sets the number of leak candidates.
-    pub fn suspicious(&self, count: usize) {
+    pub fn set_leak_candidates(&self, count: usize) {
         self.leak_candidates
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -195,7 +195,7 @@ impl AgentMetrics {
     /// Sets the gauges of addresses, blocks and attachments; series of pools without blocks are removed.
     #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
     pub fn set(&self, snapshot: &Snapshot) {
-        let tenants = snapshot.tenants.len();
+        let tenants = snapshot.attachments.len();
         self.attachments
             .set(i64::try_from(tenants).unwrap_or(i64::MAX));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +219,7 @@ impl AgentMetrics {
                     for (sum, count) in sums.iter_mut().zip(each) {
                         *sum = sum.saturating_add(count);
                     }
-                    blocks += i64::from(gives(block));
+                    blocks += i64::from(assigns(block));
                 }
                 self.blocks
                     .with_label_values(&[pool.as_str(), label(family)])

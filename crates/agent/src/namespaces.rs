@@ -121,7 +121,7 @@ impl Namespaces {
 mod tests {
     use super::*;
     use crate::pods::testing::pod;
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn those_without_pods_are_forgotten() {
         let mut pods = Pods::default();
-        pods.change(Change::Applied(pod("u", &[], &[])));
+        pods.change(ObjectEvent::Applied(pod("u", &[], &[])));
         let mut all = Namespaces::default();
         all.pod_came("default");
         all.pod_came("gone");

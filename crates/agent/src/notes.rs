@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::choice::{Asked, decide};
-use super::known::Shown;
+use super::choice::{PodRequest, decide};
 use super::pods::Pod;
+use super::shared::WatchState;
 use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
 /// The shortest pause between writes of notes.
@@ -27,7 +27,7 @@ pub struct Notes {
 
 /// The changes to write.
 #[derive(Debug, Default, PartialEq)]
-pub struct News {
+pub struct UnsavedNotes {
     /// New or changed notes
     pub notes: Vec<PodNote>,
     /// Pods whose notes are to be deleted
@@ -68,13 +68,13 @@ impl Notes {
     }
 
     /// Returns the changes to write; none until all pods and pools are known.
-    pub fn look(&mut self, known: &Shown, now: Duration) -> News {
+    pub fn look(&mut self, known: &WatchState, now: Duration) -> UnsavedNotes {
         self.is_due = false;
         let Some(kept) = &self.kept else {
-            return News::default();
+            return UnsavedNotes::default();
         };
         if !known.pools_known || !known.pods.is_complete() {
-            return News::default();
+            return UnsavedNotes::default();
         }
         self.looked_at = now;
         let notes = known.pods.iter().filter_map(|pod| note(pod, known));
@@ -86,14 +86,14 @@ impl Notes {
             .collect();
         let is_gone = |pod: &&PodRef| !here.contains(&(&*pod.namespace, &*pod.name));
         let gone = kept.values().map(|note| &note.pod).filter(is_gone);
-        News {
+        UnsavedNotes {
             notes: notes.collect(),
             gone: gone.cloned().collect(),
         }
     }
 
     /// Records that changes were written.
-    pub fn written(&mut self, news: News) {
+    pub fn written(&mut self, news: UnsavedNotes) {
         let Some(kept) = &mut self.kept else {
             return;
         };
@@ -105,7 +105,7 @@ impl Notes {
     }
 }
 
-impl News {
+impl UnsavedNotes {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -116,12 +116,12 @@ fn name(pod: &PodRef) -> (String, String) {
 }
 
 /// Returns the note of a pod; `None` while its namespace is unknown.
-fn note(pod: &Pod, known: &Shown) -> Option<PodNote> {
+fn note(pod: &Pod, known: &WatchState) -> Option<PodNote> {
     if !known.is_decidable(pod) {
         return None;
     }
     let choice = |ifname| {
-        let asked = Asked {
+        let asked = PodRequest {
             ifname,
             pools: &[],
             addresses: &[],
@@ -147,15 +147,15 @@ mod tests {
     use super::*;
     use crate::namespaces::Namespace;
     use crate::pods::testing::pod;
-    use cadastre_daemon::watch::Change;
-    use cadastre_node::{PodChoice, Pools};
+    use cadastre_daemon::watch::ObjectEvent;
+    use cadastre_node::{PodChoice, PoolOrder};
 
-    fn known(pods: &[Pod]) -> Shown {
-        let mut known = Shown::default();
+    fn known(pods: &[Pod]) -> WatchState {
+        let mut known = WatchState::default();
         for pod in pods {
-            known.pods.change(Change::Applied(pod.clone()));
+            known.pods.change(ObjectEvent::Applied(pod.clone()));
         }
-        known.pods.change(Change::Listed);
+        known.pods.change(ObjectEvent::Listed);
         known.pools_known = true;
         known.namespaces.pod_came("default");
         known.namespaces.due(Duration::ZERO);
@@ -185,7 +185,7 @@ mod tests {
         let news = notes.look(&known_both, Duration::ZERO);
         assert!(news.gone.is_empty() && news.notes.len() == 2);
         let note = &news.notes[0];
-        assert_eq!(note.own.pools, Pools::Named(vec!["x".to_owned()]));
+        assert_eq!(note.own.pools, PoolOrder::Named(vec!["x".to_owned()]));
         assert_eq!(note.own.addresses[0].to_string(), "10.0.0.9");
         assert_eq!(
             note.other,
@@ -202,9 +202,9 @@ mod tests {
     #[test]
     fn nothing_is_noted_or_forgotten_before_all_is_known() {
         let mut of_before = notes(Vec::new());
-        of_before.written(of_before_news());
-        let mut blind = Shown::default();
-        blind.pods.change(Change::Applied(pod("b", &[], &[])));
+        of_before.written(before_news());
+        let mut blind = WatchState::default();
+        blind.pods.change(ObjectEvent::Applied(pod("b", &[], &[])));
         assert!(
             of_before.look(&blind, Duration::ZERO).is_empty(),
             "no list yet"
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(notes.due_at(), Some(now + PAUSE));
     }
 
-    fn of_before_news() -> News {
+    fn before_news() -> UnsavedNotes {
         let mut notes = notes(Vec::new());
         notes.look(&known(&[pod("a", &[], &[])]), Duration::ZERO)
     }

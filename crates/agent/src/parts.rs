@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::events::Events;
 use super::leaks::Reasons;
-use super::ledger::Ledger;
+use super::ledger::LedgerClient;
 use super::service::Service;
 use crate::metrics::AgentMetrics;
 use cadastre_core::node_allocation::NodeAllocation;
@@ -18,7 +18,7 @@ use cadastre_daemon::telemetry::Readiness;
 
 /// The settings of the agent's loop, from flags.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct AgentSettings {
     /// The name of the Node
     pub node: String,
     /// The path of the store's file
@@ -38,11 +38,11 @@ pub struct Settings {
 }
 
 /// The parts that the loop works with.
-pub struct Parts {
+pub struct AgentParts {
     /// Connects to the API server
     pub client: Client,
     /// Runs transactions on the store
-    pub ledger: Ledger,
+    pub ledger: LedgerClient,
     /// Serves the operations of plugins
     pub service: Arc<Service>,
     /// The state of `/readyz`

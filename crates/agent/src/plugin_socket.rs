@@ -16,10 +16,10 @@ use tracing::debug;
 
 use super::service::Service;
 use super::unix::{Peer, Socket};
-use cadastre_node::keeper::Call;
+use cadastre_node::store_thread::CallTimes;
 use cadastre_node::wire;
 use cadastre_node::wire::{Request, Response};
-use cadastre_node::{Refusal, Why};
+use cadastre_node::{OpError, OpErrorKind};
 
 /// The maximum number of connections; further ones wait until one is closed.
 pub const CONNECTIONS: usize = 256;
@@ -59,7 +59,7 @@ async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
     let response = match wire::decode::<Request>(&body) {
         Ok(request) if request.version == wire::VERSION => {
             drop(body);
-            let call = Call::until(request.deadline())
+            let call = CallTimes::until(request.deadline())
                 .asked(request.asked())
                 .while_waited_for(is_there(&stream)?);
             tokio::select! {
@@ -119,8 +119,8 @@ async fn hung_up(stream: &mut UnixStream) {
 }
 
 fn refuse(text: String) -> Response {
-    Response::Refusal(Refusal {
-        why: Why::Busy,
+    Response::Refusal(OpError {
+        why: OpErrorKind::Busy,
         text,
     })
 }

@@ -12,7 +12,7 @@ use super::attached::{self, SecondNetworks};
 use cadastre_api::choice::Label;
 use cadastre_api::{MIRROR_ANNOTATION, PodLite};
 use cadastre_core::Addr;
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::PodRef;
 
 /// The parts of a Pod object that the agent needs.
@@ -50,23 +50,25 @@ pub struct Pods {
 
 impl Pods {
     /// Applies one watch event.
-    pub fn change(&mut self, change: Change<Pod>) {
+    pub fn change(&mut self, change: ObjectEvent<Pod>) {
         match change {
-            Change::Restarted { .. } => self.unseen = Some(self.by_uid.keys().cloned().collect()),
-            Change::Applied(pod) => {
+            ObjectEvent::Restarted { .. } => {
+                self.unseen = Some(self.by_uid.keys().cloned().collect());
+            }
+            ObjectEvent::Applied(pod) => {
                 if let Some(unseen) = &mut self.unseen {
                     unseen.remove(&pod.uid);
                 }
                 self.put(pod);
             }
-            Change::Listed => {
+            ObjectEvent::Listed => {
                 self.listed = true;
                 for uid in self.unseen.take().unwrap_or_default() {
                     self.remove(&uid);
                 }
             }
-            Change::Deleted(pod) => self.remove(&pod.uid),
-            Change::Reached(_) => {}
+            ObjectEvent::Deleted(pod) => self.remove(&pod.uid),
+            ObjectEvent::Reached(_) => {}
         }
     }
 
@@ -208,7 +210,7 @@ mod tests {
         let mut pods = Pods::default();
         let mut mirror = pod("api", &[], &[]);
         mirror.mirrors = Some("static".to_owned());
-        pods.change(Change::Applied(mirror));
+        pods.change(ObjectEvent::Applied(mirror));
         let find = |uid: &str, name: &str| {
             let found = pods.find(&PodRef {
                 namespace: "default".to_owned(),
@@ -221,7 +223,7 @@ mod tests {
         assert_eq!(find("api", "").as_deref(), Some("api"));
         assert_eq!(find("", "pod-api").as_deref(), Some("api"));
         assert_eq!(find("other", "pod-api"), None, "a UID decides");
-        pods.change(Change::Deleted(pod("api", &[], &[])));
+        pods.change(ObjectEvent::Deleted(pod("api", &[], &[])));
         assert!(pods.by_uid("static").is_none() && pods.iter().next().is_none());
     }
 
@@ -232,9 +234,9 @@ mod tests {
             name: "web-0".to_owned(),
             ..pod(uid, &[], &[])
         };
-        pods.change(Change::Applied(named("a")));
-        pods.change(Change::Applied(named("b")));
-        pods.change(Change::Deleted(named("a")));
+        pods.change(ObjectEvent::Applied(named("a")));
+        pods.change(ObjectEvent::Applied(named("b")));
+        pods.change(ObjectEvent::Deleted(named("a")));
         let by_name = PodRef {
             namespace: "default".to_owned(),
             name: "web-0".to_owned(),
@@ -246,15 +248,15 @@ mod tests {
     #[test]
     fn a_relist_drops_what_it_does_not_name() {
         let mut pods = Pods::default();
-        pods.change(Change::Applied(pod("a", &[], &[])));
+        pods.change(ObjectEvent::Applied(pod("a", &[], &[])));
         assert!(!pods.is_complete());
-        pods.change(Change::Listed);
+        pods.change(ObjectEvent::Listed);
         assert!(pods.is_complete());
-        pods.change(Change::Restarted {
+        pods.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
         assert!(!pods.is_complete() && pods.by_uid("a").is_some());
-        pods.change(Change::Listed);
+        pods.change(ObjectEvent::Listed);
         assert!(pods.is_complete() && pods.by_uid("a").is_none());
     }
 

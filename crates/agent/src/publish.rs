@@ -22,10 +22,10 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::demand::Want;
+use super::demand::PoolWant;
 use super::jitter::Jitter;
 use super::served::is_said;
-use super::snapshot::{busy, gives};
+use super::snapshot::{assigns, busy};
 use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand};
 use cadastre_node::{BlockState, Snapshot};
 
@@ -86,7 +86,7 @@ impl Pace {
         self.told_at = Some(now.saturating_sub(self.pause));
     }
 
-    fn told(&mut self, now: Duration) {
+    fn record_report(&mut self, now: Duration) {
         let is_row = |at: Duration| now.saturating_sub(at) <= 4 * self.pause;
         self.pause = if self.told_at.is_some_and(is_row) {
             (2 * self.pause).min(URGENT_PAUSE.1)
@@ -114,7 +114,7 @@ struct Seen {
 
 /// What [`Publisher::next`] asks the caller to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum PublishStep {
     /// Write the status, then call [`Publisher::written`]
     Write {
         /// The resourceVersion that the write requires
@@ -130,7 +130,7 @@ pub enum Next {
 
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Written {
+pub enum WriteOutcome {
     /// Written.
     Done {
         /// The new resourceVersion
@@ -228,12 +228,12 @@ impl Publisher {
     pub fn next(
         &mut self,
         status: &NodeSubnetStatus,
-        wants: &BTreeMap<String, Want>,
+        wants: &BTreeMap<String, PoolWant>,
         snapshot: &Snapshot,
         now: Duration,
-    ) -> Next {
+    ) -> PublishStep {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
-            return Next::Nothing;
+            return PublishStep::Nothing;
         };
         // An older CRD would drop the same part again.
         let as_far_as_it_goes = |(version, told): &(String, Box<NodeSubnetStatus>)| {
@@ -241,7 +241,7 @@ impl Publisher {
         };
         if is_same(&seen.status, status) || self.cut.as_ref().is_some_and(as_far_as_it_goes) {
             self.behind_since = None;
-            return Next::Nothing;
+            return PublishStep::Nothing;
         }
         self.behind_since.get_or_insert(now);
         let lacking = not_asked(&seen.status, status, wants, snapshot);
@@ -261,22 +261,22 @@ impl Publisher {
             at = at.max(*until);
         }
         if at > now {
-            return Next::At(at);
+            return PublishStep::At(at);
         }
         let version = seen.version.clone();
         self.in_flight = Some(version.clone());
         if other {
-            self.others.told(now);
+            self.others.record_report(now);
         }
         self.asked(lacking, wants, now);
-        Next::Write { version, urgent }
+        PublishStep::Write { version, urgent }
     }
 
     /// Records the outcome of the write under way.
-    pub fn written(&mut self, written: Written, now: Duration) {
+    pub fn written(&mut self, written: WriteOutcome, now: Duration) {
         let onto = self.in_flight.take();
         match written {
-            Written::Done {
+            WriteOutcome::Done {
                 version,
                 status,
                 cut,
@@ -287,7 +287,7 @@ impl Publisher {
                 self.next_at = now + self.interval + self.jitter.part(self.interval / 5);
                 self.seen(&version, *status);
             }
-            Written::Outdated => {
+            WriteOutcome::Outdated => {
                 // The watch may have shown a newer version during the write.
                 let seen = self.seen.as_ref().map(|seen| &seen.version);
                 let is_behind = onto.filter(|onto| Some(onto) == seen);
@@ -298,7 +298,7 @@ impl Publisher {
                     question.pace.make_due(now);
                 }
             }
-            Written::Failed => {
+            WriteOutcome::Failed => {
                 let pause = ERROR_PAUSE.0 * 2u32.saturating_pow(self.failures.min(16));
                 let pause = pause.min(ERROR_PAUSE.1);
                 self.failures += 1;
@@ -310,12 +310,12 @@ impl Publisher {
     /// Records which pools a write requests blocks of.
     fn asked(
         &mut self,
-        lacking: Vec<(String, Want)>,
-        wants: &BTreeMap<String, Want>,
+        lacking: Vec<(String, PoolWant)>,
+        wants: &BTreeMap<String, PoolWant>,
         now: Duration,
     ) {
         self.questions.retain(|pool, _| wants.contains_key(pool));
-        for (pool, Want { capacity, .. }) in lacking {
+        for (pool, PoolWant { capacity, .. }) in lacking {
             let new = Question {
                 capacity,
                 pace: Pace::NEW,
@@ -324,7 +324,7 @@ impl Publisher {
             if question.capacity != capacity {
                 *question = new;
             }
-            question.pace.told(now);
+            question.pace.record_report(now);
         }
     }
 }
@@ -347,7 +347,10 @@ pub fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
 }
 
 /// Returns the pools and blocks in the stored status; none if it is of another Node object.
-fn told<'a>(is: &'a NodeSubnetStatus, wanted: &NodeSubnetStatus) -> (&'a [PoolDemand], Blocks<'a>) {
+fn reported_parts<'a>(
+    is: &'a NodeSubnetStatus,
+    wanted: &NodeSubnetStatus,
+) -> (&'a [PoolDemand], Blocks<'a>) {
     if is.node_uid == wanted.node_uid {
         (&is.pools, Blocks(&is.blocks))
     } else {
@@ -368,10 +371,10 @@ impl Blocks<'_> {
 fn not_asked(
     is: &NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
-    wants: &BTreeMap<String, Want>,
+    wants: &BTreeMap<String, PoolWant>,
     snapshot: &Snapshot,
-) -> Vec<(String, Want)> {
-    let (pools, blocks) = told(is, wanted);
+) -> Vec<(String, PoolWant)> {
+    let (pools, blocks) = reported_parts(is, wanted);
     let is_asked = |it: &PoolDemand| {
         let mut pools = pools.iter();
         pools.any(|told| told.pool == it.pool && told.demand >= it.demand)
@@ -381,7 +384,7 @@ fn not_asked(
         let mut of_pool = snapshot
             .blocks
             .iter()
-            .filter(|it| gives(it) && it.pool == pool);
+            .filter(|it| assigns(it) && it.pool == pool);
         of_pool.all(|it| blocks.find(&it.cidr.to_string(), &it.uid).is_some())
     };
     let lacking = |it: &PoolDemand| {
@@ -394,7 +397,7 @@ fn not_asked(
 
 /// Whether a block has changed in a way that the controller has to act on.
 fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
-    let (_, blocks) = told(is, wanted);
+    let (_, blocks) = reported_parts(is, wanted);
     let let_go = wanted.blocks.iter().any(|block| {
         let told = blocks.find(&block.cidr, &block.uid);
         block.released && told.is_none_or(|told| !told.released)

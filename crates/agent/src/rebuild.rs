@@ -25,7 +25,7 @@ use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
-use cadastre_node::{Attachment, Known, PodRef};
+use cadastre_node::{Attachment, PodRef, RememberedAttachment};
 
 /// The interface of a pod if no source names it.
 const INTERFACE: &str = "eth0";
@@ -37,8 +37,8 @@ pub fn known(
     sandboxes: &[Sandbox],
     pods: &Pods,
     network: &str,
-) -> Vec<Known> {
-    let mut known: Vec<Known> = Vec::new();
+) -> Vec<RememberedAttachment> {
+    let mut known: Vec<RememberedAttachment> = Vec::new();
     let list = list.filter(|_| !Mutation::AddressListIgnored.is_on());
     for entry in list.into_iter().flat_map(NodeAddressesSpec::entries) {
         let boot = list.map_or("", |it| it.boot_id.as_str());
@@ -65,7 +65,7 @@ pub fn known(
         let new = addresses.iter().filter(|addr| ours(addr));
         let new: Vec<Addr> = new.filter(|addr| taken.insert(**addr)).copied().collect();
         if !new.is_empty() {
-            known.push(Known {
+            known.push(RememberedAttachment {
                 attachment,
                 addresses: new,
                 pod: Some(pod),
@@ -126,7 +126,7 @@ pub fn unknown(pods: &Pods) -> Vec<String> {
 
 /// Adds an entry of a list that was written in this boot. A pod's attachment keeps that boot. A container without a
 /// pod may have been started again under its id since, so its attachment counts as one of the current boot.
-fn remember(known: &mut Vec<Known>, entry: AddressEntry, boot: &str) {
+fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &str) {
     // A DEL cannot name an attachment whose handle was truncated, but its addresses are in use.
     let (network, id) = entry.handle.split_once('/').unwrap_or(("", ""));
     let id = match (id, entry.addresses.first()) {
@@ -149,7 +149,7 @@ fn remember(known: &mut Vec<Known>, entry: AddressEntry, boot: &str) {
         name: name.to_owned(),
         uid: entry.pod_uid,
     };
-    known.push(Known {
+    known.push(RememberedAttachment {
         attachment,
         addresses: entry.addresses,
         pod: (pod != PodRef::default()).then_some(pod),
@@ -161,7 +161,7 @@ fn remember(known: &mut Vec<Known>, entry: AddressEntry, boot: &str) {
 }
 
 /// Returns the network of most attachments.
-fn usual_network(known: &[Known]) -> Option<String> {
+fn usual_network(known: &[RememberedAttachment]) -> Option<String> {
     let networks: BTreeSet<&str> = known
         .iter()
         .map(|it| it.attachment.network.as_str())
@@ -187,7 +187,7 @@ mod tests {
     use crate::snapshot::testing::{snapshot, tenant};
     use cadastre_core::Cidr;
     use cadastre_core::node_allocation::Block;
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
     use cadastre_node::Snapshot;
 
     fn holding() -> NodeAllocation {
@@ -212,14 +212,14 @@ mod tests {
     #[test]
     fn what_was_published_comes_back_as_it_was() {
         let mut it = snapshot(&[], &[]);
-        it.tenants = vec![
+        it.attachments = vec![
             tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
             tenant("c2", "", &["10.0.0.2"]),
         ];
         let told = list(&it, "boot");
         let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
         assert_eq!(known.len(), 2);
-        for (known, tenant) in known.iter().zip(&it.tenants) {
+        for (known, tenant) in known.iter().zip(&it.attachments) {
             assert_eq!(known.attachment, tenant.attachment);
             assert_eq!(known.pod, tenant.pod);
             assert_eq!(known.since_ms, tenant.since_ms);
@@ -236,7 +236,7 @@ mod tests {
         let mut new = tenant("c2", "u1", &["10.0.0.2"]);
         new.order = 3;
         let it = Snapshot {
-            tenants: vec![old, new, tenant("c3", "", &["10.0.0.3"])],
+            attachments: vec![old, new, tenant("c3", "", &["10.0.0.3"])],
             ..snapshot(&[], &[])
         };
         let told = list(&it, "boot");
@@ -252,7 +252,7 @@ mod tests {
             &Pods::default(),
             "conf",
         );
-        let read = |it: &Known| {
+        let read = |it: &RememberedAttachment| {
             let id = it.attachment.container_id.clone();
             (id, it.boot.clone(), it.superseded)
         };
@@ -292,7 +292,7 @@ mod tests {
             ("p3", "10.0.0.3", false),
             ("p4", "10.0.0.4", true),
         ] {
-            pods.change(Change::Applied(Pod {
+            pods.change(ObjectEvent::Applied(Pod {
                 addresses: vec![addr(address)],
                 finished,
                 ..pod(uid, &[], &[])
@@ -349,14 +349,14 @@ mod tests {
                 interface: "net1".to_owned(),
                 addresses: vec![addr(address)],
             };
-            pods.change(Change::Applied(Pod {
+            pods.change(ObjectEvent::Applied(Pod {
                 second_networks: SecondNetworks::Known(vec![attached]),
                 finished,
                 ..pod(uid, &[], &[])
             }));
         }
         let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
-        let read = |it: &Known| {
+        let read = |it: &RememberedAttachment| {
             let Attachment {
                 network,
                 container_id,
@@ -376,7 +376,7 @@ mod tests {
         );
         assert!(unknown(&pods).is_empty());
         for (uid, finished) in [("u7", false), ("u8", true)] {
-            pods.change(Change::Applied(Pod {
+            pods.change(ObjectEvent::Applied(Pod {
                 second_networks: SecondNetworks::Unknown,
                 finished,
                 ..pod(uid, &[], &[])

@@ -11,14 +11,14 @@ use tokio::task::JoinSet;
 
 use super::carry::Carrier;
 use super::cri::Runtime;
-use super::files::kept::Kept;
-use super::machine::{self, Event, Machine};
-use super::parts::{Parts, Settings};
+use super::files::kept::KeptFiles;
+use super::leak_verifier::LeakVerifier;
+use super::machine::{self, AgentEvent, AgentMachine};
+use super::parts::{AgentParts, AgentSettings};
 use super::pods;
-use super::proof::Witnesses;
 use super::seen;
 use cadastre_api::{NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
-use cadastre_daemon::watch::{LastHeard, Patience, Pauses, Source, follow};
+use cadastre_daemon::watch::{LastHeard, Pauses, SilenceTimeouts, WatchSource, follow};
 use cadastre_node::clock;
 
 /// The number of watch events that may wait for the loop.
@@ -29,11 +29,15 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 const PAGE: u32 = 50;
 
 /// Runs until the stop token is cancelled and work under way has ended. An error is one that needs an administrator.
-pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Result<()> {
+pub async fn run(
+    settings: AgentSettings,
+    parts: AgentParts,
+    files: KeptFiles,
+) -> anyhow::Result<()> {
     let (out, events) = mpsc::channel(BACKLOG);
     let seed = seed(&settings.node);
     let _following = follow_all(&settings.node, &parts, seed, out);
-    let decisions = machine::Settings {
+    let decisions = machine::MachineSettings {
         node: settings.node.clone(),
         publish_interval: settings.publish_interval,
         addresses_interval: settings.addresses_interval,
@@ -42,20 +46,25 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         cni_conf: files.cni_conf().map(ToOwned::to_owned),
         network: files.network(),
     };
-    let witnesses = Witnesses {
+    let witnesses = LeakVerifier {
         client: parts.client.clone(),
         node: settings.node.clone(),
         runtime: settings.cri.as_deref().map(Runtime::new),
     };
     let shell = Shell {
-        machine: Machine::new(decisions, seed, &clock::now()),
+        machine: AgentMachine::new(decisions, seed, &clock::now()),
         carrier: Carrier::new(settings, parts, witnesses, files),
     };
     shell.run(events).await
 }
 
 /// Starts the watches of the objects of this node.
-fn follow_all(node: &str, parts: &Parts, seed: u64, out: mpsc::Sender<Event>) -> JoinSet<()> {
+fn follow_all(
+    node: &str,
+    parts: &AgentParts,
+    seed: u64,
+    out: mpsc::Sender<AgentEvent>,
+) -> JoinSet<()> {
     let by_name = format!("metadata.name={node}");
     let of_node = format!("spec.nodeName={node}");
     let client = || parts.client.clone();
@@ -65,7 +74,7 @@ fn follow_all(node: &str, parts: &Parts, seed: u64, out: mpsc::Sender<Event>) ->
         source::<NodeLite>("nodes", client(), &by_name, seed, heard()),
         out.clone(),
         seen::node,
-        |step| Some(Event::Node(step)),
+        |step| Some(AgentEvent::Node(step)),
     ));
     following.spawn(follow(
         source::<NodeSubnetLite>(
@@ -77,7 +86,7 @@ fn follow_all(node: &str, parts: &Parts, seed: u64, out: mpsc::Sender<Event>) ->
         ),
         out.clone(),
         seen::subnet,
-        |step| Some(Event::Subnet(step)),
+        |step| Some(AgentEvent::Subnet(step)),
     ));
     following.spawn(follow(
         source::<NodeAddressesLite>(
@@ -89,13 +98,13 @@ fn follow_all(node: &str, parts: &Parts, seed: u64, out: mpsc::Sender<Event>) ->
         ),
         out.clone(),
         seen::addresses,
-        |step| Some(Event::Addresses(step)),
+        |step| Some(AgentEvent::Addresses(step)),
     ));
     following.spawn(follow(
         source::<PodLite>("pods", client(), &of_node, seed.rotate_left(32), heard()),
         out,
         pods::read,
-        |step| Some(Event::Pod(step)),
+        |step| Some(AgentEvent::Pod(step)),
     ));
     following
 }
@@ -107,18 +116,18 @@ fn source<K>(
     fields: &str,
     seed: u64,
     heard: LastHeard,
-) -> Source<K>
+) -> WatchSource<K>
 where
     K: kube::Resource<DynamicType = ()>,
 {
-    Source {
+    WatchSource {
         kind,
         api: Api::all(client),
         fields: Some(fields.to_owned()),
         page: Some(PAGE),
         pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
         doubtful: true,
-        patience: Patience::default(),
+        patience: SilenceTimeouts::default(),
         heard,
     }
 }
@@ -130,12 +139,12 @@ fn seed(node: &str) -> u64 {
 }
 
 struct Shell {
-    machine: Machine,
+    machine: AgentMachine,
     carrier: Carrier,
 }
 
 impl Shell {
-    async fn run(mut self, mut events: mpsc::Receiver<Event>) -> anyhow::Result<()> {
+    async fn run(mut self, mut events: mpsc::Receiver<AgentEvent>) -> anyhow::Result<()> {
         let service = self.carrier.service();
         let stop = self.carrier.stop();
         loop {
@@ -150,7 +159,7 @@ impl Shell {
                     }
                 }
                 Some(answer) = self.carrier.answer() => self.on(answer?),
-                () = service.changed.notified() => self.on(Event::Changed),
+                () = service.changed.notified() => self.on(AgentEvent::Changed),
                 () = tokio::time::sleep(pause) => {}
                 () = stop.cancelled() => break,
             }
@@ -164,7 +173,7 @@ impl Shell {
         Ok(())
     }
 
-    fn on(&mut self, event: Event) {
+    fn on(&mut self, event: AgentEvent) {
         self.machine.on(event, &clock::now());
     }
 

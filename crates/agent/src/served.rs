@@ -6,35 +6,35 @@ use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::files::others::Standing;
+use super::files::others::PodNetworkOwner;
 use cadastre_api::SERVED_BY_OTHERS;
 
 /// Returns the condition to set, without its times; `None` to leave the one in `before` as it is. `own` is the path
 /// of our file, `None` if none is wanted. That all is well is reported only where `before` says otherwise.
 pub fn condition(
-    standing: Option<&Standing>,
+    standing: Option<&PodNetworkOwner>,
     own: Option<&Path>,
     before: &[Condition],
 ) -> Option<Condition> {
     let own = own.and_then(Path::file_name).unwrap_or_default();
     let own = own.to_string_lossy();
     let (told, reason, message) = match standing {
-        Some(Standing::Open) => return None,
-        Some(Standing::Left(names)) => (
+        Some(PodNetworkOwner::Open) => return None,
+        Some(PodNetworkOwner::Left(names)) => (
             true,
             "LeftToOthers",
             format!(
                 "{names} is in the runtime's folder of CNI configurations, so this agent has not written {own}: new pods of the node get no address of Cadastre. If nothing uses that file any more, remove it; if pods shall be Cadastre's all the same, let the agent go before it (agent.cni.overOthers=true of the chart, or --cni-conf-over-others)"
             ),
         ),
-        Some(Standing::Behind(names)) => (
+        Some(PodNetworkOwner::Behind(names)) => (
             true,
             "OthersFirst",
             format!(
                 "{names} comes before {own} by name in the runtime's folder of CNI configurations, and the runtime goes by the first: new pods of the node get no address of Cadastre. Remove that file, or choose a name for ours that comes before it (agent.cni.confName of the chart, or --cni-conf)"
             ),
         ),
-        Some(Standing::First) => (
+        Some(PodNetworkOwner::First) => (
             false,
             "OursFirst",
             format!("the runtime goes by {own}, which this agent writes"),
@@ -89,7 +89,7 @@ pub fn merged(is: &[Condition], wanted: &[Condition], now: jiff::Timestamp) -> V
 mod tests {
     use super::*;
 
-    fn said(standing: Option<&Standing>, before: &[Condition]) -> Option<Condition> {
+    fn said(standing: Option<&PodNetworkOwner>, before: &[Condition]) -> Option<Condition> {
         let own = Path::new("/host/cni-conf/05-cadastre.conflist");
         condition(standing, Some(own), before)
     }
@@ -100,9 +100,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told_with_what_to_do_and_what_is_well_only_after_that() {
-        assert_eq!(said(Some(&Standing::First), &[]), None);
+        assert_eq!(said(Some(&PodNetworkOwner::First), &[]), None);
         assert_eq!(said(None, &[]), None);
-        let left = Standing::Left("10-kindnet.conflist".to_owned());
+        let left = PodNetworkOwner::Left("10-kindnet.conflist".to_owned());
         let left = said(Some(&left), &[]).unwrap();
         assert_eq!((&*left.status, &*left.reason), ("True", "LeftToOthers"));
         for part in [
@@ -113,7 +113,7 @@ mod tests {
         ] {
             assert!(left.message.contains(part), "{part}: {}", left.message);
         }
-        let behind = Standing::Behind("00-multus.conf".to_owned());
+        let behind = PodNetworkOwner::Behind("00-multus.conf".to_owned());
         let behind = said(Some(&behind), &[]).unwrap();
         assert_eq!((&*behind.status, &*behind.reason), ("True", "OthersFirst"));
         for part in [
@@ -124,11 +124,11 @@ mod tests {
         }
         let before = [left];
         assert_eq!(
-            said(Some(&Standing::Open), &before),
+            said(Some(&PodNetworkOwner::Open), &before),
             None,
             "nothing is known yet"
         );
-        let well = said(Some(&Standing::First), &before).unwrap();
+        let well = said(Some(&PodNetworkOwner::First), &before).unwrap();
         assert_eq!((&*well.status, &*well.reason), ("False", "OursFirst"));
         let gone = said(None, &before).unwrap();
         assert_eq!((&*gone.status, &*gone.reason), ("False", "NotWanted"));
@@ -138,9 +138,10 @@ mod tests {
     fn the_controllers_conditions_stay_and_times_are_those_of_changes() {
         let accepted = Condition {
             type_: "Accepted".to_owned(),
-            ..said(Some(&Standing::Behind("x".to_owned())), &[]).unwrap()
+            ..said(Some(&PodNetworkOwner::Behind("x".to_owned())), &[]).unwrap()
         };
-        let left = |name: &str| vec![said(Some(&Standing::Left(name.to_owned())), &[]).unwrap()];
+        let left =
+            |name: &str| vec![said(Some(&PodNetworkOwner::Left(name.to_owned())), &[]).unwrap()];
         let is = merged(std::slice::from_ref(&accepted), &left("a"), second(1));
         assert_eq!(is.len(), 2);
         assert_eq!(is[0], accepted);
@@ -153,7 +154,7 @@ mod tests {
             second(1),
             "it is true as before"
         );
-        let well = vec![said(Some(&Standing::First), &is).unwrap()];
+        let well = vec![said(Some(&PodNetworkOwner::First), &is).unwrap()];
         let is = merged(&is, &well, second(3));
         assert_eq!((is.len(), is[1].last_transition_time.0), (2, second(3)));
     }

@@ -18,19 +18,19 @@ use tokio::sync::{Notify, broadcast, watch};
 use tracing::debug;
 
 use super::events::Events;
-use super::known::{Desk, Known};
-use super::ledger::Ledger;
+use super::ledger::LedgerClient;
+use super::shared::{ServiceState, SharedState};
 use crate::metrics::AgentMetrics;
-use adding::Step;
-use cadastre_node::keeper::Call;
-use cadastre_node::{Add, Answer, Attachment, Op, Refusal, Why, clock};
+use adding::AddStep;
+use cadastre_node::store_thread::CallTimes;
+use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, clock};
 
 /// Serves operations of the plugin and of gRPC clients.
 pub struct Service {
     /// Runs operations on the store
-    pub ledger: Ledger,
+    pub ledger: LedgerClient,
     /// What the loop and the servers know of each other
-    pub known: Known,
+    pub known: SharedState,
     /// How long an ADD waits for a block
     pub add_wait: Duration,
     /// Counts requests and waiting ADDs
@@ -47,7 +47,7 @@ pub struct Service {
 
 impl Service {
     /// Performs an operation, unless its caller goes away before.
-    pub async fn serve(&self, op: Op, call: Call) -> Result<Answer, Refusal> {
+    pub async fn serve(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         let begun = Instant::now();
         let (verb, changes) = match &op {
             Op::Add(_) => ("ADD", true),
@@ -59,7 +59,7 @@ impl Service {
         let result = match op {
             Op::Add(add) => self.add(add, &call).await,
             Op::Del(attachment) => {
-                self.known.lock().wishes.remove(&attachment);
+                self.known.lock().pending_adds.remove(&attachment);
                 let result = self.ledger.ask(Op::Del(attachment.clone()), call).await;
                 // The error means that no ADD waits.
                 let _ = self.deleted.send(attachment);
@@ -84,22 +84,24 @@ impl Service {
 
     /// Reports a node ready that has no address but may request a block: it requests one only when a pod comes, and no
     /// pod comes to a node that is not ready.
-    async fn status(&self, call: Call) -> Result<Answer, Refusal> {
+    async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
-            Err(refusal) if refusal.why == Why::NothingHeld && self.known.shown().may_ask() => {
-                Ok(Answer::Done)
+            Err(refusal)
+                if refusal.why == OpErrorKind::NothingHeld && self.known.shown().may_ask() =>
+            {
+                Ok(OpOutcome::Done)
             }
             other => other,
         }
     }
 
-    async fn add(&self, add: Add, call: &Call) -> Result<Answer, Refusal> {
+    async fn add(&self, add: Add, call: &CallTimes) -> Result<OpOutcome, OpError> {
         if !add.netns.is_empty() {
             self.note_netns(Path::new(&add.netns));
         }
         let attachment = add.attachment.clone();
         let mut seen = self.known.follow();
-        let mut news = News {
+        let mut news = AddNews {
             held: self.held.subscribe(),
             deleted: self.deleted.subscribe(),
         };
@@ -110,18 +112,18 @@ impl Service {
         let mut waiting = None;
         loop {
             match step {
-                Step::Done(result) => return result,
-                Step::Ask(add, asked) => {
+                AddStep::Done(result) => return result,
+                AddStep::Ask(add, asked) => {
                     let answer = self.ledger.ask(Op::Add(*add), call.clone()).await;
                     let shown = Arc::clone(&seen.borrow_and_update());
                     step = self.step(|desk, now| asked.answered(answer, &shown, desk, now));
                 }
-                Step::ForPod(pod) => {
+                AddStep::ForPod(pod) => {
                     comes(seen.changed(), pod.until()).await;
                     let shown = Arc::clone(&seen.borrow_and_update());
                     step = self.step(|desk, now| pod.go(&shown, desk, now));
                 }
-                Step::ForBlock(block) => {
+                AddStep::ForBlock(block) => {
                     waiting.get_or_insert_with(|| Waiting::begin(&self.metrics));
                     let is_news = comes(news.wait(&attachment), block.until()).await;
                     step = self.step(|desk, now| block.go(is_news, desk, now));
@@ -131,14 +133,14 @@ impl Service {
     }
 
     /// Takes a step of an ADD, then emits its events and wakes the loop.
-    fn step(&self, step: impl FnOnce(&mut Desk, Duration) -> Step) -> Step {
+    fn step(&self, step: impl FnOnce(&mut ServiceState, Duration) -> AddStep) -> AddStep {
         let mut desk = self.known.lock();
         let step = step(&mut desk, clock::since_boot());
         let notices = mem::take(&mut desk.notices);
         let is_changed = mem::take(&mut desk.is_changed);
         drop(desk);
         for notice in notices {
-            self.events.tell(notice);
+            self.events.emit(notice);
         }
         if is_changed {
             self.changed.notify_one();
@@ -159,10 +161,10 @@ impl Service {
 }
 
 /// Whether the loop should look at the store after an answer. `changes`: the operation may have changed the store.
-pub fn is_news(changes: bool, result: &Result<Answer, Refusal>) -> bool {
+pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     match result {
         Ok(_) => changes,
-        Err(refusal) => matches!(refusal.why, Why::Store | Why::Busy),
+        Err(refusal) => matches!(refusal.why, OpErrorKind::Store | OpErrorKind::Busy),
     }
 }
 
@@ -190,12 +192,12 @@ impl Drop for Waiting {
 }
 
 /// The events that wake a waiting ADD.
-struct News {
+struct AddNews {
     held: watch::Receiver<u64>,
     deleted: broadcast::Receiver<Attachment>,
 }
 
-impl News {
+impl AddNews {
     /// Returns when an ADD should be tried again: an address may be free, or the attachment was deleted.
     async fn wait(&mut self, attachment: &Attachment) {
         loop {
@@ -222,17 +224,17 @@ pub fn netns_root(path: &Path) -> Option<&Path> {
 }
 
 /// Returns the kind of a refusal as a metrics label, which gRPC clients also get.
-pub fn label(why: Why) -> &'static str {
+pub fn label(why: OpErrorKind) -> &'static str {
     match why {
-        Why::Exhausted => "exhausted",
-        Why::NothingHeld => "nothingHeld",
-        Why::UnknownPool => "unknownPool",
-        Why::NotHeld => "notHeld",
-        Why::Taken => "taken",
-        Why::NotUsable => "notUsable",
-        Why::PodUnknown => "podUnknown",
-        Why::Mismatch => "mismatch",
-        Why::Busy => "busy",
-        Why::Store => "store",
+        OpErrorKind::Exhausted => "exhausted",
+        OpErrorKind::NothingHeld => "nothingHeld",
+        OpErrorKind::UnknownPool => "unknownPool",
+        OpErrorKind::NotHeld => "notHeld",
+        OpErrorKind::Taken => "taken",
+        OpErrorKind::NotUsable => "notUsable",
+        OpErrorKind::PodUnknown => "podUnknown",
+        OpErrorKind::Mismatch => "mismatch",
+        OpErrorKind::Busy => "busy",
+        OpErrorKind::Store => "store",
     }
 }

@@ -2,7 +2,7 @@
 
 use cadastre_core::Addr;
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
-use cadastre_node::{BlockCount, BlockState, Snapshot, Tenant};
+use cadastre_node::{AttachmentRecord, BlockCount, BlockState, Snapshot};
 
 /// Whether a range is a podCIDR, which the agent neither requests nor releases.
 pub fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
@@ -10,7 +10,7 @@ pub fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
 }
 
 /// Whether new addresses may be assigned from the block.
-pub fn gives(block: &BlockCount) -> bool {
+pub fn assigns(block: &BlockCount) -> bool {
     block.state == BlockState::Held
 }
 
@@ -31,12 +31,12 @@ pub fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTerms> {
 }
 
 /// Returns the addresses of an attachment.
-pub fn addresses(tenant: &Tenant) -> impl Iterator<Item = Addr> {
+pub fn addresses(tenant: &AttachmentRecord) -> impl Iterator<Item = Addr> {
     tenant.given.addresses.iter().map(|it| it.address)
 }
 
 /// Returns the UID of the attachment's pod; empty if the runtime passed none.
-pub fn pod_uid(tenant: &Tenant) -> &str {
+pub fn pod_uid(tenant: &AttachmentRecord) -> &str {
     tenant.pod.as_ref().map_or("", |pod| pod.uid.as_str())
 }
 
@@ -64,7 +64,9 @@ pub(crate) mod testing {
     use super::*;
     use cadastre_core::Cidr;
     use cadastre_core::node_allocation::FamilyTerms;
-    use cadastre_node::{Attachment, Counts, Given, GivenAddress, PodRef, PoolCount};
+    use cadastre_node::{
+        AddressAssignment, AddressCounts, AssignedAddress, Attachment, PodRef, PoolCount,
+    };
 
     /// Returns a pool of these families with low and high mark `warm`.
     pub fn pool(name: &str, warm: (u32, u32), ipv4: bool, ipv6: bool) -> PoolTerms {
@@ -83,7 +85,7 @@ pub(crate) mod testing {
             uid: format!("uid-of-{cidr}"),
             pool: pool.to_owned(),
             state: BlockState::Held,
-            counts: Counts {
+            counts: AddressCounts {
                 used,
                 cooling,
                 free,
@@ -102,15 +104,15 @@ pub(crate) mod testing {
             node_uid: Some("node".to_owned()),
             blocks: blocks.to_vec(),
             pools: pools.iter().map(pool).collect(),
-            tenants: Vec::new(),
+            attachments: Vec::new(),
         }
     }
 
     /// Returns an attachment `net`/`container`/`eth0` of a pod in the boot `boot`.
-    pub fn tenant(container: &str, pod_uid: &str, addresses: &[&str]) -> Tenant {
+    pub fn tenant(container: &str, pod_uid: &str, addresses: &[&str]) -> AttachmentRecord {
         let given = |text: &&str| {
             let address = Addr::parse_strict(text).unwrap();
-            GivenAddress {
+            AssignedAddress {
                 address,
                 prefix: 32,
                 gateway: None,
@@ -118,15 +120,15 @@ pub(crate) mod testing {
                 block: Cidr::host(address),
             }
         };
-        Tenant {
+        AttachmentRecord {
             attachment: Attachment {
                 network: "net".to_owned(),
                 container_id: container.to_owned(),
                 ifname: "eth0".to_owned(),
             },
-            given: Given {
+            given: AddressAssignment {
                 addresses: addresses.iter().map(given).collect(),
-                ..Given::default()
+                ..AddressAssignment::default()
             },
             pod: (!pod_uid.is_empty()).then(|| PodRef {
                 namespace: "default".to_owned(),

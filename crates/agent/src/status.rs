@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::demand::Want;
+use super::demand::PoolWant;
 use super::snapshot::is_pod_cidr;
 use cadastre_api::{
     AgentInfo, BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS,
@@ -24,7 +24,7 @@ const MOST_DEMAND: u64 = 1_000_000;
 /// whose pods are gone or finished, with the UIDs of these pods, sorted.
 pub fn status(
     snapshot: &Snapshot,
-    wants: &BTreeMap<String, Want>,
+    wants: &BTreeMap<String, PoolWant>,
     orphans: &[(Addr, String)],
     boot: &str,
 ) -> NodeSubnetStatus {
@@ -59,7 +59,7 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
     blocks.sort_by_key(|it| it.cidr);
     let report = |it: &BlockCount| {
         let is_unused = it.counts.used + it.counts.cooling == 0;
-        let early = is_unused && Mutation::ReleaseToldBeforeStored.is_on();
+        let early = is_unused && Mutation::ReleaseReportedBeforeStored.is_on();
         let released = it.state == BlockState::Released || early;
         BlockStatus {
             cidr: it.cidr.to_string(),
@@ -84,11 +84,16 @@ fn cut(text: &str, longest: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demand::{Wishes, wanted};
+    use crate::demand::{PendingAdds, wanted};
     use crate::snapshot::testing::{block, pool, snapshot, tenant};
 
     fn told(snapshot: &Snapshot) -> NodeSubnetStatus {
-        status(snapshot, &wanted(snapshot, &Wishes::new()), &[], "boot")
+        status(
+            snapshot,
+            &wanted(snapshot, &PendingAdds::new()),
+            &[],
+            "boot",
+        )
     }
 
     #[test]
@@ -142,10 +147,10 @@ mod tests {
         it.node_uid = Some(uid.to_owned());
         for n in 0..110 {
             let address = format!("10.244.123.{n}");
-            it.tenants
+            it.attachments
                 .push(tenant(&format!("c{n}"), &format!("u{n}"), &[&address]));
         }
-        let status = status(&it, &wanted(&it, &Wishes::new()), &[], uid);
+        let status = status(&it, &wanted(&it, &PendingAdds::new()), &[], uid);
         let size = serde_json::to_vec(&status).unwrap().len();
         assert!(size <= 1_024, "{size} bytes: {status:?}");
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cadastre_core::node_allocation::NodeAllocation;
-use cadastre_node::{Known, Store, StoreError, clock, set_aside};
+use cadastre_node::{RememberedAttachment, Store, StoreError, clock, set_aside};
 
 /// How long to wait while another process has the file open.
 const WAIT: Duration = Duration::from_secs(3);
@@ -54,7 +54,7 @@ pub fn is_final(error: &StoreError) -> bool {
 pub async fn make(
     path: &Path,
     holding: NodeAllocation,
-    known: Vec<Known>,
+    known: Vec<RememberedAttachment>,
 ) -> Result<usize, StoreError> {
     let path = path.to_owned();
     blocking(move || {

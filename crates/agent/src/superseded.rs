@@ -17,10 +17,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::snapshot::pod_uid;
-use cadastre_node::{Attachment, Tenant};
+use cadastre_node::{Attachment, AttachmentRecord};
 
 /// Returns the attachments that a newer one supersedes. `boot` is the current boot id.
-pub fn superseded<'a>(tenants: &'a [Tenant], boot: &str) -> BTreeSet<&'a Attachment> {
+pub fn superseded<'a>(tenants: &'a [AttachmentRecord], boot: &str) -> BTreeSet<&'a Attachment> {
     let mut newest: BTreeMap<Key<'_>, Age> = BTreeMap::new();
     for tenant in tenants {
         if let Some(key) = key(tenant) {
@@ -29,7 +29,7 @@ pub fn superseded<'a>(tenants: &'a [Tenant], boot: &str) -> BTreeSet<&'a Attachm
             *newest = age.max(*newest);
         }
     }
-    let is_older = |it: &&Tenant| {
+    let is_older = |it: &&AttachmentRecord| {
         let newest = key(it).and_then(|key| newest.get(&key));
         newest.is_some_and(|newest| age(it, boot) < *newest)
     };
@@ -43,7 +43,7 @@ type Key<'a> = (&'a str, &'a str, &'a str);
 /// Whether it is of the current boot, and its place in the store's order; greater is newer.
 type Age = (bool, u64);
 
-fn key(tenant: &Tenant) -> Option<Key<'_>> {
+fn key(tenant: &AttachmentRecord) -> Option<Key<'_>> {
     let uid = pod_uid(tenant);
     let Attachment {
         network, ifname, ..
@@ -51,7 +51,7 @@ fn key(tenant: &Tenant) -> Option<Key<'_>> {
     (!uid.is_empty()).then_some((uid, network, ifname))
 }
 
-fn age(tenant: &Tenant, boot: &str) -> Age {
+fn age(tenant: &AttachmentRecord, boot: &str) -> Age {
     (tenant.boot == boot || boot.is_empty(), tenant.order)
 }
 
@@ -60,22 +60,22 @@ mod tests {
     use super::*;
     use crate::snapshot::testing::tenant;
 
-    fn given(id: &str, uid: &str, boot: &str, order: u64) -> Tenant {
-        Tenant {
+    fn given(id: &str, uid: &str, boot: &str, order: u64) -> AttachmentRecord {
+        AttachmentRecord {
             boot: boot.to_owned(),
             order,
             ..tenant(id, uid, &["10.0.0.1"])
         }
     }
 
-    fn of(tenants: &[Tenant]) -> Vec<&str> {
+    fn of(tenants: &[AttachmentRecord]) -> Vec<&str> {
         let all = superseded(tenants, "boot");
         all.into_iter().map(|it| &*it.container_id).collect()
     }
 
     #[test]
     fn all_but_the_newest_of_a_pod_s_interface_are_superseded() {
-        let mut all: Vec<Tenant> = (0..16)
+        let mut all: Vec<AttachmentRecord> = (0..16)
             .map(|n| given(&format!("c{n:02}"), "u1", "boot", n + 2))
             .collect();
         all.reverse();
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn another_pod_network_or_interface_supersedes_nothing() {
         let old = given("c1", "u1", "boot", 2);
-        let newer = |change: fn(&mut Tenant)| {
+        let newer = |change: fn(&mut AttachmentRecord)| {
             let mut newer = given("c2", "u1", "boot", 3);
             change(&mut newer);
             [old.clone(), newer]

@@ -22,7 +22,7 @@ use cadastre_core::Cidr;
     shortname = "block",
     category = "cadastre",
     derive = "PartialEq",
-    doc = "A block of a pool and the node that has it. Written by the controller; read-only for everybody else.",
+    doc = "A block of a pool, and the node that it is allocated to. Written by the controller; read-only for everybody else.",
     validation = rules::block_name()
 )]
 #[serde(rename_all = "camelCase")]

@@ -12,18 +12,18 @@ pub(super) fn pool() -> Vec<Column> {
         text(
             "Used4",
             ".status.ipv4.utilization",
-            "Part of the IPv4 blocks that is not free",
+            "Share of the IPv4 blocks that is not free",
         ),
         text("IPv6", ".spec.ipv6.cidrs[0]", "The first IPv6 range"),
         text(
             "Used6",
             ".status.ipv6.utilization",
-            "Part of the IPv6 blocks that is not free",
+            "Share of the IPv6 blocks that is not free",
         ),
         number(
             "Nodes",
             ".status.nodes",
-            "Nodes that hold a range of the pool",
+            "Nodes that have a range of the pool",
         ),
         number(
             "Waiting",
@@ -43,18 +43,18 @@ pub(super) fn pool() -> Vec<Column> {
         text(
             "Ready",
             r#".status.conditions[?(@.type=="Ready")].status"#,
-            "Whether it serves the nodes it selects",
+            "Whether the pool serves the nodes it selects",
         ),
         text(
             "Reason",
             r#".status.conditions[?(@.type=="Ready")].reason"#,
-            "Why, or why not",
+            "The reason for Ready",
         ),
         age(),
         wide(number(
             "Block4",
             ".status.ipv4.blockSize",
-            "Prefix length of what a node gets",
+            "Prefix length of a node's ranges",
         )),
         wide(text(
             "Free4",
@@ -62,40 +62,40 @@ pub(super) fn pool() -> Vec<Column> {
             "IPv4 blocks that are free",
         )),
         wide(text(
-            "Held4",
+            "Allocated4",
             ".status.ipv4.allocated",
-            "IPv4 blocks that nodes hold",
+            "IPv4 blocks allocated to nodes",
         )),
         wide(text(
             "Quarantined4",
             ".status.ipv4.quarantined",
-            "IPv4 blocks that rest before reuse",
+            "IPv4 blocks in quarantine",
         )),
         wide(text(
             "ExhaustsAt4",
             ".status.ipv4.exhaustsAt",
-            "When IPv4 runs out if it goes on as lately",
+            "When the IPv4 range will be exhausted at its recent growth",
         )),
         wide(number(
             "Block6",
             ".status.ipv6.blockSize",
-            "Prefix length of what a node gets",
+            "Prefix length of a node's ranges",
         )),
         wide(text(
-            "Held6",
+            "Allocated6",
             ".status.ipv6.allocated",
-            "IPv6 blocks that nodes hold",
+            "IPv6 blocks allocated to nodes",
         )),
         wide(text(
             "Quarantined6",
             ".status.ipv6.quarantined",
-            "IPv6 blocks that rest before reuse",
+            "IPv6 blocks in quarantine",
         )),
         wide(column(
             "boolean",
             "Disabled",
             ".spec.disabled",
-            "Hands out nothing new",
+            "Nothing new is allocated from it",
         )),
         wide(text(
             "Selector",
@@ -105,7 +105,7 @@ pub(super) fn pool() -> Vec<Column> {
         wide(text(
             "Message",
             r#".status.conditions[?(@.type=="Ready")].message"#,
-            "Why, or why not, in words",
+            "The reason for Ready, as a sentence",
         )),
     ]
 }
@@ -114,7 +114,7 @@ pub(super) fn pool() -> Vec<Column> {
 pub(super) fn block() -> Vec<Column> {
     vec![
         text("CIDR", ".spec.cidr", "The block"),
-        text("Pool", ".spec.pool", "The pool it was carved from"),
+        text("Pool", ".spec.pool", "The pool it belongs to"),
         text(
             "Owner",
             ".spec.owner.kind",
@@ -123,13 +123,13 @@ pub(super) fn block() -> Vec<Column> {
         text(
             "Node",
             ".spec.owner.name",
-            "The node that has it, or had it",
+            "The node that has it; in quarantine, the one that had it",
         ),
-        column("date", "Since", ".spec.since", "How long that owner has it"),
+        column("date", "Since", ".spec.since", "Since when the owner has it"),
         text(
             "Until",
             ".spec.until",
-            "When its quarantine is over at the earliest",
+            "The earliest end of its quarantine",
         ),
         age(),
         wide(text("NodeUID", ".spec.owner.uid", "The node's UID")),
@@ -139,16 +139,16 @@ pub(super) fn block() -> Vec<Column> {
 /// Shows the ranges of the node, and those in quarantine of earlier nodes of its name.
 pub(super) fn subnet() -> Vec<Column> {
     vec![
-        text("CIDR", ".spec.podCIDRs[0].cidr", "What the node holds"),
+        text("CIDR", ".spec.podCIDRs[0].cidr", "The node's podCIDR"),
         text(
             "Pool",
             ".spec.podCIDRs[0].pool",
-            "The pool it is of; empty: of none",
+            "The pool of that podCIDR; empty if no pool contains it",
         ),
         text(
             "CIDR2",
             ".spec.podCIDRs[1].cidr",
-            "What the node holds of the second family",
+            "The node's podCIDR of the second family",
         ),
         text("Block", ".spec.blocks[0].cidr", "The first of its blocks"),
         text(
@@ -157,14 +157,14 @@ pub(super) fn subnet() -> Vec<Column> {
             "The pool of that block",
         ),
         text(
-            "Resting",
+            "Quarantined",
             ".spec.quarantined[0].podCIDRs[0].cidr",
-            "What the last node of that name held, in quarantine",
+            "A podCIDR of an earlier node of that name, in quarantine",
         ),
         text(
             "Until",
             ".spec.quarantined[0].until",
-            "When its quarantine is over at the earliest",
+            "The earliest end of its quarantine",
         ),
         age(),
         wide(text(

@@ -23,7 +23,7 @@ use super::terms::AddressTerms;
     category = "cadastre",
     status = "IPPoolStatus",
     derive = "PartialEq",
-    doc = "Ranges of addresses, and which nodes get a part of them.",
+    doc = "Ranges of addresses, and the nodes that parts of them are allocated to.",
     validation = rules::pool_name()
 )]
 #[serde(rename_all = "camelCase")]

@@ -63,7 +63,7 @@ pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
     category = "cadastre",
     status = "NodeSubnetStatus",
     derive = "PartialEq",
-    doc = "What a node holds, and what earlier nodes of its name held. The spec is the controller's, the status the node agent's; read-only for everybody else."
+    doc = "The ranges that are allocated to a node, and those of earlier nodes of its name that are in quarantine. The controller writes the spec, the node's agent the status; read-only for everybody else."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetSpec {

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::inventory::{Cover, Inventory, PodFact};
-use super::render::{Facts, Report, Style, age, over};
+use super::render::{FactLines, Style, VerbReport, age, over};
 use cadastre_api::node_allocation;
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::usable::usable;
@@ -14,7 +14,7 @@ use cadastre_core::{Addr, Cidr};
 
 /// What an address is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum State {
+pub enum AddressState {
     /// An agent reports it in use by a pod that lives.
     InUse,
     /// An agent reports it in use by a pod that is gone or has ended: a leak, or about to be released.
@@ -53,30 +53,32 @@ pub enum State {
     Outside,
 }
 
-impl State {
+impl AddressState {
     /// Describes the state for users.
-    pub(crate) fn words(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
-            State::InUse => "in use",
-            State::WithoutPod => "in use according to the agent, but its pod is gone or has ended",
-            State::Superseded => {
+            AddressState::InUse => "in use",
+            AddressState::WithoutPod => {
+                "in use according to the agent, but its pod is gone or has ended"
+            }
+            AddressState::Superseded => {
                 "assigned to an earlier sandbox of a pod that has a newer one: released when the earlier one is gone"
             }
-            State::InUseByOther => "in use by something that is no pod",
-            State::ReportedByPod => "reported by a pod, but by no agent",
-            State::Duplicate => "DUPLICATE: in use more than once",
-            State::NodeAddress => "an address of a node itself",
-            State::Service => "in the service range",
-            State::Quarantine => "in quarantine: the node that had it is gone",
-            State::Reserved => "reserved: never assigned",
-            State::OnRequest => "reserved: assigned only to a pod that asks for it",
-            State::Gateway => "the gateway of its block: never assigned",
-            State::Network => "the network address of its block: never assigned",
-            State::Broadcast => "the broadcast address of its block: never assigned",
-            State::Free => "free in a node's block, or in cooldown",
-            State::InPodCidr => "in a node's podCIDR; nothing reports it",
-            State::NotCarved => "in a pool, not allocated to a node",
-            State::Outside => "outside of every pool",
+            AddressState::InUseByOther => "in use by something that is no pod",
+            AddressState::ReportedByPod => "reported by a pod, but by no agent",
+            AddressState::Duplicate => "DUPLICATE: in use more than once",
+            AddressState::NodeAddress => "an address of a node itself",
+            AddressState::Service => "in the service range",
+            AddressState::Quarantine => "in quarantine: the node that had it is gone",
+            AddressState::Reserved => "reserved: never assigned",
+            AddressState::OnRequest => "reserved: assigned only to a pod that asks for it",
+            AddressState::Gateway => "the gateway of its block: never assigned",
+            AddressState::Network => "the network address of its block: never assigned",
+            AddressState::Broadcast => "the broadcast address of its block: never assigned",
+            AddressState::Free => "free in a node's block, or in cooldown",
+            AddressState::InPodCidr => "in a node's podCIDR; nothing reports it",
+            AddressState::NotCarved => "in a pool, not allocated to a node",
+            AddressState::Outside => "outside of every pool",
         }
     }
 }
@@ -88,7 +90,7 @@ pub struct AddressReport {
     /// The address that was looked up
     pub address: Addr,
     /// What the address is
-    pub state: State,
+    pub state: AddressState,
     /// The pool that it is in
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
@@ -99,7 +101,7 @@ pub struct AddressReport {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
     /// The users of the address that agents report
-    pub holders: Vec<Holder>,
+    pub holders: Vec<AddressHolder>,
     /// The pods that report it, as `namespace/name`
     pub pods: Vec<String>,
     /// The nodes whose own address it is
@@ -118,7 +120,7 @@ pub struct RangeFact {
     /// The node that has it, or had it before the quarantine
     pub node: String,
     /// Whether the range is in quarantine, as its node is gone
-    pub resting: bool,
+    pub quarantined: bool,
     /// Since when the block has belonged to this owner
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
@@ -139,7 +141,7 @@ pub struct RangeFact {
 /// A user of an address, as an agent reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Holder {
+pub struct AddressHolder {
     /// The node of the agent
     pub node: String,
     /// `namespace/name`
@@ -171,8 +173,10 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         .collect();
     // The smallest of several ranges is the most specific one.
     let own = ranges.pop();
-    let held = inventory.held_at(addr).iter();
-    let holders: Vec<Holder> = held.map(|held| Holder::of(held, inventory)).collect();
+    let held = inventory.in_use_at(addr).iter();
+    let holders: Vec<AddressHolder> = held
+        .map(|held| AddressHolder::of(held, inventory))
+        .collect();
     let pods: Vec<&str> = inventory
         .pods_at(addr)
         .map(|pod| pod.name.as_str())
@@ -188,7 +192,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let on_request =
         pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
     // An agent that does not report the pod's UID may still report its name.
-    let is_of = |holder: &Holder, pod: &PodFact| match holder.pod_uid.as_str() {
+    let is_of = |holder: &AddressHolder, pod: &PodFact| match holder.pod_uid.as_str() {
         "" => holder.pod == pod.name,
         uid => PodUid::read(uid) == PodUid::read(&pod.uid),
     };
@@ -199,37 +203,37 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         .filter(|it| it.lives || it.pod_uid.is_empty());
     let users = others.count() + known.count();
     let state = if users > 1 || pods.len() > 1 || holders.len() > 1 {
-        State::Duplicate
+        AddressState::Duplicate
     } else if let Some(holder) = holders.first() {
         match (holder.lives, holder.pod_uid.is_empty()) {
-            (true, false) if holder.superseded => State::Superseded,
-            (true, _) => State::InUse,
-            _ if !pods.is_empty() => State::InUse,
-            (false, true) => State::InUseByOther,
-            (false, false) => State::WithoutPod,
+            (true, false) if holder.superseded => AddressState::Superseded,
+            (true, _) => AddressState::InUse,
+            _ if !pods.is_empty() => AddressState::InUse,
+            (false, true) => AddressState::InUseByOther,
+            (false, false) => AddressState::WithoutPod,
         }
     } else if !pods.is_empty() {
-        State::ReportedByPod
+        AddressState::ReportedByPod
     } else if !nodes.is_empty() {
-        State::NodeAddress
+        AddressState::NodeAddress
     } else if is_service {
-        State::Service
-    } else if own.as_ref().is_some_and(|range| range.resting) {
-        State::Quarantine
+        AddressState::Service
+    } else if own.as_ref().is_some_and(|range| range.quarantined) {
+        AddressState::Quarantine
     } else if on_request {
-        State::OnRequest
+        AddressState::OnRequest
     } else if reserved {
-        State::Reserved
+        AddressState::Reserved
     } else if let Some(range) = &own {
         if range.kind == BLOCK {
-            role(addr, range, inventory).unwrap_or(State::Free)
+            role(addr, range, inventory).unwrap_or(AddressState::Free)
         } else {
-            State::InPodCidr
+            AddressState::InPodCidr
         }
     } else if pool.is_some() {
-        State::NotCarved
+        AddressState::NotCarved
     } else {
-        State::Outside
+        AddressState::Outside
     };
     AddressReport {
         address: addr,
@@ -244,27 +248,21 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
 }
 
 /// Returns why the node's agent never assigns the address: gateway, network or broadcast address; else `None`.
-fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<State> {
+fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressState> {
     let subnet = inventory.subnets.get(range.node.as_str())?;
     let spec = subnet.spec.as_ref().ok()?;
-    let (holding, _) = node_allocation::read(spec, spec.node_uid.as_deref()?);
-    let block = node_allocation
-        .blocks
-        .iter()
-        .find(|it| it.cidr == range.cidr)?;
-    let pool = node_allocation
-        .pools
-        .iter()
-        .find(|it| it.name == block.pool);
+    let (allocation, _) = node_allocation::read(spec, spec.node_uid.as_deref()?);
+    let block = allocation.blocks.iter().find(|it| it.cidr == range.cidr)?;
+    let pool = allocation.pools.iter().find(|it| it.name == block.pool);
     let usable = usable(block.cidr, pool);
     let never = usable.excluded.iter();
     never
         .map(|span| span.first()..=span.last())
         .find(|it| it.contains(&addr))?;
     Some(match addr {
-        _ if usable.gateway == Some(addr) => State::Gateway,
-        addr if addr == block.cidr.first() => State::Network,
-        _ => State::Broadcast,
+        _ if usable.gateway == Some(addr) => AddressState::Gateway,
+        addr if addr == block.cidr.first() => AddressState::Network,
+        _ => AddressState::Broadcast,
     })
 }
 
@@ -277,7 +275,7 @@ impl RangeFact {
             cidr: *cidr,
             kind,
             node: node.to_owned(),
-            resting: false,
+            quarantined: false,
             since: None,
             until: None,
             used: None,
@@ -286,9 +284,9 @@ impl RangeFact {
         };
         match cover {
             Cover::Block(entry) => {
-                let word = inventory.word(entry);
+                let word = inventory.block_status(entry);
                 RangeFact {
-                    resting: entry.owner.quarantined,
+                    quarantined: entry.owner.quarantined,
                     since: Some(entry.since),
                     until: entry.until,
                     used: word.map(|word| word.used),
@@ -299,7 +297,7 @@ impl RangeFact {
             }
             Cover::PodCidr(cidr, node) => plain(cidr, POD_CIDR, node),
             Cover::Rest(cidr, node, until) => RangeFact {
-                resting: true,
+                quarantined: true,
                 until: Some(*until),
                 ..plain(cidr, POD_CIDR, node)
             },
@@ -307,13 +305,13 @@ impl RangeFact {
     }
 
     fn words(&self, style: &Style) -> String {
-        format!("{} {}", self.cidr, self.told(style))
+        format!("{} {}", self.cidr, self.describe(style))
     }
 
     /// Describes the range, without its CIDR.
-    pub(crate) fn told(&self, style: &Style) -> String {
+    pub(crate) fn describe(&self, style: &Style) -> String {
         let mut text = self.kind.to_owned();
-        if self.resting {
+        if self.quarantined {
             let _ = write!(text, " in quarantine, was node {}'s", self.node);
             let over = over(self.until, style.now);
             if !over.is_empty() {
@@ -332,12 +330,12 @@ impl RangeFact {
     }
 }
 
-impl Holder {
-    fn of(held: &super::inventory::Held, inventory: &Inventory) -> Self {
+impl AddressHolder {
+    fn of(held: &super::inventory::AddressInUse, inventory: &Inventory) -> Self {
         let allocation = &held.allocation;
         let pod = Some(allocation.pod_uid.as_str()).filter(|uid| !uid.is_empty());
         let pod = pod.and_then(|uid| inventory.pod_by_uid(uid));
-        Holder {
+        AddressHolder {
             node: held.node.to_string(),
             pod: allocation.pod.clone(),
             pod_uid: allocation.pod_uid.clone(),
@@ -352,10 +350,10 @@ impl Holder {
 
 impl AddressReport {
     /// Lists all that is known, with a name for each value.
-    pub(crate) fn facts(&self, style: &Style) -> Facts {
-        let mut facts = Facts::default();
+    pub(crate) fn facts(&self, style: &Style) -> FactLines {
+        let mut facts = FactLines::default();
         facts.add("Address", self.address.to_string());
-        facts.add("State", self.state.words());
+        facts.add("State", self.state.description());
         facts.add("Pool", self.pool.clone().unwrap_or_default());
         if let Some(range) = &self.range {
             facts.add("Range", range.words(style));
@@ -381,7 +379,7 @@ impl AddressReport {
     }
 }
 
-impl Report for AddressReport {
+impl VerbReport for AddressReport {
     fn text(&self, style: &Style) -> String {
         self.facts(style).text()
     }

@@ -17,9 +17,9 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::inventory::Inventory;
-use super::lists::Wanted;
-use super::reach::Reach;
-use super::{Flags, Verdict, check};
+use super::lists::WantedKinds;
+use super::reach::ApiReach;
+use super::{ExitVerdict, Flags, check};
 use cadastre_api::{AGENT_MANAGER, FIELD_MANAGER, GROUP, VERSION};
 use cadastre_core::inert;
 
@@ -31,7 +31,7 @@ use cadastre_core::inert;
 #[command(after_help = "Examples:
   kubectl cadastre support-bundle
   kubectl cadastre support-bundle --dir bundle && tar czf bundle.tar.gz bundle")]
-pub struct Args {
+pub struct BundleArgs {
     /// Folder to create, which must not exist yet; by default cadastre-support-TIME
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -44,12 +44,12 @@ const ADMIN_PORT: u16 = 9817;
 
 struct Bundle<'a> {
     dir: &'a Path,
-    reach: &'a Reach,
+    reach: &'a ApiReach,
     readme: String,
 }
 
 /// Runs `support-bundle`.
-pub async fn exec(args: &Args, _: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub async fn exec(args: &BundleArgs, _: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let now = Timestamp::now();
     let stamp = now.strftime("%Y%m%dT%H%M%SZ");
     let dir = args
@@ -81,7 +81,7 @@ pub async fn exec(args: &Args, _: &Flags, reach: &Reach) -> anyhow::Result<Verdi
         "\nIt is in {}. Review it before you send it: it contains names of nodes and pods, and addresses.",
         dir.display()
     )?;
-    Ok(Verdict::Clean)
+    Ok(ExitVerdict::Clean)
 }
 
 impl Bundle<'_> {
@@ -134,7 +134,7 @@ impl Bundle<'_> {
             Ok(version) => self.write("server.json", &version)?,
             Err(why) => self.missing("server.json", &why),
         }
-        match self.reach.lists(Wanted::PODS).await {
+        match self.reach.lists(WantedKinds::PODS).await {
             Ok(lists) => {
                 let report = check::check(&Inventory::new(&lists, Timestamp::now()));
                 self.write("check.json", &serde_json::to_value(report)?)?;
@@ -237,7 +237,7 @@ impl Bundle<'_> {
             .reach
             .call(self.reach.client.request_text(request))
             .await;
-        answer.map_err(|trouble| trouble.told(path).to_string())
+        answer.map_err(|trouble| trouble.into_error(path).to_string())
     }
 
     fn write(&mut self, file: &str, value: &Value) -> anyhow::Result<()> {

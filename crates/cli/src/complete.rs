@@ -11,9 +11,9 @@ use anyhow::Context as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::inventory::Inventory;
-use super::lists::Wanted;
-use super::reach::Reach;
-use super::{Cli, Flags, Verdict};
+use super::lists::WantedKinds;
+use super::reach::ApiReach;
+use super::{Cli, ExitVerdict, Flags};
 
 /// Cobra's directive: the words are complete, and the shell must not offer files.
 const NO_FILES: &str = ":4";
@@ -24,7 +24,7 @@ const PATIENCE_SECONDS: u16 = 5;
 
 /// Complete a command line for kubectl
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CompleteArgs {
     /// The words after `kubectl cadastre`; the last one may be empty or incomplete
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
@@ -32,18 +32,18 @@ pub struct Args {
 
 /// The possible continuations of a command line.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum Completion {
     /// One of these words, each with its description
     Words(Vec<(String, String)>),
     /// The name of an object of this kind
-    Names(Kind),
+    Names(NameKind),
     /// A file or any other text
     Anything,
 }
 
 /// A kind of object whose names can be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum NameKind {
     /// An IPPool
     Pool,
     /// A Node
@@ -55,7 +55,7 @@ pub enum Kind {
 }
 
 /// Returns the continuations of `words`; the last word is the part typed so far.
-pub fn next(words: &[String]) -> Next {
+pub fn next(words: &[String]) -> Completion {
     let root = Cli::command();
     let (typed, before) = words
         .split_last()
@@ -80,10 +80,10 @@ pub fn next(words: &[String]) -> Next {
         return value(arg);
     }
     if typed.starts_with('-') {
-        return Next::Words(flags(&root, at));
+        return Completion::Words(flags(&root, at));
     }
     if at.has_subcommands() {
-        return Next::Words(verbs(at));
+        return Completion::Words(verbs(at));
     }
     positional(&path)
 }
@@ -123,18 +123,18 @@ fn help(text: Option<&clap::builder::StyledStr>) -> String {
 }
 
 /// Returns the possible values of a flag.
-fn value(arg: &Arg) -> Next {
+fn value(arg: &Arg) -> Completion {
     match arg.get_long() {
-        Some("pool" | "delete-pool") => return Next::Names(Kind::Pool),
-        Some("node") => return Next::Names(Kind::Node),
+        Some("pool" | "delete-pool") => return Completion::Names(NameKind::Pool),
+        Some("node") => return Completion::Names(NameKind::Node),
         _ => {}
     }
     let known = arg.get_possible_values();
     if known.is_empty() {
-        return Next::Anything;
+        return Completion::Anything;
     }
     let known = known.iter();
-    Next::Words(
+    Completion::Words(
         known
             .map(|it| (it.get_name().to_owned(), help(it.get_help())))
             .collect(),
@@ -142,38 +142,38 @@ fn value(arg: &Arg) -> Next {
 }
 
 /// Returns the kind of a verb's positional arguments. Only `drain` and `undrain` take more than one.
-fn positional(path: &[&str]) -> Next {
-    Next::Names(match path {
-        ["show" | "explain", "pool"] | ["map"] => Kind::Pool,
-        ["show" | "explain", "node"] => Kind::Node,
-        ["show" | "explain", "pod"] => Kind::Pod,
-        ["drain" | "undrain", ..] => Kind::Block,
-        _ => return Next::Anything,
+fn positional(path: &[&str]) -> Completion {
+    Completion::Names(match path {
+        ["show" | "explain", "pool"] | ["map"] => NameKind::Pool,
+        ["show" | "explain", "node"] => NameKind::Node,
+        ["show" | "explain", "pod"] => NameKind::Pod,
+        ["drain" | "undrain", ..] => NameKind::Block,
+        _ => return Completion::Anything,
     })
 }
 
 /// Returns the names of all objects of a kind.
-fn names(kind: Kind, inventory: &Inventory) -> Vec<String> {
+fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
     match kind {
-        Kind::Pool => inventory
+        NameKind::Pool => inventory
             .registry
             .pools
             .iter()
             .map(|it| it.name.to_string())
             .collect(),
-        Kind::Node => inventory
+        NameKind::Node => inventory
             .cache
             .nodes
             .iter()
             .map(|it| it.name.to_string())
             .collect(),
-        Kind::Pod => inventory
+        NameKind::Pod => inventory
             .pods
             .iter()
             .filter(|it| it.uses_addresses())
             .map(|it| it.name.clone())
             .collect(),
-        Kind::Block => {
+        NameKind::Block => {
             let blocks = inventory.registry.blocks.iter();
             let held = blocks.filter(|it| !it.owner.quarantined);
             held.map(|it| it.cidr.to_string()).collect()
@@ -217,15 +217,15 @@ fn lines(all: &[(String, String)], typed: &str) -> String {
 }
 
 /// Runs `__complete`.
-pub async fn exec(args: &Args) -> anyhow::Result<Verdict> {
+pub async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
     let typed = args.words.last().map_or("", String::as_str);
     let text = match next(&args.words) {
-        Next::Anything => format!("{FILES}\n"),
-        Next::Words(all) => lines(&all, typed),
-        Next::Names(kind) => {
-            let reach = Reach::new(&cluster(&args.words)).await?;
-            let wanted = Wanted {
-                pods: kind == Kind::Pod,
+        Completion::Anything => format!("{FILES}\n"),
+        Completion::Words(all) => lines(&all, typed),
+        Completion::Names(kind) => {
+            let reach = ApiReach::new(&cluster(&args.words)).await?;
+            let wanted = WantedKinds {
+                pods: kind == NameKind::Pod,
                 namespaces: false,
             };
             let inventory = reach.inventory(wanted).await?;
@@ -238,20 +238,20 @@ pub async fn exec(args: &Args) -> anyhow::Result<Verdict> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())
         .context("cannot write the completions")?;
-    Ok(Verdict::Clean)
+    Ok(ExitVerdict::Clean)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> Next {
+    fn of(line: &str) -> Completion {
         next(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
     fn words(line: &str) -> Vec<String> {
         match of(line) {
-            Next::Words(all) => all.into_iter().map(|it| it.0).collect(),
+            Completion::Words(all) => all.into_iter().map(|it| it.0).collect(),
             other => panic!("{line}: {other:?}"),
         }
     }
@@ -273,20 +273,20 @@ mod tests {
     #[test]
     fn names_are_those_of_the_kind() {
         for (line, kind) in [
-            ("show pool ", Kind::Pool),
-            ("map d", Kind::Pool),
-            ("--context x explain node w", Kind::Node),
-            ("explain pod -n shop ", Kind::Pod),
-            ("show blocks --pool ", Kind::Pool),
-            ("show blocks --node ", Kind::Node),
-            ("plan --delete-pool ", Kind::Pool),
-            ("drain ", Kind::Block),
-            ("drain 10.0.0.0/26 ", Kind::Block),
+            ("show pool ", NameKind::Pool),
+            ("map d", NameKind::Pool),
+            ("--context x explain node w", NameKind::Node),
+            ("explain pod -n shop ", NameKind::Pod),
+            ("show blocks --pool ", NameKind::Pool),
+            ("show blocks --node ", NameKind::Node),
+            ("plan --delete-pool ", NameKind::Pool),
+            ("drain ", NameKind::Block),
+            ("drain 10.0.0.0/26 ", NameKind::Block),
         ] {
-            assert_eq!(of(line), Next::Names(kind), "{line}");
+            assert_eq!(of(line), Completion::Names(kind), "{line}");
         }
-        assert_eq!(of("show ip "), Next::Anything);
-        assert_eq!(of("show pool one "), Next::Anything);
+        assert_eq!(of("show ip "), Completion::Anything);
+        assert_eq!(of("show pool one "), Completion::Anything);
     }
 
     #[test]

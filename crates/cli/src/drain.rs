@@ -11,11 +11,11 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::inventory::{Inventory, SubnetFact};
-use super::lists::Wanted;
+use super::lists::WantedKinds;
 use super::plan::whatif::simulate_now;
-use super::reach::{Reach, Written};
-use super::render::{self, Columns, Report, Style};
-use super::{Flags, Verdict};
+use super::reach::{ApiReach, WriteOutcome};
+use super::render::{self, Columns, Style, VerbReport};
+use super::{ExitVerdict, Flags};
 use cadastre_api::DRAIN_ANNOTATION;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::Text;
@@ -93,14 +93,14 @@ pub struct Drained {
     /// The node that has the block; empty if none has
     pub node: String,
     /// The result
-    pub state: State,
+    pub state: DrainState,
     /// An explanation for users; may be empty
     pub why: String,
 }
 
 /// The state of a request to drain a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum State {
+pub enum DrainState {
     /// The request is written.
     Draining,
     /// The request would be written without `--dry-run`.
@@ -126,7 +126,7 @@ pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec
         .collect();
     let empty = |entry: &BlockEntry| {
         inventory
-            .word(entry)
+            .block_status(entry)
             .is_some_and(|word| word.used + word.cooling == 0 && !word.released)
     };
     // If a block is in use, it is the one to keep.
@@ -171,7 +171,7 @@ pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
     let refused = |node: &str, why: String| Drained {
         block: cidr,
         node: node.to_owned(),
-        state: State::Refused,
+        state: DrainState::Refused,
         why,
     };
     let Some(entry) = inventory.registry.blocks.get(&cidr) else {
@@ -211,7 +211,7 @@ pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
 async fn ask(
     node: &str,
     change: impl Fn(&mut BTreeSet<Cidr>),
-    reach: &Reach,
+    reach: &ApiReach,
 ) -> anyhow::Result<()> {
     for _ in 0..TRIES {
         let subnet = reach.subnet(node).await?;
@@ -233,7 +233,7 @@ async fn ask(
         let written = reach
             .annotate(node, &subnet.version, DRAIN_ANNOTATION, text.as_deref())
             .await?;
-        if written == Written::Done {
+        if written == WriteOutcome::Done {
             return Ok(());
         }
     }
@@ -244,9 +244,9 @@ async fn ask(
 pub(crate) async fn exec_drain(
     args: &DrainArgs,
     flags: &Flags,
-    reach: &Reach,
-) -> anyhow::Result<Verdict> {
-    let inventory = reach.inventory(Wanted::PODS).await?;
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
+    let inventory = reach.inventory(WantedKinds::PODS).await?;
     let cidrs = match &args.node {
         Some(name) => {
             let uid = &inventory.node(name)?.uid;
@@ -278,9 +278,9 @@ pub(crate) async fn exec_drain(
                 block: *cidr,
                 node: node.clone(),
                 state: if args.dry_run {
-                    State::WouldDrain
+                    DrainState::WouldDrain
                 } else {
-                    State::Draining
+                    DrainState::Draining
                 },
                 why: match used {
                     0 => "it is empty".to_owned(),
@@ -298,24 +298,25 @@ pub(crate) async fn exec_drain(
         }
     }
     render::print(&report, flags.output, Timestamp::now())?;
-    let undone =
-        |it: &Drained| it.state == State::Refused || (args.wait && it.state == State::Draining);
+    let undone = |it: &Drained| {
+        it.state == DrainState::Refused || (args.wait && it.state == DrainState::Draining)
+    };
     Ok(if report.blocks.iter().any(undone) {
-        Verdict::Findings
+        ExitVerdict::Findings
     } else {
-        Verdict::Clean
+        ExitVerdict::Clean
     })
 }
 
 /// Waits until no NodeSubnet lists the blocks any more.
-async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyhow::Result<()> {
+async fn wait(report: &mut DrainReport, limit: Duration, reach: &ApiReach) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         let mut open = 0;
         for it in report
             .blocks
             .iter_mut()
-            .filter(|it| it.state == State::Draining)
+            .filter(|it| it.state == DrainState::Draining)
         {
             let subnet = reach
                 .subnet(&it.node)
@@ -325,7 +326,7 @@ async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyho
             let spec = subnet.as_ref().and_then(|subnet| subnet.spec.as_ref().ok());
             let listed = spec.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == text));
             if !listed {
-                (it.state, it.why) = (State::Returned, String::new());
+                (it.state, it.why) = (DrainState::Returned, String::new());
                 continue;
             }
             open += 1;
@@ -348,9 +349,9 @@ async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyho
 pub(crate) async fn exec_undrain(
     args: &UndrainArgs,
     flags: &Flags,
-    reach: &Reach,
-) -> anyhow::Result<Verdict> {
-    let inventory = reach.inventory(Wanted::default()).await?;
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
+    let inventory = reach.inventory(WantedKinds::default()).await?;
     let mut report = DrainReport::default();
     let asked = |cidr: &Cidr| {
         let subnets = inventory.subnets.values();
@@ -372,7 +373,7 @@ pub(crate) async fn exec_undrain(
             None => report.blocks.push(Drained {
                 block: *cidr,
                 node: String::new(),
-                state: State::Refused,
+                state: DrainState::Refused,
                 why: "there is no request to drain it".to_owned(),
             }),
         }
@@ -387,20 +388,23 @@ pub(crate) async fn exec_undrain(
         report.blocks.extend(cidrs.iter().map(|cidr| Drained {
             block: *cidr,
             node: node.clone(),
-            state: State::TakenBack,
+            state: DrainState::TakenBack,
             why: String::new(),
         }));
     }
     render::print(&report, flags.output, Timestamp::now())?;
-    let refused = report.blocks.iter().any(|it| it.state == State::Refused);
+    let refused = report
+        .blocks
+        .iter()
+        .any(|it| it.state == DrainState::Refused);
     Ok(if refused {
-        Verdict::Findings
+        ExitVerdict::Findings
     } else {
-        Verdict::Clean
+        ExitVerdict::Clean
     })
 }
 
-impl Report for DrainReport {
+impl VerbReport for DrainReport {
     fn text(&self, style: &Style) -> String {
         let mut table = Columns::new(&["BLOCK", "STATE", "NODE", "WHY"]);
         for it in &self.blocks {

@@ -12,8 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::lists::Lists;
-use super::running::Running;
+use super::lists::ClusterLists;
+use super::running::RunningComponents;
 use cadastre_api::choice::Label;
 use cadastre_api::{
     AddressEntry, AgentInfo, BlockStatus, LeakCandidate, MIRROR_ANNOTATION, MOST_COUNT,
@@ -29,7 +29,7 @@ use cadastre_controller::cluster::object_cache::ObjectCache;
 use cadastre_controller::cluster::objects::{Node, Object, PodUid, Text};
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr};
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 /// The cluster at the time it was listed.
 pub struct Inventory {
@@ -44,12 +44,12 @@ pub struct Inventory {
     /// Namespaces by name
     pub namespaces: BTreeMap<String, Labelled>,
     /// The controllers, agents and leases of Cadastre itself
-    pub running: Running,
+    pub running: RunningComponents,
     /// When the objects were listed
     pub now: Timestamp,
     by_address: BTreeMap<Addr, Vec<usize>>,
     by_uid: BTreeMap<PodUid, usize>,
-    held: BTreeMap<Addr, Vec<Held>>,
+    held: BTreeMap<Addr, Vec<AddressInUse>>,
 }
 
 /// Labels and annotations of an object.
@@ -116,7 +116,7 @@ pub struct SubnetFact {
 
 /// An address in use, as an agent reports it.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct AddressInUse {
     /// The node of the agent
     pub node: Text,
     /// The entry of the agent's list
@@ -137,7 +137,7 @@ pub enum Cover<'a> {
 
 impl Inventory {
     /// Parses the listed objects and builds the indices.
-    pub fn new(lists: &Lists, now: Timestamp) -> Self {
+    pub fn new(lists: &ClusterLists, now: Timestamp) -> Self {
         let mut cache = ClusterCache::default();
         let nodes = lists.nodes.iter().cloned().map(convert::node);
         let nodes: Vec<Node> = nodes.collect();
@@ -157,15 +157,15 @@ impl Inventory {
         );
         let services = lists.services.iter().cloned();
         fill(&mut cache.services, services.map(convert::service_range));
-        cache.pods.change(Change::Restarted {
+        cache.pods.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
         for pod in &lists.pods {
             cache
                 .pods
-                .change(Change::Applied(convert::pod(pod.clone())));
+                .change(ObjectEvent::Applied(convert::pod(pod.clone())));
         }
-        cache.pods.change(Change::Listed);
+        cache.pods.change(ObjectEvent::Listed);
 
         let moment = Now {
             mono: Duration::ZERO,
@@ -192,7 +192,7 @@ impl Inventory {
             pods: lists.pods.iter().map(PodFact::read).collect(),
             subnets: subnets.map(|it| (it.name.clone(), it)).collect(),
             namespaces,
-            running: Running::read(lists),
+            running: RunningComponents::read(lists),
             now,
             by_address: BTreeMap::new(),
             by_uid: BTreeMap::new(),
@@ -213,7 +213,7 @@ impl Inventory {
             let node = self.cache.nodes.get(&subnet.name);
             let current = node.is_some_and(|node| subnet.agent_node.as_deref() == Some(&*node.uid));
             for (addr, allocation) in &subnet.allocations {
-                self.held.entry(*addr).or_default().push(Held {
+                self.held.entry(*addr).or_default().push(AddressInUse {
                     node: subnet.name.clone(),
                     allocation: allocation.clone(),
                     current,
@@ -268,18 +268,21 @@ impl Inventory {
     }
 
     /// Returns the uses of an address that agents report.
-    pub(crate) fn held_at(&self, addr: Addr) -> &[Held] {
+    pub(crate) fn in_use_at(&self, addr: Addr) -> &[AddressInUse] {
         self.held.get(&addr).map_or(&[], Vec::as_slice)
     }
 
     /// Returns all addresses in use that agents report, lowest first.
-    pub fn held(&self) -> impl Iterator<Item = (Addr, &Held)> {
+    pub fn addresses_in_use(&self) -> impl Iterator<Item = (Addr, &AddressInUse)> {
         let all = self.held.iter();
         all.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
     }
 
     /// Returns the addresses in use in the range that agents report.
-    pub(crate) fn held_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &Held)> {
+    pub(crate) fn in_use_within(
+        &self,
+        range: &Cidr,
+    ) -> impl Iterator<Item = (Addr, &AddressInUse)> {
         let within = self.held.range(range.first()..=range.last());
         within.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
     }
@@ -308,7 +311,7 @@ impl Inventory {
 
     /// Returns the addresses in use in the range, as agents or pods report, each with its pod or handle.
     pub(crate) fn in_use(&self, range: &Cidr) -> BTreeMap<Addr, &str> {
-        let held = self.held_in(range).map(|(addr, held)| {
+        let held = self.in_use_within(range).map(|(addr, held)| {
             let AddressEntry { pod, handle, .. } = &held.allocation;
             (addr, if pod.is_empty() { handle } else { pod }.as_str())
         });
@@ -318,7 +321,7 @@ impl Inventory {
     }
 
     /// Returns the figures for a block that the agent of its owner reports.
-    pub fn word(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
+    pub fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
         let speaks = subnet.agent_node.as_deref() == Some(&*entry.owner.uid);
         let uid = entry.uid.as_deref()?;
@@ -330,15 +333,15 @@ impl Inventory {
     /// Whether the published list has as many addresses of a block as the agent counts. The list is written less often
     /// than the counts.
     pub(crate) fn is_list_current(&self, entry: &BlockEntry) -> bool {
-        let of_owner = |(_, held): &(Addr, &Held)| held.node == entry.owner.name;
-        let listed = self.held_in(&entry.cidr).filter(of_owner).count();
-        let word = self.word(entry);
+        let of_owner = |(_, held): &(Addr, &AddressInUse)| held.node == entry.owner.name;
+        let listed = self.in_use_within(&entry.cidr).filter(of_owner).count();
+        let word = self.block_status(entry);
         word.is_some_and(|word| usize::try_from(word.used).is_ok_and(|used| used == listed))
     }
 
     /// Returns how many addresses of a block are in use: by its agent's figures, else by what pods report.
     pub(crate) fn used_in(&self, entry: &BlockEntry) -> u64 {
-        match self.word(entry) {
+        match self.block_status(entry) {
             Some(word) => u64::try_from(word.used).unwrap_or(0),
             None => self.cache.pods.count_in(&entry.cidr) as u64,
         }
@@ -393,13 +396,13 @@ impl Inventory {
 }
 
 fn fill<T: Object>(table: &mut ObjectCache<T>, objects: impl IntoIterator<Item = T>) {
-    table.change(Change::Restarted {
+    table.change(ObjectEvent::Restarted {
         asked: Duration::ZERO,
     });
     for object in objects {
-        table.change(Change::Applied(object));
+        table.change(ObjectEvent::Applied(object));
     }
-    table.change(Change::Listed);
+    table.change(ObjectEvent::Listed);
 }
 
 fn labelled(
@@ -536,7 +539,7 @@ fn entries<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
 }
 
 /// Whether the node's list still has the address with this handle.
-pub(crate) fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
+pub(crate) fn is_assigned_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
     let mut held = subnet.allocations.iter();
     held.any(|(held, it)| held == addr && it.handle == *handle)
 }

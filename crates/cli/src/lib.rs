@@ -58,7 +58,7 @@ use cadastre_core::inert;
 
 /// The result of a verb that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ExitVerdict {
     /// Nothing to report; exit code 0
     Clean,
     /// Something that somebody should look at; exit code 2
@@ -130,19 +130,19 @@ impl Flags {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Status(status::Args),
-    Show(show::Args),
-    Map(map::Args),
-    Explain(explain::Args),
-    Check(check::Args),
-    Plan(plan::Args),
-    Release(release::Args),
+    Status(status::StatusArgs),
+    Show(show::ShowArgs),
+    Map(map::MapArgs),
+    Explain(explain::ExplainArgs),
+    Check(check::CheckArgs),
+    Plan(plan::PlanArgs),
+    Release(release::ReleaseArgs),
     Drain(drain::DrainArgs),
     Undrain(drain::UndrainArgs),
-    SupportBundle(bundle::Args),
+    SupportBundle(bundle::BundleArgs),
     Completion(CompletionArgs),
     #[command(name = "__complete", hide = true)]
-    Complete(complete::Args),
+    Complete(complete::CompleteArgs),
 }
 
 /// Print a completion script
@@ -184,8 +184,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Runs a parsed command line and reports its error.
 pub fn end(cli: Cli) -> ExitCode {
     match run(cli) {
-        Ok(Verdict::Clean) => ExitCode::SUCCESS,
-        Ok(Verdict::Findings) => ExitCode::from(2),
+        Ok(ExitVerdict::Clean) => ExitCode::SUCCESS,
+        Ok(ExitVerdict::Findings) => ExitCode::from(2),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", inert::lines(&format!("{error:#}")));
@@ -194,7 +194,7 @@ pub fn end(cli: Cli) -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<Verdict> {
+fn run(cli: Cli) -> anyhow::Result<ExitVerdict> {
     let Cli { flags, verb } = cli;
     if let Verb::Completion(args) = verb {
         return completion(args.shell);
@@ -207,7 +207,7 @@ fn run(cli: Cli) -> anyhow::Result<Verdict> {
         if let Verb::Complete(args) = verb {
             return complete::exec(&args).await;
         }
-        let reach = reach::Reach::new(&flags).await?;
+        let reach = reach::ApiReach::new(&flags).await?;
         match verb {
             Verb::Status(args) => status::exec(&args, &flags, &reach).await,
             Verb::Show(args) => show::exec(&args, &flags, &reach).await,
@@ -219,7 +219,7 @@ fn run(cli: Cli) -> anyhow::Result<Verdict> {
             Verb::Drain(args) => drain::exec_drain(&args, &flags, &reach).await,
             Verb::Undrain(args) => drain::exec_undrain(&args, &flags, &reach).await,
             Verb::SupportBundle(args) => bundle::exec(&args, &flags, &reach).await,
-            Verb::Completion(_) | Verb::Complete(_) => Ok(Verdict::Clean),
+            Verb::Completion(_) | Verb::Complete(_) => Ok(ExitVerdict::Clean),
         }
     })
 }
@@ -227,11 +227,11 @@ fn run(cli: Cli) -> anyhow::Result<Verdict> {
 /// The script that kubectl runs as `kubectl_complete-cadastre` with the words of a command line.
 const FOR_KUBECTL: &str = "#!/bin/sh\nexec kubectl-cadastre __complete -- \"$@\"\n";
 
-fn completion(shell: Shell) -> anyhow::Result<Verdict> {
+fn completion(shell: Shell) -> anyhow::Result<ExitVerdict> {
     let shell = match shell {
         Shell::Kubectl => {
             std::io::stdout().write_all(FOR_KUBECTL.as_bytes())?;
-            return Ok(Verdict::Clean);
+            return Ok(ExitVerdict::Clean);
         }
         Shell::Bash => clap_complete::Shell::Bash,
         Shell::Zsh => clap_complete::Shell::Zsh,
@@ -241,7 +241,7 @@ fn completion(shell: Shell) -> anyhow::Result<Verdict> {
     let mut command = Cli::command();
     clap_complete::generate(shell, &mut command, "kubectl-cadastre", &mut script);
     std::io::stdout().write_all(&script)?;
-    Ok(Verdict::Clean)
+    Ok(ExitVerdict::Clean)
 }
 
 /// Whether the reader of the output has closed the pipe early, as `head` does: not an error.

@@ -11,7 +11,7 @@ use cadastre_api::{
 
 /// The listed objects. Kinds that a verb does not need are empty.
 #[derive(Clone, Debug)]
-pub struct Lists {
+pub struct ClusterLists {
     /// All Nodes
     pub nodes: Vec<NodeLite>,
     /// All IPPools
@@ -37,9 +37,9 @@ pub struct Lists {
 /// Objects that a verb can do without: if they cannot be read, it reports why.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
-impl Default for Lists {
+impl Default for ClusterLists {
     fn default() -> Self {
-        Lists {
+        ClusterLists {
             nodes: Vec::new(),
             pools: Vec::new(),
             subnets: Vec::new(),
@@ -56,14 +56,14 @@ impl Default for Lists {
 
 /// Which optional kinds to list; NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs always are.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
+pub struct WantedKinds {
     /// Pods of all namespaces
     pub pods: bool,
     /// The metadata of namespaces
     pub namespaces: bool,
 }
 
-impl Wanted {
+impl WantedKinds {
     /// Lists pods, too.
     pub const PODS: Self = Self {
         pods: true,

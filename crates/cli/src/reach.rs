@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::Flags;
 use super::inventory::Inventory;
-use super::lists::{Lists, Readable, Wanted};
+use super::lists::{ClusterLists, Readable, WantedKinds};
 use cadastre_api::{LEASE_NAME, NodeAddressesLite, NodeSubnetLite};
 use cadastre_daemon::client;
 
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A client of the API server with the limits of one command.
 #[derive(Clone)]
-pub struct Reach {
+pub struct ApiReach {
     /// For requests that have no method here
     pub client: Client,
     /// The namespace of pods that are given without one
@@ -42,14 +42,14 @@ pub struct Reach {
 
 /// The outcome of a write that requires a resourceVersion.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum WriteOutcome {
     /// Written.
     Done,
     /// Rejected, because the object has another version.
     Changed,
 }
 
-impl Reach {
+impl ApiReach {
     /// Configures a client by the flags, without a request to the server.
     pub async fn new(flags: &Flags) -> anyhow::Result<Self> {
         let options = client::Options {
@@ -67,7 +67,7 @@ impl Reach {
         }
         let namespace = flags.namespace.clone();
         let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
-        Ok(Reach {
+        Ok(ApiReach {
             client: Client::try_from(config)
                 .context("the cluster's configuration cannot be used")?,
             namespace,
@@ -77,15 +77,15 @@ impl Reach {
     }
 
     /// Lists the objects that a verb needs and builds an inventory of them.
-    pub(crate) async fn inventory(&self, wanted: Wanted) -> anyhow::Result<Inventory> {
+    pub(crate) async fn inventory(&self, wanted: WantedKinds) -> anyhow::Result<Inventory> {
         Ok(Inventory::new(&self.lists(wanted).await?, Timestamp::now()))
     }
 
     /// Lists the objects that a verb needs.
     ///
     /// Pods are listed last, so that a pod created meanwhile is found, and one deleted meanwhile counts as gone.
-    pub async fn lists(&self, wanted: Wanted) -> anyhow::Result<Lists> {
-        let mut progress = Progress::new();
+    pub async fn lists(&self, wanted: WantedKinds) -> anyhow::Result<ClusterLists> {
+        let mut progress = ListProgress::new();
         let all = |client: &Client| client.clone();
         let pools = self
             .list(&Api::all(all(&self.client)), &mut progress)
@@ -103,14 +103,14 @@ impl Reach {
             .list(&Api::all(all(&self.client)), &mut progress)
             .await?;
         let services = self.services(&mut progress).await?;
-        let mut lists = Lists {
+        let mut lists = ClusterLists {
             nodes,
             pools,
             subnets,
             addresses,
             blocks,
             services,
-            ..Lists::default()
+            ..ClusterLists::default()
         };
         if wanted.namespaces {
             lists.namespaces = self.namespaces(&mut progress).await?;
@@ -128,12 +128,12 @@ impl Reach {
     /// Lists ServiceCIDRs; none on servers before 1.33, which lack them.
     async fn services(
         &self,
-        progress: &mut Progress,
+        progress: &mut ListProgress,
     ) -> anyhow::Result<Vec<k8s_openapi::api::networking::v1::ServiceCIDR>> {
         let api = Api::all(self.client.clone());
         match self.pages(&api, progress).await {
-            Err(Trouble::Api(404, _)) => Ok(Vec::new()),
-            other => other.map_err(|trouble| trouble.told("servicecidrs.networking.k8s.io")),
+            Err(CallError::Api(404, _)) => Ok(Vec::new()),
+            other => other.map_err(|trouble| trouble.into_error("servicecidrs.networking.k8s.io")),
         }
     }
 
@@ -154,31 +154,33 @@ impl Reach {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
         let listed = self.call(api.list(params)).await.map(|it| it.items);
-        listed.map_err(|trouble| trouble.told(&resource::<K>()).to_string())
+        listed.map_err(|trouble| trouble.into_error(&resource::<K>()).to_string())
     }
 
     async fn namespaces(
         &self,
-        progress: &mut Progress,
+        progress: &mut ListProgress,
     ) -> anyhow::Result<Vec<kube::core::PartialObjectMeta<k8s_openapi::api::core::v1::Namespace>>>
     {
         let api: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(self.client.clone());
         progress.begin("namespaces");
         let listed = self.call(api.list_metadata(&ListParams::default())).await;
-        Ok(listed.map_err(|trouble| trouble.told("namespaces"))?.items)
+        Ok(listed
+            .map_err(|trouble| trouble.into_error("namespaces"))?
+            .items)
     }
 
     /// Lists all objects of a kind.
-    async fn list<K>(&self, api: &Api<K>, progress: &mut Progress) -> anyhow::Result<Vec<K>>
+    async fn list<K>(&self, api: &Api<K>, progress: &mut ListProgress) -> anyhow::Result<Vec<K>>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
         let kind = resource::<K>();
         let listed = self.pages(api, progress).await;
-        listed.map_err(|trouble| trouble.told(&kind))
+        listed.map_err(|trouble| trouble.into_error(&kind))
     }
 
-    async fn pages<K>(&self, api: &Api<K>, progress: &mut Progress) -> Result<Vec<K>, Trouble>
+    async fn pages<K>(&self, api: &Api<K>, progress: &mut ListProgress) -> Result<Vec<K>, CallError>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -194,7 +196,7 @@ impl Reach {
             loop {
                 let page: ObjectList<K> = match self.call(api.list(&params)).await {
                     // The continue token has expired: the list is started again.
-                    Err(Trouble::Api(410, _)) if tries < TRIES => continue 'anew,
+                    Err(CallError::Api(410, _)) if tries < TRIES => continue 'anew,
                     other => other?,
                 };
                 all.extend(page.items);
@@ -211,14 +213,14 @@ impl Reach {
     pub async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
         let api: Api<NodeSubnetLite> = Api::all(self.client.clone());
         let read = self.call(api.get_opt(name)).await;
-        read.map_err(|trouble| trouble.told(&resource::<NodeSubnetLite>()))
+        read.map_err(|trouble| trouble.into_error(&resource::<NodeSubnetLite>()))
     }
 
     /// Reads a NodeAddresses, consistently; `None` if there is none.
     pub async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
         let api: Api<NodeAddressesLite> = Api::all(self.client.clone());
         let read = self.call(api.get_opt(name)).await;
-        read.map_err(|trouble| trouble.told(&resource::<NodeAddressesLite>()))
+        read.map_err(|trouble| trouble.into_error(&resource::<NodeAddressesLite>()))
     }
 
     /// Sets or removes an annotation of a NodeSubnet if it still has this version.
@@ -228,7 +230,7 @@ impl Reach {
         version: &str,
         annotation: &str,
         value: Option<&str>,
-    ) -> anyhow::Result<Written> {
+    ) -> anyhow::Result<WriteOutcome> {
         let api: Api<NodeSubnetLite> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({"metadata": {
             "resourceVersion": version, "annotations": {annotation: value},
@@ -238,13 +240,13 @@ impl Reach {
             ..PatchParams::default()
         };
         match self.call(api.patch(name, &params, &patch)).await {
-            Ok(_) => Ok(Written::Done),
-            Err(Trouble::Api(409, _)) => Ok(Written::Changed),
-            Err(Trouble::Api(404, _)) => bail!("NodeSubnet {name} is gone: its node was deleted"),
-            Err(Trouble::Api(403, why)) => bail!(
+            Ok(_) => Ok(WriteOutcome::Done),
+            Err(CallError::Api(409, _)) => Ok(WriteOutcome::Changed),
+            Err(CallError::Api(404, _)) => bail!("NodeSubnet {name} is gone: its node was deleted"),
+            Err(CallError::Api(403, why)) => bail!(
                 "no right to patch nodesubnets.cadastre.dev: {why}: ask for the verb \"patch\" on it"
             ),
-            Err(trouble) => Err(trouble.told(&resource::<NodeSubnetLite>())),
+            Err(trouble) => Err(trouble.into_error(&resource::<NodeSubnetLite>())),
         }
     }
 
@@ -252,21 +254,21 @@ impl Reach {
     pub async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, CallError> {
         match tokio::time::timeout(self.timeout, call).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(kube::Error::Api(status))) => {
-                Err(Trouble::Api(status.code, status.message.clone()))
+                Err(CallError::Api(status.code, status.message.clone()))
             }
-            Ok(Err(error)) => Err(Trouble::Other(chain(&error))),
-            Err(_) => Err(Trouble::Slow(self.timeout)),
+            Ok(Err(error)) => Err(CallError::Other(chain(&error))),
+            Err(_) => Err(CallError::Slow(self.timeout)),
         }
     }
 }
 
 /// An error of a call.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum CallError {
     /// The API server answered with this error code and message.
     Api(u16, String),
     /// The API server did not answer within this time.
@@ -275,27 +277,27 @@ pub enum Trouble {
     Other(String),
 }
 
-impl Trouble {
+impl CallError {
     /// Converts it to an error of the command, with advice; `what` names the resource.
-    pub fn told(self, what: &str) -> anyhow::Error {
+    pub fn into_error(self, what: &str) -> anyhow::Error {
         match self {
-            Trouble::Api(404, _) if what.ends_with("cadastre.dev") => anyhow!(
+            CallError::Api(404, _) if what.ends_with("cadastre.dev") => anyhow!(
                 "the cluster has no {what}: install the CustomResourceDefinitions (cadastre crd | kubectl apply --server-side -f -), or choose another cluster with --context"
             ),
-            Trouble::Api(401, why) => anyhow!(
+            CallError::Api(401, why) => anyhow!(
                 "the API server rejected the credentials ({why}): renew the credentials of this context"
             ),
-            Trouble::Api(403, why) => anyhow!(
+            CallError::Api(403, why) => anyhow!(
                 "no right to read {what} ({why}): ask for the verbs \"get\" and \"list\" on it"
             ),
-            Trouble::Api(code, why) => {
+            CallError::Api(code, why) => {
                 anyhow!("the API server rejected the request for {what} with {code}: {why}")
             }
-            Trouble::Slow(limit) => anyhow!(
+            CallError::Slow(limit) => anyhow!(
                 "the API server did not answer about {what} within {} s: try again, or allow more time with --request-timeout",
                 limit.as_secs()
             ),
-            Trouble::Other(why) => anyhow!(
+            CallError::Other(why) => anyhow!(
                 "the API server was not reached for {what}: {why}: is it up, and is this the right context (kubectl config current-context)?"
             ),
         }
@@ -325,17 +327,17 @@ fn resource<K: Resource<DynamicType = ()>>() -> String {
 }
 
 /// Shows on a terminal how many objects have been listed.
-pub struct Progress {
+pub struct ListProgress {
     kind: String,
     start: Instant,
     shown: bool,
     terminal: bool,
 }
 
-impl Progress {
+impl ListProgress {
     /// Starts the clock: nothing is shown within the first second, or if standard error is no terminal.
     pub fn new() -> Self {
-        Progress {
+        ListProgress {
             kind: String::new(),
             start: Instant::now(),
             shown: false,
@@ -358,13 +360,13 @@ impl Progress {
     }
 }
 
-impl Default for Progress {
+impl Default for ListProgress {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Progress {
+impl Drop for ListProgress {
     fn drop(&mut self) {
         if self.shown {
             eprint!("\r\x1b[K");

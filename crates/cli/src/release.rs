@@ -22,12 +22,12 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::check::{CheckReport, Leak};
-use super::inventory::{Held, Inventory, SubnetFact, is_held_under};
-use super::lists::Wanted;
-use super::reach::{Reach, Written};
-use super::render::{self, Columns, Report, Style};
+use super::inventory::{AddressInUse, Inventory, SubnetFact, is_assigned_under};
+use super::lists::WantedKinds;
+use super::reach::{ApiReach, WriteOutcome};
+use super::render::{self, Columns, Style, VerbReport};
 use super::show::read_address;
-use super::{Flags, Verdict};
+use super::{ExitVerdict, Flags};
 use cadastre_api::{RELEASE_ANNOTATION, Requests};
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::Addr;
@@ -43,7 +43,7 @@ use cadastre_core::Addr;
   kubectl cadastre release --handle cbr0/0123456789ab
   kubectl cadastre check -o json > a.json; sleep 600; kubectl cadastre check -o json > b.json
   kubectl cadastre release --report a.json --report b.json")]
-pub struct Args {
+pub struct ReleaseArgs {
     /// Addresses to release
     #[arg(required_unless_present_any = ["handle", "report"])]
     addresses: Vec<String>,
@@ -98,14 +98,14 @@ pub struct Released {
     /// `namespace/name` of the pod that had it; may be empty
     pub pod: String,
     /// The result
-    pub state: State,
+    pub state: ReleaseState,
     /// The reason, for users; may be empty
     pub why: String,
 }
 
 /// The state of a request to release an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum State {
+pub enum ReleaseState {
     /// The node has released it.
     Freed,
     /// The request is written, and the node still has the address.
@@ -157,15 +157,15 @@ pub fn judge(
     force: bool,
     inventory: &Inventory,
 ) -> Result<Target, Released> {
-    let refused = |held: Option<&Held>, why: String| Released {
+    let refused = |held: Option<&AddressInUse>, why: String| Released {
         address: addr.to_string(),
         node: held.map_or(String::new(), |held| held.node.to_string()),
         pod: held.map_or(String::new(), |held| held.allocation.pod.clone()),
-        state: State::Refused,
+        state: ReleaseState::Refused,
         why,
     };
-    let all: Vec<&Held> = inventory.held_at(addr).iter().collect();
-    let of_report = |held: &&&Held| {
+    let all: Vec<&AddressInUse> = inventory.in_use_at(addr).iter().collect();
+    let of_report = |held: &&&AddressInUse| {
         expected.is_none_or(|leak| {
             leak.node == *held.node
                 && PodUid::read(&leak.pod_uid) == PodUid::read(&held.allocation.pod_uid)
@@ -181,7 +181,7 @@ pub fn judge(
         };
         return Err(refused(all.first().copied(), why));
     };
-    let held: &Held = held;
+    let held: &AddressInUse = held;
     let uid = &held.allocation.pod_uid;
     let handle = &held.allocation.handle;
     if uid.is_empty() && (!force || handle.is_empty()) {
@@ -228,7 +228,7 @@ pub fn judge(
 }
 
 /// Tells the user what to check before declaring gone a container that belongs to no pod.
-fn no_pod(addr: Addr, held: &Held) -> String {
+fn no_pod(addr: Addr, held: &AddressInUse) -> String {
     let id = held.allocation.handle.split_once('/').map_or("", |it| it.1);
     format!(
         "it belongs to no pod, so only node {} can prove that its container is gone, and it has not. Check on that node that container {id} does not run (crictl ps -a, podman ps -a, ip netns) and that nothing answers at {addr} (ping, ip neigh); then use --force",
@@ -246,7 +246,7 @@ fn applies(subnet: &SubnetFact, entry: &(Addr, String)) -> bool {
 pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     requests.release.retain(|entry| applies(subnet, entry));
-    let is_held = |entry: &(Addr, String)| is_held_under(subnet, entry);
+    let is_held = |entry: &(Addr, String)| is_assigned_under(subnet, entry);
     requests.container_gone.retain(is_held);
     for target in more {
         if !target.uid.is_empty() && !target.superseded {
@@ -260,7 +260,7 @@ pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
 }
 
 /// Writes the annotation of a node, without requests that no longer apply; retries after conflicts.
-async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()> {
+async fn ask(node: &str, targets: &[Target], reach: &ApiReach) -> anyhow::Result<()> {
     for _ in 0..TRIES {
         let subnet = reach.subnet(node).await?;
         let subnet =
@@ -279,7 +279,7 @@ async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()
         let written = reach
             .annotate(node, &subnet.version, RELEASE_ANNOTATION, text.as_deref())
             .await?;
-        if written == Written::Done {
+        if written == WriteOutcome::Done {
             return Ok(());
         }
     }
@@ -320,7 +320,7 @@ fn remains(target: &Target, subnet: &SubnetFact) -> String {
 async fn wait(
     targets: &[Target],
     limit: Duration,
-    reach: &Reach,
+    reach: &ApiReach,
 ) -> anyhow::Result<BTreeMap<Target, Option<String>>> {
     let start = Instant::now();
     let nodes: BTreeSet<&str> = targets.iter().map(|target| target.node.as_str()).collect();
@@ -357,11 +357,15 @@ fn read_reports(paths: &[PathBuf]) -> anyhow::Result<Vec<CheckReport>> {
 }
 
 /// Runs `release`.
-pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub async fn exec(
+    args: &ReleaseArgs,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let reports = read_reports(&args.report)?;
     let leaks = intersection(&reports);
     // Pods are listed after NodeSubnets, and consistently: a pod that is missing in the list is gone.
-    let inventory = reach.inventory(Wanted::PODS).await?;
+    let inventory = reach.inventory(WantedKinds::PODS).await?;
     let mut wanted: Vec<(Addr, Option<&Leak>)> = Vec::new();
     for text in &args.addresses {
         wanted.push((read_address(text)?, None));
@@ -393,7 +397,7 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     if args.dry_run {
         let would = targets
             .iter()
-            .map(|it| ended(it, State::WouldAsk, String::new()));
+            .map(|it| ended(it, ReleaseState::WouldAsk, String::new()));
         done.addresses.extend(would);
         return finish(&done, flags);
     }
@@ -411,8 +415,8 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     let limit = Duration::from_secs(args.timeout.into());
     for (target, left) in wait(&targets, limit, reach).await? {
         done.addresses.push(match left {
-            None => ended(&target, State::Freed, String::new()),
-            Some(why) => ended(&target, State::Asked, why),
+            None => ended(&target, ReleaseState::Freed, String::new()),
+            Some(why) => ended(&target, ReleaseState::Asked, why),
         });
     }
     // Removes the requests that are done.
@@ -424,17 +428,17 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     finish(&done, flags)
 }
 
-fn finish(report: &ReleaseReport, flags: &Flags) -> anyhow::Result<Verdict> {
+fn finish(report: &ReleaseReport, flags: &Flags) -> anyhow::Result<ExitVerdict> {
     render::print(report, flags.output, Timestamp::now())?;
-    let well = |it: &Released| matches!(it.state, State::Freed | State::WouldAsk);
+    let well = |it: &Released| matches!(it.state, ReleaseState::Freed | ReleaseState::WouldAsk);
     Ok(if report.addresses.iter().all(well) {
-        Verdict::Clean
+        ExitVerdict::Clean
     } else {
-        Verdict::Findings
+        ExitVerdict::Findings
     })
 }
 
-impl Report for ReleaseReport {
+impl VerbReport for ReleaseReport {
     fn text(&self, style: &Style) -> String {
         let mut table = Columns::new(&["ADDRESS", "STATE", "NODE", "POD", "WHY"]);
         for it in &self.addresses {

@@ -38,7 +38,7 @@ pub struct Style {
 }
 
 /// The result of a verb.
-pub trait Report: Serialize {
+pub trait VerbReport: Serialize {
     /// Whether its text is coloured where the style allows it; it must then make text from objects inert itself.
     const COLOURED: bool = false;
 
@@ -70,7 +70,7 @@ impl Style {
 }
 
 /// Formats a report. Text from objects is made inert: it cannot send commands to the terminal.
-fn shown<R: Report>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
+fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
     let text = match output {
         Output::Table | Output::Wide if R::COLOURED && style.colour => {
             return Ok(report.text(style));
@@ -90,7 +90,11 @@ fn shown<R: Report>(report: &R, output: Output, style: &Style) -> anyhow::Result
 }
 
 /// Writes a report to standard output.
-pub(crate) fn print(report: &impl Report, output: Output, now: Timestamp) -> anyhow::Result<()> {
+pub(crate) fn print(
+    report: &impl VerbReport,
+    output: Output,
+    now: Timestamp,
+) -> anyhow::Result<()> {
     let text = shown(report, output, &Style::of_stdout(output, now))?;
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -155,9 +159,9 @@ impl Columns {
 
 /// Names and values, one per line.
 #[derive(Default)]
-pub struct Facts(Vec<(String, String)>);
+pub struct FactLines(Vec<(String, String)>);
 
-impl Facts {
+impl FactLines {
     /// Adds a value, unless it is empty.
     pub fn add(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
@@ -265,9 +269,9 @@ mod tests {
         text: String,
     }
 
-    impl Report for Told {
+    impl VerbReport for Told {
         fn text(&self, style: &Style) -> String {
-            let mut facts = Facts::default();
+            let mut facts = FactLines::default();
             facts.add("Message", self.text.as_str());
             let mut columns = Columns::new(&["NAME", "MESSAGE"]);
             columns.row(["a".to_owned(), self.text.clone()]);

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::lists::{Lists, Readable};
+use super::lists::{ClusterLists, Readable};
 
 /// A Lease is stale after this many seconds. Leaders renew it every few seconds; the margin covers clock skew.
 const STALE_SECONDS: i64 = 60;
@@ -18,11 +18,11 @@ const YOUNG_SECONDS: i64 = 120;
 
 /// The lease and the pods of Cadastre.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct RunningComponents {
     /// The Lease of the controllers; `None` if there is none
     pub lease: Result<Option<LeaseFact>, String>,
     /// The pods, or why they cannot be read
-    pub parts: Readable<Part>,
+    pub parts: Readable<ComponentPod>,
 }
 
 /// The Lease of the controllers.
@@ -38,7 +38,7 @@ pub struct LeaseFact {
 
 /// A pod of a controller or an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct ComponentPod {
     /// Whether it is an agent; otherwise it is a controller
     pub agent: bool,
     /// The name of its node; empty until it is scheduled
@@ -66,19 +66,19 @@ pub enum AgentPod {
     None,
 }
 
-impl Running {
+impl RunningComponents {
     /// Reads the lease and the pods from the lists.
-    pub fn read(lists: &Lists) -> Self {
+    pub fn read(lists: &ClusterLists) -> Self {
         let leases = lists.leases.as_ref().map_err(Clone::clone);
         let parts = lists.parts.as_ref().map_err(Clone::clone);
-        Running {
+        RunningComponents {
             lease: leases.map(|all| all.iter().map(LeaseFact::read).max_by_key(|it| it.renewed)),
-            parts: parts.map(|all| all.iter().filter_map(Part::read).collect()),
+            parts: parts.map(|all| all.iter().filter_map(ComponentPod::read).collect()),
         }
     }
 
     /// Returns the known pods of agents, or those of controllers.
-    pub fn pods(&self, agents: bool) -> impl Iterator<Item = &Part> {
+    pub fn pods(&self, agents: bool) -> impl Iterator<Item = &ComponentPod> {
         let all = self.parts.iter().flatten();
         all.filter(move |it| it.agent == agents)
     }
@@ -131,7 +131,7 @@ impl LeaseFact {
     }
 }
 
-impl Part {
+impl ComponentPod {
     fn read(pod: &Pod) -> Option<Self> {
         let labels = pod.metadata.labels.as_ref()?;
         let component = labels.get("app.kubernetes.io/component")?;
@@ -140,7 +140,7 @@ impl Part {
         let mut conditions = conditions.into_iter().flatten();
         let ready = conditions.any(|it| it.type_ == "Ready" && it.status == "True");
         let node = pod.spec.as_ref().and_then(|it| it.node_name.clone());
-        Some(Part {
+        Some(ComponentPod {
             agent: match component.as_str() {
                 "agent" => true,
                 "controller" => false,

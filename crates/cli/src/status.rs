@@ -7,13 +7,13 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::inventory::Inventory;
-use super::lists::Wanted;
+use super::lists::WantedKinds;
 use super::plan::whatif;
-use super::reach::Reach;
-use super::render::{self, Columns, Report, Style, age, count, some};
+use super::reach::ApiReach;
+use super::render::{self, Columns, Style, VerbReport, age, count, some};
 use super::running::AgentPod;
 use super::show::agent_of;
-use super::{Flags, Verdict};
+use super::{ExitVerdict, Flags};
 use cadastre_controller::figures::figures;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::inert;
@@ -26,7 +26,7 @@ use cadastre_core::inert;
   kubectl cadastre status
   kubectl cadastre status --wait 120
   kubectl cadastre status -o json")]
-pub struct Args {
+pub struct StatusArgs {
     /// Retry until all is well, for at most this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=3600))]
     wait: u16,
@@ -221,7 +221,7 @@ fn nodes(inventory: &Inventory) -> (Health, String) {
     }
 }
 
-impl Report for StatusReport {
+impl VerbReport for StatusReport {
     fn text(&self, style: &Style) -> String {
         let mut table = Columns::new(&["PART", "HEALTH", "DETAILS"]);
         for part in &self.parts {
@@ -242,11 +242,15 @@ impl StatusReport {
 }
 
 /// Runs `status`.
-pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub async fn exec(
+    args: &StatusArgs,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let until = Instant::now() + Duration::from_secs(args.wait.into());
     let mut said = None;
     let (inventory, report) = loop {
-        let asked = reach.inventory(Wanted::PODS).await;
+        let asked = reach.inventory(WantedKinds::PODS).await;
         let asked = asked.map(|inventory| {
             let report = status(&inventory);
             (inventory, report)
@@ -267,7 +271,7 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     };
     render::print(&report, flags.output, inventory.now)?;
     Ok(match report.bad() {
-        Some(_) => Verdict::Findings,
-        None => Verdict::Clean,
+        Some(_) => ExitVerdict::Findings,
+        None => ExitVerdict::Clean,
     })
 }

@@ -38,7 +38,7 @@ impl Loop for AgentGrace {
 impl AgentGrace {
     /// Creates the loop for a tenure: listening is needed only after a gap.
     pub(crate) fn after(tenure: &Tenure) -> Self {
-        AgentGrace::new(tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on())
+        AgentGrace::new(tenure.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
     }
 
     /// Creates a loop that is over at once if listening is not `needed`.

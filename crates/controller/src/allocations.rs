@@ -222,7 +222,7 @@ impl AllocationState {
         let rests = self.quarantined.range_mut(first..);
         for (_, rest) in rests.take_while(|((name, _), _)| *name == node.name) {
             let has_all = rest.ranges.iter().all(|it| node.pod_cidrs.contains(it));
-            rest.released |= has_all && !Mutation::ReturnedRangeStillRests.is_on();
+            rest.released |= has_all && !Mutation::ReturnedRangeStillQuarantined.is_on();
         }
     }
 
@@ -313,7 +313,7 @@ impl AllocationState {
             let is_it = |it: &AllocatedRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
             !is_wide(cidr) || listed.any(is_it)
         });
-        let unseen = Mutation::UnseenDeathLeavesNoRest.is_on();
+        let unseen = Mutation::UnseenDeletionNotQuarantined.is_on();
         if live.as_deref() == Some(uid) || known || ranges.is_empty() || unseen {
             return;
         }
@@ -449,7 +449,7 @@ impl QuarantinedRanges {
 /// Returns how long a recorded quarantine still lasts, at most `most`: a wall clock set back must not prolong it.
 pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
-    if Mutation::RecordedRestNotBounded.is_on() {
+    if Mutation::RecordedQuarantineNotBounded.is_on() {
         return left;
     }
     left.min(most)
@@ -479,7 +479,7 @@ pub(super) fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Ma
 mod tests {
     use super::*;
     use crate::demand::tests::{NOW, list, pool};
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     fn node(uid: &str, cidr: &str) -> Node {
         Node {
@@ -583,8 +583,8 @@ mod tests {
         let mut cache = ClusterCache::default();
         let mut departed = DeletedNodes::default();
         for (uid, range) in [("u1", "10.0.0.0/27"), ("u2", "10.0.0.32/28")] {
-            cache.nodes.change(Change::Applied(node(uid, range)));
-            for delta in cache.nodes.change(Change::Deleted(node(uid, range))) {
+            cache.nodes.change(ObjectEvent::Applied(node(uid, range)));
+            for delta in cache.nodes.change(ObjectEvent::Deleted(node(uid, range))) {
                 departed.node_changed(&delta, Duration::from_secs(100));
             }
         }
@@ -594,7 +594,7 @@ mod tests {
                 name: uid.into(),
                 ..node(uid, range)
             };
-            cache.nodes.change(Change::Applied(has));
+            cache.nodes.change(ObjectEvent::Applied(has));
         }
         let resting_at = |second: u64| {
             let now = Now {

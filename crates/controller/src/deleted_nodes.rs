@@ -104,7 +104,7 @@ mod tests {
     use crate::cluster::cache::ClusterCache;
     use crate::demand::tests::{node, subnet};
     use cadastre_api::QuarantinedNode;
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -180,9 +180,9 @@ mod tests {
                 departed.subnet_changed(&delta);
             }
         };
-        tell(&mut departed, Change::Applied(told.clone()));
+        tell(&mut departed, ObjectEvent::Applied(told.clone()));
         assert_eq!(names_of(&departed), ["n1"]);
-        tell(&mut departed, Change::Deleted(told));
+        tell(&mut departed, ObjectEvent::Deleted(told));
         assert!(names_of(&departed).is_empty());
     }
 }

@@ -5,20 +5,20 @@ use tracing::{info, warn};
 
 use super::{EventRecord, Regarding};
 use crate::cluster::request::ObjectKind;
-use cadastre_daemon::events::Notice;
+use cadastre_daemon::events::EventNote;
 
 /// Writes a report to the log.
 pub fn log(report: &EventRecord) {
     let name = &report.about.name;
     match (report.about.kind, report.warning) {
         (ObjectKind::Node, true) => {
-            warn!(node.name = %name, reason = report.reason, "{}", report.note)
+            warn!(node.name = %name, reason = report.reason, "{}", report.note);
         }
         (ObjectKind::Node, false) => {
-            info!(node.name = %name, reason = report.reason, "{}", report.note)
+            info!(node.name = %name, reason = report.reason, "{}", report.note);
         }
         (ObjectKind::Block, true) => {
-            warn!(block.name = %name, reason = report.reason, "{}", report.note)
+            warn!(block.name = %name, reason = report.reason, "{}", report.note);
         }
         (ObjectKind::Block, false) => {
             info!(block.name = %name, reason = report.reason, "{}", report.note);
@@ -29,13 +29,13 @@ pub fn log(report: &EventRecord) {
 }
 
 /// Converts a report to a Kubernetes event.
-pub fn notice(report: EventRecord) -> Notice {
+pub fn notice(report: EventRecord) -> EventNote {
     let Regarding { kind, name, uid } = report.about;
     let version = match kind {
         ObjectKind::Node => "v1",
         ObjectKind::Subnet | ObjectKind::Block | ObjectKind::Pool => "cadastre.dev/v1alpha1",
     };
-    Notice {
+    EventNote {
         about: ObjectReference {
             api_version: Some(version.to_owned()),
             kind: Some(kind.name().to_owned()),

@@ -268,7 +268,7 @@ impl Fence {
             }
             // The UID is gone, and with it the effect of every write that names it.
             RequestOutcome::Rejected(Rejection::Missing) => true,
-            RequestOutcome::Rejected(_) => Mutation::RefusedTouchCounts.is_on(),
+            RequestOutcome::Rejected(_) => Mutation::RejectedTouchCounts.is_on(),
             _ => false,
         };
         if through {

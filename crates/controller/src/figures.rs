@@ -102,7 +102,7 @@ pub fn may_go(
         .flat_map(|family| state.space.cidrs(family))
         .all(|cidr| {
             let mut claims = allocations.ledger.overlapping(cidr);
-            let goes = Mutation::FinalizerGoesWhileRangesRest.is_on();
+            let goes = Mutation::FinalizerRemovedDuringQuarantine.is_on();
             claims.all(|(_, claim)| {
                 kept(&claim.cidr) || goes && claim.state == ClaimState::Quarantined
             })

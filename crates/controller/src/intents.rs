@@ -118,14 +118,14 @@ impl IntentBook {
                 (named.guard, named.since) = (guard, next);
                 self.asked = true;
             }
-            return named.since <= confirmed || Mutation::AssignedBeforeNamed.is_on();
+            return named.since <= confirmed || Mutation::AllocatedBeforeNamed.is_on();
         }
         if self.open.0 >= LIMIT || self.open.1 >= BYTES {
             self.waiting.add(node.name.clone());
             return false;
         }
         self.add(node, key, guard, next);
-        Mutation::AssignedBeforeNamed.is_on()
+        Mutation::AllocatedBeforeNamed.is_on()
     }
 
     /// Names an assignment that an earlier leader named.

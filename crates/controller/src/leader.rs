@@ -56,7 +56,7 @@ pub(super) struct Leader {
     needs_evaluation: bool,
     /// Ranges of pools have changed, and with them the pools that NodeSubnets name.
     reattribute: bool,
-    /// See [`Settings::foreign_allocator_pause`]
+    /// See [`MachineSettings::foreign_allocator_pause`]
     foreign_pause: Duration,
 }
 
@@ -183,7 +183,8 @@ impl Leader {
     pub(super) fn is_settled(&self) -> bool {
         self.allocating
             && self.loops.fence.is_done()
-            && (!self.allocations.has_indeterminate() || Mutation::HandOverWhileUnclear.is_on())
+            && (!self.allocations.has_indeterminate()
+                || Mutation::HandOverWhileIndeterminate.is_on())
     }
 
     /// Returns whether any write is indeterminate.

@@ -266,7 +266,7 @@ mod tests {
     use crate::cluster::cache::ClusterCache;
     use crate::cluster::objects::Pod;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     /// Returns node `n`, whose agent reports an address of a pod that is gone.
     fn with_an_orphan() -> (Addr, ClusterCache) {
@@ -278,8 +278,8 @@ mod tests {
         list(&mut cache.blocks, objects(&told));
         list(&mut cache.subnets, vec![told]);
         let asked = Duration::ZERO;
-        cache.pods.change(Change::Restarted { asked });
-        cache.pods.change(Change::Listed);
+        cache.pods.change(ObjectEvent::Restarted { asked });
+        cache.pods.change(ObjectEvent::Listed);
         (addr, cache)
     }
 
@@ -288,7 +288,7 @@ mod tests {
         let (addr, mut cache) = with_an_orphan();
         for reported in [false, true] {
             if reported {
-                cache.pods.change(Change::Applied(Pod {
+                cache.pods.change(ObjectEvent::Applied(Pod {
                     name: "default/other".into(),
                     uid: "other".into(),
                     version: 1,
@@ -345,7 +345,7 @@ mod tests {
         list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
         list(&mut cache.nodes, vec![node("n")]);
         list(&mut cache.blocks, objects(&told));
-        cache.pods.change(Change::Listed);
+        cache.pods.change(ObjectEvent::Listed);
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         let mut leaks = Leaks::after(Duration::from_secs(60));
         for n in 1..9 {

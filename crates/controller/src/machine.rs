@@ -30,23 +30,23 @@ use crate::cluster::request::{
 };
 use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 /// Input of the state machine.
 #[derive(Clone, Debug)]
 pub enum ControllerEvent {
     /// A watch event of nodes
-    Nodes(Change<Node>),
+    Nodes(ObjectEvent<Node>),
     /// A watch event of IPPools
-    Pools(Change<Pool>),
+    Pools(ObjectEvent<Pool>),
     /// A watch event of NodeSubnets
-    Subnets(Change<Subnet>),
+    Subnets(ObjectEvent<Subnet>),
     /// A watch event of IPAMBlocks
-    Blocks(Change<Block>),
+    Blocks(ObjectEvent<Block>),
     /// A watch event of ServiceCIDRs
-    ServiceRanges(Change<ServiceRange>),
+    ServiceRanges(ObjectEvent<ServiceRange>),
     /// A watch event of pods
-    Pods(Change<Pod>),
+    Pods(ObjectEvent<Pod>),
     /// The election's result
     Leadership(Leadership),
     /// The answer to a request
@@ -287,7 +287,7 @@ impl Controller {
         }
     }
 
-    fn watched<T: CachedKind>(&mut self, change: Change<T>, now: Now) {
+    fn watched<T: CachedKind>(&mut self, change: ObjectEvent<T>, now: Now) {
         for delta in T::table(&mut self.cache).change(change) {
             T::changed(self, &delta, now);
         }

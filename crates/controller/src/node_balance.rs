@@ -233,7 +233,7 @@ pub(super) fn recall_candidate(
     let best = empty.filter_map(|entry| {
         let (capacity, used, count) = *sums.get(entry.cidr.family());
         let left = capacity.saturating_sub(keep_value(entry, report, cx.allocations));
-        let last = count == 1 && !Mutation::LastBlockAskedBack.is_on();
+        let last = count == 1 && !Mutation::LastBlockRecalled.is_on();
         let gives = !last && left >= wanted.max(used);
         gives.then(|| (capacity.saturating_sub(used), entry.cidr))
     });

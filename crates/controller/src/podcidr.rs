@@ -374,13 +374,13 @@ fn written(uid: &Text, outcome: &RequestOutcome, allocations: &mut AllocationSta
         }
         _ => {
             for (id, _, state) in allocations.claims_of(uid) {
-                if Mutation::UnclearAssignmentFreed.is_on() {
+                if Mutation::IndeterminateAllocationFreed.is_on() {
                     allocations.ledger.release(id);
                 } else if state == ClaimState::InFlight {
                     allocations.ledger.set_state(id, ClaimState::Indeterminate);
                 }
             }
-            if Mutation::NameTakenOffWhileUnclear.is_on() {
+            if Mutation::NameRemovedWhileIndeterminate.is_on() {
                 allocations.intents.settled(uid);
             }
         }
@@ -495,7 +495,7 @@ mod tests {
     use super::*;
     use crate::cluster::objects::{MachineIdentity, Pod, ServiceRange};
     use crate::demand::tests::{NOW, list, node, pool};
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     fn range(text: &str) -> Cidr {
         Cidr::parse_strict(text).unwrap()
@@ -548,7 +548,7 @@ mod tests {
     fn a_range_with_an_address_in_use_is_not_dealt() {
         let mut cache = cache("10.0.0.0/27", vec![node("a")]);
         let address = range("10.0.0.20/32").first();
-        cache.pods.change(Change::Applied(Pod {
+        cache.pods.change(ObjectEvent::Applied(Pod {
             name: "default/p".into(),
             uid: "p".into(),
             version: 1,

@@ -252,7 +252,7 @@ mod tests {
     use crate::allocations::AllocationState;
     use crate::cluster::cache::ClusterCache;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     #[test]
     fn of_two_pools_over_a_range_in_use_only_one_goes_at_a_time() {
@@ -296,12 +296,16 @@ mod tests {
             names
         };
         assert_eq!(dropped(&mut pools, &cache, 0), ["p".into()], "q keeps it");
-        cache.pools.change(Change::Applied(going("q", 1, true)));
+        cache
+            .pools
+            .change(ObjectEvent::Applied(going("q", 1, true)));
         let none: [Text; 0] = [];
         assert_eq!(dropped(&mut pools, &cache, 10), none, "who knows of p");
         let gone = RequestAnswer::to_write(&Purpose::DefaultPool, &RequestOutcome::Gone);
         pools.requests.answered(&"p".into(), &gone);
-        cache.pools.change(Change::Deleted(going("p", 0, true)));
+        cache
+            .pools
+            .change(ObjectEvent::Deleted(going("p", 0, true)));
         assert_eq!(dropped(&mut pools, &cache, 20), none, "it keeps it now");
     }
 
@@ -361,7 +365,7 @@ mod tests {
             let mut pool = Pool::clone(cache.pools.get("p")?);
             (pool.version, pool.status) = (pool.version + 1, Some(status));
             let outcome = RequestOutcome::Pool(pool.clone());
-            cache.pools.change(Change::Applied(pool));
+            cache.pools.change(ObjectEvent::Applied(pool));
             let answer = RequestAnswer::to_write(&purpose, &outcome);
             pools.answered(
                 &answer,
@@ -373,7 +377,7 @@ mod tests {
         assert_eq!(used(&mut pools, &mut cache, 0).as_deref(), Some("0"));
         told.version += 1;
         told.report.as_mut().unwrap().blocks[0].used = 5;
-        cache.subnets.change(Change::Applied(told));
+        cache.subnets.change(ObjectEvent::Applied(told));
         pools.mark();
         assert_eq!(used(&mut pools, &mut cache, 2), None);
         let due = pools.load().next_at.unwrap();

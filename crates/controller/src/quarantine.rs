@@ -146,7 +146,7 @@ mod tests {
     use crate::cluster::objects::Node;
     use crate::demand::tests::{NOW, node, subnet};
     use cadastre_core::Addr;
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     /// Long after every quarantine.
     const LATER: Now = Now {
@@ -191,7 +191,7 @@ mod tests {
     fn a_range_rests_while_any_pod_reports_an_address_of_it() {
         let mut cache = ClusterCache::default();
         assert!(looks(&cache), "over, and nobody uses it");
-        cache.pods.change(Change::Applied(pod("10.0.0.7")));
+        cache.pods.change(ObjectEvent::Applied(pod("10.0.0.7")));
         assert!(!looks(&cache), "on whatever node it runs");
     }
 
@@ -222,9 +222,9 @@ mod tests {
         }
         let mut cache = ClusterCache::default();
         let told = subnet("n", &[], 0);
-        cache.subnets.change(Change::Applied(told.clone()));
+        cache.subnets.change(ObjectEvent::Applied(told.clone()));
         assert!(!Quarantine::release(&"n".into(), &cache, &mut allocations));
-        cache.subnets.change(Change::Deleted(told));
+        cache.subnets.change(ObjectEvent::Deleted(told));
         assert!(Quarantine::release(&"n".into(), &cache, &mut allocations));
         assert!(allocations.quarantined.is_empty());
     }

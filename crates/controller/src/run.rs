@@ -23,9 +23,9 @@ use crate::telemetry::ControllerMetrics;
 use cadastre_api::FIELD_MANAGER;
 use cadastre_daemon::clock::Clock;
 use cadastre_daemon::events;
-use cadastre_daemon::events::Notice;
-use cadastre_daemon::watch::Change;
-use cadastre_daemon::watch::{Patience, Pauses, Source, Step, follow};
+use cadastre_daemon::events::EventNote;
+use cadastre_daemon::watch::ObjectEvent;
+use cadastre_daemon::watch::{Pauses, SilenceTimeouts, WatchSource, WatchStep, follow};
 
 /// Limit of watch events that wait for the controller.
 const BACKLOG: usize = 4096;
@@ -146,7 +146,7 @@ fn follow_all(parts: &ControllerParts, seen: &mpsc::Sender<ControllerEvent>) -> 
 }
 
 /// Returns the source of all objects of a kind.
-fn source<K>(kind: &'static str, parts: &ControllerParts) -> Source<K>
+fn source<K>(kind: &'static str, parts: &ControllerParts) -> WatchSource<K>
 where
     K: kube::Resource<DynamicType = ()>,
 {
@@ -156,25 +156,25 @@ where
         .fold(u64::from(std::process::id()), |seed, byte| {
             seed.rotate_left(8) ^ u64::from(byte)
         });
-    Source {
+    WatchSource {
         kind,
         api: Api::all(parts.client.clone()),
         fields: None,
         page: parts.page,
         pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
         doubtful: false,
-        patience: Patience::default(),
+        patience: SilenceTimeouts::default(),
         heard: parts.readiness.last_heard(),
     }
 }
 
 /// Passes changes to the controller; the watch itself reports its errors.
 fn changes<T>(
-    event: impl Fn(Change<T>) -> ControllerEvent,
-) -> impl Fn(Step<T>) -> Option<ControllerEvent> {
+    event: impl Fn(ObjectEvent<T>) -> ControllerEvent,
+) -> impl Fn(WatchStep<T>) -> Option<ControllerEvent> {
     move |step| match step {
-        Step::Change(change) => Some(event(change)),
-        Step::Trouble | Step::Recovered => None,
+        WatchStep::Change(change) => Some(event(change)),
+        WatchStep::Trouble | WatchStep::Recovered => None,
     }
 }
 
@@ -182,7 +182,7 @@ struct Shell {
     controller: Controller,
     parts: ControllerParts,
     requests: JoinSet<(RequestId, &'static str, Duration, RequestOutcome)>,
-    notices: mpsc::Sender<Notice>,
+    notices: mpsc::Sender<EventNote>,
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,

@@ -281,7 +281,7 @@ impl Subnets {
         }
         let refusals = &cx.allocations.refusals;
         let has_heard =
-            self.heard.contains(&node.name) || Mutation::RefusalsOfPredecessorForgotten.is_on();
+            self.heard.contains(&node.name) || Mutation::RejectionsOfPredecessorForgotten.is_on();
         let is_failing =
             writes_for(node, cx.allocations).any(|(_, call)| refusals.is_failing(&call));
         let taken = || (false, "the API server takes what is written".to_owned());
@@ -626,7 +626,7 @@ mod tests {
     use crate::cluster::request::{Rejection, RequestOutcome};
     use crate::demand::Demand;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     /// Returns the listed pools of a node with blocks of pool `p` (own cooldown), beside a pool `q` that serves it.
     fn pools_told(change: impl FnOnce(&mut Pool), told: &[(&str, bool, u32)]) -> Vec<NodePool> {
@@ -926,7 +926,7 @@ mod tests {
         list(&mut cache.subnets, vec![empty.clone()]);
         let (allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         assert!(wanted(&empty.name, Some(&empty), &cache, &allocations).is_some());
-        cache.nodes.change(Change::Deleted(node("n")));
+        cache.nodes.change(ObjectEvent::Deleted(node("n")));
         assert!(wanted(&empty.name, Some(&empty), &cache, &allocations).is_none());
     }
 }

@@ -37,7 +37,7 @@ macro_rules! mutations {
 mutations! {
     // podCIDRs
     /// An allocation of podCIDRs with an indeterminate outcome counts as failed: its ranges are free at once.
-    UnclearAssignmentFreed,
+    IndeterminateAllocationFreed,
     /// What a kubelet reports of its mirror pods is trusted like reports of other pods.
     MirrorPodsBelieved,
     /// Ranges are allocated without a check for pod and node addresses in them.
@@ -61,7 +61,7 @@ mutations! {
     /// A podCIDR counts against pools however wide it is.
     WidePodCidrCounts,
     /// The agent may assign from a podCIDR of which another node has addresses.
-    ContestedPodCidrGiven,
+    ContestedPodCidrAllocated,
 
     // Leader election
     /// Every takeover counts as a clean handover.
@@ -73,17 +73,17 @@ mutations! {
     /// A new leader trusts watch events from before the API server became unreachable.
     UnansweredTimeForgotten,
     /// A Lease is handed over as settled while the outcome of an allocation is indeterminate.
-    HandOverWhileUnclear,
+    HandOverWhileIndeterminate,
     /// A takeover does not touch nodes that are being deleted.
     DeletingNodesNotTouched,
     /// A rejected touch counts as done.
-    RefusedTouchCounts,
+    RejectedTouchCounts,
     /// An allocation is sent before the Lease names it.
-    AssignedBeforeNamed,
+    AllocatedBeforeNamed,
     /// The Lease stops naming an allocation although its outcome is indeterminate.
-    NameTakenOffWhileUnclear,
+    NameRemovedWhileIndeterminate,
     /// A Lease write with an indeterminate outcome counts as done for those who wait for it.
-    UnclearLeaseWriteCounts,
+    IndeterminateLeaseWriteCounts,
     /// A new leader ignores one of the allocations that the Lease names.
     OneNamedNodeIgnored,
     /// Decisions of a leader are sent without a write of the Lease in between.
@@ -111,11 +111,11 @@ mutations! {
     /// A node that is being deleted counts as gone.
     DeletingNodeCountsAsGone,
     /// A new leader does not quarantine the ranges of nodes that were deleted while nobody led.
-    UnseenDeathLeavesNoRest,
+    UnseenDeletionNotQuarantined,
     /// A new leader forgets deletions that it saw before it led, where no NodeSubnet records them.
     UnrecordedDeathForgotten,
     /// The recorded end of a quarantine counts, however far in the future it is.
-    RecordedRestNotBounded,
+    RecordedQuarantineNotBounded,
     /// A deleted node's ranges are quarantined for the shortest of their pools' times.
     ShortestQuarantineCounts,
     /// Ranges of deleted nodes are freed without a look at the pods.
@@ -127,7 +127,7 @@ mutations! {
     /// Ranges of deleted nodes are freed while a NodeSubnet still names the deleted node.
     FreedWhileNamed,
     /// A range that a live node got back is still quarantined for an earlier node of that name.
-    ReturnedRangeStillRests,
+    ReturnedRangeStillQuarantined,
 
     // Blocks
     /// A block counts as confirmed by the response to its creation instead of the watch.
@@ -151,25 +151,25 @@ mutations! {
     /// Blocks of deleted nodes are freed without a look at the pods.
     PodsOfBlockNotLookedAt,
     /// The end of quarantine that a block's object records counts as reached already.
-    RecordedRestOfBlockIgnored,
+    RecordedBlockQuarantineIgnored,
     /// A block that an agent uses and the API has lost is not adopted.
     ForgottenBlockNotAdopted,
     /// A block that an agent uses is adopted although somebody else has a claim to it.
     ClaimedBlockAdopted,
     /// A leader that follows a gap does not wait for the reports of agents.
-    AgentsNotListenedTo,
+    AgentGraceSkipped,
     /// Unconfirmed blocks do not count as blocks of their node.
     ProvisionalBlocksNotCounted,
     /// Blocks that a node has released still count as blocks of the node.
     ReleasedBlocksCounted,
     /// The last block that a node has of a pool is recalled like any other, however briefly it has been unused.
-    LastBlockAskedBack,
+    LastBlockRecalled,
     /// Nodes waiting for blocks are not reconsidered when space becomes free.
     BlockWaitersNotWoken,
 
     // Pools, addresses, NodeSubnets
     /// A pool's finalizer is removed while ranges of the pool are quarantined.
-    FinalizerGoesWhileRangesRest,
+    FinalizerRemovedDuringQuarantine,
     /// Reserved addresses, service ranges and node addresses are not excluded.
     ReservedNotLeftOut,
     /// An older pool's wider range does not count as an overlap.
@@ -185,7 +185,7 @@ mutations! {
     /// Conditions that others wrote to a NodeSubnet are overwritten.
     OthersConditionsWiped,
     /// The next leader withdraws the report that the API server rejects writes for a node.
-    RefusalsOfPredecessorForgotten,
+    RejectionsOfPredecessorForgotten,
     /// A lost store is rebuilt without the node's published list of addresses.
     AddressListIgnored,
     /// Addresses that only the agent knows of are not published before the next interval.
@@ -211,9 +211,9 @@ mutations! {
     /// An allocation does not test the leader's term.
     TermNotTested,
     /// A server error counts as a rejection.
-    ServerErrorCountsAsRefusal,
+    ServerErrorCountsAsRejection,
     /// A timeout counts as a rejection.
-    TimeoutCountsAsRefusal,
+    TimeoutCountsAsRejection,
     /// A write is sent without a check that the lease still holds.
     GateNotAsked,
 
@@ -227,11 +227,11 @@ mutations! {
     /// That the API server does not know a pod suffices to release its addresses.
     OneProofIsEnough,
     /// New addresses are assigned from a draining block.
-    DrainingBlocksGive,
+    DrainingBlocksAssign,
     /// New addresses are assigned from a block that is no longer listed.
-    WithdrawnBlocksGive,
+    WithdrawnBlocksAssign,
     /// A block is reported as released as soon as none of its addresses are in use.
-    ReleaseToldBeforeStored,
+    ReleaseReportedBeforeStored,
     /// The plugin gets its answer before the store has written it.
     AnsweredBeforeStored,
     /// A released address is assigned before its cooldown is over.
@@ -247,7 +247,7 @@ mutations! {
     /// Addresses that are proven to be leaked are not released.
     LeaksNotFreed,
     /// An ADD that finds no address waits, but the agent does not ask for a block.
-    WishesNotTold,
+    DemandNotReported,
 }
 
 #[cfg(not(debug_assertions))]

@@ -10,7 +10,7 @@ use kube::config::KubeConfigOptions;
 use thiserror::Error;
 use tower::limit::RateLimitLayer;
 
-use super::retry_after::Hear;
+use super::retry_after::RetryAfterLayer;
 use crate::telemetry::HttpMetrics;
 
 /// Why no client could be made.
@@ -44,7 +44,7 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     let layer = metrics.layer(host.as_deref().unwrap_or_default());
     let builder = ClientBuilder::try_from(config)?
         .with_layer(&layer)
-        .with_layer(&Hear);
+        .with_layer(&RetryAfterLayer);
     Ok(match options.rate {
         Some(rate) => {
             let layer = RateLimitLayer::new(rate.get().into(), Duration::from_secs(1));

@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// The content of an event.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Notice {
+pub struct EventNote {
     /// The object that the event is about
     pub about: ObjectReference,
     /// Whether it is a Warning, that is, needs attention
@@ -37,8 +37,8 @@ pub fn spawn(
     manager: &'static str,
     backlog: usize,
     lost: impl Fn() + Send + 'static,
-) -> mpsc::Sender<Notice> {
-    let (sender, mut notices) = mpsc::channel::<Notice>(backlog);
+) -> mpsc::Sender<EventNote> {
+    let (sender, mut notices) = mpsc::channel::<EventNote>(backlog);
     let instance = std::env::var("POD_NAME").unwrap_or_else(|_| manager.to_owned());
     let post = PostParams {
         field_manager: Some(manager.to_owned()),
@@ -62,7 +62,7 @@ pub fn spawn(
 }
 
 /// The event with its namespace: that of its object, else `default`.
-fn render(notice: Notice, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
+fn render(notice: EventNote, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
     let about = notice.about;
     let namespace = about
         .namespace
@@ -143,7 +143,7 @@ mod tests {
             namespace: Some("web".to_owned()),
             ..ObjectReference::default()
         };
-        let mut notice = Notice {
+        let mut notice = EventNote {
             about,
             warning: true,
             reason: "PoolExhausted",

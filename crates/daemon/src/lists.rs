@@ -5,8 +5,8 @@
 //!
 //! # Guarantees
 //! - All pages show the same state of the API server. If that is not possible, the list fails
-//!   ([`Error::is_expired`]) and has to be started again.
-//! - An API server that stops responding ends the list ([`Error::Silent`]).
+//!   ([`ListError::is_expired`]) and has to be started again.
+//! - An API server that stops responding ends the list ([`ListError::Silent`]).
 
 mod scanner;
 
@@ -27,7 +27,7 @@ use scanner::{Part, Scanner};
 
 /// Why a list is not complete.
 #[derive(Debug, Error)]
-pub enum Error {
+pub enum ListError {
     /// The API server rejected the request, or the connection broke.
     #[error(transparent)]
     Api(#[from] kube::Error),
@@ -42,12 +42,12 @@ pub enum Error {
     Moved,
 }
 
-impl Error {
+impl ListError {
     /// Whether the listed state no longer exists, so that the list has to be started again.
     pub(crate) fn is_expired(&self) -> bool {
         match self {
-            Error::Api(kube::Error::Api(status)) => status.code == 410,
-            Error::Moved => true,
+            ListError::Api(kube::Error::Api(status)) => status.code == 410,
+            ListError::Moved => true,
             _ => false,
         }
     }
@@ -63,7 +63,7 @@ pub async fn all<K, T>(
     page: u32,
     patience: Duration,
     read: impl Fn(K) -> T,
-) -> Result<Vec<T>, Error>
+) -> Result<Vec<T>, ListError>
 where
     K: kube::Resource + DeserializeOwned + Clone + Debug,
 {
@@ -81,11 +81,11 @@ async fn once<K, T>(
     page: u32,
     patience: Duration,
     read: &impl Fn(K) -> T,
-) -> Result<Vec<T>, Error>
+) -> Result<Vec<T>, ListError>
 where
     K: kube::Resource + DeserializeOwned + Clone + Debug,
 {
-    let mut list = List::new(api.clone(), ListParams::default().limit(page), patience);
+    let mut list = PagedList::new(api.clone(), ListParams::default().limit(page), patience);
     let mut objects = Vec::new();
     while let Some(object) = list.next().await? {
         objects.push(read(object));
@@ -94,7 +94,7 @@ where
 }
 
 /// A list that is being read.
-pub struct List<K> {
+pub struct PagedList<K> {
     api: Api<K>,
     params: ListParams,
     patience: Duration,
@@ -117,11 +117,11 @@ struct Metadata {
     next: String,
 }
 
-impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
+impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
     /// Lists the objects that `params` selects, in pages of the size that it sets. The list fails if the API
     /// server says nothing for `patience`.
     pub fn new(api: Api<K>, params: ListParams, patience: Duration) -> Self {
-        List {
+        PagedList {
             api,
             params,
             patience,
@@ -132,7 +132,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
     }
 
     /// The next object, or `None` at the end of the last page.
-    pub async fn next(&mut self) -> Result<Option<K>, Error> {
+    pub async fn next(&mut self) -> Result<Option<K>, ListError> {
         loop {
             let page = match &mut self.page {
                 Some(page) => page,
@@ -140,8 +140,8 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
                 none => none.insert(ask(&self.api, &self.params, self.patience).await?),
             };
             let read = timeout(self.patience, page.body.fill_buf());
-            let read = read.await.map_err(|_| Error::Silent(self.patience))?;
-            let bytes = read.map_err(|error| Error::Unreadable(error.to_string()))?;
+            let read = read.await.map_err(|_| ListError::Silent(self.patience))?;
+            let bytes = read.map_err(|error| ListError::Unreadable(error.to_string()))?;
             if bytes.is_empty() {
                 self.turn()?;
                 continue;
@@ -167,7 +167,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
     }
 
     /// Checks a complete page, and prepares the request for the next one.
-    fn turn(&mut self) -> Result<(), Error> {
+    fn turn(&mut self) -> Result<(), ListError> {
         let Some(Page {
             scanner, metadata, ..
         }) = self.page.take()
@@ -175,14 +175,16 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
             return Ok(());
         };
         if !scanner.is_over() {
-            return Err(Error::Unreadable("it ends early".to_owned()));
+            return Err(ListError::Unreadable("it ends early".to_owned()));
         }
         let version = metadata.resource_version;
         if version.is_empty() {
-            return Err(Error::Unreadable("it has no resourceVersion".to_owned()));
+            return Err(ListError::Unreadable(
+                "it has no resourceVersion".to_owned(),
+            ));
         }
         if self.version.as_ref().is_some_and(|first| *first != version) {
-            return Err(Error::Moved);
+            return Err(ListError::Moved);
         }
         self.version = Some(version);
         self.is_over = metadata.next.is_empty();
@@ -195,13 +197,13 @@ async fn ask<K: kube::Resource + Clone>(
     api: &Api<K>,
     params: &ListParams,
     patience: Duration,
-) -> Result<Page, Error> {
+) -> Result<Page, ListError> {
     let request = Request::new(api.resource_url()).list(params);
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.extensions_mut().insert("list");
     let client = api.clone().into_client();
     let asked = timeout(patience, client.request_stream(request)).await;
-    let body = asked.map_err(|_| Error::Silent(patience))??;
+    let body = asked.map_err(|_| ListError::Silent(patience))??;
     Ok(Page {
         body: Box::pin(body),
         scanner: Scanner::default(),
@@ -210,6 +212,6 @@ async fn ask<K: kube::Resource + Clone>(
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unreadable(error: serde_json::Error) -> Error {
-    Error::Unreadable(error.to_string())
+fn unreadable(error: serde_json::Error) -> ListError {
+    ListError::Unreadable(error.to_string())
 }

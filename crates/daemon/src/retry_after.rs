@@ -23,25 +23,25 @@ pub async fn heard<T>(request: impl Future<Output = T>) -> (T, Option<Duration>)
     ASKED.scope(Cell::new(None), with_pause).await
 }
 
-/// A layer that makes a service a [`Hearing`].
+/// A layer that makes a service a [`RetryAfterService`].
 #[derive(Clone, Copy, Debug)]
-pub struct Hear;
+pub struct RetryAfterLayer;
 
-impl<S> Layer<S> for Hear {
-    type Service = Hearing<S>;
+impl<S> Layer<S> for RetryAfterLayer {
+    type Service = RetryAfterService<S>;
 
-    fn layer(&self, inner: S) -> Hearing<S> {
-        Hearing { inner }
+    fn layer(&self, inner: S) -> RetryAfterService<S> {
+        RetryAfterService { inner }
     }
 }
 
 /// A service that records the `Retry-After` header of each response.
 #[derive(Clone, Debug)]
-pub struct Hearing<S> {
+pub struct RetryAfterService<S> {
     inner: S,
 }
 
-impl<S, B, R> Service<http::Request<B>> for Hearing<S>
+impl<S, B, R> Service<http::Request<B>> for RetryAfterService<S>
 where
     S: Service<http::Request<B>, Response = http::Response<R>>,
     S::Future: Send + 'static,
@@ -88,7 +88,7 @@ mod tests {
             let answer = answer.header("retry-after", header).body(()).unwrap();
             ready(Ok::<_, Infallible>(answer))
         });
-        let client = Hear.layer(server);
+        let client = RetryAfterLayer.layer(server);
         let request = http::Request::get("/x").body(()).unwrap();
         let (answer, pause) = heard(client.oneshot(request)).await;
         assert_eq!(answer.unwrap().status(), 429);

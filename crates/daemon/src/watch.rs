@@ -2,16 +2,16 @@
 //!
 //! First everything is listed, then watched from that version on. The list is a consistent read
 //! (`resourceVersion` unset), so nothing goes back in time unless the server itself does; for that case see
-//! [`Source::doubtful`]. Errors are logged once per change and retried with growing pauses. A missing CRD is
+//! [`WatchSource::doubtful`]. Errors are logged once per change and retried with growing pauses. A missing CRD is
 //! such an error, and the message says what to do.
 //!
 //! # Guarantees
-//! Silence is always detected: [`Patience`] limits every wait for the API server. A watch requests bookmarks,
+//! Silence is always detected: [`SilenceTimeouts`] limits every wait for the API server. A watch requests bookmarks,
 //! which API servers send about once a minute if nothing changes. So a watch that delivers nothing for longer
 //! is dead, whatever the state of its connection. It is restarted at the same version, and if the new one
 //! delivers nothing either, everything is listed again.
 
-mod change;
+mod event;
 mod heard;
 mod pauses;
 #[cfg(test)]
@@ -30,10 +30,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::lists::{self, List};
+use super::lists::{self, PagedList};
 use cadastre_clock::since_boot;
 
-pub use change::Change;
+pub use event::ObjectEvent;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
@@ -47,7 +47,7 @@ pub const LEASES: &str = "leases";
 const SHORT: Duration = Duration::from_secs(1);
 
 /// What to watch, and how.
-pub struct Source<K> {
+pub struct WatchSource<K> {
     /// Plural of the kind, for messages
     pub kind: &'static str,
     /// Where the objects are
@@ -62,24 +62,24 @@ pub struct Source<K> {
     /// restored to an older state, which a watch that continues at the last version would never show
     pub doubtful: bool,
     /// How long the API server may be silent
-    pub patience: Patience,
+    pub patience: SilenceTimeouts,
     /// Where to record that the API server sent something
     pub heard: LastHeard,
 }
 
 /// How long an API server may be silent before it is asked again on another connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct SilenceTimeouts {
     /// After a request for a list or watch, and within a list
     pub answer: Duration,
     /// Within a watch
     pub bookmark: Duration,
 }
 
-impl Default for Patience {
+impl Default for SilenceTimeouts {
     /// The value for watches tolerates two missed bookmarks.
     fn default() -> Self {
-        Patience {
+        SilenceTimeouts {
             answer: Duration::from_secs(30),
             bookmark: Duration::from_secs(130),
         }
@@ -88,9 +88,9 @@ impl Default for Patience {
 
 /// A step of a watch.
 #[derive(Debug)]
-pub enum Step<T> {
+pub enum WatchStep<T> {
     /// A watch event, or progress of a list
-    Change(Change<T>),
+    Change(ObjectEvent<T>),
     /// The watch fails; what was seen may be outdated
     Trouble,
     /// The watch works again
@@ -100,10 +100,10 @@ pub enum Step<T> {
 /// Follows a source until the receiver is dropped. `read` extracts the fields that matter from an object.
 /// `wrap` converts a step to an event, or to `None` if the step does not matter.
 pub async fn follow<K, T, E>(
-    source: Source<K>,
+    source: WatchSource<K>,
     out: mpsc::Sender<E>,
     read: impl Fn(K) -> T,
-    wrap: impl Fn(Step<T>) -> Option<E>,
+    wrap: impl Fn(WatchStep<T>) -> Option<E>,
 ) where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -170,7 +170,7 @@ impl Ended {
 }
 
 enum Failure {
-    List(lists::Error),
+    List(lists::ListError),
     /// A watch could not be started, or broke off
     Watch(kube::Error),
     /// The API server ended the watch with an error
@@ -187,7 +187,7 @@ enum Failure {
 struct Over;
 
 struct Follower<K, E, R, W> {
-    source: Source<K>,
+    source: WatchSource<K>,
     out: mpsc::Sender<E>,
     read: R,
     wrap: W,
@@ -200,41 +200,41 @@ impl<K, T, E, R, W> Follower<K, E, R, W>
 where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     R: Fn(K) -> T,
-    W: Fn(Step<T>) -> Option<E>,
+    W: Fn(WatchStep<T>) -> Option<E>,
 {
     async fn list(&mut self) -> Result<Ended, Over> {
         self.was_silent = false;
         let asked = since_boot();
-        self.change(Change::Restarted { asked }).await?;
+        self.change(ObjectEvent::Restarted { asked }).await?;
         let params = ListParams {
             field_selector: self.source.fields.clone(),
             limit: self.source.page,
             ..ListParams::default()
         };
         let (api, patience) = (self.source.api.clone(), self.source.patience.answer);
-        let mut list = List::new(api, params, patience);
+        let mut list = PagedList::new(api, params, patience);
         loop {
             match list.next().await {
                 Ok(Some(object)) => {
                     // A list may still fail after it has begun, so trouble only ends once an object has come.
                     self.came().await?;
                     let object = (self.read)(object);
-                    self.change(Change::Applied(object)).await?;
+                    self.change(ObjectEvent::Applied(object)).await?;
                 }
                 Ok(None) => break,
                 Err(error) => return Ok(Ended::failed(Next::List, self.list_failed(error))),
             }
         }
         self.came().await?;
-        self.change(Change::Listed).await?;
+        self.change(ObjectEvent::Listed).await?;
         let version = list.version().unwrap_or_default();
         self.reached(&version).await?;
         Ok(Ended::well(Next::Watch(version)))
     }
 
-    fn list_failed(&self, error: lists::Error) -> Failure {
+    fn list_failed(&self, error: lists::ListError) -> Failure {
         let is_missing =
-            matches!(&error, lists::Error::Api(kube::Error::Api(status)) if status.code == 404);
+            matches!(&error, lists::ListError::Api(kube::Error::Api(status)) if status.code == 404);
         if is_missing && self.source.kind == OPTIONAL {
             self.source.heard.heard(self.source.kind);
         }
@@ -242,7 +242,7 @@ where
     }
 
     async fn watch(&mut self, mut version: String) -> Result<Ended, Over> {
-        let Patience { answer, bookmark } = self.source.patience;
+        let SilenceTimeouts { answer, bookmark } = self.source.patience;
         let params = WatchParams {
             field_selector: self.source.fields.clone(),
             bookmarks: true,
@@ -308,9 +308,9 @@ where
             self.came().await?;
             let object = (self.read)(object);
             self.change(if is_deleted {
-                Change::Deleted(object)
+                ObjectEvent::Deleted(object)
             } else {
-                Change::Applied(object)
+                ObjectEvent::Applied(object)
             })
             .await?;
             version = now;
@@ -322,7 +322,7 @@ where
         self.source.heard.heard(self.source.kind);
         if self.trouble.take().is_some() {
             info!(watch.kind = self.source.kind, "watch works again");
-            return self.step(Step::Recovered).await;
+            return self.step(WatchStep::Recovered).await;
         }
         Ok(())
     }
@@ -333,22 +333,22 @@ where
             warn!(watch.kind = self.source.kind, "{text}");
             self.trouble = Some(text);
         }
-        self.step(Step::Trouble).await
+        self.step(WatchStep::Trouble).await
     }
 
     /// Reports the version that was reached, unless it is not a number.
     async fn reached(&mut self, version: &str) -> Result<(), Over> {
         match version.parse() {
-            Ok(version) => self.change(Change::Reached(version)).await,
+            Ok(version) => self.change(ObjectEvent::Reached(version)).await,
             Err(_) => Ok(()),
         }
     }
 
-    async fn change(&mut self, change: Change<T>) -> Result<(), Over> {
-        self.step(Step::Change(change)).await
+    async fn change(&mut self, change: ObjectEvent<T>) -> Result<(), Over> {
+        self.step(WatchStep::Change(change)).await
     }
 
-    async fn step(&mut self, step: Step<T>) -> Result<(), Over> {
+    async fn step(&mut self, step: WatchStep<T>) -> Result<(), Over> {
         match (self.wrap)(step) {
             Some(event) => self.out.send(event).await.map_err(|_| Over),
             None => Ok(()),
@@ -372,7 +372,7 @@ fn is_expired(error: &kube::Error) -> bool {
 /// Describes a failure and what to do about it.
 fn describe(kind: &str, failure: &Failure) -> String {
     let status = match failure {
-        Failure::List(lists::Error::Api(kube::Error::Api(status)))
+        Failure::List(lists::ListError::Api(kube::Error::Api(status)))
         | Failure::Watch(kube::Error::Api(status))
         | Failure::Status(status) => status,
         Failure::List(error) => return format!("list of {kind} failed: {error}; trying again"),

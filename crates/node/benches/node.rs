@@ -112,7 +112,7 @@ fn filled(path: &Path, used: u64) -> Store {
             ..PoolTerms::named("")
         }],
     };
-    store.hold(&holding, &clock::now()).unwrap();
+    store.set_allocation(&holding, &clock::now()).unwrap();
     let adds: Vec<Op> = (0..used).map(|n| Op::Add(add(n))).collect();
     run(&mut store, &adds);
     store

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::clock;
-use super::ops::{Answer, Op, Refusal, Why};
+use super::ops::{Op, OpError, OpErrorKind, OpOutcome};
 use super::store::{Store, StoreError};
 use super::wire::{self, Greeting, Request, Response};
 
@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// Has the agent do an operation, or does it on the store directly if the agent is absent or hangs. Returns
 /// within `timeout` plus the time that the disk takes.
-pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<Answer, Refusal> {
+pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<OpOutcome, OpError> {
     let asked = clock::since_boot();
     let end = asked + timeout;
     // The agent begins nothing after this time, so the last quarter of the timeout is left for the store.
@@ -39,11 +39,13 @@ pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<An
         let left = end.saturating_sub(clock::since_boot());
         match on_store(store, op, asked, left.min(TURN)) {
             Ok(result) => return result,
-            Err(StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => return Ok(Answer::Done),
+            Err(StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => {
+                return Ok(OpOutcome::Done);
+            }
             Err(StoreError::Locked { .. }) if left > TURN => {}
             Err(StoreError::Locked { .. }) => {
                 return Err(match stranger {
-                    Some(version) => strange(socket, version),
+                    Some(version) => unexpected_version(socket, version),
                     None => hung(socket, store, timeout),
                 });
             }
@@ -58,14 +60,14 @@ fn on_store(
     op: &Op,
     asked: Duration,
     wait: Duration,
-) -> Result<Result<Answer, Refusal>, StoreError> {
+) -> Result<Result<OpOutcome, OpError>, StoreError> {
     let mut store = Store::open_existing(path, wait)?;
     store.transact(&clock::now(), |ledger| ledger.run_asked(op, asked))
 }
 
-fn hung(socket: &Path, store: &Path, timeout: Duration) -> Refusal {
-    Refusal {
-        why: Why::Busy,
+fn hung(socket: &Path, store: &Path, timeout: Duration) -> OpError {
+    OpError {
+        why: OpErrorKind::Busy,
         text: format!(
             "this node's agent did not answer on {} for {timeout:?}, and {} is in use: try again; if this stays so, restart the agent.",
             socket.display(),
@@ -74,9 +76,9 @@ fn hung(socket: &Path, store: &Path, timeout: Duration) -> Refusal {
     }
 }
 
-fn strange(socket: &Path, version: u32) -> Refusal {
-    Refusal {
-        why: Why::Busy,
+fn unexpected_version(socket: &Path, version: u32) -> OpError {
+    OpError {
+        why: OpErrorKind::Busy,
         text: format!(
             "this node's agent speaks version {version} of the protocol on {} and this plugin version {}, and the agent has the store: put the plugin that came with the agent in place (cadastre install-cni).",
             socket.display(),
@@ -85,9 +87,9 @@ fn strange(socket: &Path, version: u32) -> Refusal {
     }
 }
 
-fn absent(socket: &Path, store: &Path) -> Refusal {
-    Refusal {
-        why: Why::NothingHeld,
+fn absent(socket: &Path, store: &Path) -> OpError {
+    OpError {
+        why: OpErrorKind::NothingHeld,
         text: format!(
             "no agent answers on {}, and {} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on this node, with these paths (`socket` and `store` of the config's ipam).",
             socket.display(),
@@ -103,7 +105,7 @@ enum Absent {
     /// It speaks another protocol version (this one), and was not asked
     Stranger(u32),
     /// The operation cannot be encoded as a request
-    Refused(Refusal),
+    Refused(OpError),
 }
 
 /// An I/O error on the connection counts as an absent agent.
@@ -130,8 +132,8 @@ fn by_agent(
         return Err(Absent::Stranger(greeting.version));
     }
     let request = wire::encode(&Request::new(op.clone(), asked, deadline)).map_err(|error| {
-        Absent::Refused(Refusal {
-            why: Why::Store,
+        Absent::Refused(OpError {
+            why: OpErrorKind::Store,
             text: format!("this call cannot be sent to the agent: {error}"),
         })
     })?;

@@ -7,9 +7,9 @@
 //! |---|---|
 //! | `ops` | operations and their results: [`Op`], [`Answer`], [`Refusal`] |
 //! | `pods` | what the labels and annotations of pods entitle them to |
-//! | `ledger` | the assignments, in the tables of a transaction: [`Ledger`] |
+//! | `ledger` | the assignments, in the tables of a transaction: [`LedgerClient`] |
 //! | `store` | the ledger in a file: [`Store`] |
-//! | `keeper` | the agent's thread that owns the store: [`keeper::Keeper`] |
+//! | `store_thread` | the agent's thread that owns the store: [`store_thread::StoreThread`] |
 //! | `wire`, `client` | the plugin's calls to the agent, or directly to the store: [`client::ask`] |
 //! | `clock` | reading [`Now`] |
 //! | [`cni`] | the CNI protocol, the plugin, its host-local mode |
@@ -19,22 +19,26 @@
 pub mod client;
 pub mod clock;
 pub mod cni;
-mod fault;
-pub mod keeper;
 mod ledger;
 mod ops;
 mod pods;
+mod storage_fault;
 mod store;
+pub mod store_thread;
 pub mod wire;
 
 #[cfg(test)]
 #[path = "../../../tests/common/mutated.rs"]
 mod mutated;
 
-pub use fault::{Fault, advice};
-pub use ledger::{BlockCount, BlockState, Counts, Known, Ledger, PoolCount, Snapshot, Tenant};
-pub use ops::{
-    Add, Answer, Attachment, Check, Gc, Given, GivenAddress, Now, Op, PodRef, Refusal, Why,
+pub use ledger::{
+    AddressCounts, AddressLedger, AttachmentRecord, BlockCount, BlockState, PoolCount,
+    RememberedAttachment, Snapshot,
 };
-pub use pods::{OWN_INTERFACE, PodChoice, PodNote, Pools};
+pub use ops::{
+    Add, AddressAssignment, AssignedAddress, Attachment, Check, Gc, Now, Op, OpError, OpErrorKind,
+    OpOutcome, PodRef,
+};
+pub use pods::{OWN_INTERFACE, PodChoice, PodNote, PoolOrder};
+pub use storage_fault::{StorageFault, advice};
 pub use store::{Disk, Find, Store, StoreError, set_aside};

@@ -108,18 +108,18 @@ pub struct Gc {
 /// The result of a successful [`Op`].
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
+pub enum OpOutcome {
     /// The result of an ADD, also of a repeated one
-    Given(Given),
+    Given(AddressAssignment),
     /// The other operations: done, or no problem found
     Done,
 }
 
 /// The addresses of an attachment, with routes and DNS settings.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub struct AddressAssignment {
     /// Its addresses, IPv4 first
-    pub addresses: Vec<GivenAddress>,
+    pub addresses: Vec<AssignedAddress>,
     /// Routes of the pools that the addresses belong to
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
@@ -130,7 +130,7 @@ pub struct Given {
 
 /// An assigned address with what a main plugin needs to configure it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct GivenAddress {
+pub struct AssignedAddress {
     /// The assigned address
     pub address: Addr,
     /// Prefix length to configure the address with
@@ -147,17 +147,17 @@ pub struct GivenAddress {
 /// Why an operation was refused; nothing has changed then.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct Refusal {
+pub struct OpError {
     /// The kind of refusal, which determines the CNI error code
-    pub why: Why,
+    pub why: OpErrorKind,
     /// What is wrong, with what, and what to do
     pub text: String,
 }
 
-/// Kinds of [`Refusal`].
+/// Kinds of [`OpError`].
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub enum Why {
+pub enum OpErrorKind {
     /// Every address is in use or cooling
     Exhausted,
     /// The node has no block to assign from, none of the requested pools, or no pool serves the pod

@@ -29,7 +29,7 @@ pub struct PodNote {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodChoice {
     /// The pools to try
-    pub pools: Pools,
+    pub pools: PoolOrder,
     /// Exactly these addresses; if empty, any
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
@@ -41,7 +41,7 @@ pub struct PodChoice {
 /// The pools to try, best first.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub enum Pools {
+pub enum PoolOrder {
     /// All pools that serve every pod
     #[default]
     All,
@@ -90,12 +90,12 @@ impl Add {
         }
         let is_open = self.pools.is_empty();
         match &choice.pools {
-            Pools::Named(names) => self.pools.clone_from(names),
-            Pools::Selected(names) if is_open => self.pools.clone_from(names),
-            Pools::None(why) if is_open && self.addresses.is_empty() => {
+            PoolOrder::Named(names) => self.pools.clone_from(names),
+            PoolOrder::Selected(names) if is_open => self.pools.clone_from(names),
+            PoolOrder::None(why) if is_open && self.addresses.is_empty() => {
                 return Err(format!("no pool of this node serves the pod: {why}"));
             }
-            Pools::Selected(_) | Pools::None(_) | Pools::All => {}
+            PoolOrder::Selected(_) | PoolOrder::None(_) | PoolOrder::All => {}
         }
         Ok(())
     }

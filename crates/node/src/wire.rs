@@ -19,7 +19,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::ops::{Answer, Op, Refusal};
+use super::ops::{Op, OpError, OpOutcome};
 
 /// The version of the protocol. Plugin and agent must have the same.
 pub const VERSION: u32 = 1;
@@ -53,9 +53,9 @@ pub struct Request {
 #[serde(rename_all = "lowercase")]
 pub enum Response {
     /// The operation was done
-    Answer(Answer),
+    Answer(OpOutcome),
     /// The operation was refused, and nothing has changed
-    Refusal(Refusal),
+    Refusal(OpError),
 }
 
 impl Request {
@@ -80,8 +80,8 @@ impl Request {
     }
 }
 
-impl From<Result<Answer, Refusal>> for Response {
-    fn from(result: Result<Answer, Refusal>) -> Self {
+impl From<Result<OpOutcome, OpError>> for Response {
+    fn from(result: Result<OpOutcome, OpError>) -> Self {
         match result {
             Ok(answer) => Self::Answer(answer),
             Err(refusal) => Self::Refusal(refusal),
@@ -89,7 +89,7 @@ impl From<Result<Answer, Refusal>> for Response {
     }
 }
 
-impl From<Response> for Result<Answer, Refusal> {
+impl From<Response> for Result<OpOutcome, OpError> {
     fn from(response: Response) -> Self {
         match response {
             Response::Answer(answer) => Ok(answer),

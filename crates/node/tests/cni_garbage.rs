@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cadastre_node::cni;
 use cadastre_node::cni::Env;
-use cadastre_node::{Answer, Given, Op, Refusal, Why};
+use cadastre_node::{AddressAssignment, Op, OpError, OpErrorKind, OpOutcome};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -66,12 +66,12 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
         check_op(op);
         *asked.borrow_mut() += 1;
         match op {
-            _ if refused => Err(Refusal {
-                why: Why::Exhausted,
+            _ if refused => Err(OpError {
+                why: OpErrorKind::Exhausted,
                 text: "all used".to_owned(),
             }),
-            Op::Add(_) => Ok(Answer::Given(Given::default())),
-            _ => Ok(Answer::Done),
+            Op::Add(_) => Ok(OpOutcome::Given(AddressAssignment::default())),
+            _ => Ok(OpOutcome::Done),
         }
     };
     let output = cni::run(env, as_host_local, stdin, &ask);

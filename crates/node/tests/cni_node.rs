@@ -91,7 +91,7 @@ impl Lab {
     fn holding(name: &str, holding: &NodeAllocation) -> Self {
         let lab = Self::empty(name);
         let mut store = Store::open(&lab.store(), Duration::from_secs(1)).unwrap();
-        store.hold(holding, &clock::now()).unwrap();
+        store.set_allocation(holding, &clock::now()).unwrap();
         lab
     }
 
@@ -147,7 +147,7 @@ impl Lab {
 
     fn held(&self) -> usize {
         let mut store = Store::open(&self.store(), Duration::from_secs(1)).unwrap();
-        store.snapshot(&clock::now()).unwrap().tenants.len()
+        store.snapshot(&clock::now()).unwrap().attachments.len()
     }
 }
 

@@ -12,9 +12,9 @@ use super::config;
 use super::fabric::Fabric;
 use super::guest::Guest;
 use super::holder::Holder;
-use super::side::NodeSide;
-use super::site::Core;
-use super::{available, side};
+use super::machines::Core;
+use super::node_software::NodeSide;
+use super::{available, node_software};
 use crate::assets::{self, Program};
 use crate::wait;
 
@@ -93,7 +93,7 @@ impl Machine {
             power: None,
             core,
         };
-        this.furnish()?;
+        this.populate()?;
         this.boot().await?;
         Ok(this)
     }
@@ -214,7 +214,7 @@ impl Machine {
 
     /// Replaces the plugins, configuration and agent: files at once, then the agent is restarted.
     pub async fn set_side(&mut self, side: NodeSide) -> Result<()> {
-        side::install(&self.options.side, &side, &self.folder)?;
+        node_software::install(&self.options.side, &side, &self.folder)?;
         self.options.side = side;
         if let Some(power) = &mut self.power {
             if let Some(mut agent) = power.agent.take() {
@@ -309,7 +309,7 @@ impl Machine {
     }
 
     /// Writes the initial content of the disk.
-    fn furnish(&self) -> Result<()> {
+    fn populate(&self) -> Result<()> {
         let folder = &self.folder;
         for name in [
             "cni/net.d",
@@ -348,7 +348,7 @@ impl Machine {
             let to = folder.join("opt/cni/bin").join(plugin.name());
             fs::copy(assets::find(plugin)?, to)?;
         }
-        side::install(&NodeSide::default(), &self.options.side, folder)
+        node_software::install(&NodeSide::default(), &self.options.side, folder)
     }
 }
 

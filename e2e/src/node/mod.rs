@@ -9,10 +9,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `available` | whether nodes can run on this machine, and what is missing |
-//! | `site` | a control plane with controllers, and the fabric that connects machines |
+//! | `machines` | a control plane with controllers, and the fabric that connects machines |
 //! | `fabric` | the network between machines, and their way to the API server |
 //! | `machine` | power, containerd, kubelet; one machine is one node |
-//! | `side` | CNI plugins, their configuration, and the agent of a machine |
+//! | `node_software` | CNI plugins, their configuration, and the agent of a machine |
 //! | `holder`, `guest` | namespaces and processes in them |
 //! | `shipped` | the image of this repository |
 //! | `cgroups`, `image`, `config` | what a kubelet and a containerd need to run |
@@ -37,9 +37,9 @@ mod guest;
 mod holder;
 mod image;
 mod machine;
+mod machines;
+mod node_software;
 mod shipped;
-mod side;
-mod site;
 
 pub use available::{available, macvlan};
 pub use fabric::Fabric;
@@ -47,6 +47,6 @@ pub use guest::Guest;
 pub use holder::Holder;
 pub use image::IMAGE;
 pub use machine::{Machine, MachineOptions};
+pub use machines::{Site, SiteOptions};
+pub use node_software::{Agent, NodeSide};
 pub use shipped::{SHIPPED, shipped};
-pub use side::{Agent, NodeSide};
-pub use site::{Site, SiteOptions};

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cadastre_e2e::Hand;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::Fixtures;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
@@ -15,7 +15,7 @@ const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
     {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
 /// Waits until the NodeSubnet's condition `ServedByOthers` has this reason.
-async fn says(hand: &Hand, reason: &str) -> Condition {
+async fn says(hand: &Fixtures, reason: &str) -> Condition {
     let of = |it: &cadastre_api::NodeSubnet| {
         let all = it.status.iter().flat_map(|it| &it.conditions);
         let mut all = all.filter(|it| it.type_ == "ServedByOthers" && it.reason == reason);
@@ -68,7 +68,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         .log_says("new pods of the node get no address")
         .await;
     assert_eq!(says(&hand, "LeftToOthers").await, left);
-    assert_eq!(hand.told(&uid, "LeftToOthers").await.unwrap(), 1);
+    assert_eq!(hand.event_count(&uid, "LeftToOthers").await.unwrap(), 1);
     assert!(!ours.exists());
 
     // The other configuration is removed.

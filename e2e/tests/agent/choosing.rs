@@ -1,7 +1,7 @@
 //! Namespaces: the pools that they name, and the pools that select them.
 
-use cadastre_e2e::Hand;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::Fixtures;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
 use kube::api::{ListParams, PostParams};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{Machine, add_of, pool, shared};
 
-async fn namespace(hand: &Hand, name: &str, meta: Value) {
+async fn namespace(hand: &Fixtures, name: &str, meta: Value) {
     let mut namespace = json!({"metadata": meta});
     namespace["metadata"]["name"] = json!(name);
     let namespace: Namespace = serde_json::from_value(namespace).unwrap();
@@ -20,7 +20,7 @@ async fn namespace(hand: &Hand, name: &str, meta: Value) {
         .unwrap();
 }
 
-async fn pod_in(hand: &Hand, namespace: &str, name: &str, node: &str, notes: Value) -> Pod {
+async fn pod_in(hand: &Fixtures, namespace: &str, name: &str, node: &str, notes: Value) -> Pod {
     let pod = json!({
         "metadata": {"name": name, "annotations": notes},
         "spec": {"nodeName": node, "containers": [{"name": "c", "image": "none"}]},

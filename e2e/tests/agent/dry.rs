@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_node::{Add, Why};
+use cadastre_node::{Add, OpErrorKind};
 use serde_json::json;
 
 use crate::{Machine, add, pool, shared};
@@ -62,7 +62,7 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
         took > Duration::from_millis(1400) && took < Duration::from_secs(4),
         "{took:?}"
     );
-    assert_eq!(refusal.why, Why::Exhausted, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
     assert!(
         refusal.text.contains("`full`")
             && refusal.text.contains("describe ippools.cadastre.dev full"),
@@ -118,7 +118,7 @@ async fn pools_that_run_dry_in_turn_refuse_nobody() {
         };
         let answer = until("the node knows the pool", LIMIT, async || {
             Ok(match machine.add_with(of_pool.clone()).await {
-                Err(refusal) if refusal.why != Why::Exhausted => None,
+                Err(refusal) if refusal.why != OpErrorKind::Exhausted => None,
                 answer => Some(answer),
             })
         });

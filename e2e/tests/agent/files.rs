@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use cadastre_e2e::daemon::binary;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use serde_json::{Value, json};
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use cadastre_agent::grpc::{client, v1};
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_node::{Add, Answer, Check, Gc, Op, Why};
+use cadastre_node::{Add, Check, Gc, Op, OpErrorKind, OpOutcome};
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -18,7 +18,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     pool(&hand, "give", "10.1.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "1"];
     let (mut machine, node) = Machine::of_group(&stage.cluster, &hand, "give", &flags).await;
-    let Answer::Given(given) = machine.ask(Op::Add(add("c1"))).await.unwrap() else {
+    let OpOutcome::Given(given) = machine.ask(Op::Add(add("c1"))).await.unwrap() else {
         panic!("no address")
     };
     let first = &given.addresses[0];
@@ -29,7 +29,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     let again = machine.ask(Op::Add(add("c1"))).await.unwrap();
     assert_eq!(
         again,
-        Answer::Given(given.clone()),
+        OpOutcome::Given(given.clone()),
         "asked twice, given once"
     );
     let second = machine.add("c2").await.unwrap();
@@ -61,7 +61,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     };
     machine.ask(check(&[&first])).await.unwrap();
     let other = machine.ask(check(&[&second])).await.unwrap_err();
-    assert_eq!(other.why, Why::Mismatch);
+    assert_eq!(other.why, OpErrorKind::Mismatch);
     machine.del("c1").await;
     machine.del("c1").await;
     publishes(&hand, "give-1", vec![second.clone()]).await;
@@ -235,7 +235,7 @@ async fn a_pod_s_annotations_choose_pools_and_addresses() {
     until("the watch has shown the annotation", LIMIT, async || {
         machine.del("c4").await;
         machine.add_with(add_of(&wrong, "c4")).await?;
-        let told = hand.told(&uid, "InvalidAnnotation").await?;
+        let told = hand.event_count(&uid, "InvalidAnnotation").await?;
         Ok((told == 1).then_some(()))
     })
     .await
@@ -247,7 +247,7 @@ async fn a_pod_s_annotations_choose_pools_and_addresses() {
         ..add("c5")
     };
     let refusal = machine.add_with(absent).await.unwrap_err();
-    assert_eq!(refusal.why, Why::UnknownPool);
+    assert_eq!(refusal.why, OpErrorKind::UnknownPool);
     assert!(refusal.text.contains("note-z"), "{refusal}");
 }
 
@@ -270,7 +270,7 @@ async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
             machine.del(container).await;
             match machine.add_with(add_of(&pod, container)).await {
                 Ok(given) => Ok((given == "10.17.0.9").then_some(given)),
-                Err(refusal) if refusal.why == Why::Taken => Ok(Some(refusal.text)),
+                Err(refusal) if refusal.why == OpErrorKind::Taken => Ok(Some(refusal.text)),
                 Err(refusal) => Err(refusal.into()),
             }
         })

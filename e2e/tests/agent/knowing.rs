@@ -5,17 +5,17 @@ use std::process::Command;
 
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::binary;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Hand, Options, Stage};
-use cadastre_node::{Op, Why};
+use cadastre_e2e::{Fixtures, Options, Stage};
+use cadastre_node::{Op, OpErrorKind};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use crate::{FLAGS, Machine, add_of, pool, shared};
 
-async fn pod(hand: &Hand, name: &str, notes: Value) -> Pod {
+async fn pod(hand: &Fixtures, name: &str, notes: Value) -> Pod {
     let pod = json!({
         "metadata": {"name": name, "annotations": notes},
         "spec": {"nodeName": "known-1", "containers": [{"name": "c", "image": "none"}]},
@@ -30,7 +30,7 @@ async fn pod(hand: &Hand, name: &str, notes: Value) -> Pod {
 #[tokio::test]
 async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tell() {
     let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let rests = |more: Value| {
         let mut terms = json!({"cooldownSeconds": 0});
         crate::merge(&mut terms, more);
@@ -52,8 +52,9 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
         machine.del(id).await;
         given.map_err(|refusal| refusal.why)
     };
-    let is_of_b =
-        |given: &Result<String, Why>| given.as_ref().is_ok_and(|it| it.starts_with("10.35.1."));
+    let is_of_b = |given: &Result<String, OpErrorKind>| {
+        given.as_ref().is_ok_and(|it| it.starts_with("10.35.1."))
+    };
     until("its pool has a block here", LIMIT, async || {
         Ok(is_of_b(&given(&machine, &named, "n1").await).then_some(()))
     })
@@ -72,14 +73,20 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     .unwrap();
     machine.kill();
     let late = pod(&hand, "late", json!({"cadastre.dev/pools": "known-b"})).await;
-    assert_eq!(given(&machine, &late, "l1").await, Err(Why::PodUnknown));
+    assert_eq!(
+        given(&machine, &late, "l1").await,
+        Err(OpErrorKind::PodUnknown)
+    );
 
     // Without the API server the agent decides by the same record.
     stage.cluster.kill_apiserver().unwrap();
     machine.start(&stage.cluster);
     machine.serves_alone().await;
     assert!(is_of_b(&given(&machine, &named, "n3").await));
-    assert_eq!(given(&machine, &late, "l2").await, Err(Why::PodUnknown));
+    assert_eq!(
+        given(&machine, &late, "l2").await,
+        Err(OpErrorKind::PodUnknown)
+    );
     let refused = [("verb", "ADD"), ("result", "podUnknown")];
     let count = machine
         .figure("cadastre_agent_requests_total", &refused)
@@ -87,7 +94,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     assert!(count > 0.5, "{count}");
 
     stage.cluster.start_apiserver().await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     until("it is known now", LIMIT, async || {
         Ok(is_of_b(&given(&machine, &late, "l3").await).then_some(()))
     })
@@ -162,9 +169,9 @@ async fn a_store_that_cannot_be_written_is_told_at_once_and_mends_itself() {
     fs::rename(&store, &aside).unwrap();
     fs::create_dir(&store).unwrap();
     let refusal = machine.add("c2").await.unwrap_err();
-    assert_eq!(refusal.why, Why::Store, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::Store, "{refusal}");
     let refusal = machine.ask(Op::Status).await.unwrap_err();
-    assert_eq!(refusal.why, Why::Store, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::Store, "{refusal}");
     until("it is not ready", LIMIT, async || {
         let word = machine.agent().ready().await.err().map(|it| it.to_string());
         Ok(word.filter(|it| it.contains("node.redb")))
@@ -188,7 +195,7 @@ async fn a_store_that_is_removed_under_a_running_agent_is_noticed_before_anythin
     crate::publishes(&hand, "pulled-1", vec![first.clone()]).await;
     fs::remove_file(machine.store()).unwrap();
     let refusal = machine.add("c2").await.unwrap_err();
-    assert_eq!(refusal.why, Why::Busy, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::Busy, "{refusal}");
     let second = until("it is made anew", LIMIT, async || {
         Ok(machine.add("c2").await.ok())
     });

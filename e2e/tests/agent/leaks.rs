@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_node::{Add, Refusal};
+use cadastre_node::{Add, OpError};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -161,7 +161,7 @@ async fn a_static_pod_s_address_lives_by_its_mirror() {
 
 /// Adds a sandbox of a pod and removes its network namespace: the state that a runtime leaves behind when a later
 /// plugin of the chain fails in both the ADD and the DEL.
-async fn failed_sandbox(machine: &Machine, pod: &Pod, id: &str) -> Result<String, Refusal> {
+async fn failed_sandbox(machine: &Machine, pod: &Pod, id: &str) -> Result<String, OpError> {
     let add = Add {
         netns: netns(machine, id),
         ..add_of(pod, id)

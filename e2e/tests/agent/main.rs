@@ -59,11 +59,11 @@ use cadastre_agent::grpc::{client, v1};
 use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Hand, Options, Stage, metrics};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, Stage, metrics};
 use cadastre_node::client::ask;
-use cadastre_node::{Add, Answer, Attachment, Op, PodRef, Refusal};
+use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -75,17 +75,17 @@ const FLAGS: [&str; 2] = ["--leak-grace", "2"];
 /// The plugin's timeout.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The stage that most tests share, and a new [`Hand`] for this one.
-async fn shared() -> (&'static Stage, Hand) {
+/// The stage that most tests share, and a new [`Fixtures`] for this one.
+async fn shared() -> (&'static Stage, Fixtures) {
     static STAGE: OnceCell<Stage> = OnceCell::const_new();
     let start = || async { Stage::start(Options::default(), &FLAGS).await.unwrap() };
     let stage = STAGE.get_or_init(start).await;
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     (stage, hand)
 }
 
 /// Creates a pool of blocks of 16 addresses for the nodes of a group; pods can use 13 addresses of each block.
-async fn pool(hand: &Hand, name: &str, range: &str, more: Value) {
+async fn pool(hand: &Fixtures, name: &str, range: &str, more: Value) {
     let mut spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
     merge(&mut spec, more);
     hand.block_pool(name, spec).await.unwrap();
@@ -119,7 +119,7 @@ impl Machine {
     /// Creates a node in a group and starts its agent; returns when the agent is ready.
     async fn of_group(
         cluster: &ControlPlane,
-        hand: &Hand,
+        hand: &Fixtures,
         group: &str,
         flags: &[&str],
     ) -> (Self, Node) {
@@ -218,21 +218,21 @@ impl Machine {
     }
 
     /// Asks like the plugin: the agent, or the store if no agent answers.
-    async fn ask(&self, op: Op) -> Result<Answer, Refusal> {
+    async fn ask(&self, op: Op) -> Result<OpOutcome, OpError> {
         let (socket, store) = (self.plugin_socket(), self.store());
         let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &op, PATIENCE));
         asked.await.unwrap()
     }
 
-    async fn add(&self, id: &str) -> Result<String, Refusal> {
+    async fn add(&self, id: &str) -> Result<String, OpError> {
         self.add_with(add(id)).await
     }
 
     /// Adds a container and returns its first address.
-    async fn add_with(&self, add: Add) -> Result<String, Refusal> {
+    async fn add_with(&self, add: Add) -> Result<String, OpError> {
         match self.ask(Op::Add(add)).await? {
-            Answer::Given(given) => Ok(given.addresses[0].address.to_string()),
-            Answer::Done => panic!("an ADD without an address"),
+            OpOutcome::Given(given) => Ok(given.addresses[0].address.to_string()),
+            OpOutcome::Done => panic!("an ADD without an address"),
         }
     }
 
@@ -315,7 +315,7 @@ fn addr(text: &str) -> Addr {
 }
 
 /// The addresses in use according to a NodeAddresses, sorted as text.
-async fn published(hand: &Hand, node: &str) -> Result<Vec<String>> {
+async fn published(hand: &Fixtures, node: &str) -> Result<Vec<String>> {
     let list = hand.addresses.get_opt(node).await?;
     let entries = list.iter().flat_map(|it| it.spec.entries());
     let mut all: Vec<String> = entries
@@ -327,7 +327,7 @@ async fn published(hand: &Hand, node: &str) -> Result<Vec<String>> {
 }
 
 /// Whether the counts of the NodeSubnet's blocks agree with these addresses in use.
-async fn counts(hand: &Hand, node: &str, addresses: &[String]) -> Result<bool> {
+async fn counts(hand: &Fixtures, node: &str, addresses: &[String]) -> Result<bool> {
     let subnet = hand.subnets.get_opt(node).await?;
     let blocks = subnet.and_then(|it| it.status).unwrap_or_default().blocks;
     Ok(blocks.iter().all(|block| {
@@ -341,7 +341,7 @@ async fn counts(hand: &Hand, node: &str, addresses: &[String]) -> Result<bool> {
 }
 
 /// Waits until the NodeAddresses lists exactly these addresses and the counts of the NodeSubnet agree.
-async fn publishes(hand: &Hand, node: &str, mut addresses: Vec<String>) {
+async fn publishes(hand: &Fixtures, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     until(
         &format!("NodeAddresses {node} tells of {addresses:?}"),

@@ -5,9 +5,9 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use cadastre_e2e::hand::GROUP;
+use cadastre_e2e::fixtures::GROUP;
 use cadastre_e2e::{daemon, nodes};
-use cadastre_node::Why;
+use cadastre_node::OpErrorKind;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     }
     assert_eq!(
         machine.add("one-more").await.unwrap_err().why,
-        Why::Exhausted
+        OpErrorKind::Exhausted
     );
 
     // A runtime that remembers a pod's configuration sends its DEL to host-local, other runtimes to our plugin.

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::time::Duration;
 
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Options, Stage};
-use cadastre_node::{Op, Why};
+use cadastre_node::{Op, OpErrorKind};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -94,7 +94,7 @@ async fn a_second_agent_of_the_node_says_so_and_ends() {
 #[tokio::test]
 async fn without_the_api_server_it_gives_takes_and_restarts() {
     let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     pool(
         &hand,
         "alone",
@@ -122,7 +122,7 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     given.dedup();
     assert_eq!(given.len(), 12);
     let refusal = machine.add("c15").await.unwrap_err();
-    assert_eq!(refusal.why, Why::Exhausted, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
     // The agent releases no block while it cannot get one back.
     for n in 3..=14 {
         machine.del(&format!("c{n}")).await;
@@ -131,7 +131,7 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     machine.del("c16").await;
 
     stage.cluster.start_apiserver().await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     publishes(&hand, "alone-1", vec![before[0].1.clone()]).await;
     let word = until("it has the API server again", LIMIT, async || {
         let word = machine.agent().ready().await?;
@@ -143,7 +143,7 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
 #[tokio::test]
 async fn it_starts_while_the_api_server_is_gone_and_gives_nothing_that_it_cannot_know() {
     let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     pool(&hand, "late", "10.34.0.0/24", json!({})).await;
     hand.node("late", "late-1").await.unwrap();
     hand.listed("late-1", 1).await.unwrap();
@@ -152,7 +152,7 @@ async fn it_starts_while_the_api_server_is_gone_and_gives_nothing_that_it_cannot
     machine.start(&stage.cluster);
     let refusal = until("it answers", LIMIT, async || {
         let refusal = machine.add("c1").await.err();
-        Ok(refusal.filter(|it| it.why == Why::Busy))
+        Ok(refusal.filter(|it| it.why == OpErrorKind::Busy))
     })
     .await
     .unwrap();

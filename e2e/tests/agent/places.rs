@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use cadastre_e2e::daemon::binary;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use rustix::process::geteuid;
 use serde_json::json;

@@ -2,10 +2,10 @@
 
 use std::os::unix::fs::FileExt as _;
 
-use cadastre_e2e::hand::{GROUP, LIMIT, labelled};
+use cadastre_e2e::fixtures::{GROUP, LIMIT, labelled};
 use cadastre_e2e::nodes;
 use cadastre_e2e::wait::until;
-use cadastre_node::Why;
+use cadastre_node::OpErrorKind;
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -28,7 +28,7 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     })
     .await
     .unwrap();
-    assert_eq!(refusal.why, Why::NothingHeld, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::NothingHeld, "{refusal}");
     assert_eq!(
         machine.add("c1").await.unwrap(),
         first,

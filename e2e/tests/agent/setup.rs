@@ -5,7 +5,7 @@ use std::process::Command;
 use cadastre_e2e::audit::{Audit, compare};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::{binary, explained_flags};
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::permissions::{Target, allowed};
@@ -152,7 +152,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         ..Options::default()
     };
     let stage = Stage::start(options, &FLAGS).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let selector = json!({"matchLabels": {"kubernetes.io/metadata.name": "default"}});
     pool(
         &hand,
@@ -202,7 +202,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         machine.del("c2").await;
         machine.add_with(add_of(&wrong, "c2")).await?;
         let told = hand
-            .told(&wrong.uid().unwrap(), "InvalidAnnotation")
+            .event_count(&wrong.uid().unwrap(), "InvalidAnnotation")
             .await?;
         Ok((told > 0).then_some(()))
     })

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use serde_json::json;
 

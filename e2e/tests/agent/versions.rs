@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use cadastre_api::{IPPool, NodeSubnet};
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::Daemon;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::metrics::sum;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Hand, Options};
+use cadastre_e2e::{ControlPlane, Fixtures, Options};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
@@ -43,9 +43,9 @@ const LACKING: [(&str, &str, &str); 6] = [
 ];
 
 /// A cluster with modified CRDs, its controller, and a pool of blocks of 16 addresses for the group `g`.
-async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Hand) {
+async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Fixtures) {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     let crds: Api<CustomResourceDefinition> = Api::all(hand.client.clone());
     for crd in cadastre_api::crd::all() {
         let kind = crd.spec.names.plural.clone();
@@ -72,7 +72,7 @@ fn fields<'a>(crd: &'a mut Value, object: &str) -> &'a mut Map<String, Value> {
 }
 
 /// Access to the objects of a kind with all fields, also those that this version does not know.
-fn raw<K: kube::Resource<DynamicType = ()>>(hand: &Hand) -> Api<DynamicObject> {
+fn raw<K: kube::Resource<DynamicType = ()>>(hand: &Fixtures) -> Api<DynamicObject> {
     Api::all_with(hand.client.clone(), &ApiResource::erase::<K>(&()))
 }
 

@@ -3,17 +3,17 @@
 use std::fs;
 
 use cadastre_api::Recall;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Hand, Options, Stage};
-use cadastre_node::{Op, Why};
+use cadastre_e2e::{Fixtures, Options, Stage};
+use cadastre_node::{Op, OpErrorKind};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use crate::{FLAGS, Machine, pool, publishes, shared};
 
-async fn delete_subnet(hand: &Hand, node: &str) -> String {
+async fn delete_subnet(hand: &Fixtures, node: &str) -> String {
     let uid = hand.subnets.get(node).await.unwrap().uid().unwrap();
     let params = DeleteParams::default();
     hand.subnets.delete(node, &params).await.unwrap();
@@ -21,7 +21,7 @@ async fn delete_subnet(hand: &Hand, node: &str) -> String {
 }
 
 /// Waits until a new NodeSubnet with the same blocks replaces the one with the UID `old`.
-async fn restored(hand: &Hand, node: &str, old: &str, blocks: &[String]) {
+async fn restored(hand: &Fixtures, node: &str, old: &str, blocks: &[String]) {
     let what = "is another object with the same blocks";
     let same = |it: &cadastre_api::NodeSubnet| {
         let listed = it.spec.blocks.iter().map(|it| &it.cidr);
@@ -65,7 +65,7 @@ async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
 #[tokio::test]
 async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
     let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     pool(&hand, "bare", "10.81.0.0/27", json!({})).await;
     let flags = ["--publish-interval", "0.5", "--add-wait", "0.3"];
     let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "bare", &flags).await;
@@ -96,7 +96,7 @@ async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
         if refusal.is_none() {
             machine.del("late").await;
         }
-        Ok(refusal.filter(|it| it.why == Why::NothingHeld))
+        Ok(refusal.filter(|it| it.why == OpErrorKind::NothingHeld))
     })
     .await
     .unwrap();
@@ -137,9 +137,9 @@ async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
     });
     word.await.unwrap();
     let refusal = machine.add("c2").await.unwrap_err();
-    assert_eq!(refusal.why, Why::NothingHeld, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::NothingHeld, "{refusal}");
     let status = machine.ask(Op::Status).await.unwrap_err();
-    assert_eq!(status.why, Why::NothingHeld, "{status}");
+    assert_eq!(status.why, OpErrorKind::NothingHeld, "{status}");
     assert_eq!(machine.add("c1").await.unwrap(), first);
     publishes(&hand, "left-1", vec![first.clone()]).await;
     let subnet = hand.subnets.get("left-1").await.unwrap();
@@ -185,11 +185,11 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
             // The DEL is refused while the agent is starting; the next round repeats it.
             let _ = machine.ask(Op::Del(crate::attachment("c3"))).await;
         }
-        Ok(refusal.filter(|it| it.why != Why::Busy))
+        Ok(refusal.filter(|it| it.why != OpErrorKind::Busy))
     })
     .await
     .unwrap();
-    assert_eq!(refusal.why, Why::NothingHeld, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::NothingHeld, "{refusal}");
     publishes(&hand, "ended-1", vec![first.clone(), second]).await;
     assert_eq!(machine.add("c1").await.unwrap(), first);
     assert!(hand.pools.get_opt("ended").await.unwrap().is_some());

@@ -75,7 +75,7 @@ const EMPTY: [&str; 2] = ["First pool exhausted in", "Time until exhausted"];
 #[tokio::test]
 async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
     let stage = Stage::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
     hand.block_pool("show", spec).await.unwrap();
     hand.node("show", "show-1").await.unwrap();
@@ -171,7 +171,7 @@ async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
 #[tokio::test]
 async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_controller_that_is_gone() {
     let mut stage = Stage::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let range = json!({"ipv4": {"cidrs": ["10.91.0.0/24"]}});
     hand.pool("short", range).await.unwrap();
     hand.node("short", "short-1").await.unwrap();

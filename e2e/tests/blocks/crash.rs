@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cadastre_core::Cidr;
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, Hand, Options, Stage};
+use cadastre_e2e::{Agents, Fixtures, Options, Stage};
 use kube::api::ListParams;
 use serde_json::json;
 
@@ -26,7 +26,7 @@ const FLAGS: [&str; 6] = [
 ];
 
 /// The listed blocks by node, which must not overlap.
-async fn lists(hand: &Hand) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+async fn lists(hand: &Fixtures) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
     let subnets = hand.subnets.list(&ListParams::default()).await?;
     let mut all: Vec<Cidr> = Vec::new();
     let mut lists = BTreeMap::new();
@@ -47,7 +47,7 @@ async fn lists(hand: &Hand) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>
 #[tokio::test]
 async fn killed_at_any_moment_no_block_is_lost_or_given_twice() {
     let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     let spec = json!({"ipv4": {"cidrs": ["10.80.0.0/18"], "blockSize": 28}, "idleSeconds": 0});
     hand.block_pool("crash", spec).await.unwrap();

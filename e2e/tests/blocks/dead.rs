@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use cadastre_api::OwnerKind;
-use cadastre_e2e::Hand;
-use cadastre_e2e::hand::{LIMIT, gone};
+use cadastre_e2e::Fixtures;
+use cadastre_e2e::fixtures::{LIMIT, gone};
 use cadastre_e2e::wait::until;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use crate::{node, shared};
 
-async fn rests(hand: &Hand, cidr: &str) -> cadastre_api::IPAMBlock {
+async fn rests(hand: &Fixtures, cidr: &str) -> cadastre_api::IPAMBlock {
     hand.block_until(cidr, "rests", |it| {
         it.spec.owner.kind == OwnerKind::Quarantine
     })
@@ -98,7 +98,7 @@ async fn the_same_machine_gets_its_blocks_back_and_another_one_under_its_name_do
     });
     hand.block_pool("again2", spec).await.unwrap();
     let with_machine = |provider: &str| {
-        let mut node = cadastre_e2e::hand::labelled(
+        let mut node = cadastre_e2e::fixtures::labelled(
             cadastre_e2e::nodes::node("again2-1", "192.0.2.1"),
             &[("group", "again2")],
         );
@@ -148,7 +148,7 @@ async fn a_node_that_is_being_deleted_keeps_its_blocks_until_it_is_gone() {
     let (_, hand, agents) = shared().await;
     let spec = json!({"ipv4": {"cidrs": ["10.53.0.0/24"]}, "quarantineSeconds": 0});
     hand.block_pool("linger", spec).await.unwrap();
-    let mut made = cadastre_e2e::hand::labelled(
+    let mut made = cadastre_e2e::fixtures::labelled(
         cadastre_e2e::nodes::node("linger-1", "192.0.2.1"),
         &[("group", "linger")],
     );
@@ -166,7 +166,7 @@ async fn a_node_that_is_being_deleted_keeps_its_blocks_until_it_is_gone() {
         .patch("linger-1", &kube::api::PatchParams::default(), &patch)
         .await
         .unwrap();
-    gone(&hand.blocks, &cadastre_e2e::hand::block_name(&had[0]))
+    gone(&hand.blocks, &cadastre_e2e::fixtures::block_name(&had[0]))
         .await
         .unwrap();
     hand.subnet_gone("linger-1").await.unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cadastre_api::NodeSubnet;
-use cadastre_e2e::hand::condition;
+use cadastre_e2e::fixtures::condition;
 use serde_json::json;
 
 use crate::{blocks, node, shared};

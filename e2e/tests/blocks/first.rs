@@ -1,7 +1,7 @@
 //! Which nodes get a first block, and when.
 
 use cadastre_api::{NodeSubnet, OwnerKind};
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use serde_json::json;
 

@@ -1,9 +1,9 @@
 //! Blocks that nodes release: surplus blocks, and those of pools that no longer select the node.
 
 use cadastre_api::Recall;
-use cadastre_e2e::hand::{GROUP, LIMIT};
+use cadastre_e2e::fixtures::{GROUP, LIMIT};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, Hand};
+use cadastre_e2e::{Agents, Fixtures};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
@@ -25,7 +25,7 @@ fn empty(agents: &Agents, node: &str, pods: std::ops::Range<u32>) {
     }
 }
 
-async fn move_to(hand: &Hand, node: &str, group: &str) {
+async fn move_to(hand: &Fixtures, node: &str, group: &str) {
     let patch = Patch::Merge(json!({"metadata": {"labels": {GROUP: group}}}));
     hand.nodes
         .patch(node, &PatchParams::default(), &patch)

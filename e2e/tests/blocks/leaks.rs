@@ -1,12 +1,17 @@
 //! Addresses whose pods are gone: the controller lists only those as leak candidates.
 
 use cadastre_api::LeakCandidate;
-use cadastre_e2e::Hand;
+use cadastre_e2e::Fixtures;
 use serde_json::json;
 
-use crate::{say, shared};
+use crate::{shared, write_status};
 
-async fn suspects(hand: &Hand, node: &str, what: &str, addresses: &[String]) -> Vec<LeakCandidate> {
+async fn suspects(
+    hand: &Fixtures,
+    node: &str,
+    what: &str,
+    addresses: &[String],
+) -> Vec<LeakCandidate> {
     let is = |suspects: &[LeakCandidate]| {
         let named: Vec<&String> = suspects.iter().map(|it| &it.address).collect();
         named == addresses.iter().collect::<Vec<_>>()
@@ -46,7 +51,7 @@ async fn an_address_without_a_pod_is_asked_about_and_no_other() {
             {"address": "192.0.2.55", "podUID": stranger},
         ],
     });
-    say(&hand, "leaky-1", status.clone()).await;
+    write_status(&hand, "leaky-1", status.clone()).await;
     let asked = suspects(&hand, "leaky-1", "is asked about a stranger", &[address(4)]).await;
     assert_eq!(asked[0].pod_uid, stranger);
     hand.delete_pod("leaky-b").await.unwrap();
@@ -62,7 +67,7 @@ async fn an_address_without_a_pod_is_asked_about_and_no_other() {
     // The agent releases one address and keeps the other, which remains a leak candidate.
     let mut less = status.clone();
     less["orphans"].as_array_mut().unwrap().remove(3);
-    say(&hand, "leaky-1", less).await;
+    write_status(&hand, "leaky-1", less).await;
     suspects(
         &hand,
         "leaky-1",

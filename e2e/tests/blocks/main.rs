@@ -32,16 +32,16 @@ mod short;
 mod trust;
 
 use cadastre_api::Recall;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, Hand, Options, Stage};
+use cadastre_e2e::{Agents, Fixtures, Options, Stage};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// The stage that most tests share, with a new [`Hand`] and new agents for this one.
-async fn shared() -> (&'static Stage, Hand, Agents) {
+/// The stage that most tests share, with a new [`Fixtures`] and new agents for this one.
+async fn shared() -> (&'static Stage, Fixtures, Agents) {
     static STAGE: OnceCell<Stage> = OnceCell::const_new();
     let start = || async {
         Stage::start(
@@ -52,20 +52,20 @@ async fn shared() -> (&'static Stage, Hand, Agents) {
         .unwrap()
     };
     let stage = STAGE.get_or_init(start).await;
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     (stage, hand, agents)
 }
 
 /// Creates a node with a test agent.
-async fn node(hand: &Hand, agents: &Agents, group: &str, name: &str) -> Node {
+async fn node(hand: &Fixtures, agents: &Agents, group: &str, name: &str) -> Node {
     let node = hand.node(group, name).await.unwrap();
     agents.join(&node);
     node
 }
 
 /// Waits until the pool has `count` blocks, and returns their CIDRs.
-async fn blocks(hand: &Hand, pool: &str, count: usize) -> Vec<String> {
+async fn blocks(hand: &Fixtures, pool: &str, count: usize) -> Vec<String> {
     let what = format!("pool {pool} has {count} blocks");
     until(&what, LIMIT, async || {
         let blocks = hand.blocks_of(pool).await?;
@@ -77,7 +77,7 @@ async fn blocks(hand: &Hand, pool: &str, count: usize) -> Vec<String> {
 }
 
 /// Writes the status of a NodeSubnet, in the agent's place.
-async fn say(hand: &Hand, node: &str, status: Value) {
+async fn write_status(hand: &Fixtures, node: &str, status: Value) {
     let patch = Patch::Merge(json!({ "status": status }));
     hand.subnets
         .patch_status(node, &PatchParams::default(), &patch)
@@ -86,7 +86,7 @@ async fn say(hand: &Hand, node: &str, status: Value) {
 }
 
 /// The recall of a node's block, if there is one.
-async fn recall(hand: &Hand, node: &str, cidr: &str) -> Option<Recall> {
+async fn recall(hand: &Fixtures, node: &str, cidr: &str) -> Option<Recall> {
     let subnet = hand.subnets.get(node).await.unwrap();
     let block = subnet.spec.blocks.iter().find(|it| it.cidr == cidr);
     block.unwrap().recall

@@ -1,7 +1,7 @@
 //! Objects edited and deleted by hand: the controller restores what it knows, and nodes are not affected.
 
 use cadastre_api::{IPAMBlock, OwnerKind};
-use cadastre_e2e::hand::{LIMIT, block_name};
+use cadastre_e2e::fixtures::{LIMIT, block_name};
 use cadastre_e2e::wait::until;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use cadastre_api::{FINALIZER, Recall};
-use cadastre_e2e::hand::{condition, gone};
+use cadastre_e2e::fixtures::{condition, gone};
 use cadastre_e2e::wait::until;
 use kube::api::DeleteParams;
 use serde_json::json;

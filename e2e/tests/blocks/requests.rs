@@ -1,15 +1,15 @@
 //! Requests that people make by annotations of a NodeSubnet.
 
 use cadastre_api::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, Recall};
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Hand, Options, Stage};
+use cadastre_e2e::{Fixtures, Options, Stage};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{blocks, node, recall, say, shared};
+use crate::{blocks, node, recall, shared, write_status};
 
-async fn annotate(hand: &Hand, node: &str, name: &str, value: Value) {
+async fn annotate(hand: &Fixtures, node: &str, name: &str, value: Value) {
     let patch = Patch::Merge(json!({"metadata": {"annotations": {name: value}}}));
     let params = PatchParams::default();
     hand.subnets.patch(node, &params, &patch).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_block_is_drained_as_long_as_it_is_asked_for() {
 async fn a_release_that_is_asked_for_waits_for_no_grace_and_never_frees_what_lives() {
     let stage = Stage::start(Options::default(), &["--leak-grace", "3600"]);
     let stage = stage.await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.74.8.0/24"], "blockSize": 28}});
     hand.block_pool("let", spec).await.unwrap();
     let node = hand.node("let", "let-1").await.unwrap();
@@ -83,7 +83,7 @@ async fn a_release_that_is_asked_for_waits_for_no_grace_and_never_frees_what_liv
         "blocks": [{"cidr": cidr, "uid": block.uid, "used": 3, "free": 13}],
         "orphans": held,
     });
-    say(&hand, "let-1", status).await;
+    write_status(&hand, "let-1", status).await;
     let all = [
         format!("{}={lives}", address(1)),
         format!("{}={}", address(2), gone(2)),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use serde_json::json;
 
@@ -51,7 +51,7 @@ async fn exhaustion_is_told_with_what_to_do_and_so_is_its_end() {
         (&uid, "BlockAllocated"),
         (&pool_uid, "PoolExhausted"),
     ] {
-        assert_eq!(hand.told(uid, reason).await.unwrap(), 1, "{reason}");
+        assert_eq!(hand.event_count(uid, reason).await.unwrap(), 1, "{reason}");
     }
 }
 

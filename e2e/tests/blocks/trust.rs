@@ -3,12 +3,12 @@
 use std::net::Ipv4Addr;
 
 use cadastre_api::NodeSubnet;
-use cadastre_e2e::hand::{GROUP, Hand, labelled, with_pod_cidrs};
+use cadastre_e2e::fixtures::{Fixtures, GROUP, labelled, with_pod_cidrs};
 use cadastre_e2e::nodes;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{blocks, node, say, shared};
+use crate::{blocks, node, shared, write_status};
 
 /// Status and message of the condition `Accepted`.
 fn accepted(subnet: &NodeSubnet) -> Option<(&str, &str)> {
@@ -17,7 +17,7 @@ fn accepted(subnet: &NodeSubnet) -> Option<(&str, &str)> {
     Some((&condition.status, &condition.message))
 }
 
-async fn refused(hand: &Hand, node: &str, word: &str) {
+async fn refused(hand: &Fixtures, node: &str, word: &str) {
     hand.subnet_until(node, &format!("is told of {word}"), |it| {
         accepted(it).is_some_and(|(status, message)| status == "False" && message.contains(word))
     })
@@ -83,9 +83,9 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
         ),
         (json!({"nodeUID": "another"}), "another"),
     ] {
-        say(&hand, "bad-1", status.clone()).await;
+        write_status(&hand, "bad-1", status.clone()).await;
         refused(&hand, "bad-1", word).await;
-        say(&hand, "bad-1", whole.clone()).await;
+        write_status(&hand, "bad-1", whole.clone()).await;
         hand.subnet_until("bad-1", "is told that all is well", |it| {
             accepted(it).is_some_and(|(status, _)| status == "True")
         })
@@ -105,7 +105,7 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
         json!({"cidr": own, "uid": "of-old", "released": true}),
     ] {
         let reports = json!([{"cidr": own, "uid": block_uid, "used": 1, "free": 15}, stranger]);
-        say(
+        write_status(
             &hand,
             "bad-1",
             json!({"nodeUID": uid, "blocks": reports, "pools": [{"pool": "bad", "demand": 17}]}),
@@ -116,14 +116,14 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
             hand.listed("bad-2", 1).await.unwrap(),
             std::slice::from_ref(&other)
         );
-        say(&hand, "bad-1", whole.clone()).await;
+        write_status(&hand, "bad-1", whole.clone()).await;
         let listed = hand.subnets.get("bad-1").await.unwrap().spec.blocks;
         let second = listed.iter().find(|it| it.cidr != own).unwrap();
         let release = json!([
             {"cidr": own, "uid": block_uid, "used": 1, "free": 15},
             {"cidr": second.cidr, "uid": second.uid, "released": true},
         ]);
-        say(&hand, "bad-1", json!({"blocks": release})).await;
+        write_status(&hand, "bad-1", json!({"blocks": release})).await;
         hand.listed("bad-1", 1).await.unwrap();
         blocks(&hand, "bad", 2).await;
     }

@@ -9,7 +9,7 @@ use crate::template;
 const HEAD: &str = "# Generated from charts/cadastre: change that and run `make config`.\n";
 
 /// With `UPDATE` in the environment writes the file; otherwise asserts that it has this content already.
-pub fn hold(path: &str, text: &str) {
+pub fn assert_generated(path: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
     if std::env::var_os("UPDATE").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -63,7 +63,7 @@ async fn config_is_what_the_chart_renders() {
         // `helm test` runs the templates in tests/; they are not for `kubectl apply`.
         all.retain(|it| !it.source.starts_with("tests/"));
         assert!(all.iter().all(|it| !it.text.contains("elm")), "{folder}");
-        hold(
+        assert_generated(
             &format!("config/{folder}/cadastre.yaml"),
             &joined(all.iter()),
         );
@@ -73,7 +73,7 @@ async fn config_is_what_the_chart_renders() {
         for part in ["agent", "controller", "default-pool"] {
             let source = format!("rbac/{part}.yaml");
             let of_part = all.iter().filter(|it| it.source == source);
-            hold(&format!("config/{source}"), &joined(of_part));
+            assert_generated(&format!("config/{source}"), &joined(of_part));
         }
     }
 }

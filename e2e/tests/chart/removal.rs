@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use cadastre_api::IPPool;
 use cadastre_core::Cidr;
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::kcm::KcmOptions;
 use cadastre_e2e::kubeconfig::User;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Hand, Options};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options};
 use kube::api::{ListParams, ObjectMeta, PostParams};
 use serde_json::json;
 
@@ -32,7 +32,7 @@ async fn left(cluster: &ControlPlane, kinds: &str) -> String {
 }
 
 /// All pools, all blocks with their owners, all NodeSubnets with their blocks, as text.
-async fn records(hand: &Hand) -> Vec<String> {
+async fn records(hand: &Fixtures) -> Vec<String> {
     let all = ListParams::default();
     let pools = hand.pools.list(&all).await.unwrap().items;
     let blocks = hand.blocks.list(&all).await.unwrap().items;
@@ -65,7 +65,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     };
     let cluster = ControlPlane::start(options).await.unwrap();
     let _kcm = cluster.start_kcm(&KcmOptions::default()).unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     let crds = "kubectl apply --server-side -f charts/cadastre/crds";
     run(&cluster, "install.md", crds).await;
     let mut controller = applied(&cluster).await;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use cadastre_e2e::helm::chart;
 
-use crate::made::hold;
+use crate::made::assert_generated;
 
 const HEAD: &str = "\
 # Values of the chart
@@ -82,7 +82,7 @@ fn the_table_is_made_of_the_values() {
         let about = about.replace('|', "\\|");
         writeln!(page, "| `{path}` | `{default}` | {about} |").unwrap();
     }
-    hold("docs/values.md", &page);
+    assert_generated("docs/values.md", &page);
 }
 
 #[test]

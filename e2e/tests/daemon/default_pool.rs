@@ -1,9 +1,9 @@
 //! `--default-pool` creates one pool, once, and only if there is none.
 
 use cadastre_api::{AllocationMode, IPPool};
-use cadastre_e2e::Hand;
+use cadastre_e2e::Fixtures;
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, PostParams};
@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::LIMIT;
 use crate::setup::{ACCOUNT, cluster};
 
-async fn the_pool(hand: &Hand) -> IPPool {
+async fn the_pool(hand: &Fixtures) -> IPPool {
     until("there is a pool", LIMIT, async || {
         let pools = hand.pools.list(&ListParams::default()).await?.items;
         anyhow::ensure!(pools.len() < 2, "{pools:?}");

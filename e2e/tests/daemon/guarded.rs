@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::helm::template;
 use cadastre_e2e::kubeconfig::User;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Daemon, Options, crds, ports};
 use http::Request;

@@ -2,10 +2,10 @@
 
 use anyhow::{Context as _, ensure};
 use cadastre_api::MOST_POOLS;
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Hand, Options, crds};
+use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
 use futures::StreamExt as _;
 use serde_json::json;
 
@@ -17,7 +17,7 @@ const FEW: usize = 800;
 #[tokio::test]
 async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     crds::install(&hand.client).await.unwrap();
     let count = MOST_POOLS + 26;
     let pools = (0..count).map(|n| {

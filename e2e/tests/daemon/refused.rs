@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cadastre_e2e::admission::{is_refused, policy};
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::metrics::sum;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Hand, Options, crds};
+use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use crate::LIMIT;
 #[tokio::test]
 async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else_goes_on() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     crds::install(&hand.client).await.unwrap();
     policy(
         &cluster,
@@ -145,7 +145,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     );
     assert!((waiting - 2.0).abs() < 0.1, "{waiting} nodes wait");
     assert_eq!(
-        hand.told(uid, "WritesRejected").await.unwrap(),
+        hand.event_count(uid, "WritesRejected").await.unwrap(),
         1,
         "told once"
     );
@@ -216,13 +216,13 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     assert!(before.is_some() && kept.iter().find(of_another) == before);
 }
 
-async fn conditions(hand: &Hand, node: &str) -> Result<Vec<Condition>> {
+async fn conditions(hand: &Fixtures, node: &str) -> Result<Vec<Condition>> {
     let status = hand.subnets.get(node).await?.status;
     Ok(status.unwrap_or_default().conditions)
 }
 
 /// The status of a NodeSubnet's condition `WritesRejected`.
-async fn writes_refused(hand: &Hand, node: &str) -> Result<String> {
+async fn writes_refused(hand: &Fixtures, node: &str) -> Result<String> {
     let mut all = conditions(hand, node).await?.into_iter();
     let told = all.find(|it| it.type_ == "WritesRejected");
     Ok(told.context("no condition")?.status)

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Hand, Options, crds};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, crds};
 use http::{Method, StatusCode};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -17,7 +17,7 @@ use crate::LIMIT;
 const GRACE: Duration = Duration::from_secs(20);
 
 /// The control plane that the tests of this file share; the guard lets one test use it at a time.
-async fn turn() -> (&'static ControlPlane, Hand, MutexGuard<'static, ()>) {
+async fn turn() -> (&'static ControlPlane, Fixtures, MutexGuard<'static, ()>) {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     static TURN: Mutex<()> = Mutex::const_new(());
     let turn = TURN.lock().await;
@@ -29,7 +29,7 @@ async fn turn() -> (&'static ControlPlane, Hand, MutexGuard<'static, ()>) {
         cluster
     };
     let cluster = CLUSTER.get_or_init(start).await;
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     (cluster, hand, turn)
 }
 
@@ -44,7 +44,7 @@ fn log(daemon: &mut Daemon) -> String {
 }
 
 /// Makes the controller allocate podCIDRs and release them again.
-async fn work(hand: &Hand, group: &str, range: &str) {
+async fn work(hand: &Fixtures, group: &str, range: &str) {
     hand.pool(
         group,
         json!({"ipv4": {"cidrs": [range]}, "quarantineSeconds": 0}),

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use cadastre_api::NodeSubnet;
 use cadastre_e2e::audit::{Audit, Used, compare};
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::permissions::{Target, allowed};
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Hand, Options, crds};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, crds};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -21,14 +21,14 @@ use crate::LIMIT;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A cluster with the CRDs in which the controller's account has no permissions yet.
-pub async fn cluster(audit: Option<&Audit>) -> (ControlPlane, Hand) {
+pub async fn cluster(audit: Option<&Audit>) -> (ControlPlane, Fixtures) {
     let options = Options {
         users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
         apiserver_args: audit.map(Audit::args).unwrap_or_default(),
         ..Options::default()
     };
     let cluster = ControlPlane::start(options).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     crds::install(&hand.client).await.unwrap();
     (cluster, hand)
 }
@@ -47,7 +47,7 @@ async fn log_says(daemon: &mut Daemon, text: &str) {
 #[tokio::test]
 async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     hand.node("wait", "wait-1").await.unwrap();
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     for kind in ["ippools", "nodesubnets", "ipamblocks"] {
@@ -93,7 +93,7 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
 #[tokio::test]
 async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     let crds = hand.client.clone();
     let crds: Api<CustomResourceDefinition> = Api::all(crds);
     for crd in cadastre_api::crd::all() {
@@ -227,7 +227,9 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         .await
         .unwrap();
     hand.delete_node("rbac-2").await.unwrap();
-    cadastre_e2e::hand::gone(&hand.pools, "rbac").await.unwrap();
+    cadastre_e2e::fixtures::gone(&hand.pools, "rbac")
+        .await
+        .unwrap();
     blocks_come_and_go(&hand).await;
     assert!(
         (forbidden(&daemon).await - refused).abs() < 0.5,
@@ -316,7 +318,7 @@ async fn leads(daemon: &Daemon) {
 }
 
 /// A node gets a block, its agent publishes a wrong status, and the node is deleted.
-async fn blocks_come_and_go(hand: &Hand) {
+async fn blocks_come_and_go(hand: &Fixtures) {
     let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/26"]}, "quarantineSeconds": 1});
     hand.block_pool("audit", spec).await.unwrap();
     let node = hand.node("audit", "audit-1").await.unwrap();

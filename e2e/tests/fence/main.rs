@@ -11,7 +11,7 @@ use std::time::Duration;
 use cadastre_controller::OutgoingRequest;
 use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
 use cadastre_controller::cluster::lease_task::WriteGate;
-use cadastre_controller::cluster::objects;
+use cadastre_controller::cluster::objects::Node as CachedNode;
 use cadastre_controller::cluster::request::{
     ApiRequest, NodeTouch, ObjectKind, PodCidrAllocation, Rejection, RequestId, RequestOutcome,
 };
@@ -80,7 +80,7 @@ impl Bench {
         self.writer.send(outgoing).await
     }
 
-    async fn create(&self, name: &str, metadata: Value) -> objects::Node {
+    async fn create(&self, name: &str, metadata: Value) -> CachedNode {
         let mut node: Node = serde_json::from_value(json!({"metadata": metadata})).unwrap();
         node.metadata.name = Some(name.to_owned());
         self.nodes
@@ -90,7 +90,7 @@ impl Bench {
         self.read(name).await
     }
 
-    async fn read(&self, name: &str) -> objects::Node {
+    async fn read(&self, name: &str) -> CachedNode {
         match self
             .send(ApiRequest::Read(ObjectKind::Node, name.into()))
             .await
@@ -101,7 +101,7 @@ impl Bench {
     }
 
     /// Sends the assignment that a leader with this view of the node would send.
-    async fn assign(&self, node: &objects::Node) -> RequestOutcome {
+    async fn assign(&self, node: &CachedNode) -> RequestOutcome {
         self.send(ApiRequest::AssignPodCidrs(PodCidrAllocation {
             name: node.name.clone(),
             uid: node.uid.clone(),
@@ -112,7 +112,7 @@ impl Bench {
         .await
     }
 
-    async fn touch(&self, node: &objects::Node, term: &str) -> RequestOutcome {
+    async fn touch(&self, node: &CachedNode, term: &str) -> RequestOutcome {
         self.send(ApiRequest::TouchNode(NodeTouch {
             name: node.name.clone(),
             uid: node.uid.clone(),
@@ -137,7 +137,7 @@ impl Bench {
 }
 
 #[track_caller]
-fn touched(outcome: RequestOutcome) -> objects::Node {
+fn touched(outcome: RequestOutcome) -> CachedNode {
     match outcome {
         RequestOutcome::Node(node) => node,
         other => panic!("{other:?}"),

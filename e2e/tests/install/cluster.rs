@@ -10,7 +10,7 @@ use cadastre_e2e::helm::Helm;
 use cadastre_e2e::metrics;
 use cadastre_e2e::node::{self, Machine, MachineOptions, Site, SiteOptions};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Hand, Options, daemon};
+use cadastre_e2e::{Fixtures, Options, daemon};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::Api;
@@ -23,7 +23,7 @@ pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// The cluster and its machines. Fields are dropped in order.
 pub struct Cluster {
-    pub hand: Hand,
+    pub hand: Fixtures,
     machines: Vec<Machine>,
     pub site: Site,
     /// Selects the release of helm for this cluster
@@ -44,7 +44,7 @@ impl Cluster {
             ..SiteOptions::default()
         };
         let site = Site::start(options).await.unwrap();
-        let hand = site.hand().await.unwrap();
+        let hand = site.fixtures().await.unwrap();
         for namespace in ["default", "kube-system"] {
             let accounts: Api<ServiceAccount> = Api::namespaced(hand.client.clone(), namespace);
             until("there are ServiceAccounts", LIMIT, async || {

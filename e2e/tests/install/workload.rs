@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use cadastre_api::POOLS_ANNOTATION;
 use cadastre_core::Cidr;
-use cadastre_e2e::Hand;
+use cadastre_e2e::Fixtures;
 use cadastre_e2e::node::IMAGE;
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Pod;
@@ -38,7 +38,7 @@ pub struct Group<'a> {
 }
 
 /// Creates pods of a group that may run anywhere.
-pub async fn create(hand: &Hand, group: &str, count: usize) {
+pub async fn create(hand: &Fixtures, group: &str, count: usize) {
     let group = Group {
         name: group,
         ..Group::default()
@@ -46,13 +46,13 @@ pub async fn create(hand: &Hand, group: &str, count: usize) {
     create_in(hand, group, count).await;
 }
 
-pub async fn create_in(hand: &Hand, group: Group<'_>, count: usize) {
+pub async fn create_in(hand: &Fixtures, group: Group<'_>, count: usize) {
     for n in 0..count {
         create_one(hand, group, n).await;
     }
 }
 
-async fn create_one(hand: &Hand, group: Group<'_>, n: usize) {
+async fn create_one(hand: &Fixtures, group: Group<'_>, n: usize) {
     let annotations = (!group.pool.is_empty()).then(|| json!({POOLS_ANNOTATION: group.pool}));
     let selector = (!group.node.is_empty()).then(|| json!({"kubernetes.io/hostname": group.node}));
     let group = group.name;
@@ -78,18 +78,18 @@ async fn create_one(hand: &Hand, group: Group<'_>, n: usize) {
         .unwrap();
 }
 
-async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
+async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     let params = ListParams::default().labels(&format!("group={group}"));
     Ok(hand.pods.list(&params).await?.items)
 }
 
 /// Waits until all pods of a group run, each with one address in `range`; returns them sorted.
-pub async fn running(hand: &Hand, group: &str, count: usize, range: &str) -> Vec<Running> {
+pub async fn running(hand: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
     within(hand, group, count, &[Cidr::parse_strict(range).unwrap()]).await
 }
 
 /// Like [`running`], with several ranges.
-pub async fn within(hand: &Hand, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
+pub async fn within(hand: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
     until(&what, LIMIT, async || {
         let all = list(hand, group).await?;
@@ -113,7 +113,7 @@ impl Running {
     }
 }
 
-pub async fn count(hand: &Hand, group: &str) -> Result<usize> {
+pub async fn count(hand: &Fixtures, group: &str) -> Result<usize> {
     let all = list(hand, group).await?;
     Ok(all.iter().filter_map(as_running).count())
 }
@@ -134,12 +134,12 @@ fn as_running(pod: &Pod) -> Option<Running> {
 
 /// Creates pods one after the other while something else happens.
 pub struct Coming<'a> {
-    hand: &'a Hand,
+    hand: &'a Fixtures,
     group: &'a str,
     range: &'a str,
 }
 
-pub fn coming<'a>(hand: &'a Hand, group: &'a str, range: &'a str) -> Coming<'a> {
+pub fn coming<'a>(hand: &'a Fixtures, group: &'a str, range: &'a str) -> Coming<'a> {
     Coming { hand, group, range }
 }
 
@@ -186,7 +186,7 @@ pub fn assert_unique(groups: &[&Vec<Running>]) {
 }
 
 /// Deletes the pods of a group and waits until they are gone.
-pub async fn delete(hand: &Hand, group: &str) {
+pub async fn delete(hand: &Fixtures, group: &str) {
     let params = ListParams::default().labels(&format!("group={group}"));
     let softly = DeleteParams::default();
     hand.pods.delete_collection(&softly, &params).await.unwrap();

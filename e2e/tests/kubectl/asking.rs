@@ -1,7 +1,7 @@
 //! release, drain and undrain, with a controller that leads.
 
 use cadastre_api::NodeAddressesSpec;
-use cadastre_e2e::{Agents, Hand, Options, Stage};
+use cadastre_e2e::{Agents, Fixtures, Options, Stage};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -11,7 +11,7 @@ use crate::{end, run, start};
 #[tokio::test]
 async fn status_waits_until_all_is_well() {
     let stage = Stage::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let mut waiting = start(&stage.cluster, &["status", "--wait=300"]);
     let mut said = BufReader::new(waiting.stderr.take().unwrap()).lines();
     while let Some(line) = said.next_line().await.unwrap() {
@@ -32,7 +32,7 @@ async fn status_waits_until_all_is_well() {
 #[tokio::test]
 async fn a_drain_is_asked_for_and_taken_back() {
     let stage = Stage::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     let cluster = &stage.cluster;
     let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}, "idleSeconds": 3600});
@@ -115,7 +115,7 @@ async fn a_drain_is_asked_for_and_taken_back() {
     hand.block_gone(&left[0]).await.unwrap();
 }
 
-async fn say(hand: &Hand, node: &str, status: Value) {
+async fn write_status(hand: &Fixtures, node: &str, status: Value) {
     let patch = Patch::Merge(json!({"status": status}));
     let params = PatchParams::default();
     hand.subnets
@@ -129,7 +129,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     let stage = Stage::start(Options::default(), &["--leak-grace", "86400"])
         .await
         .unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.91.0.0/24"], "blockSize": 28}});
     hand.block_pool("leaky", spec).await.unwrap();
     let node = hand.node("leaky", "leaky-1").await.unwrap().metadata.uid;
@@ -144,7 +144,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
         ..NodeAddressesSpec::default()
     };
     hand.list_addresses("leaky-1", list).await.unwrap();
-    say(
+    write_status(
         &hand,
         "leaky-1",
         json!({"nodeUID": node, "blocks": words(1), "orphans": [{"address": address, "podUID": uid}]}),
@@ -161,7 +161,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     hand.subnet_until("leaky-1", "the agent is asked", asked)
         .await
         .unwrap();
-    say(
+    write_status(
         &hand,
         "leaky-1",
         json!({"nodeUID": node, "blocks": words(0), "orphans": []}),

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use cadastre_api::NodeAddressesSpec;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Hand, Options, crds};
+use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::{Ran, end, pool, run, start};
 
-async fn block(hand: &Hand, cidr: &str, node: &str, uid: &str) -> String {
+async fn block(hand: &Fixtures, cidr: &str, node: &str, uid: &str) -> String {
     let name = cidr.replace(['.', '/'], "-");
     let object = serde_json::from_value(json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock", "metadata": {"name": name},
@@ -30,7 +30,7 @@ async fn block(hand: &Hand, cidr: &str, node: &str, uid: &str) -> String {
 }
 
 /// Creates a node with a block, its NodeSubnet, and the status of its agent.
-async fn holder(hand: &Hand, name: &str, cidr: &str, held: &[String]) -> String {
+async fn holder(hand: &Fixtures, name: &str, cidr: &str, held: &[String]) -> String {
     let node = hand.node("p", name).await.unwrap().metadata.uid.unwrap();
     let uid = block(hand, cidr, name, &node).await;
     let subnet = serde_json::from_value(json!({
@@ -47,12 +47,12 @@ async fn holder(hand: &Hand, name: &str, cidr: &str, held: &[String]) -> String 
     let orphan = |it: &String| json!({"address": it.split(' ').next(), "podUID": GONE});
     let orphans: Vec<Value> = orphans.map(orphan).collect();
     let status = json!({"nodeUID": node, "blocks": words, "orphans": orphans});
-    say(hand, name, status).await;
+    write_status(hand, name, status).await;
     lists(hand, name, held).await;
     node
 }
 
-async fn lists(hand: &Hand, node: &str, held: &[String]) {
+async fn lists(hand: &Fixtures, node: &str, held: &[String]) {
     let list = NodeAddressesSpec {
         addresses: held.to_vec(),
         ..NodeAddressesSpec::default()
@@ -60,7 +60,7 @@ async fn lists(hand: &Hand, node: &str, held: &[String]) {
     hand.list_addresses(node, list).await.unwrap();
 }
 
-async fn say(hand: &Hand, node: &str, status: Value) {
+async fn write_status(hand: &Fixtures, node: &str, status: Value) {
     let patch = Patch::Merge(json!({"status": status}));
     hand.subnets
         .patch_status(node, &PatchParams::default(), &patch)
@@ -89,7 +89,7 @@ const GONE: &str = "00000000-0000-4000-8000-00000000dead";
 #[tokio::test]
 async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     crds::install(&hand.client).await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.70.0.0/24"], "blockSize": 28}, "nodeSelector": {"matchLabels": {"group": "p"}}});
     let made = serde_json::from_value(pool("p", &spec)).unwrap();
@@ -203,14 +203,14 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
 }
 
 /// The pods of n2 belong to another network, though its agent has to configure the runtime.
-async fn another_network(cluster: &ControlPlane, hand: &Hand) {
+async fn another_network(cluster: &ControlPlane, hand: &Fixtures) {
     hand.pod("old", "n1", &["10.9.0.1"]).await.unwrap();
     hand.pod("other", "n2", &["10.9.0.2"]).await.unwrap();
     let condition = json!({
         "type": "ServedByOthers", "status": "True", "reason": "LeftToOthers",
         "message": "10-kindnet.conflist is there", "lastTransitionTime": "2026-01-01T00:00:00Z",
     });
-    say(hand, "n2", json!({"conditions": [condition]})).await;
+    write_status(hand, "n2", json!({"conditions": [condition]})).await;
     let found = run(cluster, CHECK).await;
     assert!(
         !codes(&found).contains(&"PodsOutside pods".to_owned()),
@@ -266,7 +266,7 @@ async fn refusals(cluster: &ControlPlane) {
 /// The request stays in the annotation until the agent has released the address, and no longer.
 async fn leak_is_released(
     cluster: &ControlPlane,
-    hand: &Hand,
+    hand: &Fixtures,
     node: &str,
     held: &[String],
     report: &str,
@@ -313,7 +313,7 @@ async fn leak_is_released(
     let word = &hand.subnets.get("n1").await.unwrap().spec.blocks[0];
     let words = json!([{"cidr": word.cidr, "uid": word.uid, "used": 1, "free": 15}]);
     let status = json!({"nodeUID": node, "blocks": words, "orphans": []});
-    say(hand, "n1", status).await;
+    write_status(hand, "n1", status).await;
     lists(hand, "n1", &held[..1]).await;
     let freed = end(child).await;
     assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");

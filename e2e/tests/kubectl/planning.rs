@@ -1,6 +1,6 @@
 //! The results of plan, and what then happens: the same numbers.
 
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Options, Stage};
 use serde_json::json;
@@ -10,7 +10,7 @@ use crate::run;
 #[tokio::test]
 async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     let stage = Stage::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let cluster = &stage.cluster;
     let spec = json!({"ipv4": {"cidrs": ["10.80.0.0/25"], "blockSize": 28}, "reserved": ["10.80.0.16-10.80.0.20"]});
     hand.block_pool("grow", spec.clone()).await.unwrap();

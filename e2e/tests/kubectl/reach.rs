@@ -5,7 +5,7 @@ use std::path::Path;
 use cadastre_e2e::assets::{self, Program};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
-use cadastre_e2e::{ControlPlane, Hand, Options, crds, daemon};
+use cadastre_e2e::{ControlPlane, Fixtures, Options, crds, daemon};
 use serde_json::json;
 
 use crate::{command, end, ok, run};
@@ -24,7 +24,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
             .contains("install the CustomResourceDefinitions (cadastre crd |"),
         "{bare:?}"
     );
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     crds::install(&hand.client).await.unwrap();
     let empty = ok(&cluster, &["show", "pools"]).await;
     assert!(empty.contains("create an IPPool"), "{empty}");
@@ -76,7 +76,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
 }
 
 /// kubectl itself completes the plugin's verbs and names of objects.
-async fn completed(cluster: &ControlPlane, hand: &Hand, bin: &Path) {
+async fn completed(cluster: &ControlPlane, hand: &Fixtures, bin: &Path) {
     let pool = json!({"ipv4": {"cidrs": ["10.9.0.0/24"]}, "disabled": true});
     hand.block_pool("spare", pool).await.unwrap();
     let args = ["completion", "kubectl"];
@@ -104,7 +104,7 @@ async fn completed(cluster: &ControlPlane, hand: &Hand, bin: &Path) {
 }
 
 /// The bundle contains what it claims, and nothing of a pod's environment.
-async fn bundled(cluster: &ControlPlane, hand: &Hand) {
+async fn bundled(cluster: &ControlPlane, hand: &Fixtures) {
     hand.block_pool("p", json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}}))
         .await
         .unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre_e2e::hand::labelled;
+use cadastre_e2e::fixtures::labelled;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Options, Stage, nodes};
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::{ok, run, snapshot, start};
 #[tokio::test]
 async fn a_cluster_that_is_well_is_shown_as_it_is() {
     let stage = Stage::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     let cluster = &stage.cluster;
     let blocks =
@@ -119,7 +119,7 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
 
 /// `--watch` shows a change by itself.
 async fn watched(stage: &Stage) {
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let mut child = start(&stage.cluster, &["show", "nodes", "--watch"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.next_line().await.unwrap().unwrap();

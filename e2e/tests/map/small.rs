@@ -7,7 +7,7 @@ use crate::page::Page;
 
 pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     let stage = Stage::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     let blocks = json!({
         "ipv4": {"cidrs": ["10.60.0.0/24"], "blockSize": 28}, "ipv6": {"cidrs": ["fd00:60::/48"]},

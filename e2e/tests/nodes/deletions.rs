@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use anyhow::ensure;
 use cadastre_e2e::node::NodeSide;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Hand, assets};
+use cadastre_e2e::{Fixtures, assets};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -139,13 +139,13 @@ fn chained(plugin: &str) -> NodeSide {
 }
 
 /// The sandboxes with addresses on a node, as its agent publishes them.
-async fn sandboxes(hand: &Hand, node: &str) -> anyhow::Result<Vec<String>> {
+async fn sandboxes(hand: &Fixtures, node: &str) -> anyhow::Result<Vec<String>> {
     let list = hand.addresses.get(node).await?.spec;
     Ok(list.entries().map(|it| it.handle).collect())
 }
 
 /// Makes the kubelet retry a pod at once; after a failure it waits for 10 to 15 s.
-async fn try_again(hand: &Hand, pod: &str, number: usize) {
+async fn try_again(hand: &Fixtures, pod: &str, number: usize) {
     let note = json!({"metadata": {"annotations": {"try": number.to_string()}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(note));
     hand.pods.patch(pod, &params, &patch).await.unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::ensure;
 use cadastre_api::AddressEntry;
-use cadastre_e2e::Hand;
+use cadastre_e2e::Fixtures;
 use cadastre_e2e::node::{Machine, NodeSide};
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Node;
@@ -42,7 +42,7 @@ pub fn both(v4: &str, v6: &str) -> Value {
 }
 
 /// Waits until a node's agent reports exactly the addresses of these pods as in use.
-pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
+pub async fn told(hand: &Fixtures, node: &str, pods: &[Running]) {
     let own = pods.iter().filter(|it| it.node == node);
     let wanted: BTreeSet<(String, String)> = own
         .flat_map(|pod| {
@@ -78,7 +78,7 @@ pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
 }
 
 /// The podCIDRs and blocks in a node's NodeSubnet.
-pub async fn ranges(hand: &Hand, node: &str) -> Vec<String> {
+pub async fn ranges(hand: &Fixtures, node: &str) -> Vec<String> {
     let spec = hand.subnets.get(node).await.unwrap().spec;
     let held = spec.pod_cidrs.into_iter().map(|it| it.cidr);
     held.chain(spec.blocks.into_iter().map(|it| it.cidr))
@@ -101,7 +101,7 @@ pub fn boot_id(node: &Node) -> String {
 }
 
 /// Waits until a kubelet reports another boot id than `boot`.
-pub async fn booted_since(hand: &Hand, node: &str, boot: &str) {
+pub async fn booted_since(hand: &Fixtures, node: &str, boot: &str) {
     until(&format!("{node} has booted"), LIMIT, async || {
         let id = boot_id(&hand.nodes.get(node).await?);
         ensure!(id != boot, "still {id}");
@@ -113,7 +113,7 @@ pub async fn booted_since(hand: &Hand, node: &str, boot: &str) {
 
 /// Waits until the same pods, by their UIDs, run again, those on `node` in new sandboxes.
 pub async fn same_pods_anew(
-    hand: &Hand,
+    hand: &Fixtures,
     group: &str,
     before: &[Running],
     node: &str,

@@ -31,11 +31,11 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::node::{self, Machine, MachineOptions, NodeSide, Site, SiteOptions};
-use cadastre_e2e::stage::start_controller;
-use cadastre_e2e::{Daemon, Hand};
+use cadastre_e2e::{Daemon, Fixtures};
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 
@@ -122,7 +122,7 @@ fn main() -> ExitCode {
 struct Stage {
     _controller: Daemon,
     site: Site,
-    hand: Hand,
+    hand: Fixtures,
 }
 
 impl Stage {
@@ -136,7 +136,7 @@ impl Stage {
         let flags = ["--leak-grace", "2"];
         let mut controller = start_controller(site.cluster(), ADMIN, &flags).unwrap();
         controller.wait_ready(LIMIT).await.unwrap();
-        let hand = site.hand().await.unwrap();
+        let hand = site.fixtures().await.unwrap();
         Self {
             _controller: controller,
             site,

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use anyhow::{Context as _, Result, ensure};
 use cadastre_core::Cidr;
-use cadastre_e2e::Hand;
+use cadastre_e2e::Fixtures;
 use cadastre_e2e::node::{IMAGE, Machine};
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -27,7 +27,7 @@ pub struct Running {
 }
 
 /// Creates a pod of a group, on `node` or where the scheduler decides.
-pub async fn create(hand: &Hand, group: &str, name: &str, node: Option<&str>) {
+pub async fn create(hand: &Fixtures, group: &str, name: &str, node: Option<&str>) {
     let mut pod = json!({
         "metadata": {"name": name, "labels": {"group": group}},
         "spec": {
@@ -48,7 +48,7 @@ pub async fn create(hand: &Hand, group: &str, name: &str, node: Option<&str>) {
 
 /// Creates pods `PREFIX-N`, on `node` or where the scheduler decides.
 pub async fn create_many(
-    hand: &Hand,
+    hand: &Fixtures,
     group: &str,
     prefix: &str,
     numbers: Range<usize>,
@@ -60,14 +60,14 @@ pub async fn create_many(
     futures::future::join_all(all).await;
 }
 
-pub async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
+pub async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     let params = ListParams::default().labels(&format!("group={group}"));
     Ok(hand.pods.list(&params).await?.items)
 }
 
 /// Waits until a group has exactly `count` pods, each with a running container and addresses, and each satisfying `is`.
 pub async fn running_that(
-    hand: &Hand,
+    hand: &Fixtures,
     group: &str,
     count: usize,
     is: impl Fn(&Running) -> bool,
@@ -97,7 +97,7 @@ pub async fn running_that(
 }
 
 /// Waits until a group has exactly `count` pods, each with a running container and addresses.
-pub async fn running(hand: &Hand, group: &str, count: usize) -> Vec<Running> {
+pub async fn running(hand: &Fixtures, group: &str, count: usize) -> Vec<Running> {
     running_that(hand, group, count, |_| true).await
 }
 
@@ -129,7 +129,7 @@ fn as_running(pod: &Pod) -> Option<Running> {
 }
 
 /// Waits until `count` pods of a group whose names begin with `prefix` run.
-pub async fn running_of(hand: &Hand, group: &str, prefix: &str, count: usize) -> Vec<Running> {
+pub async fn running_of(hand: &Fixtures, group: &str, prefix: &str, count: usize) -> Vec<Running> {
     let what = format!("{count} pods {prefix}-* run");
     until(&what, LIMIT, async || {
         let all = list(hand, group).await?;
@@ -143,7 +143,7 @@ pub async fn running_of(hand: &Hand, group: &str, prefix: &str, count: usize) ->
 }
 
 /// Deletes the pods `PREFIX-N`; does not wait until they are gone.
-pub async fn delete_many(hand: &Hand, prefix: &str, numbers: Range<usize>) {
+pub async fn delete_many(hand: &Fixtures, prefix: &str, numbers: Range<usize>) {
     let all = numbers.map(|n| async move {
         let name = format!("{prefix}-{n}");
         let deleted = hand.pods.delete(&name, &DeleteParams::default()).await;
@@ -154,7 +154,7 @@ pub async fn delete_many(hand: &Hand, prefix: &str, numbers: Range<usize>) {
 
 /// Deletes all pods of a group and waits until they are gone from the API, which happens after their sandboxes
 /// were stopped.
-pub async fn delete_all(hand: &Hand, group: &str) {
+pub async fn delete_all(hand: &Fixtures, group: &str) {
     let params = ListParams::default().labels(&format!("group={group}"));
     let softly = DeleteParams::default();
     let deleted = hand.pods.delete_collection(&softly, &params).await;
@@ -191,7 +191,7 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
 }
 
 /// Waits until a Node is ready, or is not, and returns it.
-pub async fn ready(hand: &Hand, node: &str, ready: bool) -> Node {
+pub async fn ready(hand: &Fixtures, node: &str, ready: bool) -> Node {
     let wanted = if ready { "True" } else { "False, Unknown" };
     let what = format!("node {node} has Ready: {wanted}");
     until(&what, LIMIT, async || {
@@ -210,7 +210,7 @@ pub async fn ready(hand: &Hand, node: &str, ready: bool) -> Node {
 }
 
 /// Waits until a node has podCIDRs of `families` families, and returns them.
-pub async fn pod_cidrs(hand: &Hand, node: &str, families: usize) -> Vec<String> {
+pub async fn pod_cidrs(hand: &Fixtures, node: &str, families: usize) -> Vec<String> {
     let what = format!("node {node} has {families} podCIDRs");
     until(&what, LIMIT, async || {
         let node = hand.nodes.get(node).await?;

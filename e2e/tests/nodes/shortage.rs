@@ -1,7 +1,7 @@
 //! Exhausted pools, and nodes that are gone for good.
 
 use anyhow::ensure;
-use cadastre_e2e::hand::gone;
+use cadastre_e2e::fixtures::gone;
 use cadastre_e2e::wait::until;
 use kube::api::DeleteParams;
 use serde_json::json;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::Hand;
+use cadastre_e2e::Fixtures;
 use serde_json::json;
 
 use crate::shared;
@@ -10,7 +10,7 @@ use crate::shared;
 /// A waiting node is served at once; this is the delay of a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-async fn served_at_once(hand: &Hand, name: &str) -> Vec<String> {
+async fn served_at_once(hand: &Fixtures, name: &str) -> Vec<String> {
     let start = Instant::now();
     let cidrs = hand.served(name).await.unwrap();
     assert!(
@@ -22,7 +22,7 @@ async fn served_at_once(hand: &Hand, name: &str) -> Vec<String> {
 }
 
 /// Creates a node that has to wait, and returns when the controller has reported that.
-async fn waiting(hand: &Hand, group: &str, name: &str) {
+async fn waiting(hand: &Fixtures, group: &str, name: &str) {
     let node = hand.node(group, name).await.unwrap();
     let uid = node.metadata.uid.unwrap();
     hand.event(&uid, "WaitingForPodCIDR").await.unwrap();
@@ -197,7 +197,9 @@ async fn a_pool_deleted_while_in_use_terminates_carves_nothing_and_goes_when_emp
     assert_eq!(pool.metadata.finalizers.unwrap(), [cadastre_api::FINALIZER]);
 
     hand.delete_node("gone-1").await.unwrap();
-    cadastre_e2e::hand::gone(&hand.pools, "gone").await.unwrap();
+    cadastre_e2e::fixtures::gone(&hand.pools, "gone")
+        .await
+        .unwrap();
     hand.subnet_gone("gone-1").await.unwrap();
     assert!(hand.pod_cidrs("gone-2").await.unwrap().is_empty());
 }

@@ -61,7 +61,7 @@ async fn with_a_thousand_pools_a_node_is_served_within_seconds_and_memory_stays_
         async || {
             let pools = hand.pools.list(&ListParams::default()).await?;
             let ready = pools.iter().filter(|pool| {
-                let condition = cadastre_e2e::hand::condition(pool, "Ready");
+                let condition = cadastre_e2e::fixtures::condition(pool, "Ready");
                 condition.is_some_and(|it| it.status == "True")
             });
             let ready = ready.count();

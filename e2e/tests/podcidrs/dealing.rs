@@ -142,9 +142,9 @@ async fn a_node_selector_decides_which_nodes_a_pool_serves() {
         let name = format!("sel{zone}");
         let mut node = cadastre_e2e::nodes::node(&name, "192.0.2.1");
         if !zone.is_empty() {
-            node = cadastre_e2e::hand::labelled(node, &[("zone", zone)]);
+            node = cadastre_e2e::fixtures::labelled(node, &[("zone", zone)]);
         }
-        let node = cadastre_e2e::hand::labelled(node, &[("group", "sel")]);
+        let node = cadastre_e2e::fixtures::labelled(node, &[("group", "sel")]);
         hand.create_node(node).await.unwrap();
         let cidrs = hand.served(&name).await.unwrap();
         assert!(cidrs[0].starts_with(prefix), "zone {zone:?}: {cidrs:?}");
@@ -200,7 +200,7 @@ async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_
         let name = format!("rank{i}");
         let node = cadastre_e2e::nodes::node(&name, "192.0.2.1");
         let labels = [("group", "rank"), ("zone", "a")];
-        hand.create_node(cadastre_e2e::hand::labelled(node, &labels))
+        hand.create_node(cadastre_e2e::fixtures::labelled(node, &labels))
             .await
             .unwrap();
         let cidrs = hand.served(&name).await.unwrap();

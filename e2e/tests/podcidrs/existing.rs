@@ -1,14 +1,14 @@
 //! Existing podCIDRs, which are adopted unchanged, whoever wrote them.
 
-use cadastre_e2e::hand::{LIMIT, labelled, with_pod_cidrs};
+use cadastre_e2e::fixtures::{LIMIT, labelled, with_pod_cidrs};
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Hand, Stage, nodes};
+use cadastre_e2e::{Fixtures, Stage, nodes};
 use serde_json::json;
 
 use crate::{alone, shared};
 
-async fn create(hand: &Hand, group: &str, name: &str, cidrs: &[&str]) -> String {
+async fn create(hand: &Fixtures, group: &str, name: &str, cidrs: &[&str]) -> String {
     let node = labelled(nodes::node(name, "192.0.2.1"), &[("group", group)]);
     let node = hand.create_node(with_pod_cidrs(node, cidrs)).await.unwrap();
     node.metadata.uid.unwrap()
@@ -36,7 +36,7 @@ const BEFORE: [(&str, &[&str]); 5] = [
     ("take-5", &["fd00:31::/56"]),
 ];
 
-async fn check_taken_over(hand: &Hand) {
+async fn check_taken_over(hand: &Fixtures) {
     hand.node("take", "take-new").await.unwrap();
     assert_eq!(hand.served("take-new").await.unwrap(), ["10.30.2.0/24"]);
     let waiting = hand.node("take", "take-full").await.unwrap();
@@ -138,6 +138,9 @@ async fn overlapping_podcidrs_are_reported_on_both_nodes_and_stop_nothing() {
         .unwrap();
     assert!(hand.pod_cidrs("both-4").await.unwrap().is_empty());
     for uid in [first, second] {
-        assert_eq!(hand.told(&uid, "OverlappingPodCIDR").await.unwrap(), 1);
+        assert_eq!(
+            hand.event_count(&uid, "OverlappingPodCIDR").await.unwrap(),
+            1
+        );
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::{FLAG_SERVICE_RANGE, shared};
 
 /// Creates `count` nodes that must be served, and one that must wait; returns the ranges, sorted.
-async fn fill(hand: &cadastre_e2e::Hand, group: &str, count: usize) -> Vec<String> {
+async fn fill(hand: &cadastre_e2e::Fixtures, group: &str, count: usize) -> Vec<String> {
     let mut got = Vec::new();
     for i in 1..=count {
         let name = format!("{group}-{i}");
@@ -136,7 +136,7 @@ async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_goes(
     let created = older.metadata.creation_timestamp.unwrap().0;
     until(
         "a second has passed",
-        cadastre_e2e::hand::LIMIT,
+        cadastre_e2e::fixtures::LIMIT,
         async || {
             let now = k8s_openapi::jiff::Timestamp::now();
             Ok((now.as_second() > created.as_second()).then_some(()))
@@ -187,7 +187,7 @@ async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_goes(
     hand.condition("age-a", "Ready", "True").await.unwrap();
     assert!(hand.pools.get_opt("age-z").await.unwrap().is_some());
     hand.delete_node("age-z1").await.unwrap();
-    cadastre_e2e::hand::gone(&hand.pools, "age-z")
+    cadastre_e2e::fixtures::gone(&hand.pools, "age-z")
         .await
         .unwrap();
     hand.event(&uid, "NoLongerOverlapping").await.unwrap();

@@ -28,14 +28,14 @@ mod misfits;
 mod resting;
 mod telling;
 
-use cadastre_e2e::{Hand, Options, Stage};
+use cadastre_e2e::{Fixtures, Options, Stage};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
 /// The range of the shared stage's flag `--service-cidr`.
 const FLAG_SERVICE_RANGE: &str = "10.199.0.0/25";
 
-/// The stage that most tests share, and a new [`Hand`] for this one.
-async fn shared() -> (&'static Stage, Hand) {
+/// The stage that most tests share, and a new [`Fixtures`] for this one.
+async fn shared() -> (&'static Stage, Fixtures) {
     static STAGE: OnceCell<Stage> = OnceCell::const_new();
     let start = || async {
         Stage::start(
@@ -46,14 +46,14 @@ async fn shared() -> (&'static Stage, Hand) {
         .unwrap()
     };
     let stage = STAGE.get_or_init(start).await;
-    (stage, stage.hand().await.unwrap())
+    (stage, stage.fixtures().await.unwrap())
 }
 
 /// A stage for a single test.
-async fn alone(flags: &[&str]) -> (Stage, Hand, SemaphorePermit<'static>) {
+async fn alone(flags: &[&str]) -> (Stage, Fixtures, SemaphorePermit<'static>) {
     let permit = one_at_a_time().await;
     let stage = Stage::start(Options::default(), flags).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     (stage, hand, permit)
 }
 

@@ -1,6 +1,6 @@
 //! Edits by hand, and the limits of names.
 
-use cadastre_e2e::hand::labelled;
+use cadastre_e2e::fixtures::labelled;
 use cadastre_e2e::nodes;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};

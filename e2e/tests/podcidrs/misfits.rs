@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::hand::{GROUP, condition, labelled, with_pod_cidrs};
+use cadastre_e2e::fixtures::{GROUP, condition, labelled, with_pod_cidrs};
 use cadastre_e2e::metrics::sum;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, ControlPlane, Hand, Options, crds, nodes};
+use cadastre_e2e::{Agents, ControlPlane, Fixtures, Options, crds, nodes};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
@@ -22,7 +22,7 @@ use crate::one_at_a_time;
 const QUIET: Duration = Duration::from_secs(12);
 
 /// Installs CRDs without any rule, like an early version's.
-async fn install_lax_crds(hand: &Hand) {
+async fn install_lax_crds(hand: &Fixtures) {
     let api = Api::<CustomResourceDefinition>::all(hand.client.clone());
     for mut crd in cadastre_api::crd::all() {
         for version in &mut crd.spec.versions {
@@ -41,7 +41,7 @@ async fn install_lax_crds(hand: &Hand) {
     }
     until(
         "the kinds are served",
-        cadastre_e2e::hand::LIMIT,
+        cadastre_e2e::fixtures::LIMIT,
         async || {
             hand.pools.list(&ListParams::default()).await?;
             hand.subnets.list(&ListParams::default()).await?;
@@ -53,7 +53,7 @@ async fn install_lax_crds(hand: &Hand) {
     .unwrap();
 }
 
-async fn create(hand: &Hand, kind: &str, name: &str, spec: Value) -> String {
+async fn create(hand: &Fixtures, kind: &str, name: &str, spec: Value) -> String {
     let plural = format!("{}s", kind.to_lowercase());
     let resource = ApiResource {
         group: "cadastre.dev".to_owned(),
@@ -152,7 +152,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         ..Options::default()
     };
     let cluster = ControlPlane::start(options).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
+    let hand = Fixtures::new(cluster.client().await.unwrap());
     install_lax_crds(&hand).await;
     let mut bad = Vec::new();
     for (name, spec, says) in bad_pools() {
@@ -200,7 +200,10 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
     .unwrap();
 
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
-    daemon.wait_ready(cadastre_e2e::hand::LIMIT).await.unwrap();
+    daemon
+        .wait_ready(cadastre_e2e::fixtures::LIMIT)
+        .await
+        .unwrap();
     // One block is free beside the two that existing nodes have.
     assert_eq!(hand.served("odd").await.unwrap(), ["10.97.0.192/26"]);
     hand.subnet_until("odd", "is mended", |it| !it.spec.pod_cidrs.is_empty())
@@ -257,14 +260,17 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         .await
         .unwrap();
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
-    daemon.wait_ready(cadastre_e2e::hand::LIMIT).await.unwrap();
+    daemon
+        .wait_ready(cadastre_e2e::fixtures::LIMIT)
+        .await
+        .unwrap();
     hand.node("lax", "lax-3").await.unwrap();
     hand.condition("lax", "Exhausted", "True").await.unwrap();
     for (name, uid, _) in &bad {
         // The API server rejects a status for an object that its schema cannot parse, so that nothing records that
         // this one was reported before.
         let most = if *name == "type" { 2 } else { 1 };
-        let told = hand.told(uid, "InvalidSpec").await.unwrap();
+        let told = hand.event_count(uid, "InvalidSpec").await.unwrap();
         assert!((1..=most).contains(&told), "{name}: {told}");
     }
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::Hand;
-use cadastre_e2e::hand::{LIMIT, labelled};
+use cadastre_e2e::Fixtures;
+use cadastre_e2e::fixtures::{LIMIT, labelled};
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{alone, shared};
 
 /// Creates a node that has to wait for a quarantined range, and returns when the controller has reported that.
-async fn next_in_line(hand: &Hand, group: &str, name: &str) {
+async fn next_in_line(hand: &Fixtures, group: &str, name: &str) {
     let node = hand.node(group, name).await.unwrap();
     hand.event(&node.metadata.uid.unwrap(), "WaitingForPodCIDR")
         .await
@@ -224,7 +224,7 @@ async fn the_same_machine_gets_its_range_back_and_another_one_under_its_name_doe
 
 /// Deletes the node and creates it again; returns its podCIDRs once its NodeSubnet has the same ones and none of
 /// them is quarantined.
-async fn come_back(hand: &Hand, name: &str, as_machine: (Option<&str>, &str)) -> Vec<String> {
+async fn come_back(hand: &Fixtures, name: &str, as_machine: (Option<&str>, &str)) -> Vec<String> {
     hand.delete_node(name).await.unwrap();
     hand.subnet_until(name, "rests", |it| it.spec.node_uid.is_none())
         .await

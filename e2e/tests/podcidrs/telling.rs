@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::hand::{LIMIT, condition};
+use cadastre_e2e::fixtures::{LIMIT, condition};
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::wait::until;
 use kube::api::{Patch, PatchParams};
@@ -49,8 +49,16 @@ async fn exhaustion_is_told_once_and_so_is_its_end() {
     })
     .await
     .unwrap();
-    assert_eq!(hand.told(&pool_uid, "PoolExhausted").await.unwrap(), 1);
-    assert_eq!(hand.told(&node_uid, "WaitingForPodCIDR").await.unwrap(), 1);
+    assert_eq!(
+        hand.event_count(&pool_uid, "PoolExhausted").await.unwrap(),
+        1
+    );
+    assert_eq!(
+        hand.event_count(&node_uid, "WaitingForPodCIDR")
+            .await
+            .unwrap(),
+        1
+    );
     let after = hand.pools.get("tell").await.unwrap();
     assert_eq!(
         after.metadata.resource_version,
@@ -73,7 +81,7 @@ async fn exhaustion_is_told_once_and_so_is_its_end() {
         (&node_uid, "WaitingForPodCIDR"),
         (&node_uid, "PodCIDRAllocated"),
     ] {
-        assert_eq!(hand.told(uid, reason).await.unwrap(), 1, "{reason}");
+        assert_eq!(hand.event_count(uid, reason).await.unwrap(), 1, "{reason}");
     }
 }
 

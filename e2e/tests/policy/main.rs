@@ -8,7 +8,7 @@
 mod setup;
 
 use cadastre_api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
-use cadastre_e2e::hand::block_name;
+use cadastre_e2e::fixtures::block_name;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};

@@ -4,10 +4,10 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
-use cadastre_e2e::hand::block_name;
+use cadastre_e2e::fixtures::block_name;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Hand, Options, crds};
+use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -33,8 +33,8 @@ const KUBELET: &str = "system:node:n1";
 
 /// A cluster with the policies in force.
 pub struct Lab {
-    pub hand: Hand,
-    controller: Hand,
+    pub hand: Fixtures,
+    controller: Fixtures,
     pub cluster: ControlPlane,
 }
 
@@ -52,7 +52,7 @@ impl Lab {
             ..Options::default()
         };
         let cluster = ControlPlane::start(options).await.unwrap();
-        let hand = Hand::new(cluster.client().await.unwrap());
+        let hand = Fixtures::new(cluster.client().await.unwrap());
         crds::install(&hand.client).await.unwrap();
         let accounts: Api<ServiceAccount> = Api::namespaced(hand.client.clone(), "kube-system");
         for name in ["cadastre-agent", "cadastre-controller", "default"] {
@@ -72,7 +72,7 @@ impl Lab {
             cluster,
         };
         let client = this.client_of("cadastre-controller", Bound::Nothing).await;
-        this.controller = Hand::new(client);
+        this.controller = Fixtures::new(client);
         // Each policy comes into force a moment after it is stored.
         this.hand.node("any", "probe").await.unwrap();
         until("the policies are in force", LIMIT, async || {

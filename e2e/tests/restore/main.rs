@@ -23,10 +23,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use cadastre_api::{IPAMBlockSpec, LEASE_NAME};
 use cadastre_core::{Addr, Cidr};
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Hand, Options, Stage, daemon};
+use cadastre_e2e::{ControlPlane, Fixtures, Options, Stage, daemon};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Api;
@@ -59,7 +59,7 @@ async fn after_a_restore_a_controller_that_lived_through_it_starts_anew_and_does
 
 async fn story(lives: bool) {
     let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.hand().await.unwrap();
+    let hand = stage.fixtures().await.unwrap();
     let spec = json!({
         "ipv4": {"cidrs": [RANGE], "blockSize": 28}, "warm": {"low": 1, "high": 1},
         "cooldownSeconds": 1, "idleSeconds": 1, "quarantineSeconds": 3,
@@ -174,7 +174,7 @@ async fn check(cluster: &ControlPlane) {
 }
 
 /// All blocks with the nodes that own them.
-async fn blocks(hand: &Hand) -> Result<BTreeMap<Cidr, String>> {
+async fn blocks(hand: &Fixtures) -> Result<BTreeMap<Cidr, String>> {
     let all = hand.blocks.list(&ListParams::default()).await?;
     let all = all.items.into_iter().map(|it| it.spec);
     let pair = |it: IPAMBlockSpec| Ok((Cidr::parse_strict(&it.cidr)?, it.owner.name));
@@ -193,7 +193,7 @@ fn unique(nodes: &[&Node]) {
 }
 
 /// Sets back the Lease's renewTime, as if the backup were older than it is.
-async fn age_lease(hand: &Hand) {
+async fn age_lease(hand: &Fixtures) {
     let leases: Api<Lease> = Api::default_namespaced(hand.client.clone());
     let time = Timestamp::now() - SignedDuration::from_mins(10);
     let patch = json!({"spec": {"renewTime": format!("{time:.6}")}});

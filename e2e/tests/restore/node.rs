@@ -9,8 +9,8 @@ use cadastre_core::Addr;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Hand};
-use cadastre_node::{Add, Answer, Attachment, Op, Refusal, client};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures};
+use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, client};
 use tempfile::TempDir;
 
 use crate::{GROUP, LIMIT};
@@ -29,7 +29,7 @@ pub struct Node {
 
 impl Node {
     /// Creates the Node and starts its agent; does not wait.
-    pub async fn join(cluster: &ControlPlane, hand: &Hand, name: &str) -> Self {
+    pub async fn join(cluster: &ControlPlane, hand: &Fixtures, name: &str) -> Self {
         register(hand, name).await;
         let folder = tempfile::tempdir().unwrap();
         let at = |file: &str| folder.path().join(file).display().to_string();
@@ -67,7 +67,7 @@ impl Node {
     }
 
     /// Requests one address. The caller records it in [`Self::held`].
-    pub async fn try_add(&self) -> Result<(String, Addr), Refusal> {
+    pub async fn try_add(&self) -> Result<(String, Addr), OpError> {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let container = format!("c{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -81,8 +81,8 @@ impl Node {
             bound: Vec::new(),
         });
         match self.ask(add).await? {
-            Answer::Given(given) => Ok((container, given.addresses[0].address)),
-            Answer::Done => panic!("an ADD gives something"),
+            OpOutcome::Given(given) => Ok((container, given.addresses[0].address)),
+            OpOutcome::Done => panic!("an ADD gives something"),
         }
     }
 
@@ -92,7 +92,7 @@ impl Node {
         }
     }
 
-    async fn ask(&self, op: Op) -> Result<Answer, Refusal> {
+    async fn ask(&self, op: Op) -> Result<OpOutcome, OpError> {
         let at = |file: &str| -> PathBuf { self.folder.path().join(file) };
         let (socket, store) = (at("cni.sock"), at("node.redb"));
         let asked = move || client::ask(&socket, &store, &op, PATIENCE);
@@ -101,7 +101,7 @@ impl Node {
 }
 
 /// Creates the Node in the kubelet's place.
-pub async fn register(hand: &Hand, name: &str) {
+pub async fn register(hand: &Fixtures, name: &str) {
     hand.node(GROUP, name).await.unwrap();
 }
 

@@ -112,9 +112,9 @@ impl Sim {
         }
         *host.slot.lock().unwrap() = None;
         if let Some(process) = &mut host.process
-            && let Ok(keeper) = &mut process.keeper
+            && let Ok(worker) = &mut process.worker
         {
-            keeper.close();
+            worker.close();
         }
         // Only the store records the cooldown of addresses.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);

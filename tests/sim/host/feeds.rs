@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use cadastre_agent::machine::Event;
+use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, NodeSeen, SubnetSeen};
 use cadastre_api::{AllocatedBlock, Recall};
 use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet, Text};
 use cadastre_core::Cidr;
-use cadastre_daemon::watch::{Change, Step};
+use cadastre_daemon::watch::{ObjectEvent, WatchStep};
 
 use super::Verdict;
 use super::process::ProcessAct;
@@ -34,10 +34,10 @@ impl Line {
 /// Steps that the watches have not delivered yet.
 #[derive(Default)]
 pub struct Feeds {
-    node: VecDeque<Step<NodeSeen>>,
-    subnet: VecDeque<Step<SubnetSeen>>,
-    addresses: VecDeque<Step<AddressesSeen>>,
-    pods: VecDeque<Step<Pod>>,
+    node: VecDeque<WatchStep<NodeSeen>>,
+    subnet: VecDeque<WatchStep<SubnetSeen>>,
+    addresses: VecDeque<WatchStep<AddressesSeen>>,
+    pods: VecDeque<WatchStep<Pod>>,
     scheduled: [bool; 4],
     /// Whether the current list has contained the Node.
     node_listed: bool,
@@ -77,25 +77,25 @@ impl Feeds {
     }
 
     /// Updates the UID of the Node after a step of its watch.
-    fn node_shown(&mut self, change: &Change<NodeSeen>, node: &mut Option<Text>) {
+    fn node_shown(&mut self, change: &ObjectEvent<NodeSeen>, node: &mut Option<Text>) {
         match change {
-            Change::Restarted { .. } => self.node_listed = false,
-            Change::Applied(seen) => {
+            ObjectEvent::Restarted { .. } => self.node_listed = false,
+            ObjectEvent::Applied(seen) => {
                 self.node_listed = true;
                 *node = Some(seen.uid.as_str().into());
             }
-            Change::Listed if !self.node_listed => *node = None,
-            Change::Deleted(_) => *node = None,
-            Change::Listed | Change::Reached(_) => {}
+            ObjectEvent::Listed if !self.node_listed => *node = None,
+            ObjectEvent::Deleted(_) => *node = None,
+            ObjectEvent::Listed | ObjectEvent::Reached(_) => {}
         }
     }
 
-    fn next(&mut self, line: Line) -> Option<Event> {
+    fn next(&mut self, line: Line) -> Option<AgentEvent> {
         match line {
-            Line::Node => self.node.pop_front().map(Event::Node),
-            Line::Subnet => self.subnet.pop_front().map(Event::Subnet),
-            Line::Addresses => self.addresses.pop_front().map(Event::Addresses),
-            Line::Pods => self.pods.pop_front().map(Event::Pod),
+            Line::Node => self.node.pop_front().map(AgentEvent::Node),
+            Line::Subnet => self.subnet.pop_front().map(AgentEvent::Subnet),
+            Line::Addresses => self.addresses.pop_front().map(AgentEvent::Addresses),
+            Line::Pods => self.pods.pop_front().map(AgentEvent::Pod),
         }
     }
 }
@@ -131,11 +131,11 @@ fn seen_pod(pod: &ApiPod) -> Pod {
     }
 }
 
-fn listing<T>(asked: Duration, all: impl IntoIterator<Item = T>) -> VecDeque<Step<T>> {
-    let mut steps = VecDeque::from([Change::Restarted { asked }]);
-    steps.extend(all.into_iter().map(Change::Applied));
-    steps.push_back(Change::Listed);
-    steps.into_iter().map(Step::Change).collect()
+fn listing<T>(asked: Duration, all: impl IntoIterator<Item = T>) -> VecDeque<WatchStep<T>> {
+    let mut steps = VecDeque::from([ObjectEvent::Restarted { asked }]);
+    steps.extend(all.into_iter().map(ObjectEvent::Applied));
+    steps.push_back(ObjectEvent::Listed);
+    steps.into_iter().map(WatchStep::Change).collect()
 }
 
 impl Sim {
@@ -164,12 +164,12 @@ impl Sim {
                     return;
                 }
                 let change = if is_mine {
-                    Change::Applied(seen_node(&node))
+                    ObjectEvent::Applied(seen_node(&node))
                 } else {
-                    Change::Deleted(seen_node(&node))
+                    ObjectEvent::Deleted(seen_node(&node))
                 };
                 let host = self.host_mut(id);
-                host.feeds.node.push_back(Step::Change(change));
+                host.feeds.node.push_back(WatchStep::Change(change));
                 Line::Node
             }
             Commit::Subnet(before, after) => {
@@ -179,12 +179,12 @@ impl Sim {
                 };
                 let seen = seen_subnet(subnet, &self.api);
                 let change = if after.is_some() {
-                    Change::Applied(seen)
+                    ObjectEvent::Applied(seen)
                 } else {
-                    Change::Deleted(seen)
+                    ObjectEvent::Deleted(seen)
                 };
                 let host = self.host_mut(id);
-                host.feeds.subnet.push_back(Step::Change(change));
+                host.feeds.subnet.push_back(WatchStep::Change(change));
                 Line::Subnet
             }
             Commit::Pod(node, pod, is_there) => {
@@ -193,12 +193,12 @@ impl Sim {
                 }
                 let seen = seen_pod(pod);
                 let change = if *is_there {
-                    Change::Applied(seen)
+                    ObjectEvent::Applied(seen)
                 } else {
-                    Change::Deleted(seen)
+                    ObjectEvent::Deleted(seen)
                 };
                 let host = self.host_mut(id);
-                host.feeds.pods.push_back(Step::Change(change));
+                host.feeds.pods.push_back(WatchStep::Change(change));
                 Line::Pods
             }
             Commit::Addresses(of, after) => {
@@ -206,14 +206,14 @@ impl Sim {
                     return;
                 }
                 let change = match after {
-                    Some(after) => Change::Applied(after.clone()),
-                    None => Change::Deleted(AddressesSeen {
+                    Some(after) => ObjectEvent::Applied(after.clone()),
+                    None => ObjectEvent::Deleted(AddressesSeen {
                         owner: String::new(),
                         list: cadastre_api::NodeAddressesSpec::default(),
                     }),
                 };
                 let host = self.host_mut(id);
-                host.feeds.addresses.push_back(Step::Change(change));
+                host.feeds.addresses.push_back(WatchStep::Change(change));
                 Line::Addresses
             }
             _ => return,
@@ -238,10 +238,10 @@ impl Sim {
         feeds.addresses = listing(asked, addresses);
         feeds.pods = listing(asked, pods);
         if is_cut {
-            feeds.node.push_front(Step::Trouble);
-            feeds.subnet.push_front(Step::Trouble);
-            feeds.addresses.push_front(Step::Trouble);
-            feeds.pods.push_front(Step::Trouble);
+            feeds.node.push_front(WatchStep::Trouble);
+            feeds.subnet.push_front(WatchStep::Trouble);
+            feeds.addresses.push_front(WatchStep::Trouble);
+            feeds.pods.push_front(WatchStep::Trouble);
         }
         for line in Line::ALL {
             self.schedule_line(id, line);
@@ -296,10 +296,10 @@ impl Sim {
         }
         let mut shown: Option<SubnetSeen> = None;
         while let Some(event) = host.feeds.next(line) {
-            if let Event::Node(Step::Change(change)) = &event {
+            if let AgentEvent::Node(WatchStep::Change(change)) = &event {
                 host.feeds.node_shown(change, &mut node);
             }
-            if let Event::Subnet(Step::Change(Change::Applied(subnet))) = &event {
+            if let AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Applied(subnet))) = &event {
                 shown = Some(subnet.clone());
             }
             let Some(process) = &mut host.process else {
@@ -329,9 +329,9 @@ impl Sim {
         let name = &self.machines.hosts[id].name;
         let mut pods = cadastre_agent::pods::Pods::default();
         for pod in self.api.pods_on(name) {
-            pods.change(Change::Applied(seen_pod(pod)));
+            pods.change(ObjectEvent::Applied(seen_pod(pod)));
         }
-        pods.change(Change::Listed);
+        pods.change(ObjectEvent::Listed);
         pods
     }
 }

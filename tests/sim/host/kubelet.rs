@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_agent::cri::Sandbox as Told;
 use cadastre_core::{Addr, Cidr};
-use cadastre_node::{Add, Answer, Attachment, Op, PodRef, Refusal, Snapshot};
+use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef, Snapshot};
 
 use super::requests::{Call, outline};
 use super::{Key, Verdict};
@@ -28,7 +28,7 @@ pub enum KubeletAct {
     Start(Text),
     /// A plugin gets the agent's answer; gives up waiting for it; works on the store itself; tries to reach the
     /// agent again.
-    Answered(u64, Box<Result<Answer, Refusal>>),
+    Answered(u64, Box<Result<OpOutcome, OpError>>),
     Patience(u64),
     Alone(u64),
     Look(u64),
@@ -258,7 +258,7 @@ impl Sim {
         &mut self,
         id: usize,
         number: u64,
-        result: Result<Answer, Refusal>,
+        result: Result<OpOutcome, OpError>,
     ) -> Verdict {
         let host = self.host_mut(id);
         let Some(call) = host.calls.remove(&number) else {
@@ -267,17 +267,17 @@ impl Sim {
         let name = self.machines.hosts[id].name.clone();
         self.log(Some(&name), || {
             let what = match &result {
-                Ok(Answer::Given(given)) => {
+                Ok(OpOutcome::Given(given)) => {
                     let all = given.addresses.iter().map(|it| it.address.to_string());
                     all.collect::<Vec<_>>().join(" ")
                 }
-                Ok(Answer::Done) => "done".to_owned(),
+                Ok(OpOutcome::Done) => "done".to_owned(),
                 Err(refusal) => refusal.text.clone(),
             };
             format!("{}: {what}", outline(&call.op))
         });
         match (call.op, result) {
-            (Op::Add(add), Ok(Answer::Given(given))) => self.sandbox_is_up(id, &add, &given),
+            (Op::Add(add), Ok(OpOutcome::Given(given))) => self.sandbox_is_up(id, &add, &given),
             (Op::Add(add), _) => {
                 let container = add.attachment.container_id;
                 self.kill_sandbox(id, &container);
@@ -308,7 +308,12 @@ impl Sim {
         }
     }
 
-    fn sandbox_is_up(&mut self, id: usize, add: &Add, given: &cadastre_node::Given) -> Verdict {
+    fn sandbox_is_up(
+        &mut self,
+        id: usize,
+        add: &Add,
+        given: &cadastre_node::AddressAssignment,
+    ) -> Verdict {
         let container = &add.attachment.container_id;
         let uid: Text = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
         let node = self.machines.live_node(id, &self.api);
@@ -435,7 +440,7 @@ impl Sim {
             if !sandbox.is_alive || sandbox.addresses.is_empty() {
                 continue;
             }
-            let mut tenants = snapshot.tenants.iter();
+            let mut tenants = snapshot.attachments.iter();
             let own = tenants.find(|it| it.attachment.container_id == *container);
             let has: BTreeSet<Addr> = own
                 .iter()
@@ -472,7 +477,7 @@ impl Sim {
             let text = format!("{name} has no store");
             return Err(Violation::new("store", text, [name]));
         };
-        for tenant in &snapshot.tenants {
+        for tenant in &snapshot.attachments {
             let container = &tenant.attachment.container_id;
             if !runs.contains(container) {
                 let text = format!("{container} on {name} is gone, and the store has it still");

@@ -167,8 +167,8 @@ impl Host {
     }
 }
 
-fn settings(name: &Text) -> machine::Settings {
-    machine::Settings {
+fn settings(name: &Text) -> machine::MachineSettings {
+    machine::MachineSettings {
         node: name.to_string(),
         publish_interval: Duration::from_secs(5),
         addresses_interval: Duration::from_secs(10),

@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use cadastre_agent::addresses::Listed;
-use cadastre_agent::known::{Desk, Shown};
-use cadastre_agent::leaks::{Candidate, Evidence};
+use cadastre_agent::addresses::ListOutcome;
+use cadastre_agent::leaks::{LeakedAttachment, NodeEvidence};
 use cadastre_agent::machine::{
-    Answer, Effect, Event, FilesTold, Machine, Question, STARTING, Serving,
+    AgentEffect, AgentEvent, AgentMachine, FilesReported, STARTING, ServiceView, StoreAnswer,
+    StoreQuestion,
 };
 use cadastre_agent::namespaces::Namespace;
 use cadastre_agent::pods::Pods;
-use cadastre_agent::publish::Written;
-use cadastre_agent::service::adding::{Asked, ForBlock, ForPod};
+use cadastre_agent::publish::WriteOutcome;
+use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod};
+use cadastre_agent::shared::{ServiceState, WatchState};
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
-use cadastre_node::{Refusal, keeper};
+use cadastre_node::{OpError, store_thread};
 
 use super::feeds::Line;
 use super::{Verdict, settings};
@@ -30,9 +31,9 @@ pub enum ProcessAct {
     Deliver(Line),
     Turn,
     /// The answer to one of its effects.
-    Tell(Box<Event>),
+    Tell(Box<AgentEvent>),
     /// Opens, closes or creates the store, or asks the runtime.
-    Do(Box<Question>),
+    Do(Box<StoreQuestion>),
     /// Executes the requests that wait for the store.
     Serve,
     /// Closes the file if the store thread has done nothing since it had worked this often.
@@ -41,31 +42,31 @@ pub enum ProcessAct {
     /// An ADD has waited long enough.
     Woken(u64),
     /// Asks the runtime and the kernel about leak candidates, after the API.
-    Prove(Vec<Candidate>, String, Option<Pods>),
+    Prove(Vec<LeakedAttachment>, String, Option<Pods>),
 }
 
 /// An answer of the store thread.
 pub enum Out {
-    Answer(Answer),
-    Plugin(u64, Result<cadastre_node::Answer, Refusal>),
+    Answer(StoreAnswer),
+    Plugin(u64, Result<cadastre_node::OpOutcome, OpError>),
 }
 
 /// What a pending ADD waits for.
 pub enum Waiting {
-    Store(Asked),
+    Store(AskedAdd),
     Pod(ForPod),
     Block(ForBlock),
 }
 
 pub struct Process {
-    pub machine: Machine,
-    pub shown: Arc<Shown>,
-    pub desk: Desk,
+    pub machine: AgentMachine,
+    pub shown: Arc<WatchState>,
+    pub desk: ServiceState,
     /// The store while it is open; otherwise why it is not.
-    pub keeper: Result<keeper::Worker, String>,
+    pub worker: Result<store_thread::StoreWorker, String>,
     /// The last error of the file.
     pub trouble: Option<String>,
-    pub queue: Vec<keeper::Request>,
+    pub queue: Vec<store_thread::StoreRequest>,
     /// How often the store thread has worked, and whether a check is scheduled whether it still does.
     pub worked: u64,
     pub closing: bool,
@@ -88,10 +89,10 @@ impl Sim {
         let settings = settings(&host.name);
         host.incarnation += 1;
         host.process = Some(Process {
-            machine: Machine::new(settings, host.seed, &now),
+            machine: AgentMachine::new(settings, host.seed, &now),
             shown: Arc::default(),
-            desk: Desk::default(),
-            keeper: Err(STARTING.to_owned()),
+            desk: ServiceState::default(),
+            worker: Err(STARTING.to_owned()),
             trouble: None,
             queue: Vec::new(),
             worked: 0,
@@ -183,8 +184,8 @@ impl Sim {
                 process.closing = false;
                 if process.worked != worked {
                     self.close_when_idle(id);
-                } else if let Ok(keeper) = &mut process.keeper {
-                    keeper.close();
+                } else if let Ok(worker) = &mut process.worker {
+                    worker.close();
                 }
                 return Ok(());
             }
@@ -207,16 +208,16 @@ impl Sim {
                 return Ok(());
             };
             if std::mem::take(&mut process.desk.is_changed) {
-                process.machine.on(Event::Changed, &now);
+                process.machine.on(AgentEvent::Changed, &now);
             }
             process.desk.notices.clear();
-            let (wishes, wishes_end) = process.desk.wishes.count(now.since_boot);
-            let serving = Serving {
-                wishes,
+            let (wishes, wishes_end) = process.desk.pending_adds.count(now.since_boot);
+            let serving = ServiceView {
+                pending_adds: wishes,
                 wishes_end,
                 turned_away: process.desk.turned_away.clone(),
                 trouble: process.trouble.clone(),
-                is_missing: process.keeper.is_ok() && !is_there,
+                is_missing: process.worker.is_ok() && !is_there,
             };
             let mut effects = Vec::new();
             let wake = process.machine.turn(serving, &now, &mut effects);
@@ -239,23 +240,23 @@ impl Sim {
     }
 
     /// Starts an effect; returns the answer if it takes no time.
-    fn carry(&mut self, id: usize, effect: Effect) -> Option<Event> {
+    fn carry(&mut self, id: usize, effect: AgentEffect) -> Option<AgentEvent> {
         let lag = self.rng.stretch(MS / 4, 20 * MS);
         match effect {
-            Effect::Ask(question) => self.ask_question(id, question, lag),
-            Effect::Prove(candidates, boot) => {
+            AgentEffect::Ask(question) => self.ask_question(id, question, lag),
+            AgentEffect::Prove(candidates, boot) => {
                 let is_lost = self.is_down() || self.rng.chance(500);
                 let of_pods = candidates.iter().any(|it| it.reason.is_of_pod());
                 let pods = (of_pods && !is_lost).then(|| self.list_pods_of_host(id));
                 self.process_due(id, lag, ProcessAct::Prove(candidates, boot, pods));
             }
-            Effect::WriteStatus {
+            AgentEffect::WriteStatus {
                 version, status, ..
             } => {
                 let version = version.parse().unwrap();
                 self.send_from_host(id, Writing::Status(version, status));
             }
-            Effect::WriteList {
+            AgentEffect::WriteList {
                 owner,
                 is_new,
                 list,
@@ -263,29 +264,34 @@ impl Sim {
                 let owner: crate::Text = owner.as_str().into();
                 self.send_from_host(id, Writing::List(owner, is_new, list));
             }
-            Effect::WriteFiles { .. } => return Some(Event::Files(FilesTold::default())),
-            Effect::Masquerade { .. } => return Some(Event::Masqueraded(None)),
-            Effect::AskNamespace(name) => {
+            AgentEffect::WriteFiles { .. } => {
+                return Some(AgentEvent::Files(FilesReported::default()));
+            }
+            AgentEffect::Masquerade { .. } => return Some(AgentEvent::Masqueraded(None)),
+            AgentEffect::AskNamespace(name) => {
                 let is_lost = self.is_down() || self.rough && self.rng.chance(500);
                 let known = (!is_lost).then(Namespace::default);
-                let event = Event::Namespace(name, known);
+                let event = AgentEvent::Namespace(name, known);
                 self.process_due(id, lag, ProcessAct::Tell(Box::new(event)));
             }
-            Effect::Offer { shown, is_news } => {
+            AgentEffect::Offer { shown, is_news } => {
                 self.process(id)?.shown = shown;
                 if is_news {
                     self.wake_adds(id, |_, it| matches!(it, Waiting::Pod(_)));
                 }
             }
-            Effect::Held => self.wake_adds(id, |_, it| matches!(it, Waiting::Block(_))),
-            Effect::ToldTurnedAway => self.process(id)?.desk.turned_away = None,
-            Effect::Tell(notice) => {
+            AgentEffect::Held => self.wake_adds(id, |_, it| matches!(it, Waiting::Block(_))),
+            AgentEffect::ToldTurnedAway => self.process(id)?.desk.turned_away = None,
+            AgentEffect::Tell(notice) => {
                 let name = self.machines.hosts[id].name.clone();
                 self.log(Some(&name), || {
                     format!("agent {id} tells: {} {}", notice.reason, notice.note)
                 });
             }
-            Effect::Ready(..) | Effect::Holding(_) | Effect::Suspicious(_) | Effect::Count(_) => {}
+            AgentEffect::Ready(..)
+            | AgentEffect::Holding(_)
+            | AgentEffect::Suspicious(_)
+            | AgentEffect::Count(_) => {}
         }
         None
     }
@@ -294,26 +300,28 @@ impl Sim {
     fn prove_host(
         &mut self,
         id: usize,
-        candidates: Vec<Candidate>,
+        candidates: Vec<LeakedAttachment>,
         boot: String,
         pods: Option<&Pods>,
     ) {
         let now = self.host_now(id);
         let is_silent = self.rough && self.rng.chance(1_000);
         let host = self.host_mut(id);
-        let evidence = Evidence {
+        let evidence = NodeEvidence {
             boot,
             sandboxes: (!is_silent).then(|| host.kubelet.containers()),
-            gone: host.kubelet.gone(candidates.iter().map(Candidate::netns)),
+            gone: host
+                .kubelet
+                .gone(candidates.iter().map(LeakedAttachment::netns)),
             present: host
                 .kubelet
-                .present(candidates.iter().map(Candidate::netns)),
+                .present(candidates.iter().map(LeakedAttachment::netns)),
         };
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods, &evidence));
         let proven = proven.map(|it| (it.attachment, it.reason)).collect();
         if let Some(process) = &mut host.process {
-            process.machine.on(Event::Proven(proven), &now);
+            process.machine.on(AgentEvent::Proven(proven), &now);
         }
     }
 
@@ -357,41 +365,44 @@ impl Sim {
         let name = self.machines.hosts[id].name.clone();
         let (text, event) = match writing {
             Writing::Status(version, status) => {
-                let told = self.trace.is_on().then(|| crate::words::of_status(&status));
+                let told = self
+                    .trace
+                    .is_on()
+                    .then(|| crate::describe::of_status(&status));
                 let stored = self.api.publish_status(&name, version, *status, self.now);
                 let event = match stored {
-                    Some((version, status)) => Written::Done {
+                    Some((version, status)) => WriteOutcome::Done {
                         version: version.to_string(),
                         status: Box::new(status),
                         cut: None,
                     },
-                    None if self.api.subnets.get(&name).is_some() => Written::Outdated,
-                    None => Written::Failed,
+                    None if self.api.subnets.get(&name).is_some() => WriteOutcome::Outdated,
+                    None => WriteOutcome::Failed,
                 };
-                let taken = matches!(event, Written::Done { .. });
+                let taken = matches!(event, WriteOutcome::Done { .. });
                 (
                     told.map(|told| format!("{told}, taken: {taken}")),
-                    Event::Written(event),
+                    AgentEvent::Written(event),
                 )
             }
             Writing::List(owner, is_new, list) => {
                 let done = self.api.write_addresses(&name, &owner, is_new, *list);
                 let listed = if done {
-                    Listed::Done(None)
+                    ListOutcome::Done(None)
                 } else {
-                    Listed::Failed
+                    ListOutcome::Failed
                 };
                 let text = self
                     .trace
                     .is_on()
                     .then(|| format!("its list, taken: {done}"));
-                (text, Event::Listed(listed))
+                (text, AgentEvent::Listed(listed))
             }
         };
         if let Some(text) = text {
             self.log(Some(&name), || format!("agent {id} says {text}"));
         }
-        if matches!(&event, Event::Written(Written::Done { .. })) {
+        if matches!(&event, AgentEvent::Written(WriteOutcome::Done { .. })) {
             self.machines.last_write = self.now;
         }
         if is_heard {
@@ -403,8 +414,8 @@ impl Sim {
             };
             let event = match (lost, event) {
                 (false, event) => event,
-                (true, Event::Written(_)) => Event::Written(Written::Failed),
-                (true, _) => Event::Listed(Listed::Failed),
+                (true, AgentEvent::Written(_)) => AgentEvent::Written(WriteOutcome::Failed),
+                (true, _) => AgentEvent::Listed(ListOutcome::Failed),
             };
             let act = Box::new(ProcessAct::Tell(Box::new(event)));
             self.after(lag, Due::Process(id, incarnation, act));
@@ -422,10 +433,10 @@ pub enum Writing {
 }
 
 impl Writing {
-    fn failed(&self) -> Event {
+    fn failed(&self) -> AgentEvent {
         match self {
-            Writing::Status(..) => Event::Written(Written::Failed),
-            Writing::List(..) => Event::Listed(Listed::Failed),
+            Writing::Status(..) => AgentEvent::Written(WriteOutcome::Failed),
+            Writing::List(..) => AgentEvent::Listed(ListOutcome::Failed),
         }
     }
 }

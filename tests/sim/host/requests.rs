@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre_agent::service::adding::{Step, begin};
+use cadastre_agent::service::adding::{AddStep, begin};
 use cadastre_agent::service::is_news;
-use cadastre_node::keeper::{Call as KeeperCall, Request};
-use cadastre_node::{Answer, Op, Refusal, Why};
+use cadastre_node::store_thread::{CallTimes, StoreRequest};
+use cadastre_node::{Op, OpError, OpErrorKind, OpOutcome};
 
 use super::Verdict;
 use super::kubelet::KubeletAct;
@@ -104,7 +104,7 @@ impl Sim {
                 self.step_add(id, number, step);
             }
             Op::Del(attachment) => {
-                process.desk.wishes.remove(&attachment);
+                process.desk.pending_adds.remove(&attachment);
                 self.ask_store(id, number, Op::Del(attachment));
             }
             other => self.ask_store(id, number, other),
@@ -126,7 +126,7 @@ impl Sim {
             .as_ref()
             .map(Arc::downgrade)
             .unwrap_or_default();
-        if let Err(why) = &process.keeper {
+        if let Err(why) = &process.worker {
             let refusal = refused(why);
             self.store_answers(id, number, Err(refusal));
             return;
@@ -135,16 +135,16 @@ impl Sim {
         let reply = Box::new(move |result| {
             out.lock().unwrap().push(Out::Plugin(number, result));
         });
-        let call = KeeperCall::at(asked, deadline);
+        let call = CallTimes::at(asked, deadline);
         let call = call.while_waited_for(move || listening.strong_count() > 0);
-        self.queue_store(id, Request::op(op, call, reply));
+        self.queue_store(id, StoreRequest::op(op, call, reply));
     }
 
     pub(super) fn store_answers(
         &mut self,
         id: usize,
         number: u64,
-        result: Result<Answer, Refusal>,
+        result: Result<OpOutcome, OpError>,
     ) {
         let now = self.host_now(id).since_boot;
         let host = self.host_mut(id);
@@ -152,7 +152,7 @@ impl Sim {
             return;
         };
         if let Err(refusal) = &result
-            && refusal.why == Why::Store
+            && refusal.why == OpErrorKind::Store
         {
             process.trouble = Some(refusal.text.clone());
         }
@@ -212,20 +212,20 @@ impl Sim {
         self.step_add(id, number, step);
     }
 
-    fn step_add(&mut self, id: usize, number: u64, step: Step) {
+    fn step_add(&mut self, id: usize, number: u64, step: AddStep) {
         let process = self.process(id);
         let Some(process) = process else { return };
         let (waiting, until) = match step {
-            Step::Done(result) => return self.answer_plugin(id, number, result),
-            Step::Ask(add, asked) => {
+            AddStep::Done(result) => return self.answer_plugin(id, number, result),
+            AddStep::Ask(add, asked) => {
                 process.adds.insert(number, Waiting::Store(asked));
                 return self.ask_store(id, number, Op::Add(*add));
             }
-            Step::ForPod(pod) => {
+            AddStep::ForPod(pod) => {
                 let until = pod.until();
                 (Waiting::Pod(pod), until)
             }
-            Step::ForBlock(block) => {
+            AddStep::ForBlock(block) => {
                 let until = block.until();
                 (Waiting::Block(block), until)
             }
@@ -235,7 +235,7 @@ impl Sim {
         self.process_due(id, delay, ProcessAct::Woken(number));
     }
 
-    fn answer_plugin(&mut self, id: usize, number: u64, result: Result<Answer, Refusal>) {
+    fn answer_plugin(&mut self, id: usize, number: u64, result: Result<OpOutcome, OpError>) {
         let lag = self.rng.stretch(MS / 10, 5 * MS);
         let host = self.host_mut(id);
         if let Some(process) = &mut host.process {
@@ -289,7 +289,7 @@ impl Sim {
             return Ok(());
         }
         let process = host.process.as_ref();
-        let is_taken = process.is_some_and(|it| matches!(&it.keeper, Ok(it) if it.has_file()));
+        let is_taken = process.is_some_and(|it| matches!(&it.worker, Ok(it) if it.has_file()));
         if is_taken {
             if virtual_now + TURN < call.end {
                 self.kubelet_due(id, TURN, KubeletAct::Look(number));
@@ -307,7 +307,7 @@ impl Sim {
         let result = match done {
             Ok(result) => result,
             Err(cadastre_node::StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => {
-                Ok(Answer::Done)
+                Ok(OpOutcome::Done)
             }
             Err(error) => Err(error.refusal()),
         };
@@ -322,9 +322,9 @@ impl Sim {
 }
 
 /// The refusal when the file cannot be opened.
-fn refused(why: &str) -> Refusal {
-    Refusal {
-        why: Why::Busy,
+fn refused(why: &str) -> OpError {
+    OpError {
+        why: OpErrorKind::Busy,
         text: why.to_owned(),
     }
 }

@@ -7,10 +7,14 @@ use std::time::Duration;
 
 use cadastre_agent::cri::Sandbox;
 use cadastre_agent::ledger::look;
-use cadastre_agent::machine::{Answer, Event, Found, Looked, Question, StoreTrouble};
+use cadastre_agent::machine::{
+    AgentEvent, LeakScan, StoreAnswer, StoreFound, StoreQuestion, StoreTrouble,
+};
 use cadastre_core::{Addr, Cidr};
-use cadastre_node::keeper::{self, Call, Request};
-use cadastre_node::{BlockCount, BlockState, Ledger, Op, Refusal, Snapshot, Store, StoreError};
+use cadastre_node::store_thread::{self, CallTimes, StoreRequest};
+use cadastre_node::{
+    AddressLedger, BlockCount, BlockState, Op, OpError, Snapshot, Store, StoreError,
+};
 
 use super::process::{Out, ProcessAct};
 use super::{Held, Key, Slot, Verdict};
@@ -42,7 +46,7 @@ fn trouble(error: &StoreError) -> StoreTrouble {
 }
 
 impl Sim {
-    pub(super) fn ask_question(&mut self, id: usize, question: Question, lag: Time) {
+    pub(super) fn ask_question(&mut self, id: usize, question: StoreQuestion, lag: Time) {
         let now = self.host_now(id);
         let Some(process) = self.process(id) else {
             return;
@@ -50,33 +54,36 @@ impl Sim {
         let out = Arc::clone(&process.out);
         let put = move |answer| out.lock().unwrap().push(Out::Answer(answer));
         let request = match question {
-            Question::Open | Question::Close(_) | Question::Make { .. } | Question::Sandboxes => {
+            StoreQuestion::Open
+            | StoreQuestion::Close(_)
+            | StoreQuestion::Make { .. }
+            | StoreQuestion::Sandboxes => {
                 self.process_due(id, lag, ProcessAct::Do(Box::new(question)));
                 return;
             }
-            Question::Look => {
+            StoreQuestion::Look => {
                 let had_trouble = process.trouble.is_some();
-                let look = move |it: &mut Ledger<'_>| look(it, had_trouble);
-                Request::work(None, look, move |result: Result<_, Arc<StoreError>>| {
-                    let looked = result.map(|(snapshot, _)| Looked {
+                let look = move |it: &mut AddressLedger<'_>| look(it, had_trouble);
+                StoreRequest::work(None, look, move |result: Result<_, Arc<StoreError>>| {
+                    let looked = result.map(|(snapshot, _)| LeakScan {
                         snapshot,
                         gone: BTreeSet::new(),
                     });
-                    put(Answer::Looked(looked.map_err(|error| trouble(&error))));
+                    put(StoreAnswer::Looked(looked.map_err(|error| trouble(&error))));
                 })
             }
-            Question::Free(attachment) => {
-                let call = Call::at(now.since_boot, now.since_boot + FREE_LIMIT);
-                let reply = move |result: Result<_, Refusal>| {
+            StoreQuestion::Free(attachment) => {
+                let call = CallTimes::at(now.since_boot, now.since_boot + FREE_LIMIT);
+                let reply = move |result: Result<_, OpError>| {
                     let freed = result.map(|_| ()).map_err(|refusal| refusal.to_string());
-                    put(Answer::Freed(freed));
+                    put(StoreAnswer::Freed(freed));
                 };
-                Request::op(Op::Del(attachment), call, Box::new(reply))
+                StoreRequest::op(Op::Del(attachment), call, Box::new(reply))
             }
-            Question::Transact(transaction) => {
+            StoreQuestion::Transact(transaction) => {
                 let failed = transaction.clone();
-                let work = move |it: &mut Ledger<'_>| transaction.run(it);
-                Request::work(None, work, move |result: Result<_, Arc<StoreError>>| {
+                let work = move |it: &mut AddressLedger<'_>| transaction.run(it);
+                StoreRequest::work(None, work, move |result: Result<_, Arc<StoreError>>| {
                     put(result.unwrap_or_else(|error| failed.failed(trouble(&error))));
                 })
             }
@@ -85,7 +92,7 @@ impl Sim {
     }
 
     /// Queues a request for the store thread.
-    pub(super) fn queue_store(&mut self, id: usize, request: Request) {
+    pub(super) fn queue_store(&mut self, id: usize, request: StoreRequest) {
         let lag = self.rng.stretch(MS / 10, 10 * MS);
         let process = self.process(id);
         let Some(process) = process else { return };
@@ -110,11 +117,11 @@ impl Sim {
         if let Some(disk) = disk.as_ref().filter(|_| dies) {
             disk.set_fate(Fate::Dies(at));
         }
-        if let Ok(keeper) = &mut process.keeper {
-            keeper.serve(queue, || now);
+        if let Ok(worker) = &mut process.worker {
+            worker.serve(queue, || now);
         } else {
             let what = "the store is not open";
-            keeper::Worker::new(|| Err(StoreError::Busy { what })).serve(queue, || now);
+            store_thread::StoreWorker::new(|| Err(StoreError::Busy { what })).serve(queue, || now);
         }
         process.worked += 1;
         if dies && let Some(disk) = disk {
@@ -140,13 +147,13 @@ impl Sim {
         for out in out {
             match out {
                 Out::Answer(answer) => {
-                    if let Answer::Looked(looked) = &answer
+                    if let StoreAnswer::Looked(looked) = &answer
                         && let Some(process) = self.process(id)
                     {
                         process.trouble = looked.as_ref().err().map(|it| it.text.clone());
                     }
                     let lag = self.rng.stretch(MS / 10, 5 * MS);
-                    let event = Box::new(Event::Answer(answer));
+                    let event = Box::new(AgentEvent::Answer(answer));
                     self.process_due(id, lag, ProcessAct::Tell(event));
                 }
                 Out::Plugin(call, result) => self.store_answers(id, call, result),
@@ -166,64 +173,64 @@ impl Sim {
     }
 
     /// Answers a question about the file itself or about the runtime.
-    pub(super) fn do_question(&mut self, id: usize, question: Question) -> Verdict {
+    pub(super) fn do_question(&mut self, id: usize, question: StoreQuestion) -> Verdict {
         let now = self.host_now(id);
         let is_silent = self.rough && self.rng.chance(500);
         let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
         let slot = Arc::clone(&host.slot);
-        let keeper = || {
+        let worker = || {
             let slot = Arc::clone(&slot);
-            keeper::Worker::new(move || open(&slot))
+            store_thread::StoreWorker::new(move || open(&slot))
         };
         let Some(process) = &mut host.process else {
             return Ok(());
         };
         let mut is_new = false;
         let answer = match question {
-            Question::Open => Answer::Opened(match open(&slot) {
+            StoreQuestion::Open => StoreAnswer::Opened(match open(&slot) {
                 Ok(_) => {
-                    process.keeper = Ok(keeper());
-                    Found::Open
+                    process.worker = Ok(worker());
+                    StoreFound::Open
                 }
-                Err(StoreError::Missing { .. }) => Found::Nothing,
+                Err(StoreError::Missing { .. }) => StoreFound::Nothing,
                 Err(error @ StoreError::Damaged { .. }) => {
                     *slot.lock().unwrap() = None;
-                    Found::Damaged {
+                    StoreFound::Damaged {
                         aside: Path::new(PATH).into(),
                         what: error.to_string(),
                     }
                 }
-                Err(error) => Found::Unclear(error.to_string()),
+                Err(error) => StoreFound::Unclear(error.to_string()),
             }),
-            Question::Close(why) => {
-                process.keeper = Err(why.to_owned());
-                Answer::Closed
+            StoreQuestion::Close(why) => {
+                process.worker = Err(why.to_owned());
+                StoreAnswer::Closed
             }
-            Question::Make { holding, known } => {
+            StoreQuestion::Make { holding, known } => {
                 let disk = MemoryDisk::default();
                 let made = disk.create().and_then(|mut store| {
                     store.transact(&now, |ledger| ledger.take_over(&holding, &known))
                 });
                 if made.is_ok() {
                     *slot.lock().unwrap() = Some(disk);
-                    process.keeper = Ok(keeper());
+                    process.worker = Ok(worker());
                     is_new = true;
                 }
                 let lost = made.map(|lost| lost.len());
-                Answer::Made(lost.map_err(|error| error.to_string()))
+                StoreAnswer::Made(lost.map_err(|error| error.to_string()))
             }
-            Question::Sandboxes if is_silent => {
-                Answer::Sandboxes(Err("the runtime does not answer".to_owned()))
+            StoreQuestion::Sandboxes if is_silent => {
+                StoreAnswer::Sandboxes(Err("the runtime does not answer".to_owned()))
             }
-            Question::Sandboxes => {
+            StoreQuestion::Sandboxes => {
                 let all: Vec<Sandbox> = host.kubelet.sandboxes();
-                Answer::Sandboxes(Ok(all))
+                StoreAnswer::Sandboxes(Ok(all))
             }
-            other => unreachable!("{other:?} is the keeper's"),
+            other => unreachable!("{other:?} is the store thread's"),
         };
         if let Some(process) = self.process(id) {
-            process.machine.on(Event::Answer(answer), &now);
+            process.machine.on(AgentEvent::Answer(answer), &now);
         }
         if !is_new {
             return Ok(());
@@ -237,15 +244,15 @@ impl Sim {
         let host = self.host_mut(id);
         let taken: Arc<Mutex<Option<Snapshot>>> = Arc::default();
         let out = Arc::clone(&taken);
-        let look = |it: &mut Ledger<'_>| it.snapshot();
-        let request = Request::work(None, look, move |result: Result<_, Arc<StoreError>>| {
+        let look = |it: &mut AddressLedger<'_>| it.snapshot();
+        let request = StoreRequest::work(None, look, move |result: Result<_, Arc<StoreError>>| {
             *out.lock().unwrap() = result.ok();
         });
-        if let Some(Ok(keeper)) = host.process.as_mut().map(|process| &mut process.keeper) {
-            keeper.serve(vec![request], || now);
+        if let Some(Ok(worker)) = host.process.as_mut().map(|process| &mut process.worker) {
+            worker.serve(vec![request], || now);
         } else {
             let slot = Arc::clone(&host.slot);
-            keeper::Worker::new(move || open(&slot)).serve(vec![request], || now);
+            store_thread::StoreWorker::new(move || open(&slot)).serve(vec![request], || now);
         }
         taken.lock().unwrap().take()
     }
@@ -289,7 +296,7 @@ impl Sim {
             block.map_or("", |it| it.uid.as_str()).into()
         };
         let given = std::mem::take(&mut agent.given);
-        for tenant in &snapshot.tenants {
+        for tenant in &snapshot.attachments {
             for given in &tenant.given.addresses {
                 let key = (given.block, uid_of(given.block));
                 agent.given.insert(given.address, key);

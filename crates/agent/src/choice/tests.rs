@@ -25,8 +25,8 @@ fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-fn of<'a>(pod: Option<&'a Pod>, pools: &'a [String]) -> Asked<'a> {
-    Asked {
+fn of<'a>(pod: Option<&'a Pod>, pools: &'a [String]) -> PodRequest<'a> {
+    PodRequest {
         ifname: "eth0",
         pools,
         addresses: &[],
@@ -45,26 +45,26 @@ fn the_annotation_goes_before_the_config_and_that_before_selectors() {
     let config = names(&["from-config"]);
     let annotated = pod("u", &[], &[(POOLS, " x, y ,x")]);
     let plain = pod("u", &[("app", "db")], &[]);
-    let decide = |asked: &Asked| decide(asked, &pools, &[]).pools;
+    let decide = |asked: &PodRequest| decide(asked, &pools, &[]).pools;
     assert_eq!(
         decide(&of(Some(&annotated), &config)),
-        Pools::Named(names(&["x", "y"]))
+        PoolOrder::Named(names(&["x", "y"]))
     );
     assert_eq!(
         decide(&of(Some(&plain), &config)),
-        Pools::Named(config.clone())
+        PoolOrder::Named(config.clone())
     );
     assert_eq!(
         decide(&of(Some(&plain), &[])),
-        Pools::Selected(names(&["a", "b"]))
+        PoolOrder::Selected(names(&["a", "b"]))
     );
-    let second = Asked {
+    let second = PodRequest {
         ifname: "net1",
         ..of(Some(&annotated), &config)
     };
     assert_eq!(
         decide(&second),
-        Pools::Named(config.clone()),
+        PoolOrder::Named(config.clone()),
         "another network"
     );
 }
@@ -80,7 +80,7 @@ fn the_namespace_names_pools_for_pods_that_name_none() {
     let (plain, own) = (pod("u", &[], &[]), pod("u", &[], &[(POOLS, "own")]));
     let wrong = pod("u", &[], &[(POOLS, "a,,b")]);
     let decide = |pod: Option<&Pod>, namespace, ifname| {
-        let asked = Asked {
+        let asked = PodRequest {
             namespace: Some(namespace),
             ifname,
             ..of(pod, &config)
@@ -88,7 +88,7 @@ fn the_namespace_names_pools_for_pods_that_name_none() {
         decide(&asked, &[], &[])
     };
     let named = |pod, namespace, ifname| match decide(pod, namespace, ifname).pools {
-        Pools::Named(names) => names.join(" "),
+        PoolOrder::Named(names) => names.join(" "),
         other => panic!("{other:?}"),
     };
     assert_eq!(named(Some(&plain), &good, "eth0"), "team spare");
@@ -106,7 +106,7 @@ fn the_namespace_names_pools_for_pods_that_name_none() {
 fn where_no_pool_asks_for_labels_the_store_decides() {
     let pools = [serving("a", &[], &[]), serving("b", &[], &[])];
     let chosen = decide(&of(None, &[]), &pools, &names(&["c"]));
-    assert_eq!(chosen.pools, Pools::All);
+    assert_eq!(chosen.pools, PoolOrder::All);
 }
 
 #[test]
@@ -123,12 +123,12 @@ fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
         ..Namespace::default()
     };
     let decide = |pod: Option<&Pod>, namespace: Option<&Namespace>| {
-        let asked = Asked {
+        let asked = PodRequest {
             namespace,
             ..of(pod, &[])
         };
         match decide(&asked, &pools, &names(&["cidr"])).pools {
-            Pools::Selected(names) => names,
+            PoolOrder::Selected(names) => names,
             other => panic!("{other:?}"),
         }
     };
@@ -147,7 +147,7 @@ fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
         pod: Selector::new(Some(&absent)).unwrap(),
         ..serving("absent", &[], &[])
     }];
-    let Pools::None(why) = super::decide(&of(None, &[]), &pools, &[]).pools else {
+    let PoolOrder::None(why) = super::decide(&of(None, &[]), &pools, &[]).pools else {
         panic!("selected by labels that are not known");
     };
     assert!(
@@ -166,7 +166,7 @@ fn a_pool_that_is_to_be_named_serves_nobody_else() {
         serving("db", &[], &[("app", "db")]),
     ];
     let other = pod("u", &[("app", "web")], &[]);
-    let Pools::None(why) = decide(&of(Some(&other), &[]), &pools, &[]).pools else {
+    let PoolOrder::None(why) = decide(&of(Some(&other), &[]), &pools, &[]).pools else {
         panic!("selected");
     };
     assert!(why.contains("manual") && why.contains("app"), "{why}");
@@ -193,7 +193,7 @@ fn garbage_in_an_annotation_is_told_and_left_out() {
             complaint.contains(says) && complaint.contains(name),
             "{complaint}"
         );
-        assert_eq!(chosen.pools, Pools::Named(config.clone()));
+        assert_eq!(chosen.pools, PoolOrder::Named(config.clone()));
         assert!(chosen.addresses.is_empty());
     }
     let many = vec!["a"; 5000].join("é,");
@@ -212,12 +212,12 @@ fn addresses_of_the_attachment_go_before_those_of_the_pod() {
     let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
     assert_eq!(chosen.addresses, [addr("10.0.0.7"), addr("fd00::7")]);
     let own = [addr("10.0.0.9")];
-    let asked = Asked {
+    let asked = PodRequest {
         addresses: &own,
         ..of(Some(&annotated), &[])
     };
     assert_eq!(decide(&asked, &[], &[]).addresses, own);
-    let second = Asked {
+    let second = PodRequest {
         ifname: "net1",
         ..of(Some(&annotated), &[])
     };
@@ -249,7 +249,7 @@ fn a_closed_pool_serves_as_long_as_a_block_of_it_gives() {
 fn annotations_that_mean_nothing_are_told() {
     let annotated = pod("u", &[], &[("cadastre.dev/pool", "x"), (POOLS, "y")]);
     let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-    assert_eq!(chosen.pools, Pools::Named(names(&["y"])));
+    assert_eq!(chosen.pools, PoolOrder::Named(names(&["y"])));
     assert_eq!(chosen.complaints.len(), 1);
     assert!(chosen.complaints[0].starts_with("annotation cadastre.dev/pool means nothing"));
 }
@@ -266,7 +266,7 @@ fn a_pool_for_some_namespaces_is_for_pods_of_these_alone() {
     };
     let plain = pod("u", &[], &[(POOLS, "team")]);
     let bound = |namespace| {
-        let asked = Asked {
+        let asked = PodRequest {
             namespace,
             ..of(Some(&plain), &[])
         };

@@ -96,7 +96,7 @@ impl Template {
             node: "node".to_owned(),
             mtu: 1500,
         };
-        let text = template.fill(&words(&NodeAllocation::default(), &facts))?;
+        let text = template.fill(&template_values(&NodeAllocation::default(), &facts))?;
         let conf: Value = serde_json::from_str(&text).map_err(TemplateError::Json)?;
         let name = conf["name"].as_str().unwrap_or_default();
         let legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
@@ -121,7 +121,9 @@ impl Template {
             node: "node".to_owned(),
             mtu: 1500,
         };
-        let text = self.fill(&words(&NodeAllocation::default(), &facts)).ok()?;
+        let text = self
+            .fill(&template_values(&NodeAllocation::default(), &facts))
+            .ok()?;
         let conf: Value = serde_json::from_str(&text).ok()?;
         Some(conf["name"].as_str()?.to_owned())
     }
@@ -136,7 +138,7 @@ impl Template {
         if holding.blocks.iter().all(|it| it.draining) && !waits_for_pods {
             return None;
         }
-        self.fill(&words(holding, facts)).ok()
+        self.fill(&template_values(holding, facts)).ok()
     }
 
     fn fill(&self, words: &BTreeMap<&str, String>) -> Result<String, TemplateError> {
@@ -153,7 +155,7 @@ impl Template {
     }
 }
 
-fn words(holding: &NodeAllocation, facts: &Facts) -> BTreeMap<&'static str, String> {
+fn template_values(holding: &NodeAllocation, facts: &Facts) -> BTreeMap<&'static str, String> {
     let list = |texts: BTreeSet<String>| json!(texts).to_string();
     let cidrs = |all: BTreeSet<Cidr>| {
         let texts: Vec<String> = all.iter().map(ToString::to_string).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::conflist::{Facts, Template};
-use super::others::{Beside, Standing};
+use super::others::{OtherConfigs, PodNetworkOwner};
 use super::put;
 use super::subnet_env::{self, Links};
 use cadastre_core::node_allocation::NodeAllocation;
@@ -18,7 +18,7 @@ const LOOK_PAUSE: Duration = Duration::from_secs(5);
 
 /// The files to keep.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct WantedFiles {
     /// Path of `subnet.env`, and what it contains besides ranges
     pub subnet_env: Option<(PathBuf, Links)>,
     /// Path of the CNI configuration, its template and the values for it
@@ -29,12 +29,12 @@ pub struct Wanted {
 
 /// The files, and what was last written to them.
 #[derive(Debug)]
-pub struct Kept {
-    wanted: Wanted,
+pub struct KeptFiles {
+    wanted: WantedFiles,
     subnet_env: Option<String>,
     cni_conf: Option<String>,
     /// Whether the runtime uses our configuration or another one
-    standing: Standing,
+    standing: PodNetworkOwner,
     look_at: Duration,
     /// When the files were last compared with the disk, since boot
     checked_at: Duration,
@@ -43,14 +43,14 @@ pub struct Kept {
     unwritten: Option<String>,
 }
 
-impl Kept {
+impl KeptFiles {
     /// Starts without having written anything.
-    pub fn new(wanted: Wanted) -> Self {
+    pub fn new(wanted: WantedFiles) -> Self {
         Self {
             wanted,
             subnet_env: None,
             cni_conf: None,
-            standing: Standing::Open,
+            standing: PodNetworkOwner::Open,
             look_at: Duration::ZERO,
             checked_at: Duration::ZERO,
             trouble: String::new(),
@@ -70,7 +70,7 @@ impl Kept {
     }
 
     /// Returns how our CNI configuration relates to those of others; `None` if none of ours is wanted.
-    pub fn standing(&self) -> Option<&Standing> {
+    pub fn standing(&self) -> Option<&PodNetworkOwner> {
         self.wanted.cni_conf.as_ref().map(|_| &self.standing)
     }
 
@@ -105,15 +105,15 @@ impl Kept {
             let text = template.render(holding, waits_for_pods, facts);
             // A file that this process wrote and somebody removed is put back.
             let is_ours = self.cni_conf.is_some() || path.exists();
-            let is_due = self.look_at <= now || self.standing == Standing::Open;
+            let is_due = self.look_at <= now || self.standing == PodNetworkOwner::Open;
             if (is_ours || text.is_some()) && is_due {
                 self.look_at = now + LOOK_PAUSE;
                 let network = template.network().unwrap_or_default();
                 // An error here also keeps the file from being written, which is reported then.
-                let beside = Beside::look(path, &network).unwrap_or_default();
+                let beside = OtherConfigs::look(path, &network).unwrap_or_default();
                 self.standing = beside.standing(path, is_ours, self.wanted.over_others);
             }
-            if !matches!(self.standing, Standing::Left(_)) {
+            if !matches!(self.standing, PodNetworkOwner::Left(_)) {
                 keep(path, text, &mut self.cni_conf, overdue, &mut unwritten);
             }
         }
@@ -189,9 +189,9 @@ mod tests {
                 node: "n1".to_owned(),
                 mtu: 1500,
             };
-            Kept::new(Wanted {
+            KeptFiles::new(WantedFiles {
                 cni_conf: Some((conf.clone(), Template::new(PTP).unwrap(), facts)),
-                ..Wanted::default()
+                ..WantedFiles::default()
             })
         };
         let (holding, nothing) = (holding(), NodeAllocation::default());
@@ -200,25 +200,29 @@ mod tests {
         fs::write(&others, KINDNET).unwrap();
         let mut kept = start();
         kept.refresh(&nothing, false, at(1));
-        assert_eq!(kept.standing(), Some(&Standing::Open), "nothing to write");
+        assert_eq!(
+            kept.standing(),
+            Some(&PodNetworkOwner::Open),
+            "nothing to write"
+        );
         kept.refresh(&holding, false, at(1));
-        let left = Standing::Left("10-kindnet.conflist".to_owned());
+        let left = PodNetworkOwner::Left("10-kindnet.conflist".to_owned());
         assert_eq!(kept.standing(), Some(&left));
         assert!(!conf.exists() && kept.unwritten().is_none());
         fs::remove_file(&others).unwrap();
         kept.refresh(&holding, false, at(7));
-        assert_eq!(kept.standing(), Some(&Standing::First));
+        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
         assert!(conf.exists());
         // The other configuration comes back, sorted before ours, and ours is removed.
         fs::write(&others, KINDNET).unwrap();
         fs::remove_file(&conf).unwrap();
         kept.refresh(&holding, false, at(70));
-        assert_eq!(kept.standing(), Some(&Standing::First));
+        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
         assert!(conf.exists(), "this process wrote it");
         // The agent is restarted, as for an update.
         let mut kept = start();
         kept.refresh(&holding, false, at(71));
-        assert_eq!(kept.standing(), Some(&Standing::First));
+        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
         fs::write(&conf, "of an earlier version").unwrap();
         let mut kept = start();
         kept.refresh(&holding, false, at(72));
@@ -227,14 +231,14 @@ mod tests {
         let first = folder.join("00-first.conflist");
         fs::write(&first, KINDNET).unwrap();
         kept.refresh(&holding, false, at(78));
-        let behind = Standing::Behind("00-first.conflist".to_owned());
+        let behind = PodNetworkOwner::Behind("00-first.conflist".to_owned());
         assert_eq!(kept.standing(), Some(&behind));
         assert!(conf.exists());
         // Once the node has no range the file stays, and what sorts before it is reported.
         fs::remove_file(&first).unwrap();
         kept.refresh(&nothing, false, at(84));
-        assert_eq!(kept.standing(), Some(&Standing::First));
-        assert_eq!(Kept::new(Wanted::default()).standing(), None);
+        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
+        assert_eq!(KeptFiles::new(WantedFiles::default()).standing(), None);
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -246,9 +250,9 @@ mod tests {
             node: "n1".to_owned(),
             mtu: 1500,
         };
-        let mut kept = Kept::new(Wanted {
+        let mut kept = KeptFiles::new(WantedFiles {
             cni_conf: Some((conf.clone(), Template::new(PTP).unwrap(), facts)),
-            ..Wanted::default()
+            ..WantedFiles::default()
         });
         let holding = holding();
         // A file in place of the directory makes the write fail even for root.

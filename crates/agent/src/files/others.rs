@@ -40,11 +40,11 @@ enum Kind {
 
 /// The files in the directory that runtimes would load, except our own file, sorted by name.
 #[derive(Clone, Debug, Default)]
-pub struct Beside(Vec<(String, Kind)>);
+pub struct OtherConfigs(Vec<(String, Kind)>);
 
 /// Which network new pods of the node get, as far as the files show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub enum PodNetworkOwner {
     /// Not decided: nothing is to be written yet, or no configuration is wanted.
     #[default]
     Open,
@@ -56,7 +56,7 @@ pub enum Standing {
     Left(String),
 }
 
-impl Beside {
+impl OtherConfigs {
     /// Reads the directory of `own`, our file. `network` is the name of our network.
     pub fn look(own: &Path, network: &str) -> io::Result<Self> {
         let name = own.file_name().unwrap_or_default();
@@ -96,18 +96,18 @@ impl Beside {
     }
 
     /// Returns the standing of our file. `is_there`: it was written before; `over_others`: write it in any case.
-    pub fn standing(&self, own: &Path, is_there: bool, over_others: bool) -> Standing {
+    pub fn standing(&self, own: &Path, is_there: bool, over_others: bool) -> PodNetworkOwner {
         if !is_there && !over_others {
             let taken = self.taken();
             if !taken.is_empty() {
-                return Standing::Left(named(&taken));
+                return PodNetworkOwner::Left(named(&taken));
             }
         }
         let before = self.before(own.file_name().unwrap_or_default());
         if before.is_empty() {
-            Standing::First
+            PodNetworkOwner::First
         } else {
-            Standing::Behind(named(&before))
+            PodNetworkOwner::Behind(named(&before))
         }
     }
 }
@@ -194,23 +194,23 @@ mod tests {
         {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
     /// Returns our standing beside these files; `is_there`: our file exists.
-    fn standing(files: &[(&str, &str)], is_there: bool, over_others: bool) -> Standing {
+    fn standing(files: &[(&str, &str)], is_there: bool, over_others: bool) -> PodNetworkOwner {
         let folder = temp_folder();
         for (name, text) in files {
             fs::write(folder.join(name), text).unwrap();
         }
         let own = folder.join(OWN);
-        let beside = Beside::look(&own, "cadastre").unwrap();
+        let beside = OtherConfigs::look(&own, "cadastre").unwrap();
         fs::remove_dir_all(&folder).unwrap();
         beside.standing(&own, is_there, over_others)
     }
 
-    fn left(names: &str) -> Standing {
-        Standing::Left(names.to_owned())
+    fn left(names: &str) -> PodNetworkOwner {
+        PodNetworkOwner::Left(names.to_owned())
     }
 
-    fn behind(names: &str) -> Standing {
-        Standing::Behind(names.to_owned())
+    fn behind(names: &str) -> PodNetworkOwner {
+        PodNetworkOwner::Behind(names.to_owned())
     }
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
             left("10-mynet.conf, 20-x.json")
         );
         let after = [("10-kindnet.conflist", KINDNET)];
-        assert_eq!(standing(&after, false, true), Standing::First);
+        assert_eq!(standing(&after, false, true), PodNetworkOwner::First);
         let first = [("00-first.conflist", KINDNET)];
         assert_eq!(standing(&first, false, true), behind("00-first.conflist"));
     }
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn ours_stays_ours_whatever_else_is_there() {
         let after = [("10-kindnet.conflist", KINDNET)];
-        assert_eq!(standing(&after, true, false), Standing::First);
+        assert_eq!(standing(&after, true, false), PodNetworkOwner::First);
         // Another configuration appears that sorts before ours.
         let first = [("00-first.conflist", KINDNET)];
         assert_eq!(standing(&first, true, false), behind("00-first.conflist"));
@@ -244,7 +244,7 @@ mod tests {
         let ours =
             r#"{"name": "x", "plugins": [{"type": "macvlan", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let earlier = [("01-x.conflist", ours), ("10-kindnet.conflist", KINDNET)];
-        assert_eq!(standing(&earlier, false, false), Standing::First);
+        assert_eq!(standing(&earlier, false, false), PodNetworkOwner::First);
         let later = [("10-kindnet.conflist", KINDNET), ("11-x.conflist", ours)];
         assert_eq!(standing(&later, false, false), left("10-kindnet.conflist"));
     }
@@ -258,7 +258,11 @@ mod tests {
         };
         for over in ["/host/etc/cni/net.d/05-cadastre.conflist", "cadastre"] {
             let files = [("00-multus.conf", &*shim(over))];
-            assert_eq!(standing(&files, true, false), Standing::First, "{over}");
+            assert_eq!(
+                standing(&files, true, false),
+                PodNetworkOwner::First,
+                "{over}"
+            );
         }
         let files = [(
             "00-multus.conf",
@@ -269,7 +273,7 @@ mod tests {
             |conf: &str| format!(r#"{{"name": "m", "type": "multus", "delegates": [{conf}]}}"#);
         let ours = r#"{"plugins": [{"type": "ptp", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let files = [("00-multus.conf", &*delegates(ours))];
-        assert_eq!(standing(&files, true, false), Standing::First);
+        assert_eq!(standing(&files, true, false), PodNetworkOwner::First);
         let files = [("00-multus.conf", &*delegates(KINDNET))];
         assert_eq!(standing(&files, false, false), left("00-multus.conf"));
     }
@@ -294,7 +298,7 @@ mod tests {
             ("11-broken.conflist", r#"{"name": "x", "plugins": []}"#),
             ("12-broken.conf", r#"{"name": "x"}"#),
         ];
-        assert_eq!(standing(&files, false, false), Standing::First);
+        assert_eq!(standing(&files, false, false), PodNetworkOwner::First);
         // A network of kubenet, in a file named as in containerd's example.
         let files = [("10-containerd-net.conflist", &*named("k8s-pod-network"))];
         assert_eq!(
@@ -318,14 +322,14 @@ mod tests {
         std::os::unix::fs::symlink("/nonexistent/elsewhere", link).unwrap();
         fs::create_dir(folder.join("20-folder.conflist")).unwrap();
         let own = folder.join(OWN);
-        let beside = Beside::look(&own, "cadastre").unwrap();
+        let beside = OtherConfigs::look(&own, "cadastre").unwrap();
         assert_eq!(
             beside.standing(&own, false, false),
             left("10-linked.conflist")
         );
         fs::remove_dir_all(&folder).unwrap();
-        let beside = Beside::look(&own, "cadastre").unwrap();
-        assert_eq!(beside.standing(&own, false, false), Standing::First);
+        let beside = OtherConfigs::look(&own, "cadastre").unwrap();
+        assert_eq!(beside.standing(&own, false, false), PodNetworkOwner::First);
     }
 
     #[test]
@@ -339,7 +343,7 @@ mod tests {
                 )
             })
             .to_vec();
-        let Standing::Left(names) = standing(&files, false, false) else {
+        let PodNetworkOwner::Left(names) = standing(&files, false, false) else {
             panic!("it is written")
         };
         assert!(

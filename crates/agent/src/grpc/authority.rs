@@ -43,7 +43,7 @@ const HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 #[derive(Debug)]
 pub(super) struct Frames {
     state: State,
-    held: Vec<u8>,
+    buffered: Vec<u8>,
     ready: VecDeque<u8>,
 }
 
@@ -69,7 +69,7 @@ impl Frames {
     pub(super) fn new() -> Self {
         Self {
             state: State::Pass(PREFACE),
-            held: Vec::new(),
+            buffered: Vec::new(),
             ready: VecDeque::new(),
         }
     }
@@ -79,14 +79,14 @@ impl Frames {
         while !bytes.is_empty() {
             bytes = match self.state {
                 State::Pass(left) => self.pass(left, bytes),
-                State::Hold(wanted) => self.hold(wanted, bytes),
+                State::Hold(wanted) => self.buffer(wanted, bytes),
             };
         }
     }
 
     /// Marks the end of the input: buffered bytes pass unchanged.
     pub(super) fn end(&mut self) {
-        self.ready.extend(self.held.drain(..));
+        self.ready.extend(self.buffered.drain(..));
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -108,30 +108,30 @@ impl Frames {
         rest
     }
 
-    fn hold<'a>(&mut self, wanted: usize, bytes: &'a [u8]) -> &'a [u8] {
-        let missing = wanted.saturating_sub(self.held.len());
+    fn buffer<'a>(&mut self, wanted: usize, bytes: &'a [u8]) -> &'a [u8] {
+        let missing = wanted.saturating_sub(self.buffered.len());
         let (now, rest) = bytes.split_at(bytes.len().min(missing));
-        self.held.extend_from_slice(now);
+        self.buffered.extend_from_slice(now);
         if now.len() == missing {
-            self.state = self.held_all(wanted);
+            self.state = self.all_buffered(wanted);
         }
         rest
     }
 
     /// Handles a buffer that now contains `wanted` bytes: a frame header or a whole HEADERS frame.
-    fn held_all(&mut self, wanted: usize) -> State {
-        let length = match *self.held.as_slice() {
+    fn all_buffered(&mut self, wanted: usize) -> State {
+        let length = match *self.buffered.as_slice() {
             [a, b, c, ..] => u32::from_be_bytes([0, a, b, c]) as usize,
             _ => 0,
         };
-        if wanted == HEAD && has_block(&self.held) && (1..=LONGEST).contains(&length) {
+        if wanted == HEAD && has_block(&self.buffered) && (1..=LONGEST).contains(&length) {
             return State::Hold(HEAD + length);
         }
-        match renamed(&self.held) {
+        match renamed(&self.buffered) {
             Some(frame) if wanted > HEAD => self.ready.extend(frame),
-            _ => self.ready.extend(&self.held),
+            _ => self.ready.extend(&self.buffered),
         }
-        self.held.clear();
+        self.buffered.clear();
         State::pass(if wanted == HEAD { length } else { 0 })
     }
 }

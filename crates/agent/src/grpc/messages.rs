@@ -6,23 +6,23 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
 use super::v1;
-use crate::leaks::{Reason, Reasons};
+use crate::leaks::{LeakReason, Reasons};
 use crate::service::label;
 use crate::snapshot::addresses;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Addr, Cidr, Family};
-use cadastre_node::{Attachment, BlockState, Given, Refusal, Snapshot, Why};
+use cadastre_node::{AddressAssignment, Attachment, BlockState, OpError, OpErrorKind, Snapshot};
 
-pub(super) fn refused(refusal: Refusal) -> Status {
+pub(super) fn refused(refusal: OpError) -> Status {
     let code = match refusal.why {
-        Why::Exhausted => Code::ResourceExhausted,
-        Why::NothingHeld | Why::Mismatch => Code::FailedPrecondition,
-        Why::UnknownPool => Code::NotFound,
-        Why::NotHeld => Code::OutOfRange,
-        Why::Taken => Code::AlreadyExists,
-        Why::NotUsable => Code::InvalidArgument,
-        Why::Busy | Why::PodUnknown => Code::Unavailable,
-        Why::Store => Code::Internal,
+        OpErrorKind::Exhausted => Code::ResourceExhausted,
+        OpErrorKind::NothingHeld | OpErrorKind::Mismatch => Code::FailedPrecondition,
+        OpErrorKind::UnknownPool => Code::NotFound,
+        OpErrorKind::NotHeld => Code::OutOfRange,
+        OpErrorKind::Taken => Code::AlreadyExists,
+        OpErrorKind::NotUsable => Code::InvalidArgument,
+        OpErrorKind::Busy | OpErrorKind::PodUnknown => Code::Unavailable,
+        OpErrorKind::Store => Code::Internal,
     };
     let mut status = Status::new(code, refusal.text);
     let why = MetadataValue::from_static(label(refusal.why));
@@ -63,7 +63,7 @@ fn text<T: ToString>(it: Option<T>) -> String {
     it.map_or_else(String::new, |it| it.to_string())
 }
 
-pub(super) fn write_given(given: Given) -> v1::AddResponse {
+pub(super) fn write_assignment(given: AddressAssignment) -> v1::AddResponse {
     let addresses = given.addresses.into_iter().map(|it| v1::Address {
         address: it.address.to_string(),
         prefix_length: it.prefix.into(),
@@ -88,7 +88,7 @@ pub(super) fn write_given(given: Given) -> v1::AddResponse {
 }
 
 pub(super) fn write_list(snapshot: Snapshot, leaks: &Reasons) -> v1::ListResponse {
-    let allocations = snapshot.tenants.into_iter().map(|it| {
+    let allocations = snapshot.attachments.into_iter().map(|it| {
         let leak = leaks.get(&it.attachment).copied();
         let texts = addresses(&it).map(|addr| addr.to_string()).collect();
         v1::Allocation {
@@ -105,7 +105,7 @@ pub(super) fn write_list(snapshot: Snapshot, leaks: &Reasons) -> v1::ListRespons
             }),
             netns: it.netns,
             since_ms: it.since_ms,
-            leak: leak.map_or("", Reason::as_str).to_owned(),
+            leak: leak.map_or("", LeakReason::as_str).to_owned(),
         }
     });
     let blocks = snapshot.blocks.into_iter().map(|it| v1::Block {

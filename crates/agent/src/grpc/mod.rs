@@ -31,10 +31,10 @@ use super::leaks::Reasons;
 use super::service::Service;
 use super::unix::Socket;
 use cadastre_core::node_allocation::NodeAllocation;
-use cadastre_node::keeper::Call;
-use cadastre_node::{Add, Answer, Check, Gc, Op, PodRef, Snapshot, clock};
+use cadastre_node::store_thread::CallTimes;
+use cadastre_node::{Add, Check, Gc, Op, OpOutcome, PodRef, Snapshot, clock};
 use connection::Connection;
-use messages::{attachment, read_addresses, refused, write_given, write_holding, write_list};
+use messages::{attachment, read_addresses, refused, write_assignment, write_holding, write_list};
 
 /// Messages and service, generated from the proto file.
 #[allow(
@@ -102,8 +102,8 @@ pub async fn run(socket: Socket, api: Api) -> Result<(), tonic::transport::Error
 }
 
 impl Api {
-    async fn serve(&self, op: Op, patience: Duration) -> Result<Answer, Status> {
-        let call = Call::until(clock::since_boot() + patience);
+    async fn serve(&self, op: Op, patience: Duration) -> Result<OpOutcome, Status> {
+        let call = CallTimes::until(clock::since_boot() + patience);
         self.service.serve(op, call).await.map_err(refused)
     }
 
@@ -149,8 +149,8 @@ impl Agent for Api {
             bound: Vec::new(),
         });
         match self.serve(op, patience).await? {
-            Answer::Given(given) => Ok(Response::new(write_given(given))),
-            Answer::Done => Err(Status::internal("the store answered nothing")),
+            OpOutcome::Given(given) => Ok(Response::new(write_assignment(given))),
+            OpOutcome::Done => Err(Status::internal("the store answered nothing")),
         }
     }
 
@@ -269,7 +269,7 @@ mod tests {
 
     use super::*;
     use crate::service::label;
-    use cadastre_node::{Refusal, Why};
+    use cadastre_node::{OpError, OpErrorKind};
 
     #[test]
     fn a_caller_s_patience_is_read_and_bounded() {
@@ -294,8 +294,13 @@ mod tests {
 
     #[test]
     fn a_refusal_keeps_its_kind_and_its_text() {
-        for why in [Why::Exhausted, Why::Busy, Why::NotHeld, Why::Store] {
-            let status = refused(Refusal {
+        for why in [
+            OpErrorKind::Exhausted,
+            OpErrorKind::Busy,
+            OpErrorKind::NotHeld,
+            OpErrorKind::Store,
+        ] {
+            let status = refused(OpError {
                 why,
                 text: "what to do".to_owned(),
             });

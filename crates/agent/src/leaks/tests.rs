@@ -3,7 +3,7 @@ use super::*;
 use crate::pods::Pod;
 use crate::pods::testing::pod;
 use crate::snapshot::testing::{snapshot, tenant};
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -14,9 +14,9 @@ fn secs(secs: u64) -> Duration {
 fn pods(all: &[Pod]) -> Pods {
     let mut pods = Pods::default();
     for pod in all {
-        pods.change(Change::Applied(pod.clone()));
+        pods.change(ObjectEvent::Applied(pod.clone()));
     }
-    pods.change(Change::Listed);
+    pods.change(ObjectEvent::Listed);
     pods
 }
 
@@ -27,16 +27,16 @@ fn finished(uid: &str) -> Pod {
     }
 }
 
-fn with(tenants: &[Tenant]) -> Snapshot {
+fn with(tenants: &[AttachmentRecord]) -> Snapshot {
     Snapshot {
-        tenants: tenants.to_vec(),
+        attachments: tenants.to_vec(),
         ..snapshot(&[], &[])
     }
 }
 
 /// The evidence of a node with these sandboxes, in the boot `boot`.
-fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
-    Evidence {
+fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
+    NodeEvidence {
         boot: "boot".to_owned(),
         sandboxes: sandboxes.map(|all| all.iter().map(ToString::to_string).collect()),
         gone: gone.iter().map(ToString::to_string).collect(),
@@ -49,10 +49,10 @@ fn freed(
     snapshot: &Snapshot,
     pods: &Pods,
     suspects: &[LeakCandidate],
-    evidence: &Evidence,
-) -> Vec<(String, Reason)> {
-    let mut leaks = Leaks::new(GRACE);
-    let claims = Claims {
+    evidence: &NodeEvidence,
+) -> Vec<(String, LeakReason)> {
+    let mut leaks = LeakDetector::new(GRACE);
+    let claims = LeakClaims {
         leak_candidates: suspects,
         ..NO_CLAIMS
     };
@@ -73,12 +73,12 @@ fn both_proofs_are_needed() {
     let gone = pods(&[pod("u2", &[], &[])]);
     let over = pods(&[finished("u1")]);
     for (pods, evidence, expected) in [
-        (&gone, evidence(Some(&[]), &[]), Some(Reason::PodGone)),
-        (&gone, evidence(None, &[path]), Some(Reason::PodGone)),
+        (&gone, evidence(Some(&[]), &[]), Some(LeakReason::PodGone)),
+        (&gone, evidence(None, &[path]), Some(LeakReason::PodGone)),
         (
             &over,
             evidence(Some(&["c2"]), &[]),
-            Some(Reason::PodFinished),
+            Some(LeakReason::PodFinished),
         ),
         // The node still has the sandbox, or does not know.
         (&gone, evidence(Some(&["c1"]), &[]), None),
@@ -88,7 +88,7 @@ fn both_proofs_are_needed() {
         (&live, evidence(Some(&[]), &[path]), None),
     ] {
         let freed = freed(&it, pods, &[], &evidence);
-        let reasons: Vec<Reason> = freed.iter().map(|(_, reason)| *reason).collect();
+        let reasons: Vec<LeakReason> = freed.iter().map(|(_, reason)| *reason).collect();
         assert_eq!(reasons, Vec::from_iter(expected), "{evidence:?}");
     }
 }
@@ -97,12 +97,12 @@ fn both_proofs_are_needed() {
 fn a_list_that_is_not_complete_proves_nothing() {
     let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
     let mut running = pods(&[]);
-    running.change(Change::Restarted {
+    running.change(ObjectEvent::Restarted {
         asked: Duration::ZERO,
     });
     let evidence = evidence(Some(&[]), &[]);
     assert!(freed(&it, &running, &[], &evidence).is_empty());
-    let mut leaks = Leaks::new(GRACE);
+    let mut leaks = LeakDetector::new(GRACE);
     leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(0));
     let look = leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(60));
     assert!(!look.due[0].is_proven(Some(&running), &evidence));
@@ -114,12 +114,12 @@ fn suspicion_has_to_last() {
     let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
     let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
     let evidence = evidence(Some(&[]), &[]);
-    let mut leaks = Leaks::new(GRACE);
+    let mut leaks = LeakDetector::new(GRACE);
     let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(60))));
     assert_eq!(
-        leaks.reasons().get(&it.tenants[0].attachment).copied(),
-        Some(Reason::PodGone)
+        leaks.reasons().get(&it.attachments[0].attachment).copied(),
+        Some(LeakReason::PodGone)
     );
     leaks.look(&it, &live, NO_CLAIMS, &evidence, secs(30));
     assert_eq!(leaks.reasons().len(), 0);
@@ -142,19 +142,19 @@ fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
     let named = [suspect("10.0.0.1", "u1")];
     let gone = evidence(Some(&[]), &[]);
     let there = evidence(Some(&["c1"]), &[]);
-    let mut leaks = Leaks::new(GRACE);
-    let claims = Claims {
+    let mut leaks = LeakDetector::new(GRACE);
+    let claims = LeakClaims {
         leak_candidates: &named,
         ..NO_CLAIMS
     };
     let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
-    assert_eq!(look.due[0].reason, Reason::LeakCandidate);
+    assert_eq!(look.due[0].reason, LeakReason::LeakCandidate);
     // Another pod may have the address by now.
     for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
-        let mut leaks = Leaks::new(GRACE);
-        let claims = Claims {
+        let mut leaks = LeakDetector::new(GRACE);
+        let claims = LeakClaims {
             leak_candidates: &[other],
             ..NO_CLAIMS
         };
@@ -177,32 +177,32 @@ fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
     let both = with(&[old.clone(), new.clone()]);
     assert_eq!(
         freed(&both, &live, &[], &nothing),
-        [("c1".to_owned(), Reason::Reboot)]
+        [("c1".to_owned(), LeakReason::Reboot)]
     );
     let mut second = new;
     second.attachment.ifname = "net1".to_owned();
     assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
     // If the pod is gone, too, the reboot is the proof from the node.
     let freed = freed(&alone, &pods(&[]), &[], &nothing);
-    assert_eq!(freed, [("c1".to_owned(), Reason::PodGone)]);
+    assert_eq!(freed, [("c1".to_owned(), LeakReason::PodGone)]);
 }
 
 #[test]
 fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_one_stays() {
-    let given = |id: &str, order| Tenant {
+    let given = |id: &str, order| AttachmentRecord {
         order,
         ..tenant(id, "u1", &["10.0.0.1"])
     };
     let ids: Vec<String> = (0..16).map(|n| format!("c{n:02}")).collect();
-    let all: Vec<Tenant> = (2..).zip(&ids).map(|(n, id)| given(id, n)).collect();
+    let all: Vec<AttachmentRecord> = (2..).zip(&ids).map(|(n, id)| given(id, n)).collect();
     let all = with(&all);
     let live = pods(&[pod("u1", &[], &[])]);
-    let ids_of = |evidence: &Evidence| -> Vec<String> {
+    let ids_of = |evidence: &NodeEvidence| -> Vec<String> {
         let freed = freed(&all, &live, &[], evidence);
         assert!(
             freed
                 .iter()
-                .all(|(_, reason)| *reason == Reason::Superseded)
+                .all(|(_, reason)| *reason == LeakReason::Superseded)
         );
         freed.into_iter().map(|(id, _)| id).collect()
     };
@@ -218,7 +218,7 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
     // The node cannot tell.
     assert!(ids_of(&evidence(None, &[])).is_empty());
     // No list of pods is needed, and the grace period is short.
-    let mut leaks = Leaks::new(Duration::from_secs(3600));
+    let mut leaks = LeakDetector::new(Duration::from_secs(3600));
     let proof = evidence(Some(&[]), &[]);
     let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(0));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(5))));
@@ -233,23 +233,23 @@ fn without_a_pod_the_node_s_word_decides_alone() {
     let path = "/var/run/netns/c1";
     assert_eq!(netns_of_others(&it).collect::<Vec<_>>(), [path]);
     let no_pods = Pods::default();
-    let is_freed = |it: &Snapshot, evidence: &Evidence| {
+    let is_freed = |it: &Snapshot, evidence: &NodeEvidence| {
         let freed = freed(it, &no_pods, &[], evidence);
         freed.first().map(|(_, reason)| *reason)
     };
     assert_eq!(
         is_freed(&it, &evidence(None, &[path])),
-        Some(Reason::NoNetns)
+        Some(LeakReason::NoNetns)
     );
     // The runtime need not know the container of another program.
     assert_eq!(is_freed(&it, &evidence(Some(&[]), &[])), None);
     let mut unknown = it.clone();
-    unknown.tenants[0].netns.clear();
+    unknown.attachments[0].netns.clear();
     assert_eq!(is_freed(&unknown, &evidence(None, &[""])), None);
-    unknown.tenants[0].boot = "earlier".to_owned();
+    unknown.attachments[0].boot = "earlier".to_owned();
     assert_eq!(
         is_freed(&unknown, &evidence(None, &[])),
-        Some(Reason::Reboot)
+        Some(LeakReason::Reboot)
     );
 }
 
@@ -271,7 +271,7 @@ fn a_static_pod_lives_by_its_mirror() {
 fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_api() {
     let mut of_pod = tenant("c1", "u1", &["10.0.0.1"]);
     of_pod.order = 2;
-    let newer = Tenant {
+    let newer = AttachmentRecord {
         order: 3,
         ..tenant("c3", "u1", &["10.0.0.3"])
     };
@@ -284,17 +284,18 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
         };
         all.iter().map(read).collect()
     };
-    let freed = |it: &Snapshot, pods: &Pods, said: &BTreeSet<(Addr, String)>, proof: &Evidence| {
-        let claims = Claims {
-            container_gone: said,
-            ..NO_CLAIMS
+    let freed =
+        |it: &Snapshot, pods: &Pods, said: &BTreeSet<(Addr, String)>, proof: &NodeEvidence| {
+            let claims = LeakClaims {
+                container_gone: said,
+                ..NO_CLAIMS
+            };
+            // No grace period applies.
+            let look = LeakDetector::new(GRACE).look(it, pods, claims, proof, secs(0));
+            let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
+            due.map(|it| (it.attachment.container_id.clone(), it.reason))
+                .collect::<Vec<_>>()
         };
-        // No grace period applies.
-        let look = Leaks::new(GRACE).look(it, pods, claims, proof, secs(0));
-        let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
-        due.map(|it| (it.attachment.container_id.clone(), it.reason))
-            .collect::<Vec<_>>()
-    };
     let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
     let blind = evidence(None, &[]);
     let said = say(&[
@@ -303,8 +304,8 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
         ("10.0.0.3", "net/c3"),
     ]);
     let of = |id: &str, reason| (id.to_owned(), reason);
-    let first = of("c1", Reason::PodGone);
-    let second = of("c2", Reason::Confirmed);
+    let first = of("c1", LeakReason::PodGone);
+    let second = of("c2", LeakReason::Confirmed);
     assert_eq!(freed(&it, &gone, &said, &blind), [first, second.clone()]);
     assert!(freed(&it, &gone, &say(&[]), &blind).is_empty());
     // A user's claim does not replace proof from the API.
@@ -312,14 +313,14 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
         freed(&it, &live, &said, &blind),
         std::slice::from_ref(&second)
     );
-    let superseded = of("c1", Reason::Superseded);
+    let superseded = of("c1", LeakReason::Superseded);
     let freed_of_live = freed(&both, &live, &said, &blind);
     assert_eq!(freed_of_live, [superseded, second], "the newest one stays");
     // A sandbox that the node sees is not gone.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
     assert!(freed(&it, &gone, &said, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");
-    let seen = Evidence {
+    let seen = NodeEvidence {
         present: BTreeSet::from([path("c1"), path("c2")]),
         ..blind.clone()
     };
@@ -337,10 +338,10 @@ fn what_the_node_could_not_free_by_itself_is_told() {
         tenant("c3", "", &["10.0.0.3"]),
     ]);
     let gone = pods(&[pod("u2", &[], &[])]);
-    let mut leaks = Leaks::new(GRACE);
+    let mut leaks = LeakDetector::new(GRACE);
     let evidence = evidence(None, &[]);
     leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
-    let told = |leaks: &Leaks, named: &[&str], at| {
+    let told = |leaks: &LeakDetector, named: &[&str], at| {
         let named = named.iter().map(|it| Addr::parse_strict(it).unwrap());
         let orphans = leaks.orphans(&it, &named.collect(), secs(at));
         let orphans = orphans.into_iter();

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use super::allocation::PendingAllocation;
 use super::opening::{Memory, Then};
-use super::taking::Taking;
 use super::{
-    Answer, Effect, Figure, Looked, Machine, Question, STARTING, STORE_PAUSE, StoreTrouble,
-    Transaction,
+    AgentEffect, AgentMachine, CountedEvent, LeakScan, STARTING, STORE_PAUSE, StoreAnswer,
+    StoreQuestion, StoreTrouble, Transaction,
 };
-use crate::demand::to_let_go;
-use crate::leaks::{Claims, Evidence, Reason};
-use crate::notes::News;
+use crate::demand::to_release;
+use crate::leaks::{LeakClaims, LeakReason, NodeEvidence};
+use crate::notes::UnsavedNotes;
 use crate::snapshot::as_holding;
 use cadastre_api::Recall;
 use cadastre_core::{Addr, Cidr};
@@ -55,17 +55,17 @@ pub(super) enum Asked {
     Remember(Box<Memory>),
     /// A new store with this many attachments
     Make(usize),
-    Free(Attachment, Reason),
+    Free(Attachment, LeakReason),
     /// The sandboxes, to find addresses in use of new ranges
-    Use(Box<Taking>),
-    Hold(Box<Taking>),
+    Use(Box<PendingAllocation>),
+    Hold(Box<PendingAllocation>),
     /// Blocks are released after this look; then the cycle goes on with the phase
     Look(Phase),
     Release(Box<Releasing>),
     /// The look after blocks were released
     LookAgain(Phase),
     ReadNotes,
-    Note(Box<News>),
+    Note(Box<UnsavedNotes>),
 }
 
 /// The release of the blocks that a look has shown not to be needed, one after the other.
@@ -73,9 +73,9 @@ pub(super) enum Asked {
 pub(super) struct Releasing {
     /// The block whose release is in flight
     cidr: Cidr,
-    rest: VecDeque<(Cidr, String)>,
+    remaining: VecDeque<(Cidr, String)>,
     any: bool,
-    looked: Looked,
+    looked: LeakScan,
     /// The phase that follows
     then: Phase,
 }
@@ -84,15 +84,15 @@ pub(super) struct Releasing {
 #[derive(Debug)]
 pub(super) enum Next {
     Go(Phase),
-    Ask(Asked, Question),
+    Ask(Asked, StoreQuestion),
     /// The answer has not come yet
     Wait(Asked),
     Rest,
 }
 
-impl Machine {
+impl AgentMachine {
     /// Goes through the phases until a question must be asked or the cycle ends.
-    pub(super) fn go(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+    pub(super) fn go(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         let at = now.since_boot;
         let mut next = match (self.asked.take(), self.answer.take()) {
             (None, _) => self.begin(),
@@ -108,16 +108,16 @@ impl Machine {
                 Next::Go(Phase::Look) => Next::Go(Phase::Notes),
                 Next::Go(Phase::Notes) => self.note_pods(at),
                 Next::Go(Phase::Tell) => {
-                    self.tell(now, effects);
+                    self.publish_all(now, effects);
                     Next::Rest
                 }
                 Next::Ask(asked, question) => {
                     self.asked = Some(asked);
-                    effects.push(Effect::Ask(question));
+                    effects.push(AgentEffect::Ask(question));
                     return;
                 }
                 Next::Rest => {
-                    self.tell_readiness(effects);
+                    self.publish_readiness(effects);
                     if !self.is_news {
                         return;
                     }
@@ -144,46 +144,48 @@ impl Machine {
     fn answered(
         &mut self,
         asked: Asked,
-        answer: Answer,
+        answer: StoreAnswer,
         now: &Now,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let at = now.since_boot;
         match (asked, answer) {
-            (Asked::Open, Answer::Opened(found)) => self.found(found, at, effects),
-            (Asked::Close(then), Answer::Closed) => self.closed(then, now, effects),
-            (Asked::Remember(memory), Answer::Sandboxes(told)) => self.remembered(*memory, told),
-            (Asked::Make(count), Answer::Made(made)) => self.made(count, made, at),
-            (Asked::Free(attachment, reason), Answer::Freed(freed)) => {
+            (Asked::Open, StoreAnswer::Opened(found)) => self.found(found, at, effects),
+            (Asked::Close(then), StoreAnswer::Closed) => self.closed(then, now, effects),
+            (Asked::Remember(memory), StoreAnswer::Sandboxes(told)) => {
+                self.remembered(*memory, told)
+            }
+            (Asked::Make(count), StoreAnswer::Made(made)) => self.made(count, made, at),
+            (Asked::Free(attachment, reason), StoreAnswer::Freed(freed)) => {
                 self.freed(&attachment, reason, freed, at, effects)
             }
-            (Asked::Use(taking), Answer::Sandboxes(told)) => self.used(taking, told, at),
-            (Asked::Hold(taking), Answer::Held(held)) => {
+            (Asked::Use(taking), StoreAnswer::Sandboxes(told)) => self.used(taking, told, at),
+            (Asked::Hold(taking), StoreAnswer::Held(held)) => {
                 self.taken_over(*taking, held, at, effects)
             }
-            (Asked::Look(then), Answer::Looked(Ok(looked))) => {
+            (Asked::Look(then), StoreAnswer::Looked(Ok(looked))) => {
                 self.looked(looked, then, now, effects)
             }
-            (Asked::LookAgain(then), Answer::Looked(Ok(looked))) => {
-                self.know(looked, now, effects);
+            (Asked::LookAgain(then), StoreAnswer::Looked(Ok(looked))) => {
+                self.apply_snapshot(looked, now, effects);
                 Next::Go(then)
             }
-            (Asked::Look(_) | Asked::LookAgain(_), Answer::Looked(Err(trouble))) => {
+            (Asked::Look(_) | Asked::LookAgain(_), StoreAnswer::Looked(Err(trouble))) => {
                 self.store_failed(&trouble, Phase::Notes, at)
             }
-            (Asked::Release(releasing), Answer::Released(released)) => {
+            (Asked::Release(releasing), StoreAnswer::Released(released)) => {
                 self.released(*releasing, released, now, effects)
             }
-            (Asked::ReadNotes, Answer::Notes(Ok(notes))) => {
+            (Asked::ReadNotes, StoreAnswer::Notes(Ok(notes))) => {
                 self.notes.read(notes);
                 self.compare_notes(at)
             }
-            (Asked::Note(news), Answer::Noted(Ok(()))) => {
+            (Asked::Note(news), StoreAnswer::Noted(Ok(()))) => {
                 self.notes.written(*news);
                 Next::Go(Phase::Tell)
             }
-            (Asked::ReadNotes, Answer::Notes(Err(trouble)))
-            | (Asked::Note(_), Answer::Noted(Err(trouble))) => {
+            (Asked::ReadNotes, StoreAnswer::Notes(Err(trouble)))
+            | (Asked::Note(_), StoreAnswer::Noted(Err(trouble))) => {
                 self.notes.failed(at);
                 self.store_failed(&trouble, Phase::Tell, at)
             }
@@ -204,7 +206,7 @@ impl Machine {
             self.is_open = false;
             self.snapshot = None;
             self.proven.clear();
-            return Next::Ask(Asked::Close(Then::Open), Question::Close(STARTING));
+            return Next::Ask(Asked::Close(Then::Open), StoreQuestion::Close(STARTING));
         }
         self.look_at = now + STORE_PAUSE;
         Next::Go(then)
@@ -213,7 +215,7 @@ impl Machine {
     fn free(&mut self) -> Next {
         match self.proven.pop_front() {
             Some((attachment, reason)) => {
-                let question = Question::Free(attachment.clone());
+                let question = StoreQuestion::Free(attachment.clone());
                 Next::Ask(Asked::Free(attachment, reason), question)
             }
             None => Next::Go(Phase::TakeOver),
@@ -223,10 +225,10 @@ impl Machine {
     fn freed(
         &mut self,
         attachment: &Attachment,
-        reason: Reason,
+        reason: LeakReason,
         freed: Result<(), String>,
         now: Duration,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let name = format!(
             "{}/{}/{}",
@@ -239,7 +241,7 @@ impl Machine {
                     reason = reason.as_str(),
                     "freed what was leaked"
                 );
-                effects.push(Effect::Count(Figure::Freed(reason)));
+                effects.push(AgentEffect::Count(CountedEvent::Freed(reason)));
                 self.look_at = now;
             }
             Err(refusal) => warn!(attachment = name, "a leak stays: {refusal}"),
@@ -251,17 +253,21 @@ impl Machine {
     pub(super) fn look(&mut self, then: Phase, now: Duration) -> Next {
         self.looked_at = now;
         self.look_at = now + LOOK_PAUSE.1;
-        Next::Ask(Asked::Look(then), Question::Look)
+        Next::Ask(Asked::Look(then), StoreQuestion::Look)
     }
 
     fn looked(
         &mut self,
-        looked: Looked,
+        looked: LeakScan,
         then: Phase,
         now: &Now,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<AgentEffect>,
     ) -> Next {
-        let going = to_let_go(&looked.snapshot, &self.serving.wishes, &self.recalled());
+        let going = to_release(
+            &looked.snapshot,
+            &self.serving.pending_adds,
+            &self.recalled(),
+        );
         self.release(going.into(), false, looked, then, now, effects)
     }
 
@@ -270,27 +276,27 @@ impl Machine {
         &mut self,
         mut going: VecDeque<(Cidr, String)>,
         any: bool,
-        looked: Looked,
+        looked: LeakScan,
         then: Phase,
         now: &Now,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<AgentEffect>,
     ) -> Next {
         if let Some((cidr, uid)) = going.pop_front().filter(|_| self.followed) {
             let releasing = Releasing {
                 cidr,
-                rest: going,
+                remaining: going,
                 any,
                 looked,
                 then,
             };
-            let question = Question::Transact(Transaction::Release(cidr, uid));
+            let question = StoreQuestion::Transact(Transaction::Release(cidr, uid));
             return Next::Ask(Asked::Release(Box::new(releasing)), question);
         }
         if any {
             self.has_let_go = true;
-            return Next::Ask(Asked::LookAgain(then), Question::Look);
+            return Next::Ask(Asked::LookAgain(then), StoreQuestion::Look);
         }
-        self.know(looked, now, effects);
+        self.apply_snapshot(looked, now, effects);
         Next::Go(then)
     }
 
@@ -299,11 +305,11 @@ impl Machine {
         it: Releasing,
         released: Result<bool, StoreTrouble>,
         now: &Now,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let Releasing {
             cidr,
-            rest,
+            remaining: rest,
             any,
             looked,
             then,
@@ -319,14 +325,16 @@ impl Machine {
     }
 
     /// Takes over the result of a look as the known content of the store.
-    fn know(&mut self, looked: Looked, now: &Now, effects: &mut Vec<Effect>) {
+    fn apply_snapshot(&mut self, looked: LeakScan, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.look_for_leaks(&looked, now, effects);
         let snapshot = Arc::new(looked.snapshot);
-        effects.push(Effect::Count(Figure::Snapshot(Arc::clone(&snapshot))));
+        effects.push(AgentEffect::Count(CountedEvent::Snapshot(Arc::clone(
+            &snapshot,
+        ))));
         let held = as_holding(&snapshot);
         if held != *self.held {
             self.held = Arc::new(held);
-            effects.push(Effect::Holding(Arc::clone(&self.held)));
+            effects.push(AgentEffect::Holding(Arc::clone(&self.held)));
         }
         let at = now.since_boot;
         if snapshot.blocks.iter().any(|it| it.counts.cooling > 0) {
@@ -338,16 +346,16 @@ impl Machine {
         self.snapshot = Some(snapshot);
     }
 
-    fn look_for_leaks(&mut self, looked: &Looked, now: &Now, effects: &mut Vec<Effect>) {
+    fn look_for_leaks(&mut self, looked: &LeakScan, now: &Now, effects: &mut Vec<AgentEffect>) {
         let at = now.since_boot;
-        let evidence = Evidence {
+        let evidence = NodeEvidence {
             boot: now.boot.clone(),
             gone: looked.gone.clone(),
-            ..Evidence::default()
+            ..NodeEvidence::default()
         };
         let subnet = self.subnet().cloned();
         let spec = subnet.as_deref().and_then(|it| it.spec_of(self.node_uid()));
-        let claims = Claims {
+        let claims = LeakClaims {
             leak_candidates: spec.map_or(&[], |spec| spec.leak_candidates.as_slice()),
             container_gone: subnet.as_deref().map_or(&NOBODY, |it| &it.container_gone),
         };
@@ -357,14 +365,14 @@ impl Machine {
         let reasons = self.leaks.reasons();
         if reasons != *self.reasons {
             self.reasons = Arc::new(reasons);
-            effects.push(Effect::Suspicious(Arc::clone(&self.reasons)));
+            effects.push(AgentEffect::Suspicious(Arc::clone(&self.reasons)));
         }
         if let Some(next) = look.next {
             self.look_at = self.look_at.min(next.max(at + LOOK_PAUSE.0));
         }
         if !look.due.is_empty() && !self.is_proving {
             self.is_proving = true;
-            effects.push(Effect::Prove(look.due, now.boot.clone()));
+            effects.push(AgentEffect::Prove(look.due, now.boot.clone()));
         }
     }
 
@@ -374,7 +382,10 @@ impl Machine {
             return Next::Go(Phase::Tell);
         }
         if self.notes.is_unread() {
-            return Next::Ask(Asked::ReadNotes, Question::Transact(Transaction::ReadNotes));
+            return Next::Ask(
+                Asked::ReadNotes,
+                StoreQuestion::Transact(Transaction::ReadNotes),
+            );
         }
         self.compare_notes(now)
     }
@@ -384,7 +395,8 @@ impl Machine {
         if news.is_empty() {
             return Next::Go(Phase::Tell);
         }
-        let question = Question::Transact(Transaction::Note(news.notes.clone(), news.gone.clone()));
+        let question =
+            StoreQuestion::Transact(Transaction::Note(news.notes.clone(), news.gone.clone()));
         Next::Ask(Asked::Note(Box::new(news)), question)
     }
 

@@ -6,10 +6,12 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 use super::cycle::{Asked, Next, Phase};
-use super::{Effect, Figure, Found, Machine, Question, STORE_PAUSE, Told};
+use super::{
+    AgentEffect, AgentMachine, CountedEvent, Observed, STORE_PAUSE, StoreFound, StoreQuestion,
+};
 use crate::cri::Sandbox;
-use crate::known::Shown;
 use crate::rebuild;
+use crate::shared::WatchState;
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::inert::some;
 use cadastre_core::mutation::Mutation;
@@ -49,7 +51,7 @@ pub(super) enum Then {
 pub(super) struct Memory {
     holding: NodeAllocation,
     list: Option<NodeAddressesSpec>,
-    shown: Arc<Shown>,
+    shown: Arc<WatchState>,
 }
 
 impl Opening {
@@ -64,9 +66,9 @@ impl Opening {
     }
 }
 
-impl Machine {
+impl AgentMachine {
     /// Tries to open or create the store if the pause after the last attempt is over.
-    pub(super) fn open(&mut self, now: &Now, effects: &mut Vec<Effect>) -> Next {
+    pub(super) fn open(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         if self.opening.try_at > now.since_boot {
             return Next::Rest;
         }
@@ -74,15 +76,20 @@ impl Machine {
         if self.opening.is_lost {
             return self.make(now, effects);
         }
-        Next::Ask(Asked::Open, Question::Open)
+        Next::Ask(Asked::Open, StoreQuestion::Open)
     }
 
-    pub(super) fn found(&mut self, found: Found, now: Duration, effects: &mut Vec<Effect>) -> Next {
+    pub(super) fn found(
+        &mut self,
+        found: StoreFound,
+        now: Duration,
+        effects: &mut Vec<AgentEffect>,
+    ) -> Next {
         match found {
-            Found::Open => return self.opened(now),
-            Found::Nothing => {}
-            Found::Damaged { aside, what } => {
-                effects.push(Effect::Count(Figure::Damaged));
+            StoreFound::Open => return self.opened(now),
+            StoreFound::Nothing => {}
+            StoreFound::Damaged { aside, what } => {
+                effects.push(AgentEffect::Count(CountedEvent::Damaged));
                 error!("{what}");
                 let text = format!(
                     "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
@@ -91,16 +98,16 @@ impl Machine {
                 // The event is emitted once the UID of the Node is known.
                 self.opening.damage = Some(text);
             }
-            Found::Unclear(why) => {
-                self.say_once(why);
+            StoreFound::Unclear(why) => {
+                self.log_once(why);
                 return Next::Rest;
             }
         }
         self.opening.is_lost = true;
-        Next::Ask(Asked::Close(Then::Make), Question::Close(REBUILDING))
+        Next::Ask(Asked::Close(Then::Make), StoreQuestion::Close(REBUILDING))
     }
 
-    pub(super) fn closed(&mut self, then: Then, now: &Now, effects: &mut Vec<Effect>) -> Next {
+    pub(super) fn closed(&mut self, then: Then, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         match then {
             Then::Open => {
                 self.opening.try_at = now.since_boot;
@@ -112,12 +119,12 @@ impl Machine {
 
     /// Creates a new store once the API has shown the Node, NodeSubnet, NodeAddresses and pods, and pods on second
     /// networks have been waited for.
-    fn make(&mut self, now: &Now, effects: &mut Vec<Effect>) -> Next {
+    fn make(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         let missing = match (&self.node, &self.subnet) {
-            (Told::Unknown, _) => "the API server has not told of this Node yet",
-            (Told::Absent, _) => "there is no Node object of this name: see --node-name",
-            (_, Told::Unknown) => "the API server has not told of this node's NodeSubnet yet",
-            _ if matches!(self.addresses, Told::Unknown) => {
+            (Observed::Unknown, _) => "the API server has not told of this Node yet",
+            (Observed::Absent, _) => "there is no Node object of this name: see --node-name",
+            (_, Observed::Unknown) => "the API server has not told of this node's NodeSubnet yet",
+            _ if matches!(self.addresses, Observed::Unknown) => {
                 "the API server has not told of this node's NodeAddresses yet"
             }
             _ if !self.shown.pods.is_complete() => {
@@ -126,7 +133,7 @@ impl Machine {
             _ => "",
         };
         if !missing.is_empty() && !Mutation::NewStoreAtOnce.is_on() {
-            self.say_once(format!(
+            self.log_once(format!(
                 "there is no store yet, and none can be made: {missing}"
             ));
             return Next::Rest;
@@ -135,7 +142,7 @@ impl Machine {
             return Next::Rest;
         }
         if let Some(text) = self.opening.damage.take() {
-            self.tell_node("StoreDamaged", text, effects);
+            self.emit_node_event("StoreDamaged", text, effects);
         }
         let list = self.addresses.there().map(|it| it.list.clone());
         let memory = Memory {
@@ -143,19 +150,19 @@ impl Machine {
             list,
             shown: Arc::clone(&self.shown),
         };
-        Next::Ask(Asked::Remember(Box::new(memory)), Question::Sandboxes)
+        Next::Ask(Asked::Remember(Box::new(memory)), StoreQuestion::Sandboxes)
     }
 
     /// Creates the store from `memory` and the runtime's answer.
     pub(super) fn remembered(
         &mut self,
         memory: Memory,
-        told: Result<Vec<Sandbox>, String>,
+        sandboxes: Result<Vec<Sandbox>, String>,
     ) -> Next {
-        let sandboxes = match told {
+        let sandboxes = match sandboxes {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
-                self.say_once(format!("the store cannot be made anew: {error}"));
+                self.log_once(format!("the store cannot be made anew: {error}"));
                 return Next::Rest;
             }
         };
@@ -166,7 +173,10 @@ impl Machine {
         } = memory;
         let network = self.settings.network.as_deref().unwrap_or_default();
         let known = rebuild::known(&holding, list.as_ref(), &sandboxes, &shown.pods, network);
-        Next::Ask(Asked::Make(known.len()), Question::Make { holding, known })
+        Next::Ask(
+            Asked::Make(known.len()),
+            StoreQuestion::Make { holding, known },
+        )
     }
 
     pub(super) fn made(
@@ -185,7 +195,7 @@ impl Machine {
                 self.opened(now)
             }
             Err(error) => {
-                self.say_once(error);
+                self.log_once(error);
                 Next::Rest
             }
         }
@@ -196,7 +206,7 @@ impl Machine {
         self.opening.is_lost = false;
         self.opening.making_since = None;
         self.notes.forget();
-        self.say_once(String::new());
+        self.log_once(String::new());
         self.to_hold = true;
         self.look_at = now;
         Next::Go(Phase::Free)
@@ -205,7 +215,7 @@ impl Machine {
     /// Whether to wait because pods may have unknown addresses on second networks. A sandbox that was being set up when
     /// the store was lost is up or has failed after [`SETUP_LIMIT`], as no ADD is served meanwhile. If no agent has
     /// published in this boot, there was no store to lose.
-    fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<Effect>) -> bool {
+    fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> bool {
         let spoke = self.subnet().and_then(|it| it.status.agent.as_ref());
         if spoke.is_none_or(|it| it.boot_id != now.boot) {
             return false;
@@ -219,7 +229,7 @@ impl Machine {
         let waits = at < until;
         let who = some(&unknown, SHOWN);
         if waits {
-            self.say_once(format!(
+            self.log_once(format!(
                 "there is no store yet, and none is made before it is known which addresses these pods have on second networks, or for {} s: {who} (annotation k8s.v1.cni.cncf.io/network-status)",
                 SETUP_LIMIT.as_secs()
             ));
@@ -228,7 +238,7 @@ impl Machine {
                 "the store of this node's addresses is made anew, and nothing says which addresses these pods have on second networks: {who}. What was given to them in the last moments before may be given again: if in doubt, delete them"
             );
             warn!("{text}");
-            self.tell_node("SecondNetworksUnknown", text, effects);
+            self.emit_node_event("SecondNetworksUnknown", text, effects);
         }
         waits
     }

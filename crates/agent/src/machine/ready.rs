@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::outward::Masquerade;
-use super::{Effect, Machine, STARTING, Told};
-use crate::files::others::Standing;
-use crate::snapshot::gives;
+use super::publishing::Masquerade;
+use super::{AgentEffect, AgentMachine, Observed, STARTING};
+use crate::files::others::PodNetworkOwner;
+use crate::snapshot::assigns;
 use cadastre_api::SERVED_BY_OTHERS;
 
 /// The shortest pause between reports that pods are refused because nothing is known of them.
@@ -13,13 +13,13 @@ const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
 /// The reason of these events.
 const PODS_UNKNOWN: &str = "PodsUnknown";
 
-impl Machine {
+impl AgentMachine {
     /// Reports readiness when it has changed, but not while files or masquerading are being written.
-    pub(super) fn tell_readiness(&mut self, effects: &mut Vec<Effect>) {
+    pub(super) fn publish_readiness(&mut self, effects: &mut Vec<AgentEffect>) {
         let told = self.readiness();
         if told.is_some() && told != self.ready {
             self.ready.clone_from(&told);
-            effects.extend(told.map(|(is_ready, why)| Effect::Ready(is_ready, why)));
+            effects.extend(told.map(|(is_ready, why)| AgentEffect::Ready(is_ready, why)));
         }
     }
 
@@ -40,16 +40,16 @@ impl Machine {
         if !self.files.is_settled() || !self.masquerade.as_ref().is_none_or(is_masqueraded) {
             return None;
         }
-        let files = &self.files.told;
-        let gives = snapshot.blocks.iter().any(gives);
+        let files = &self.files.reported;
+        let gives = snapshot.blocks.iter().any(assigns);
         // The node gets a block when a pod comes, but pods come only to a ready node.
         let had_one = files.is_configured || self.has_let_go;
         let may_ask = self.shown.waits_for_pods() || self.shown.may_ask() && had_one;
         let can_ask = self.followed && may_ask;
         if !gives && !can_ask {
             return not(match (&self.node, &self.subnet) {
-                (Told::Absent, _) => "there is no Node object of this name: see --node-name",
-                (_, Told::Absent) => {
+                (Observed::Absent, _) => "there is no Node object of this name: see --node-name",
+                (_, Observed::Absent) => {
                     "there is no NodeSubnet of this node: see that the controller runs and that a pool serves the node"
                 }
                 _ if !self.store_trouble.is_empty() => &self.store_trouble,
@@ -67,7 +67,7 @@ impl Machine {
             return not(why);
         }
         // helm waits for readiness, and another network serves the node: this is no fault of the agent.
-        if let Some(Standing::Left(names)) = &files.standing {
+        if let Some(PodNetworkOwner::Left(names)) = &files.standing {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
             return Some((true, says));
         }
@@ -88,7 +88,7 @@ impl Machine {
     }
 
     /// Reports that pods are refused because nothing is known of them, with a pause between reports.
-    pub(super) fn tell_turned_away(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+    pub(super) fn emit_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         if self.tell_turned_away_at().is_some_and(|at| at > now) {
             return;
         }
@@ -99,7 +99,7 @@ impl Machine {
         let text = format!(
             "pods are refused an address, and tried again, as nothing is known of them, {pod} the last: an annotation or a label might give them another pool or address. See that the API server can be reached from this node, and that the agent may read pods and namespaces. Pools with unknownPods: Serve give to such pods at once"
         );
-        self.tell_node(PODS_UNKNOWN, text, effects);
-        effects.push(Effect::ToldTurnedAway);
+        self.emit_node_event(PODS_UNKNOWN, text, effects);
+        effects.push(AgentEffect::ToldTurnedAway);
     }
 }

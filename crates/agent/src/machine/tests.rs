@@ -14,8 +14,8 @@ use crate::snapshot::testing::tenant;
 use bench::{Bench, NODE, asked, blocks, pod_cidrs, written_onto};
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::Addr;
-use cadastre_daemon::watch::Change;
-use cadastre_daemon::watch::Step;
+use cadastre_daemon::watch::ObjectEvent;
+use cadastre_daemon::watch::WatchStep;
 use cadastre_node::PodRef;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -59,11 +59,11 @@ fn o1_while_a_question_is_in_flight_others_are_told_nothing_and_events_are_taken
         bench.pass(60 * SECOND);
         bench.subnet(3, blocks(&[B]));
         bench.pod("u2");
-        bench.on(Event::Changed);
+        bench.on(AgentEvent::Changed);
         let effects = bench.turn();
         assert_eq!(asked(&effects), [""; 0], "during {kind}");
         assert_eq!(bench.told(), [""; 0], "during {kind}");
-        let offered = |it: &Effect| matches!(it, Effect::Offer { shown, .. } if shown.pods.by_uid("u2").is_some());
+        let offered = |it: &AgentEffect| matches!(it, AgentEffect::Offer { shown, .. } if shown.pods.by_uid("u2").is_some());
         assert!(effects.iter().any(offered), "during {kind}: {effects:#?}");
     }
 }
@@ -79,7 +79,7 @@ fn o2_nothing_is_held_before_the_store_was_looked_at() {
     bench.serving.is_missing = true;
     bench.run_to("look");
     bench.serving.is_missing = false;
-    bench.answer(Answer::Looked(Err(lost())));
+    bench.answer(StoreAnswer::Looked(Err(lost())));
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["open", "look", "hold"]);
 }
@@ -89,13 +89,13 @@ fn o3_what_is_in_use_of_a_new_pod_cidr_is_asked_before_and_taken_over_with_it() 
     let mut bench = Bench::blank();
     bench.show_all(pod_cidrs(&["10.9.0.0/24"]));
     let asked_at = SECOND;
-    let restarted = Change::Restarted { asked: asked_at };
-    bench.on(Event::Pod(Step::Change(restarted)));
+    let restarted = ObjectEvent::Restarted { asked: asked_at };
+    bench.on(AgentEvent::Pod(WatchStep::Change(restarted)));
     bench.sandboxes = Err("no answer".to_owned());
     let effects = bench.run();
     let pods_unknown = asked(&effects);
     assert!(!pods_unknown.contains(&"sandboxes") && !pods_unknown.contains(&"hold"));
-    bench.on(Event::Pod(Step::Change(Change::Listed)));
+    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
     let effects = bench.run();
     assert!(asked(&effects).contains(&"sandboxes"), "{effects:#?}");
     assert!(!asked(&effects).contains(&"hold"), "{effects:#?}");
@@ -103,7 +103,7 @@ fn o3_what_is_in_use_of_a_new_pod_cidr_is_asked_before_and_taken_over_with_it() 
     bench.sandboxes = Ok(vec![sandbox("c1", "10.9.0.7")]);
     bench.pass(3 * SECOND);
     bench.run_to("hold");
-    let Some(Question::Transact(Transaction::Hold { holding, known })) = &bench.open else {
+    let Some(StoreQuestion::Transact(Transaction::Hold { holding, known })) = &bench.open else {
         panic!("no hold")
     };
     assert_eq!(holding.blocks.len(), 1);
@@ -124,7 +124,7 @@ fn o4_what_was_asked_about_is_held_whatever_came_meanwhile() {
     bench.run_to("sandboxes");
     bench.subnet(2, pod_cidrs(&["10.9.0.0/24", "10.9.1.0/24"]));
     bench.run_to("hold");
-    let Some(Question::Transact(Transaction::Hold { holding, .. })) = &bench.open else {
+    let Some(StoreQuestion::Transact(Transaction::Hold { holding, .. })) = &bench.open else {
         panic!("no hold")
     };
     assert_eq!(holding.blocks.len(), 1, "nobody was asked about the other");
@@ -145,7 +145,7 @@ fn o4_what_was_asked_about_is_held_whatever_came_meanwhile() {
 fn o4_what_comes_meanwhile_is_taken_over_right_after() {
     let mut bench = Bench::resting(blocks(&[A]));
     bench.pass(SECOND);
-    bench.on(Event::Changed);
+    bench.on(AgentEvent::Changed);
     bench.run_to("look");
     bench.subnet(2, blocks(&[A, B]));
     assert_eq!(asked(&bench.turn()), [""; 0]);
@@ -181,20 +181,20 @@ fn o6_a_block_goes_by_a_look_and_the_wishes_of_after_it_and_while_the_watch_gets
         bench
     };
     let wish = |bench: &mut Bench| {
-        bench.serving.wishes = [("p".to_owned(), 100)].into();
+        bench.serving.pending_adds = [("p".to_owned(), 100)].into();
     };
     let mut bench = back();
     wish(&mut bench);
     let effects = bench.run();
     assert!(!asked(&effects).contains(&"release"), "somebody wants it");
     let mut bench = back();
-    bench.on(Event::Subnet(Step::Trouble));
+    bench.on(AgentEvent::Subnet(WatchStep::Trouble));
     let effects = bench.run();
     assert!(!asked(&effects).contains(&"release"), "it may be old news");
     let mut bench = back();
     bench.pass(40 * SECOND);
     bench.run_to("release");
-    bench.on(Event::Subnet(Step::Trouble));
+    bench.on(AgentEvent::Subnet(WatchStep::Trouble));
     let answer = bench.answer_to(bench.open.clone().unwrap());
     let effects = bench.answer(answer);
     assert_eq!(asked(&effects), ["look"], "the other stays");
@@ -211,10 +211,12 @@ fn o6_a_block_goes_by_a_look_and_the_wishes_of_after_it_and_while_the_watch_gets
 #[test]
 fn o7_a_leak_is_freed_after_its_proof_and_one_proof_is_sought_at_a_time() {
     let mut bench = Bench::resting(blocks(&[A]));
-    bench.snapshot.tenants = vec![tenant("c1", "gone", &["10.0.0.9"])];
-    let proofs = |effects: &[Effect]| {
+    bench.snapshot.attachments = vec![tenant("c1", "gone", &["10.0.0.9"])];
+    let proofs = |effects: &[AgentEffect]| {
         let proofs = effects.iter();
-        proofs.filter(|it| matches!(it, Effect::Prove(..))).count()
+        proofs
+            .filter(|it| matches!(it, AgentEffect::Prove(..)))
+            .count()
     };
     bench.pass(61 * SECOND);
     let mut effects = bench.run();
@@ -224,8 +226,8 @@ fn o7_a_leak_is_freed_after_its_proof_and_one_proof_is_sought_at_a_time() {
     }
     assert_eq!(proofs(&effects), 1);
     assert!(!asked(&effects).contains(&"free"), "it is not proven yet");
-    let attachment = bench.snapshot.tenants[0].attachment.clone();
-    bench.on(Event::Proven(vec![(attachment, Reason::PodGone)]));
+    let attachment = bench.snapshot.attachments[0].attachment.clone();
+    bench.on(AgentEvent::Proven(vec![(attachment, LeakReason::PodGone)]));
     let effects = bench.run();
     assert_eq!(asked(&effects)[..2], ["free", "look"]);
     assert!(bench.machine.reasons.is_empty());
@@ -245,7 +247,7 @@ fn o8_notes_are_read_before_they_are_compared_and_again_when_something_came_mean
     bench.pass(2 * SECOND);
     let effects = bench.run_to("note");
     assert!(!asked(&effects).contains(&"read notes"));
-    let Some(Question::Transact(Transaction::Note(notes, gone))) = &bench.open else {
+    let Some(StoreQuestion::Transact(Transaction::Note(notes, gone))) = &bench.open else {
         panic!("no notes")
     };
     assert_eq!((notes[0].pod.uid.as_str(), gone.len()), ("u2", 0));
@@ -258,8 +260,8 @@ fn o9_a_lost_store_is_closed_and_forgotten_before_another_is_looked_for() {
     let attachment = tenant("c1", "gone", &["10.0.0.9"]).attachment;
     bench.pass(61 * SECOND);
     bench.run_to("look");
-    bench.on(Event::Proven(vec![(attachment, Reason::PodGone)]));
-    let effects = bench.answer(Answer::Looked(Err(lost())));
+    bench.on(AgentEvent::Proven(vec![(attachment, LeakReason::PodGone)]));
+    let effects = bench.answer(StoreAnswer::Looked(Err(lost())));
     assert_eq!(asked(&effects), ["close"]);
     bench.pass(60 * SECOND);
     bench.subnet(2, blocks(&[A, B]));
@@ -279,17 +281,24 @@ fn o9_a_lost_store_is_closed_and_forgotten_before_another_is_looked_for() {
 fn o10_a_new_store_is_made_once_everybody_was_heard() {
     let node = |bench: &mut Bench| {
         let uid = NODE.to_owned();
-        bench.on(Event::Node(Step::Change(Change::Applied(NodeSeen { uid }))));
+        bench.on(AgentEvent::Node(WatchStep::Change(ObjectEvent::Applied(
+            NodeSeen { uid },
+        ))));
     };
     let subnet = |bench: &mut Bench| bench.subnet(1, blocks(&[A]));
-    let addresses = |bench: &mut Bench| bench.on(Event::Addresses(Step::Change(Change::Listed)));
-    let pods = |bench: &mut Bench| bench.on(Event::Pod(Step::Change(Change::Listed)));
+    let addresses = |bench: &mut Bench| {
+        bench.on(AgentEvent::Addresses(WatchStep::Change(
+            ObjectEvent::Listed,
+        )));
+    };
+    let pods =
+        |bench: &mut Bench| bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
     let all: [&dyn Fn(&mut Bench); 4] = [&node, &subnet, &addresses, &pods];
     for last in 0..all.len() {
         let mut bench = Bench::blank();
         bench.run_to("open");
-        bench.answer(Answer::Opened(Found::Nothing));
-        assert!(matches!(bench.open, Some(Question::Close(_))));
+        bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
+        assert!(matches!(bench.open, Some(StoreQuestion::Close(_))));
         for (at, show) in all.iter().enumerate() {
             if at != last {
                 show(&mut bench);
@@ -315,21 +324,27 @@ fn o10_a_new_store_is_made_of_what_was_known_when_the_runtime_was_asked() {
     };
     let owner = "subnet".to_owned();
     let seen = AddressesSeen { owner, list };
-    let shown = Change::Applied(seen.clone());
-    bench.on(Event::Addresses(Step::Change(shown)));
+    let shown = ObjectEvent::Applied(seen.clone());
+    bench.on(AgentEvent::Addresses(WatchStep::Change(shown)));
     let mut reports = pod("u2", &[], &[]);
     reports.addresses = vec![Addr::parse_strict("10.0.0.8").unwrap()];
-    bench.on(Event::Pod(Step::Change(Change::Applied(reports.clone()))));
+    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(
+        reports.clone(),
+    ))));
     bench.run_to("open");
-    bench.answer(Answer::Opened(Found::Nothing));
+    bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
     bench.run_to("sandboxes");
     // Objects that are deleted meanwhile still count, as when the runtime was asked.
-    bench.on(Event::Addresses(Step::Change(Change::Deleted(seen))));
-    bench.on(Event::Pod(Step::Change(Change::Deleted(reports))));
+    bench.on(AgentEvent::Addresses(WatchStep::Change(
+        ObjectEvent::Deleted(seen),
+    )));
+    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Deleted(
+        reports,
+    ))));
     bench.subnet(2, blocks(&[A, B]));
     bench.sandboxes = Ok(vec![sandbox("c3", "10.0.0.7")]);
     bench.run_to("make");
-    let Some(Question::Make { holding, known }) = &bench.open else {
+    let Some(StoreQuestion::Make { holding, known }) = &bench.open else {
         panic!("not made")
     };
     assert_eq!(holding.blocks.len(), 1);

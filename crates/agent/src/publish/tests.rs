@@ -1,5 +1,5 @@
 use super::*;
-use crate::demand::{Wishes, wanted};
+use crate::demand::{PendingAdds, wanted};
 use crate::snapshot::testing::{block, pool, snapshot, tenant};
 use crate::status::status;
 
@@ -9,7 +9,7 @@ const INTERVAL: Duration = Duration::from_secs(30);
 struct Node {
     publisher: Publisher,
     snapshot: Snapshot,
-    wishes: Wishes,
+    wishes: PendingAdds,
     version: u32,
     writes: Vec<(Duration, bool)>,
 }
@@ -25,26 +25,26 @@ impl Node {
         Self {
             publisher,
             snapshot,
-            wishes: Wishes::new(),
+            wishes: PendingAdds::new(),
             version: 1,
             writes: Vec::new(),
         }
     }
 
-    fn next(&mut self, now: Duration) -> Next {
+    fn next(&mut self, now: Duration) -> PublishStep {
         let wants = wanted(&self.snapshot, &self.wishes);
         let status = status(&self.snapshot, &wants, &[], "boot");
         self.publisher.next(&status, &wants, &self.snapshot, now)
     }
 
     /// Writes the status if a write is due; it succeeds at once.
-    fn step(&mut self, now: Duration) -> Next {
+    fn step(&mut self, now: Duration) -> PublishStep {
         let next = self.next(now);
-        if let Next::Write { version, urgent } = &next {
+        if let PublishStep::Write { version, urgent } = &next {
             assert_eq!(*version, self.version.to_string());
             self.version += 1;
             let wants = wanted(&self.snapshot, &self.wishes);
-            let written = Written::Done {
+            let written = WriteOutcome::Done {
                 version: self.version.to_string(),
                 status: Box::new(status(&self.snapshot, &wants, &[], "boot")),
                 cut: None,
@@ -83,43 +83,50 @@ fn what_an_older_crd_cuts_off_is_not_written_again_before_something_changes() {
     let mut stored = told.clone();
     stored.agent = None;
     let version = |n: u32| n.to_string();
-    assert!(matches!(node.next(secs(10)), Next::Write { .. }));
-    let written = Written::Done {
+    assert!(matches!(node.next(secs(10)), PublishStep::Write { .. }));
+    let written = WriteOutcome::Done {
         version: version(2),
         status: Box::new(stored.clone()),
         cut: Some(Box::new(told)),
     };
     node.publisher.written(written, secs(10));
     node.publisher.seen(&version(2), stored.clone());
-    assert_eq!(node.next(secs(1000)), Next::Nothing);
+    assert_eq!(node.next(secs(1000)), PublishStep::Nothing);
     assert_eq!(node.publisher.lag(secs(1000)), Duration::ZERO);
     let mut later = snapshot(
         &[pool("a", (3, 50), true, false)],
         &[block("10.0.0.0/26", "a", 6, 0, 55)],
     );
     std::mem::swap(&mut node.snapshot, &mut later);
-    assert!(matches!(node.next(secs(1001)), Next::Write { .. }));
-    node.publisher.written(Written::Failed, secs(1001));
+    assert!(matches!(node.next(secs(1001)), PublishStep::Write { .. }));
+    node.publisher.written(WriteOutcome::Failed, secs(1001));
     node.snapshot = later;
-    assert_eq!(node.next(secs(2000)), Next::Nothing);
+    assert_eq!(node.next(secs(2000)), PublishStep::Nothing);
     // Another client wrote: the API server may now store the whole status.
     node.publisher.seen(&version(3), stored);
-    assert!(matches!(node.next(secs(2001)), Next::Write { .. }));
+    assert!(matches!(node.next(secs(2001)), PublishStep::Write { .. }));
 }
 
 #[test]
 fn a_subnet_that_comes_back_is_written_at_once_whatever_failed_before() {
     let mut node = Node::new(5);
     for n in 1..12 {
-        assert!(matches!(node.next(secs(1000 * n)), Next::Write { .. }));
-        node.publisher.written(Written::Failed, secs(1000 * n + 1));
+        assert!(matches!(
+            node.next(secs(1000 * n)),
+            PublishStep::Write { .. }
+        ));
+        node.publisher
+            .written(WriteOutcome::Failed, secs(1000 * n + 1));
     }
     node.publisher.lost();
-    assert_eq!(node.next(secs(11_002)), Next::Nothing);
+    assert_eq!(node.next(secs(11_002)), PublishStep::Nothing);
     node.publisher.seen("7", NodeSubnetStatus::default());
     let version = "7".to_owned();
     let urgent = false;
-    assert_eq!(node.next(secs(11_003)), Next::Write { version, urgent });
+    assert_eq!(
+        node.next(secs(11_003)),
+        PublishStep::Write { version, urgent }
+    );
 }
 
 #[test]
@@ -131,8 +138,8 @@ fn the_lag_lasts_from_a_change_until_it_is_told() {
     node.next(secs(11));
     assert_eq!(node.publisher.lag(secs(15)), secs(4));
     let wrote = node.next(secs(60));
-    assert!(matches!(wrote, Next::Write { .. }));
-    node.publisher.written(Written::Failed, secs(61));
+    assert!(matches!(wrote, PublishStep::Write { .. }));
+    node.publisher.written(WriteOutcome::Failed, secs(61));
     node.next(secs(62));
     assert_eq!(
         node.publisher.lag(secs(62)),
@@ -173,18 +180,18 @@ fn what_can_wait_is_told_once_in_the_interval_however_often_it_changes() {
 fn an_api_that_was_put_back_is_told_at_once_what_is_in_use() {
     let mut node = Node::new(5);
     node.step(secs(10));
-    node.publisher.written(Written::Failed, secs(11));
+    node.publisher.written(WriteOutcome::Failed, secs(11));
     // An event that a continued watch might show: older than the answer to the write.
     node.publisher.seen("1", NodeSubnetStatus::default());
-    assert_eq!(node.next(secs(12)), Next::Nothing);
+    assert_eq!(node.next(secs(12)), PublishStep::Nothing);
     node.publisher.relisted();
     node.publisher.seen("1", NodeSubnetStatus::default());
-    assert!(matches!(node.next(secs(12)), Next::At(at) if at >= secs(40)));
+    assert!(matches!(node.next(secs(12)), PublishStep::At(at) if at >= secs(40)));
     node.snapshot.blocks[0].state = BlockState::Withdrawn;
     let wrote = node.next(secs(12));
     let version = "1".to_owned();
     let urgent = true;
-    assert_eq!(wrote, Next::Write { version, urgent });
+    assert_eq!(wrote, PublishStep::Write { version, urgent });
 }
 
 #[test]
@@ -193,15 +200,15 @@ fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
     node.step(secs(10));
     node.snapshot.blocks[0].counts.used = 58;
     node.snapshot.blocks[0].counts.free = 3;
-    assert!(matches!(node.step(secs(11)), Next::At(at) if at >= secs(40)));
+    assert!(matches!(node.step(secs(11)), PublishStep::At(at) if at >= secs(40)));
     node.snapshot.blocks[0].counts.used = 59;
     node.snapshot.blocks[0].counts.free = 2;
     assert!(matches!(
         node.step(secs(12)),
-        Next::Write { urgent: true, .. }
+        PublishStep::Write { urgent: true, .. }
     ));
     // The block was requested and has not come yet: nothing else is urgent.
-    assert!(matches!(node.step(secs(13)), Next::Nothing));
+    assert!(matches!(node.step(secs(13)), PublishStep::Nothing));
     // The block is there, but the controller counts it as larger than it is.
     node.snapshot
         .blocks
@@ -209,7 +216,7 @@ fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
     node.wishes.insert("a".to_owned(), 4);
     assert!(matches!(
         node.step(secs(20)),
-        Next::Write { urgent: true, .. }
+        PublishStep::Write { urgent: true, .. }
     ));
 }
 
@@ -285,7 +292,7 @@ fn pools_that_run_out_in_turn_are_each_asked_at_once() {
         let now = Duration::from_millis(300 * n);
         let next = node.step(now);
         assert!(
-            matches!(next, Next::Write { urgent: true, .. }),
+            matches!(next, PublishStep::Write { urgent: true, .. }),
             "{name}: {next:?}"
         );
         answer(&mut node);
@@ -306,7 +313,7 @@ fn who_comes_while_answers_come_waits_for_one_answer_only() {
         let now = Duration::from_millis(tenth * 100);
         waiting.push(now);
         node.wishes.insert("a".to_owned(), waiting.len() as u64);
-        let wrote = matches!(node.step(now), Next::Write { urgent: true, .. });
+        let wrote = matches!(node.step(now), PublishStep::Write { urgent: true, .. });
         if wrote {
             answer(&mut node);
         }
@@ -331,7 +338,7 @@ fn a_pool_that_does_not_answer_slows_down_no_other_one() {
     for tenth in 0..600u64 {
         node.wishes.insert("full".to_owned(), tenth + 1);
         let now = Duration::from_millis(tenth * 100);
-        if let Next::Write { urgent: true, .. } = node.step(now) {
+        if let PublishStep::Write { urgent: true, .. } = node.step(now) {
             at.push(tenth);
         }
     }
@@ -339,7 +346,10 @@ fn a_pool_that_does_not_answer_slows_down_no_other_one() {
     node.wishes.insert("a".to_owned(), 62);
     let now = Duration::from_millis(100 * (at[at.len() - 1] + 1));
     let next = node.next(now);
-    assert!(matches!(next, Next::Write { urgent: true, .. }), "{next:?}");
+    assert!(
+        matches!(next, PublishStep::Write { urgent: true, .. }),
+        "{next:?}"
+    );
 }
 
 #[test]
@@ -352,15 +362,15 @@ fn what_is_let_go_is_told_at_once() {
     node.snapshot.blocks[1].state = BlockState::Released;
     assert!(matches!(
         node.step(secs(11)),
-        Next::Write { urgent: true, .. }
+        PublishStep::Write { urgent: true, .. }
     ));
-    assert_eq!(node.step(secs(12)), Next::Nothing);
+    assert_eq!(node.step(secs(12)), PublishStep::Nothing);
     // The request was stored, then lost: somebody restored an older status.
     node.publisher.seen("9", NodeSubnetStatus::default());
     node.version = 9;
     assert!(matches!(
         node.step(secs(13)),
-        Next::Write { urgent: true, .. }
+        PublishStep::Write { urgent: true, .. }
     ));
 }
 
@@ -369,10 +379,12 @@ fn a_status_of_another_node_of_the_name_says_nothing() {
     let mut node = Node::new(60);
     node.step(Duration::ZERO);
     node.snapshot.node_uid = Some("second".to_owned());
-    node.snapshot.tenants.push(tenant("c", "u", &["10.0.0.1"]));
+    node.snapshot
+        .attachments
+        .push(tenant("c", "u", &["10.0.0.1"]));
     assert!(matches!(
         node.step(secs(1)),
-        Next::Write { urgent: true, .. }
+        PublishStep::Write { urgent: true, .. }
     ));
 }
 
@@ -380,33 +392,40 @@ fn a_status_of_another_node_of_the_name_says_nothing() {
 fn one_write_at_a_time_onto_what_was_seen_last() {
     let mut node = Node::new(60);
     let first = node.next(Duration::ZERO);
-    assert!(matches!(&first, Next::Write { version, .. } if version == "1"));
-    assert_eq!(node.next(secs(1)), Next::Nothing);
-    node.publisher.written(Written::Outdated, secs(1));
+    assert!(matches!(&first, PublishStep::Write { version, .. } if version == "1"));
+    assert_eq!(node.next(secs(1)), PublishStep::Nothing);
+    node.publisher.written(WriteOutcome::Outdated, secs(1));
     assert!(
-        matches!(node.next(secs(1)), Next::At(_)),
+        matches!(node.next(secs(1)), PublishStep::At(_)),
         "the watch is behind"
     );
     node.publisher.seen("2", NodeSubnetStatus::default());
     let again = node.next(secs(1));
-    assert!(matches!(&again, Next::Write { version, .. } if version == "2"));
+    assert!(matches!(&again, PublishStep::Write { version, .. } if version == "2"));
     // The watch is behind the answer to the write.
     node.publisher.seen("1", NodeSubnetStatus::default());
-    assert_eq!(node.next(secs(1)), Next::Nothing);
+    assert_eq!(node.next(secs(1)), PublishStep::Nothing);
     node.publisher.lost();
-    node.publisher.written(Written::Failed, secs(2));
-    assert_eq!(node.next(secs(600)), Next::Nothing, "nowhere to write to");
+    node.publisher.written(WriteOutcome::Failed, secs(2));
+    assert_eq!(
+        node.next(secs(600)),
+        PublishStep::Nothing,
+        "nowhere to write to"
+    );
 }
 
 #[test]
 fn a_version_that_came_during_a_refused_write_is_written_to_at_once() {
     let mut node = Node::new(60);
-    assert!(matches!(node.next(Duration::ZERO), Next::Write { .. }));
+    assert!(matches!(
+        node.next(Duration::ZERO),
+        PublishStep::Write { .. }
+    ));
     node.publisher.seen("2", NodeSubnetStatus::default());
-    node.publisher.written(Written::Outdated, secs(1));
+    node.publisher.written(WriteOutcome::Outdated, secs(1));
     let again = node.next(secs(1));
     assert!(
-        matches!(&again, Next::Write { version, .. } if version == "2"),
+        matches!(&again, PublishStep::Write { version, .. } if version == "2"),
         "{again:?}"
     );
 }
@@ -416,11 +435,11 @@ fn errors_are_followed_by_growing_pauses() {
     let mut node = Node::new(60);
     let (mut now, mut pauses) = (Duration::ZERO, Vec::new());
     for _ in 0..12 {
-        while let Next::At(at) = node.next(now) {
+        while let PublishStep::At(at) = node.next(now) {
             pauses.push(at.saturating_sub(now));
             now = at;
         }
-        node.publisher.written(Written::Failed, now);
+        node.publisher.written(WriteOutcome::Failed, now);
     }
     assert!(pauses[0] < secs(2) && pauses[10] >= secs(60), "{pauses:?}");
     assert!(pauses.iter().all(|it| *it <= secs(180)), "{pauses:?}");

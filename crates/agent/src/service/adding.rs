@@ -1,4 +1,4 @@
-//! An ADD under way, as a value without clock or IO: each [`Step`] says what to ask the store or wait for, which
+//! An ADD under way, as a value without clock or IO: each [`AddStep`] says what to ask the store or wait for, which
 //! [`super::Service`] does.
 //!
 //! ```text
@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use crate::choice;
 use crate::events;
-use crate::known::{Desk, Shown};
 use crate::pods::Pod;
+use crate::shared::{ServiceState, WatchState};
 use cadastre_core::mutation::Mutation;
-use cadastre_node::{Add, Answer, Pools, Refusal, Why};
+use cadastre_node::{Add, OpError, OpErrorKind, OpOutcome, PoolOrder};
 
 /// How long an ADD that does not depend on its pod waits for it to be seen while the watch is established: the runtime
 /// may be a little ahead of the watch.
@@ -30,15 +30,15 @@ const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 
 /// What an ADD needs next.
 #[derive(Debug)]
-pub enum Step {
+pub enum AddStep {
     /// Ask the store for this
-    Ask(Box<Add>, Asked),
+    Ask(Box<Add>, AskedAdd),
     /// Wait until pods have changed
     ForPod(ForPod),
     /// Wait until the node has a new range, or the attachment is deleted
     ForBlock(ForBlock),
     /// Answer the caller
-    Done(Result<Answer, Refusal>),
+    Done(Result<OpOutcome, OpError>),
 }
 
 /// An ADD that waits for its pod to be seen.
@@ -50,7 +50,7 @@ pub struct ForPod {
 
 /// An ADD that the store was asked for.
 #[derive(Debug)]
-pub struct Asked {
+pub struct AskedAdd {
     adding: Box<Adding>,
     what: For,
 }
@@ -77,9 +77,9 @@ enum For {
     /// An address by the store's note of the pod
     Note,
     /// An address of the best of several pools, which may be waited for until then
-    Best(Pools, Duration),
+    Best(PoolOrder, Duration),
     /// An address of any of these pools
-    Any(Pools),
+    Any(PoolOrder),
     /// The same again after a wait; `true` for the last time
     Again(Wait, bool),
 }
@@ -94,7 +94,7 @@ struct Wait {
     begun: Duration,
     until: Duration,
     /// All pools of the ADD, if it waits for the best one alone
-    best_of: Option<Pools>,
+    best_of: Option<PoolOrder>,
 }
 
 impl Wait {
@@ -113,10 +113,10 @@ pub fn begin(
     add: Add,
     deadline: Duration,
     patience: Duration,
-    shown: &Shown,
-    desk: &mut Desk,
+    shown: &WatchState,
+    desk: &mut ServiceState,
     now: Duration,
-) -> Step {
+) -> AddStep {
     let for_pod = if shown.depends_on_pod(&add) {
         patience
     } else {
@@ -138,16 +138,16 @@ impl ForPod {
     }
 
     /// Goes on if the pod is known or the time is up.
-    pub fn go(self, shown: &Shown, desk: &mut Desk, now: Duration) -> Step {
+    pub fn go(self, shown: &WatchState, desk: &mut ServiceState, now: Duration) -> AddStep {
         let mut adding = self.adding;
         let wanted = adding.add.pod.as_ref();
         let pod = wanted.and_then(|it| shown.pods.find(it)).cloned();
         if wanted.is_some() && !shown.is_enough(pod.as_deref()) && now < self.until {
-            return Step::ForPod(Self { adding, ..self });
+            return AddStep::ForPod(Self { adding, ..self });
         }
         let pools = match choose(&mut adding.add, pod.as_deref(), shown, desk) {
             Ok(pools) => pools,
-            Err(refusal) => return Step::Done(Err(refusal)),
+            Err(refusal) => return AddStep::Done(Err(refusal)),
         };
         if !adding.add.decided {
             return adding.ask(For::Note);
@@ -159,23 +159,23 @@ impl ForPod {
     }
 }
 
-impl Asked {
+impl AskedAdd {
     /// Goes on with the store's answer.
     pub fn answered(
         self,
-        answer: Result<Answer, Refusal>,
-        shown: &Shown,
-        desk: &mut Desk,
+        answer: Result<OpOutcome, OpError>,
+        shown: &WatchState,
+        desk: &mut ServiceState,
         now: Duration,
-    ) -> Step {
+    ) -> AddStep {
         let Self { adding, what } = self;
         let may_wait = adding.may_wait(&answer);
         match (what, answer) {
-            (For::Note, Err(refusal)) if refusal.why == Why::PodUnknown => {
+            (For::Note, Err(refusal)) if refusal.why == OpErrorKind::PodUnknown => {
                 let pod = adding.add.pod.unwrap_or_default();
                 desk.turned_away = Some(format!("{}/{}", pod.namespace, pod.name));
                 desk.is_changed = true;
-                Step::Done(Err(refusal))
+                AddStep::Done(Err(refusal))
             }
             (For::Best(pools, until), Err(_)) if may_wait => {
                 let wanted = named(&pools).iter().take(1).cloned().collect();
@@ -184,8 +184,8 @@ impl Asked {
             (For::Best(pools, _), Err(_)) => adding.ask(For::Any(pools)),
             (For::Any(pools), Err(refusal)) if may_wait => {
                 let wanted = askable(&pools, shown);
-                if wanted.is_empty() && refusal.why == Why::Exhausted {
-                    return Step::Done(Err(refusal));
+                if wanted.is_empty() && refusal.why == OpErrorKind::Exhausted {
+                    return AddStep::Done(Err(refusal));
                 }
                 let until = adding.until(now + adding.patience);
                 adding.wait(wanted, until, None, desk, now)
@@ -193,7 +193,7 @@ impl Asked {
             (For::Again(wait, is_last), answer) => {
                 adding.answered_again(wait, is_last, answer, shown, desk, now)
             }
-            (_, answer) => Step::Done(answer),
+            (_, answer) => AddStep::Done(answer),
         }
     }
 }
@@ -205,10 +205,10 @@ impl ForBlock {
     }
 
     /// Goes on; with `is_news` the store is asked again at once.
-    pub fn go(self, is_news: bool, desk: &mut Desk, now: Duration) -> Step {
+    pub fn go(self, is_news: bool, desk: &mut ServiceState, now: Duration) -> AddStep {
         let Self { adding, mut wait } = self;
         if !is_news && now < wait.next_at() {
-            return Step::ForBlock(Self { adding, wait });
+            return AddStep::ForBlock(Self { adding, wait });
         }
         if !is_news && now < wait.until {
             wait.wished = wait.wanted.len();
@@ -228,18 +228,24 @@ impl Adding {
     /// Returns until when to wait for the best of several pools alone, if the node has no block of it and can request
     /// one: others may have free addresses, but the best one takes precedence. This is half of the longest wait, from
     /// when the first ADD asked for the pool.
-    fn absent(&self, pools: &Pools, shown: &Shown, desk: &Desk, now: Duration) -> Option<Duration> {
+    fn absent(
+        &self,
+        pools: &PoolOrder,
+        shown: &WatchState,
+        desk: &ServiceState,
+        now: Duration,
+    ) -> Option<Duration> {
         let best = named(pools).first().filter(|_| named(pools).len() > 1)?;
-        let is_there = shown.giving.contains(best) || !shown.askable.contains(best);
+        let is_there = shown.allocating_pools.contains(best) || !shown.askable.contains(best);
         if is_there || !shown.pods_followed || !self.add.addresses.is_empty() {
             return None;
         }
-        let asked = desk.wishes.since(best).unwrap_or(now);
+        let asked = desk.pending_adds.since(best).unwrap_or(now);
         let until = self.until(asked + self.patience / 2);
         (now < until).then_some(until)
     }
 
-    fn ask(self: Box<Self>, what: For) -> Step {
+    fn ask(self: Box<Self>, what: For) -> AddStep {
         let mut add = self.add.clone();
         if let For::Best(pools, _)
         | For::Again(
@@ -252,12 +258,13 @@ impl Adding {
         {
             add.pools = named(pools).iter().take(1).cloned().collect();
         }
-        Step::Ask(Box::new(add), Asked { adding: self, what })
+        AddStep::Ask(Box::new(add), AskedAdd { adding: self, what })
     }
 
     /// Whether a new block could help.
-    fn may_wait(&self, answer: &Result<Answer, Refusal>) -> bool {
-        let lacks = |why: Why| matches!(why, Why::Exhausted | Why::NothingHeld);
+    fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
+        let lacks =
+            |why: OpErrorKind| matches!(why, OpErrorKind::Exhausted | OpErrorKind::NothingHeld);
         self.add.addresses.is_empty() && answer.as_ref().is_err_and(|it| lacks(it.why))
     }
 
@@ -265,10 +272,10 @@ impl Adding {
         self: Box<Self>,
         wanted: Vec<String>,
         until: Duration,
-        best_of: Option<Pools>,
-        desk: &mut Desk,
+        best_of: Option<PoolOrder>,
+        desk: &mut ServiceState,
         now: Duration,
-    ) -> Step {
+    ) -> AddStep {
         let wait = Wait {
             wished: wanted.len().min(1),
             wanted,
@@ -279,39 +286,44 @@ impl Adding {
         self.wait_on(wait, desk, now)
     }
 
-    fn wait_on(self: Box<Self>, wait: Wait, desk: &mut Desk, now: Duration) -> Step {
+    fn wait_on(self: Box<Self>, wait: Wait, desk: &mut ServiceState, now: Duration) -> AddStep {
         let pools = &wait.wanted[..wait.wished];
-        if !pools.is_empty() && !Mutation::WishesNotTold.is_on() {
-            desk.wishes.add(&self.add.attachment, pools, now);
+        if !pools.is_empty() && !Mutation::DemandNotReported.is_on() {
+            desk.pending_adds.add(&self.add.attachment, pools, now);
             desk.is_changed = true;
         }
-        Step::ForBlock(ForBlock { adding: self, wait })
+        AddStep::ForBlock(ForBlock { adding: self, wait })
     }
 
     fn answered_again(
         self: Box<Self>,
         mut wait: Wait,
         is_last: bool,
-        answer: Result<Answer, Refusal>,
-        shown: &Shown,
-        desk: &mut Desk,
+        answer: Result<OpOutcome, OpError>,
+        shown: &WatchState,
+        desk: &mut ServiceState,
         now: Duration,
-    ) -> Step {
+    ) -> AddStep {
         let may_wait = self.may_wait(&answer);
         match answer {
-            Err(_) if may_wait && !is_last => Step::ForBlock(ForBlock { adding: self, wait }),
+            Err(_) if may_wait && !is_last => AddStep::ForBlock(ForBlock { adding: self, wait }),
             Ok(answer) => {
-                desk.wishes.remove(&self.add.attachment);
-                Step::Done(Ok(answer))
+                desk.pending_adds.remove(&self.add.attachment);
+                AddStep::Done(Ok(answer))
             }
             // Though the wait was in vain, the wish for the best pool stays, for the next pods.
             Err(refusal) => match wait.best_of.take() {
                 Some(pools) => self.ask(For::Any(pools)),
                 None if may_wait => {
                     let waited = now.saturating_sub(wait.begun);
-                    Step::Done(Err(dry(refusal, &wait.wanted, waited, &shown.at_limit)))
+                    AddStep::Done(Err(exhausted(
+                        refusal,
+                        &wait.wanted,
+                        waited,
+                        &shown.at_limit,
+                    )))
                 }
-                None => Step::Done(Err(refusal)),
+                None => AddStep::Done(Err(refusal)),
             },
         }
     }
@@ -321,15 +333,15 @@ impl Adding {
 fn choose(
     add: &mut Add,
     pod: Option<&Pod>,
-    shown: &Shown,
-    desk: &mut Desk,
-) -> Result<Pools, Refusal> {
+    shown: &WatchState,
+    desk: &mut ServiceState,
+) -> Result<PoolOrder, OpError> {
     let is_known = pod.is_some_and(|pod| shown.is_decidable(pod));
     if shown.depends_on_pod(add) && !is_known {
-        return Ok(Pools::default());
+        return Ok(PoolOrder::default());
     }
     let namespace = add.pod.as_ref().map(|pod| pod.namespace.as_str());
-    let asked = choice::Asked {
+    let asked = choice::PodRequest {
         ifname: &add.attachment.ifname,
         pools: &add.pools,
         addresses: &add.addresses,
@@ -340,30 +352,30 @@ fn choose(
     };
     let chosen = choice::decide(&asked, &shown.serving, &shown.others);
     if let Some(pod) = pod {
-        let fresh = desk.complain(&pod.uid, &chosen.complaints).into_iter();
+        let fresh = desk.report_errors(&pod.uid, &chosen.complaints).into_iter();
         let notices = fresh.map(|text| events::of_pod(pod, INVALID_ANNOTATION, text));
         desk.notices.extend(notices);
     }
     let choice = chosen.into_choice();
-    add.decide(&choice).map_err(|text| Refusal {
-        why: Why::NothingHeld,
+    add.decide(&choice).map_err(|text| OpError {
+        why: OpErrorKind::NothingHeld,
         text,
     })?;
     Ok(choice.pools)
 }
 
-fn named(pools: &Pools) -> &[String] {
+fn named(pools: &PoolOrder) -> &[String] {
     match pools {
-        Pools::Named(names) | Pools::Selected(names) => names,
-        Pools::All | Pools::None(_) => &[],
+        PoolOrder::Named(names) | PoolOrder::Selected(names) => names,
+        PoolOrder::All | PoolOrder::None(_) => &[],
     }
 }
 
 /// Returns those of the pools that blocks can be requested from.
-fn askable(pools: &Pools, shown: &Shown) -> Vec<String> {
+fn askable(pools: &PoolOrder, shown: &WatchState) -> Vec<String> {
     let is_askable = |name: &&String| shown.askable.contains(name);
     match pools {
-        Pools::All => {
+        PoolOrder::All => {
             let automatic = |name: &&String| shown.automatic.contains(*name);
             shown.askable.iter().filter(automatic).cloned().collect()
         }
@@ -372,12 +384,12 @@ fn askable(pools: &Pools, shown: &Shown) -> Vec<String> {
 }
 
 /// Returns the refusal after a wait in vain. `at_limit`: pools of which the node has as many blocks as allowed.
-fn dry(
-    refusal: Refusal,
+fn exhausted(
+    refusal: OpError,
     wanted: &[String],
     waited: Duration,
     at_limit: &BTreeMap<String, u32>,
-) -> Refusal {
+) -> OpError {
     if wanted.is_empty() {
         return refusal;
     }
@@ -397,8 +409,8 @@ fn dry(
         "{} A block of {names} was asked for {seconds:.1} s ago and has not come: {why}",
         refusal.text,
     );
-    Refusal {
-        why: Why::Exhausted,
+    OpError {
+        why: OpErrorKind::Exhausted,
         text,
     }
 }
@@ -410,8 +422,8 @@ mod tests {
     #[test]
     fn an_add_in_vain_names_what_keeps_the_block_away_and_what_to_do() {
         let told = |wanted: &[&str], at_limit: &[(&str, u32)]| {
-            let refusal = Refusal {
-                why: Why::NothingHeld,
+            let refusal = OpError {
+                why: OpErrorKind::NothingHeld,
                 text: "this node has no block.".to_owned(),
             };
             let wanted: Vec<String> = wanted.iter().map(ToString::to_string).collect();
@@ -419,7 +431,7 @@ mod tests {
                 .iter()
                 .map(|(pool, most)| ((*pool).to_owned(), *most));
             let waited = Duration::from_millis(2_500);
-            dry(refusal, &wanted, waited, &at_limit.collect()).text
+            exhausted(refusal, &wanted, waited, &at_limit.collect()).text
         };
         let text = told(&["web", "spare"], &[("spare", 3)]);
         for part in [
@@ -454,57 +466,57 @@ mod tests {
         }
     }
 
-    fn nothing() -> Result<Answer, Refusal> {
-        Err(Refusal {
-            why: Why::NothingHeld,
+    fn nothing() -> Result<OpOutcome, OpError> {
+        Err(OpError {
+            why: OpErrorKind::NothingHeld,
             text: "nothing.".to_owned(),
         })
     }
 
     /// An ADD of the pools a and b that may wait for ten seconds, on one node.
     struct Bench {
-        shown: Shown,
-        desk: Desk,
-        step: Step,
+        shown: WatchState,
+        desk: ServiceState,
+        step: AddStep,
     }
 
     impl Bench {
         /// The node has blocks of the pools `giving`, and may request more of both.
         fn new(giving: &[&str]) -> Self {
             let both = || vec!["a".to_owned(), "b".to_owned()];
-            let shown = Shown {
+            let shown = WatchState {
                 pods_followed: true,
                 pools_known: true,
                 askable: both(),
                 others: both(),
-                giving: giving.iter().map(ToString::to_string).collect(),
-                ..Shown::default()
+                allocating_pools: giving.iter().map(ToString::to_string).collect(),
+                ..WatchState::default()
             };
             Self::begin(any_of(&["a", "b"]), 60 * SECOND, shown)
         }
 
-        fn begin(add: Add, deadline: Duration, shown: Shown) -> Self {
-            let (mut desk, now) = (Desk::default(), Duration::ZERO);
+        fn begin(add: Add, deadline: Duration, shown: WatchState) -> Self {
+            let (mut desk, now) = (ServiceState::default(), Duration::ZERO);
             let step = begin(add, deadline, 10 * SECOND, &shown, &mut desk, now);
             Self { shown, desk, step }
         }
 
-        fn next(&mut self, step: impl FnOnce(Step, &Shown, &mut Desk) -> Step) {
-            let before = std::mem::replace(&mut self.step, Step::Done(nothing()));
+        fn next(&mut self, step: impl FnOnce(AddStep, &WatchState, &mut ServiceState) -> AddStep) {
+            let before = std::mem::replace(&mut self.step, AddStep::Done(nothing()));
             self.step = step(before, &self.shown, &mut self.desk);
         }
 
-        fn answer(&mut self, answer: Result<Answer, Refusal>, now: Duration) {
+        fn answer(&mut self, answer: Result<OpOutcome, OpError>, now: Duration) {
             self.next(|step, shown, desk| match step {
-                Step::Ask(_, asked) => asked.answered(answer, shown, desk, now),
+                AddStep::Ask(_, asked) => asked.answered(answer, shown, desk, now),
                 other => panic!("{other:?}"),
             });
         }
 
         fn go(&mut self, is_news: bool, now: Duration) {
             self.next(|step, shown, desk| match step {
-                Step::ForPod(pod) => pod.go(shown, desk, now),
-                Step::ForBlock(block) => block.go(is_news, desk, now),
+                AddStep::ForPod(pod) => pod.go(shown, desk, now),
+                AddStep::ForBlock(block) => block.go(is_news, desk, now),
                 other => panic!("{other:?}"),
             });
         }
@@ -512,7 +524,7 @@ mod tests {
         /// Returns the pools that the store is asked for an address of.
         fn asked(&self) -> &[String] {
             match &self.step {
-                Step::Ask(add, _) => &add.pools,
+                AddStep::Ask(add, _) => &add.pools,
                 other => panic!("{other:?}"),
             }
         }
@@ -520,13 +532,13 @@ mod tests {
         /// Returns until when it waits for a block.
         fn until(&self) -> Duration {
             match &self.step {
-                Step::ForBlock(block) => block.until(),
+                AddStep::ForBlock(block) => block.until(),
                 other => panic!("{other:?}"),
             }
         }
 
         fn wishes(&mut self, now: Duration) -> Vec<String> {
-            self.desk.wishes.count(now).0.into_keys().collect()
+            self.desk.pending_adds.count(now).0.into_keys().collect()
         }
     }
 
@@ -544,7 +556,7 @@ mod tests {
         bench.go(false, 10 * SECOND);
         assert_eq!(bench.asked(), ["a", "b"]);
         bench.answer(nothing(), 10 * SECOND);
-        let Step::Done(Err(refusal)) = bench.step else {
+        let AddStep::Done(Err(refusal)) = bench.step else {
             panic!("{:?}", bench.step);
         };
         let text = &refusal.text;
@@ -566,8 +578,12 @@ mod tests {
         bench.answer(nothing(), 5 * SECOND);
         assert_eq!(bench.asked(), ["a", "b"], "in vain: any will do");
         assert_eq!(bench.wishes(5 * SECOND), ["a"], "for the next ones");
-        bench.answer(Ok(Answer::Done), 5 * SECOND);
-        assert!(matches!(bench.step, Step::Done(Ok(_))), "{:?}", bench.step);
+        bench.answer(Ok(OpOutcome::Done), 5 * SECOND);
+        assert!(
+            matches!(bench.step, AddStep::Done(Ok(_))),
+            "{:?}",
+            bench.step
+        );
     }
 
     #[test]
@@ -580,23 +596,27 @@ mod tests {
             }),
             ..any_of(&[])
         };
-        let mut bench = Bench::begin(add, 4 * SECOND, Shown::default());
-        let Step::ForPod(pod) = &bench.step else {
+        let mut bench = Bench::begin(add, 4 * SECOND, WatchState::default());
+        let AddStep::ForPod(pod) = &bench.step else {
             panic!("{:?}", bench.step);
         };
         let until = Duration::from_millis(3_750);
         assert_eq!(pod.until(), until);
         bench.go(false, until);
-        let Step::Ask(asked, _) = &bench.step else {
+        let AddStep::Ask(asked, _) = &bench.step else {
             panic!("{:?}", bench.step);
         };
         assert!(!asked.decided);
-        let unknown = Err(Refusal {
-            why: Why::PodUnknown,
+        let unknown = Err(OpError {
+            why: OpErrorKind::PodUnknown,
             text: String::new(),
         });
         bench.answer(unknown, until);
-        assert!(matches!(bench.step, Step::Done(Err(_))), "{:?}", bench.step);
+        assert!(
+            matches!(bench.step, AddStep::Done(Err(_))),
+            "{:?}",
+            bench.step
+        );
         assert_eq!(bench.desk.turned_away.as_deref(), Some("ns/p"));
         assert!(bench.desk.is_changed, "the loop tells people");
     }

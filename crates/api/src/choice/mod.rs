@@ -261,7 +261,7 @@ fn by_selectors<'a>(
     let chosen = &mut choice.chosen;
     chosen.sort_by(|a, b| (a.rank(), a.name).cmp(&(b.rank(), b.name)));
     let families = |it: &ChosenPool| candidates[it.at].families;
-    let given = given_families(chosen, candidates);
+    let given = assigned_families(chosen, candidates);
     for tied in chosen.chunk_by_mut(|a, b| a.rank() == b.rank()) {
         let lacking = |it: &ChosenPool| lacking(given, families(it));
         if tied.iter().any(|it| lacking(it).is_none()) {
@@ -289,7 +289,7 @@ fn by_selectors<'a>(
 }
 
 /// The families of the oldest pool among the best ones.
-fn given_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dual<bool> {
+fn assigned_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dual<bool> {
     let best = chosen.first().map(ChosenPool::rank);
     let best = chosen.iter().filter(|it| Some(it.rank()) == best);
     let oldest = best.min_by_key(|it| (candidates[it.at].created, it.name));

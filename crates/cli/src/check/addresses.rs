@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{Finding, LEAKED, Leak, Severity};
-use crate::inventory::is_held_under;
-use crate::inventory::{Cover, Held, Inventory, PodFact};
+use crate::inventory::is_assigned_under;
+use crate::inventory::{AddressInUse, Cover, Inventory, PodFact};
 use crate::render::some;
 use cadastre_api::AddressEntry;
 use cadastre_controller::cluster::objects::PodUid;
@@ -15,7 +15,7 @@ use cadastre_core::{Addr, Cidr};
 const LIST_DELAY: i64 = 900;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
-    let held = inventory.held().map(|(addr, _)| addr);
+    let held = inventory.addresses_in_use().map(|(addr, _)| addr);
     let reported = inventory.reported().map(|(addr, _)| addr);
     let all: BTreeSet<Addr> = held.chain(reported).collect();
     for addr in all {
@@ -33,12 +33,14 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
         return;
     }
     let object = format!("address {addr}");
-    let (lying, pods): (Vec<&PodFact>, _) = pods.into_iter().partition(|pod| is_lie(pod, &covers));
+    let (lying, pods): (Vec<&PodFact>, _) = pods
+        .into_iter()
+        .partition(|pod| is_outside_cover(pod, &covers));
     for pod in lying {
-        findings.push(untrue(addr, pod));
+        findings.push(outside_cover(addr, pod));
     }
-    let held: Vec<&Held> = inventory
-        .held_at(addr)
+    let held: Vec<&AddressInUse> = inventory
+        .in_use_at(addr)
         .iter()
         .filter(|it| it.current)
         .collect();
@@ -75,7 +77,7 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
 }
 
 /// Whether a mirror pod reports an address from a range of another node.
-fn is_lie(pod: &PodFact, covers: &[Cover]) -> bool {
+fn is_outside_cover(pod: &PodFact, covers: &[Cover]) -> bool {
     let owner = |cover: &Cover| match cover {
         Cover::Block(entry) => entry.owner.name.clone(),
         Cover::PodCidr(_, node) | Cover::Rest(_, node, _) => node.clone(),
@@ -84,7 +86,7 @@ fn is_lie(pod: &PodFact, covers: &[Cover]) -> bool {
     pod.is_mirror() && !covers.is_empty() && !covers.iter().any(|it| Some(&*owner(it)) == on)
 }
 
-fn untrue(addr: Addr, pod: &PodFact) -> Finding {
+fn outside_cover(addr: Addr, pod: &PodFact) -> Finding {
     let on = pod.node.as_deref().unwrap_or("no node");
     Finding::new(
         Severity::Warning,
@@ -101,10 +103,10 @@ fn untrue(addr: Addr, pod: &PodFact) -> Finding {
 fn duplicate(
     addr: Addr,
     pods: &[&PodFact],
-    held: &[&Held],
+    held: &[&AddressInUse],
     inventory: &Inventory,
 ) -> Option<Finding> {
-    let uid = |held: &&Held| held.allocation.pod_uid.clone();
+    let uid = |held: &&AddressInUse| held.allocation.pod_uid.clone();
     let known = |uid: &String| {
         pods.iter()
             .any(|pod| PodUid::read(&pod.uid) == PodUid::read(uid))
@@ -145,7 +147,7 @@ fn duplicate(
 
 fn leak(
     addr: Addr,
-    held: &Held,
+    held: &AddressInUse,
     pods: &[&PodFact],
     inventory: &Inventory,
     findings: &mut Vec<Finding>,
@@ -196,7 +198,7 @@ fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
 }
 
 /// Reports an address of an earlier sandbox of a pod that lives.
-fn superseded(addr: Addr, held: &Held) -> Finding {
+fn superseded(addr: Addr, held: &AddressInUse) -> Finding {
     let AddressEntry { pod, handle, .. } = &held.allocation;
     Finding::new(
         Severity::Warning,
@@ -295,12 +297,12 @@ fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
 fn requests(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for subnet in inventory.subnets.values() {
         let gone = subnet.requests.release.iter().filter(|(addr, uid)| {
-            let held = inventory.held_at(*addr).iter();
+            let held = inventory.in_use_at(*addr).iter();
             let mut own = held.filter(|held| held.node == subnet.name);
             !own.any(|held| PodUid::read(&held.allocation.pod_uid) == PodUid::read(uid))
         });
         let confirmed = subnet.requests.container_gone.iter();
-        let confirmed = confirmed.filter(|entry| !is_held_under(subnet, entry));
+        let confirmed = confirmed.filter(|entry| !is_assigned_under(subnet, entry));
         let gone: Vec<&Addr> = gone.chain(confirmed).map(|(addr, _)| addr).collect();
         if !gone.is_empty() {
             findings.push(Finding::new(

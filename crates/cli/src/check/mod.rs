@@ -16,10 +16,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::inventory::Inventory;
-use super::lists::Wanted;
-use super::reach::Reach;
-use super::render::{self, Columns, Report, Style, count};
-use super::{Flags, Verdict};
+use super::lists::WantedKinds;
+use super::reach::ApiReach;
+use super::render::{self, Columns, Style, VerbReport, count};
+use super::{ExitVerdict, Flags};
 
 /// Check pools, blocks, NodeSubnets, nodes and pods against each other
 ///
@@ -29,7 +29,7 @@ use super::{Flags, Verdict};
   kubectl cadastre check
   kubectl cadastre check -o json > report.json
   kubectl cadastre check --ignore PoolNearlyFull --severity critical")]
-pub struct Args {
+pub struct CheckArgs {
     /// Ignore findings with this code; may be repeated
     #[arg(long, value_name = "CODE")]
     ignore: Vec<String>,
@@ -170,7 +170,7 @@ pub fn check(inventory: &Inventory) -> CheckReport {
             nodes: inventory.cache.nodes.len(),
             node_subnets: inventory.subnets.len(),
             blocks: inventory.cache.blocks.len(),
-            allocations: inventory.held().count(),
+            allocations: inventory.addresses_in_use().count(),
             pods: inventory.pods.len(),
         },
         findings,
@@ -194,31 +194,35 @@ impl CheckReport {
 }
 
 /// Checks the cluster; if anything looks wrong, checks again after `settle` and keeps what both passes show.
-pub async fn look(reach: &Reach, settle: Duration) -> anyhow::Result<CheckReport> {
-    let first = check(&reach.inventory(Wanted::PODS).await?);
+pub async fn look(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
+    let first = check(&reach.inventory(WantedKinds::PODS).await?);
     if first.findings.is_empty() {
         return Ok(first);
     }
     tokio::time::sleep(settle).await;
-    let second = check(&reach.inventory(Wanted::PODS).await?);
+    let second = check(&reach.inventory(WantedKinds::PODS).await?);
     Ok(second.confirmed_by(&first))
 }
 
 /// Runs `check`.
-pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub async fn exec(
+    args: &CheckArgs,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let mut report = look(reach, Duration::from_secs(args.settle.into())).await?;
     report.findings.retain(|finding| {
         finding.severity >= args.severity && !args.ignore.contains(&finding.code)
     });
     render::print(&report, flags.output, report.time)?;
     Ok(if report.is_bad() {
-        Verdict::Findings
+        ExitVerdict::Findings
     } else {
-        Verdict::Clean
+        ExitVerdict::Clean
     })
 }
 
-impl Report for CheckReport {
+impl VerbReport for CheckReport {
     fn text(&self, style: &Style) -> String {
         let Checked {
             pools,

@@ -219,7 +219,7 @@ fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>)
             ),
             "check that a controller leads: it lists such blocks, or frees them".to_owned(),
         )),
-        Some(_) if inventory.word(entry).is_none() => findings.push(Finding::new(
+        Some(_) if inventory.block_status(entry).is_none() => findings.push(Finding::new(
             Severity::Info,
             "AgentSilent",
             object,

@@ -16,11 +16,11 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use super::inventory::Inventory;
-use super::lists::Wanted;
-use super::reach::Reach;
-use super::render::{self, Report, Style};
+use super::lists::WantedKinds;
+use super::reach::ApiReach;
+use super::render::{self, Style, VerbReport};
 use super::show::pod_name;
-use super::{Flags, Verdict};
+use super::{ExitVerdict, Flags};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, choose};
 use cadastre_api::{AllocationMode, AssignmentMode};
 use cadastre_controller::pools::{PoolPhase as PoolVerdict, PoolState};
@@ -31,7 +31,7 @@ use cadastre_controller::pools::{PoolPhase as PoolVerdict, PoolState};
   kubectl cadastre explain pod shop/cart-7f9c
   kubectl cadastre explain node worker-1
   kubectl cadastre explain pool default")]
-pub struct Args {
+pub struct ExplainArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -139,7 +139,7 @@ fn candidate<'a>(state: &'a PoolState, asker: &Requester) -> PoolCandidate<'a> {
     }
 }
 
-impl Report for Explanation {
+impl VerbReport for Explanation {
     fn text(&self, _: &Style) -> String {
         let mut text = format!("{}: {}\n", self.subject, self.answer);
         for section in &self.sections {
@@ -153,13 +153,17 @@ impl Report for Explanation {
 }
 
 /// Runs `explain`.
-pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
-    let inventory = reach.inventory(Wanted::ALL).await?;
+pub async fn exec(
+    args: &ExplainArgs,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
+    let inventory = reach.inventory(WantedKinds::ALL).await?;
     let explanation = match &args.what {
         What::Pod { name } => pod(&pod_name(name, &reach.namespace), &inventory)?,
         What::Node { name } => node(name, &inventory)?,
         What::Pool { name } => pool(name, &inventory)?,
     };
     render::print(&explanation, flags.output, inventory.now)?;
-    Ok(Verdict::Clean)
+    Ok(ExitVerdict::Clean)
 }

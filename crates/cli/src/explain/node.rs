@@ -78,7 +78,7 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
         Some(_) if entry.recall == Some(Recall::Drain) => Some("it is recalled".to_owned()),
         Some(_) => None,
     };
-    let Some(word) = inventory.word(entry) else {
+    let Some(word) = inventory.block_status(entry) else {
         return line + "the agent has not reported it yet, and only the agent can release it";
     };
     let (used, cooling) = (word.used, word.cooling);
@@ -106,7 +106,7 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
 }
 
 fn users(entry: &BlockEntry, inventory: &Inventory) -> String {
-    let held = inventory.held_in(&entry.cidr);
+    let held = inventory.in_use_within(&entry.cidr);
     let held =
         held.filter(|(_, held)| held.node == entry.owner.name && !held.allocation.pod.is_empty());
     let pods: Vec<&str> = held.map(|(_, held)| held.allocation.pod.as_str()).collect();

@@ -74,7 +74,7 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let name = &node.name;
     let blocks = inventory.registry.blocks.of(&node.uid);
     let blocks = blocks.filter(|entry| pools.iter().any(|pool| *entry.pool == **pool));
-    let words = blocks.filter_map(|entry| inventory.word(entry));
+    let words = blocks.filter_map(|entry| inventory.block_status(entry));
     let free = words.fold(0, |sum: i64, word| sum.saturating_add(word.free));
     if show::agent_of(node, inventory).is_none() {
         return format!(
@@ -161,7 +161,7 @@ fn serving(node: &Node, chosen: Choice, inventory: &Inventory, explanation: &mut
 
 fn block_line(entry: &BlockEntry, inventory: &Inventory) -> String {
     let cidr = entry.cidr;
-    let word = inventory.word(entry);
+    let word = inventory.block_status(entry);
     let counts = word.map_or("its agent has not reported it".to_owned(), |word| {
         format!(
             "{} in use, {} cooling, {} free",

@@ -64,7 +64,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let most = report
         .holders
         .iter()
-        .filter(|it| !it.resting)
+        .filter(|it| !it.quarantined)
         .take(8)
         .map(|it| {
             format!(

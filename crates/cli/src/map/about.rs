@@ -3,9 +3,9 @@
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use super::cells::{Range, nth, place, ranges};
-use super::place::Seen;
-use crate::address::{State, describe};
+use super::cells::{CellRange, nth, place, ranges};
+use super::place::MapSection;
+use crate::address::{AddressState, describe};
 use crate::inventory::Inventory;
 use crate::render::{Style, count, some};
 use cadastre_core::{Addr, Cidr};
@@ -25,18 +25,18 @@ pub(super) struct Spot {
 
 /// The description of a place.
 #[derive(Debug, Serialize)]
-pub(super) struct About {
+pub(super) struct PlaceInfo {
     pub cidr: Cidr,
     /// Its first cell in the view, and how many it covers
     pub at: u64,
     pub count: u64,
     #[serde(flatten)]
-    pub told: Told,
+    pub text: PlaceText,
 }
 
 /// The details of a description.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Told {
+pub(super) struct PlaceText {
     /// A summary in one line
     pub words: String,
     pub facts: Vec<(String, String)>,
@@ -52,27 +52,27 @@ pub(super) struct Told {
 
 impl Spot {
     /// Describes the cell.
-    pub(super) fn about(&self, inventory: &Inventory) -> anyhow::Result<About> {
+    pub(super) fn about(&self, inventory: &Inventory) -> anyhow::Result<PlaceInfo> {
         let Self {
             view, cell_size, ..
         } = *self;
         let state = inventory.pool(&self.pool)?;
-        let seen = Seen {
+        let seen = MapSection {
             view,
             cell_size,
             state,
             inventory,
         };
         let cell = nth(&view, cell_size, self.cell);
-        let about = cell.and_then(|it| About::of(&it, &seen));
+        let about = cell.and_then(|it| PlaceInfo::of(&it, &seen));
         about.with_context(|| format!("{view} has no such cell"))
     }
 }
 
-impl About {
+impl PlaceInfo {
     /// Describes the place at `at`: the range there; or the cell, if it has several ranges or none; or a single
     /// address, if cells are addresses.
-    pub(super) fn of(at: &Cidr, seen: &Seen) -> Option<Self> {
+    pub(super) fn of(at: &Cidr, seen: &MapSection) -> Option<Self> {
         let at = if at.contains(&seen.view) {
             *at
         } else {
@@ -92,12 +92,12 @@ impl About {
             cidr,
             at,
             count,
-            told,
+            text: told,
         })
     }
 }
 
-fn style(seen: &Seen) -> Style {
+fn style(seen: &MapSection) -> Style {
     Style {
         wide: false,
         colour: false,
@@ -107,14 +107,14 @@ fn style(seen: &Seen) -> Style {
 }
 
 /// Lists the parts of a range that are never assigned automatically.
-fn reserved(cidr: &Cidr, seen: &Seen) -> String {
+fn reserved(cidr: &Cidr, seen: &MapSection) -> String {
     let spans = seen.state.reserved.iter().chain(&seen.state.on_request);
     let spans: Vec<_> = spans.filter_map(|span| span.within(cidr)).collect();
     some(&spans, 8)
 }
 
-fn range(range: &Range, seen: &Seen) -> Told {
-    let Range {
+fn range(range: &CellRange, seen: &MapSection) -> PlaceText {
+    let CellRange {
         fact,
         used,
         capacity,
@@ -123,8 +123,8 @@ fn range(range: &Range, seen: &Seen) -> Told {
     let all = seen.inventory.in_use(&fact.cidr);
     let addresses = all.iter().take(LISTED).map(|(addr, pod)| {
         let who = match describe(*addr, seen.inventory).state {
-            State::InUse | State::ReportedByPod => (*pod).to_owned(),
-            state => format!("{pod} · {}", state.words()),
+            AddressState::InUse | AddressState::ReportedByPod => (*pod).to_owned(),
+            state => format!("{pod} · {}", state.description()),
         };
         (*addr, who)
     });
@@ -147,8 +147,8 @@ fn range(range: &Range, seen: &Seen) -> Told {
     let share =
         |part: u64| u16::try_from(u128::from(part) * 1000 / (*capacity).max(1)).unwrap_or(1000);
     let cooling = fact.cooling.map_or(0, i64::unsigned_abs);
-    Told {
-        words: fact.told(&style(seen)),
+    PlaceText {
+        words: fact.describe(&style(seen)),
         facts: facts
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
@@ -160,22 +160,22 @@ fn range(range: &Range, seen: &Seen) -> Told {
     }
 }
 
-fn address(at: &Cidr, seen: &Seen) -> Told {
+fn address(at: &Cidr, seen: &MapSection) -> PlaceText {
     let report = describe(at.first(), seen.inventory);
     let user = seen.inventory.in_use(at).into_values().next();
-    let words = user.into_iter().chain([report.state.words()]);
+    let words = user.into_iter().chain([report.state.description()]);
     let node = report.range.as_ref().map(|it| it.node.clone());
     let ranges = node.iter().flat_map(|it| seen.inventory.ranges_of(it));
-    Told {
+    PlaceText {
         words: words.collect::<Vec<_>>().join(" · "),
         facts: report.facts(&style(seen)).rows(),
         ranges: ranges.collect(),
         node,
-        ..Told::default()
+        ..PlaceText::default()
     }
 }
 
-fn several(at: &Cidr, found: &[Range], seen: &Seen) -> Told {
+fn several(at: &Cidr, found: &[CellRange], seen: &MapSection) -> PlaceText {
     let mut nodes: Vec<&str> = found.iter().map(|it| &*it.fact.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
@@ -194,8 +194,8 @@ fn several(at: &Cidr, found: &[Range], seen: &Seen) -> Told {
     } else {
         "not in the pool".to_owned()
     };
-    Told {
+    PlaceText {
         words,
-        ..Told::default()
+        ..PlaceText::default()
     }
 }

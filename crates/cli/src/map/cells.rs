@@ -17,7 +17,7 @@ use cadastre_core::{Addr, Cidr, IpRange};
 /// What a cell shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Kind {
+pub enum CellKind {
     /// A block that its node assigns addresses from
     Block,
     /// A block that its node's NodeSubnet does not list yet, or that is recalled or drained
@@ -43,11 +43,11 @@ pub struct Cell {
     /// How many cells it covers
     pub count: u64,
     /// What it shows
-    pub kind: Kind,
+    pub kind: CellKind,
     /// Thousandths of it that live nodes have
-    pub held: u16,
+    pub allocated: u16,
     /// Thousandths of it that are in quarantine
-    pub resting: u16,
+    pub quarantined: u16,
     /// Thousandths of it that are reserved
     pub reserved: u16,
     /// Thousandths of its nodes' addresses that are in use
@@ -63,9 +63,9 @@ const OWNERS: usize = 4;
 
 /// A range that a node has or had.
 #[derive(Debug)]
-pub(super) struct Range {
+pub(super) struct CellRange {
     pub fact: RangeFact,
-    pub kind: Kind,
+    pub kind: CellKind,
     /// The state of a block; `None` for a podCIDR
     pub state: Option<BlockState>,
     /// The number of addresses in use
@@ -77,13 +77,13 @@ pub(super) struct Range {
 }
 
 /// Returns the ranges that overlap `within`, sorted.
-pub(super) fn ranges(within: &Cidr, inventory: &Inventory) -> Vec<Range> {
+pub(super) fn ranges(within: &Cidr, inventory: &Inventory) -> Vec<CellRange> {
     let covers = inventory.covers_in(within);
-    let mut ranges: Vec<Range> = covers.map(|it| Range::of(&it, inventory)).collect();
+    let mut ranges: Vec<CellRange> = covers.map(|it| CellRange::of(&it, inventory)).collect();
     // As ranges are sorted, only the one that reaches farthest so far has to be compared.
     let mut farthest: Option<usize> = None;
     for at in 0..ranges.len() {
-        if ranges[at].kind == Kind::Quarantine {
+        if ranges[at].kind == CellKind::Quarantine {
             continue;
         }
         let before = farthest.filter(|it| ranges[*it].fact.cidr.contains(&ranges[at].fact.cidr));
@@ -98,7 +98,7 @@ pub(super) fn ranges(within: &Cidr, inventory: &Inventory) -> Vec<Range> {
     ranges
 }
 
-impl Range {
+impl CellRange {
     fn of(cover: &Cover, inventory: &Inventory) -> Self {
         let fact = RangeFact::of(cover, inventory);
         let (state, used) = match cover {
@@ -109,14 +109,14 @@ impl Range {
             _ => (None, inventory.in_use(&fact.cidr).len() as u64),
         };
         let kind = match state {
-            _ if fact.resting => Kind::Quarantine,
-            None => Kind::PodCidr,
-            Some(BlockState::Active | BlockState::Unconfirmed) => Kind::Block,
-            Some(_) => Kind::Changing,
+            _ if fact.quarantined => CellKind::Quarantine,
+            None => CellKind::PodCidr,
+            Some(BlockState::Active | BlockState::Unconfirmed) => CellKind::Block,
+            Some(_) => CellKind::Changing,
         };
         let counts = [fact.used, fact.cooling, fact.free];
         let told: Option<i64> = counts.into_iter().sum();
-        Range {
+        CellRange {
             kind,
             state,
             used,
@@ -189,14 +189,19 @@ struct Content {
 }
 
 /// Cuts a range of a pool into cells; entirely free ones are left out.
-pub(super) fn cells(within: Cidr, cell_size: u8, ranges: &[Range], state: &PoolState) -> Vec<Cell> {
+pub(super) fn cells(
+    within: Cidr,
+    cell_size: u8,
+    ranges: &[CellRange],
+    state: &PoolState,
+) -> Vec<Cell> {
     let mut contents: BTreeMap<u64, Content> = BTreeMap::new();
     for (number, range) in ranges.iter().enumerate() {
         for (at, size) in touched(range.fact.cidr.into(), within, cell_size) {
             let content = contents.entry(at).or_default();
             content.ranges.push(number);
             let sum = match range.kind {
-                Kind::Quarantine => &mut content.resting,
+                CellKind::Quarantine => &mut content.resting,
                 _ => &mut content.held,
             };
             *sum = sum.saturating_add(size);
@@ -235,10 +240,10 @@ impl Content {
         is_full && same && self.ranges.len() <= 1
     }
 
-    fn cell(&self, cidr: Cidr, at: u64, ranges: &[Range]) -> Cell {
+    fn cell(&self, cidr: Cidr, at: u64, ranges: &[CellRange]) -> Cell {
         let size = cidr.size();
         let all = || self.ranges.iter().filter_map(|at| ranges.get(*at));
-        let live = || all().filter(|it| it.kind != Kind::Quarantine);
+        let live = || all().filter(|it| it.kind != CellKind::Quarantine);
         let sum = |all: &mut dyn Iterator<Item = u128>| all.fold(0, u128::saturating_add);
         let used = sum(&mut live().map(|it| it.used.into()));
         let capacity = sum(&mut live().map(|it| it.capacity));
@@ -259,9 +264,9 @@ impl Content {
             kind: live()
                 .chain(all())
                 .next()
-                .map_or(Kind::Reserved, |it| it.kind),
-            held: part_of(self.held, size),
-            resting: part_of(self.resting, size),
+                .map_or(CellKind::Reserved, |it| it.kind),
+            allocated: part_of(self.held, size),
+            quarantined: part_of(self.resting, size),
             reserved: part_of(self.reserved, size),
             fill: part_of(used, capacity),
             overlaps: self.ranges.len() > 1 && all().any(|it| it.overlaps),
@@ -278,9 +283,9 @@ pub(super) fn addresses(within: Cidr, inventory: &Inventory) -> Vec<Cell> {
         cidr: Cidr::host(addr),
         at: u64::try_from(addr.value - first).unwrap_or(u64::MAX),
         count: 1,
-        kind: Kind::Address,
-        held: 1000,
-        resting: 0,
+        kind: CellKind::Address,
+        allocated: 1000,
+        quarantined: 0,
         reserved: 0,
         fill: 1000,
         owners: vec![pod.to_owned()],

@@ -10,7 +10,7 @@ const MOST_HITS: usize = 20;
 
 /// A search result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Hit {
+pub(super) struct FoundPlace {
     /// `address`, `node`, `pod` or `pool`
     pub what: &'static str,
     pub name: String,
@@ -21,14 +21,14 @@ pub(super) struct Hit {
 }
 
 /// Searches for `text`; exact names come before partial matches.
-pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<Hit> {
+pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<FoundPlace> {
     let text = text.trim();
-    let mut hits: Vec<Hit> = Vec::new();
+    let mut hits: Vec<FoundPlace> = Vec::new();
     let mut add = |what, name: &str, at: Option<Cidr>| {
         let pool = at.and_then(|at| inventory.registry.pools.of(&at));
         let pool = pool.map(|it| it.name.to_string());
         let name = name.to_owned();
-        hits.push(Hit {
+        hits.push(FoundPlace {
             what,
             name,
             pool,
@@ -58,7 +58,7 @@ pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<Hit> {
         }
     }
     let pools = matching(cache.pools.iter().map(|it| &*it.name), text);
-    let pools = pools.into_iter().map(|name| Hit {
+    let pools = pools.into_iter().map(|name| FoundPlace {
         what: "pool",
         name: name.to_owned(),
         pool: Some(name.to_owned()),

@@ -26,12 +26,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use self::cells::{Cell, Kind, cell_size, cells, cells_of, ranges};
+use self::cells::{Cell, CellKind, cell_size, cells, cells_of, ranges};
 use super::inventory::Inventory;
-use super::lists::Wanted;
-use super::reach::Reach;
+use super::lists::WantedKinds;
+use super::reach::ApiReach;
 use super::render::{self, Style};
-use super::{Flags, Verdict};
+use super::{ExitVerdict, Flags};
 use cadastre_core::Cidr;
 
 /// Draw the address space of a pool: which node has each block, how full it is, what is in quarantine
@@ -41,7 +41,7 @@ use cadastre_core::Cidr;
   kubectl cadastre map default --by fill --rows 40
   NO_COLOR=1 kubectl cadastre map default
   kubectl cadastre map --web")]
-pub struct Args {
+pub struct MapArgs {
     /// Name of the pool; with --web, the pool to show first
     #[arg(required_unless_present = "web")]
     pool: Option<String>,
@@ -79,7 +79,7 @@ pub struct MapReport {
     /// Name of the pool
     pub pool: String,
     /// One part for each CIDR of the pool
-    pub parts: Vec<Part>,
+    pub parts: Vec<PoolRange>,
     /// The letters of nodes; nodes with most blocks come first
     pub legend: Vec<(char, String)>,
     #[serde(skip)]
@@ -89,7 +89,7 @@ pub struct MapReport {
 /// The picture of one CIDR of a pool.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Part {
+pub struct PoolRange {
     /// The range that is drawn
     pub cidr: Cidr,
     /// Prefix length of a block
@@ -119,10 +119,10 @@ pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Resu
         for cidr in cidrs {
             let cell_size = common.max(cidr.len());
             let ranges = ranges(cidr, inventory);
-            for range in ranges.iter().filter(|it| it.kind != Kind::Quarantine) {
+            for range in ranges.iter().filter(|it| it.kind != CellKind::Quarantine) {
                 *counts.entry(range.fact.node.clone()).or_default() += 1;
             }
-            parts.push(Part {
+            parts.push(PoolRange {
                 cidr: *cidr,
                 block_size,
                 cell_size,
@@ -143,15 +143,15 @@ pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Resu
 }
 
 /// Runs `map`.
-pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub async fn exec(args: &MapArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let pool = args.pool.as_deref();
     if args.web {
         return web::exec(pool, args.port, reach).await;
     }
-    let inventory = reach.inventory(Wanted::PODS).await?;
+    let inventory = reach.inventory(WantedKinds::PODS).await?;
     let style = Style::of_stdout(flags.output, inventory.now);
     let most = u64::from(args.rows) * style.width as u64 / 2;
     let report = map(pool.unwrap_or_default(), most, args.by, &inventory)?;
     render::print(&report, flags.output, inventory.now)?;
-    Ok(Verdict::Clean)
+    Ok(ExitVerdict::Clean)
 }

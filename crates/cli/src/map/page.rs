@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::about::About;
-use super::cells::{Cell, Kind, addresses, cells, nth};
-use super::place::{Place, Seen, home};
+use super::about::PlaceInfo;
+use super::cells::{Cell, CellKind, addresses, cells, nth};
+use super::place::{MapSection, Place, home};
 use crate::inventory::Inventory;
 use crate::render::left;
 use crate::show::{self, PoolRow};
@@ -20,7 +20,7 @@ const NEARLY_FULL: u8 = 90;
 /// A summary of a pool, and a part of it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct View {
+pub(super) struct MapView {
     pub pools: Vec<String>,
     pub pool: String,
     /// Each family with the view that opens first
@@ -47,15 +47,15 @@ pub(super) struct Picture {
     pub lines: Vec<String>,
     pub cells: Vec<Cell>,
     /// The kinds of ranges in view, each with its number of ranges
-    pub legend: Vec<(Kind, String)>,
+    pub legend: Vec<(CellKind, String)>,
     /// All ranges of the pool, and the steps from the current one to the view
     pub roots: Vec<Cidr>,
     pub path: Vec<Cidr>,
-    pub chosen: Option<About>,
+    pub chosen: Option<PlaceInfo>,
 }
 
 /// Returns the page for a place.
-pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<View> {
+pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<MapView> {
     let pools = &inventory.registry.pools;
     let first = pools.iter().next().map(|it| &*it.name);
     let name = place.pool.as_deref().or(first).unwrap_or_default();
@@ -71,7 +71,7 @@ pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<View>
     }
     let families = state.space.families();
     let families = families.filter_map(|it| Some((it.to_string(), home(state, it, inventory)?)));
-    Ok(View {
+    Ok(MapView {
         pools: pools.iter().map(|it| it.name.to_string()).collect(),
         pool: name.to_owned(),
         families: families.collect(),
@@ -83,15 +83,15 @@ pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<View>
 }
 
 fn picture(place: &Place, state: &PoolState, inventory: &Inventory) -> Option<Picture> {
-    let (seen, ranges) = Seen::from(place, state, inventory)?;
-    let Seen {
+    let (seen, ranges) = MapSection::from(place, state, inventory)?;
+    let MapSection {
         view, cell_size, ..
     } = seen;
     let is_by_address = seen.is_by_address(&ranges);
     let bits = cell_size - view.len();
     let columns = 1 << bits.div_ceil(2);
     let lines = (0..1 << (bits / 2)).filter_map(|line: u64| nth(&view, cell_size, line * columns));
-    let mut legend: BTreeMap<Kind, usize> = BTreeMap::new();
+    let mut legend: BTreeMap<CellKind, usize> = BTreeMap::new();
     for range in &ranges {
         *legend.entry(range.kind).or_default() += 1;
     }
@@ -114,7 +114,7 @@ fn picture(place: &Place, state: &PoolState, inventory: &Inventory) -> Option<Pi
             .collect(),
         roots: state.space.cidrs(view.family()).to_vec(),
         path: seen.path(),
-        chosen: chosen.and_then(|at| About::of(&at, &seen)),
+        chosen: chosen.and_then(|at| PlaceInfo::of(&at, &seen)),
     })
 }
 

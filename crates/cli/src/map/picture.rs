@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::cells::{Cell, Kind, nth};
-use super::{By, LETTERS, MapReport, Part};
-use crate::render::{Report, Style, count};
+use super::cells::{Cell, CellKind, nth};
+use super::{By, LETTERS, MapReport, PoolRange};
+use crate::render::{Style, VerbReport, count};
 use cadastre_core::Family;
 use cadastre_core::inert;
 
@@ -18,18 +18,18 @@ impl MapReport {
     fn sign(&self, cell: &Cell) -> char {
         let tenth = |part: u16| char::from_digit(u32::from(part / 100).min(9), 10).unwrap_or('9');
         match (cell.kind, cell.owners.as_slice()) {
-            (Kind::Quarantine, _) => '~',
-            (Kind::Reserved, _) if cell.reserved < 1000 => '.',
-            (Kind::Reserved, _) => '#',
+            (CellKind::Quarantine, _) => '~',
+            (CellKind::Reserved, _) if cell.reserved < 1000 => '.',
+            (CellKind::Reserved, _) => '#',
             _ if cell.overlaps => '!',
             _ if self.by == Some(By::Fill) => tenth(cell.fill),
-            (_, [owner]) if cell.held >= 1000 => self.letter(owner),
-            _ => tenth(cell.held),
+            (_, [owner]) if cell.allocated >= 1000 => self.letter(owner),
+            _ => tenth(cell.allocated),
         }
     }
 }
 
-impl Report for MapReport {
+impl VerbReport for MapReport {
     const COLOURED: bool = true;
 
     fn text(&self, style: &Style) -> String {
@@ -64,7 +64,7 @@ impl Report for MapReport {
     }
 }
 
-fn picture(report: &MapReport, part: &Part, style: &Style, text: &mut String) {
+fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut String) {
     let blocks = 1u128.checked_shl((part.block_size - part.cell_size).into());
     let each = match blocks {
         Some(1) => format!("a block of /{}", part.block_size),

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use super::cells::{Range, ranges};
+use super::cells::{CellRange, ranges};
 use crate::inventory::Inventory;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
@@ -39,20 +39,20 @@ pub(super) struct Place {
 
 /// A part of a pool in view.
 #[derive(Clone, Copy)]
-pub(super) struct Seen<'a> {
+pub(super) struct MapSection<'a> {
     pub view: Cidr,
     pub cell_size: u8,
     pub state: &'a PoolState,
     pub inventory: &'a Inventory,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> MapSection<'a> {
     /// Returns the view for a place and the ranges in it; `None` if the pool has no ranges.
     pub(super) fn from(
         place: &Place,
         state: &'a PoolState,
         inventory: &'a Inventory,
-    ) -> Option<(Self, Vec<Range>)> {
+    ) -> Option<(Self, Vec<CellRange>)> {
         let families: Vec<Family> = state.space.families().collect();
         let known = |cidr: &Cidr| families.contains(&cidr.family());
         let at = place.at.filter(known);
@@ -94,9 +94,10 @@ impl<'a> Seen<'a> {
     }
 
     /// Whether cells are the addresses of a range.
-    pub(super) fn is_by_address(&self, ranges: &[Range]) -> bool {
-        let wide =
-            |it: &Range| it.fact.cidr.contains(&self.view) && it.fact.cidr.len() < self.cell_size;
+    pub(super) fn is_by_address(&self, ranges: &[CellRange]) -> bool {
+        let wide = |it: &CellRange| {
+            it.fact.cidr.contains(&self.view) && it.fact.cidr.len() < self.cell_size
+        };
         self.cell_size == self.view.family().bits() && ranges.iter().any(wide)
     }
 

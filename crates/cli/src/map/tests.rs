@@ -6,7 +6,7 @@ use super::find::find;
 use super::page::view;
 use super::{By, map};
 use crate::inventory::Inventory;
-use crate::render::Report as _;
+use crate::render::VerbReport as _;
 use crate::tests::{Cluster, cidr, style};
 
 /// Two pools: nodes a and b have blocks of `p`, b's is drained, and one is in quarantine; `q` allocates podCIDRs.

@@ -38,10 +38,10 @@ use super::about::Spot;
 use super::find::find;
 use super::page::view;
 use super::place::Place;
-use crate::Verdict;
+use crate::ExitVerdict;
 use crate::inventory::Inventory;
-use crate::lists::Wanted;
-use crate::reach::Reach;
+use crate::lists::WantedKinds;
+use crate::reach::ApiReach;
 use cadastre_daemon::telemetry::origin::by_our_name;
 use cadastre_daemon::telemetry::serve::{Limits, serve};
 
@@ -61,7 +61,11 @@ const LIMITS: Limits = Limits {
 };
 
 /// Serves the page until Ctrl-C and prints its URL; a `pool` is shown first.
-pub(super) async fn exec(pool: Option<&str>, port: u16, reach: &Reach) -> anyhow::Result<Verdict> {
+pub(super) async fn exec(
+    pool: Option<&str>,
+    port: u16,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let page = Page::open(reach).await?;
     if let Some(pool) = pool {
         page.seen.lock().await.pool(pool)?;
@@ -81,7 +85,7 @@ pub(super) async fn exec(pool: Option<&str>, port: u16, reach: &Reach) -> anyhow
         never = serve(listener, routes(page, &token), LIMITS, None) => match never {},
         ended = tokio::signal::ctrl_c() => ended?,
     }
-    Ok(Verdict::Clean)
+    Ok(ExitVerdict::Clean)
 }
 
 /// Returns 128 random bits in hexadecimal.
@@ -95,13 +99,13 @@ fn token() -> anyhow::Result<String> {
 
 /// The current inventory, and the connection to list it again.
 struct Page {
-    reach: Reach,
+    reach: ApiReach,
     seen: Mutex<Arc<Inventory>>,
 }
 
 impl Page {
-    async fn open(reach: &Reach) -> anyhow::Result<Arc<Self>> {
-        let seen = Arc::new(reach.inventory(Wanted::PODS).await?);
+    async fn open(reach: &ApiReach) -> anyhow::Result<Arc<Self>> {
+        let seen = Arc::new(reach.inventory(WantedKinds::PODS).await?);
         Ok(Arc::new(Self {
             reach: reach.clone(),
             seen: Mutex::new(seen),
@@ -111,7 +115,7 @@ impl Page {
     async fn seen(&self, fresh: bool) -> anyhow::Result<Arc<Inventory>> {
         let mut seen = self.seen.lock().await;
         if fresh {
-            *seen = Arc::new(self.reach.inventory(Wanted::PODS).await?);
+            *seen = Arc::new(self.reach.inventory(WantedKinds::PODS).await?);
         }
         Ok(Arc::clone(&seen))
     }
@@ -214,7 +218,7 @@ mod tests {
             request_timeout: 60,
             ..Flags::default()
         };
-        let reach = Reach::of(nowhere, &flags).unwrap();
+        let reach = ApiReach::of(nowhere, &flags).unwrap();
         let seen = Mutex::new(Arc::new(Cluster::new().inventory()));
         routes(Arc::new(Page { reach, seen }), "token")
     }

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use crate::inventory::Inventory;
-use crate::lists::Lists;
+use crate::lists::ClusterLists;
 use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeLite, NodeSubnetLite};
 use cadastre_core::{Addr, Cidr, IpRange};
 
@@ -24,7 +24,7 @@ pub(super) fn is_new(name: &str) -> bool {
 
 /// Adds supposed nodes with these labels.
 pub(crate) fn add_nodes(
-    lists: &mut Lists,
+    lists: &mut ClusterLists,
     count: usize,
     labels: &[(String, String)],
 ) -> anyhow::Result<()> {
@@ -43,7 +43,7 @@ pub(crate) fn add_nodes(
 
 /// Raises the demand of a node's agent for a pool to at least `addresses`.
 pub(super) fn demand(
-    lists: &mut Lists,
+    lists: &mut ClusterLists,
     node: &str,
     uid: &str,
     pool: &str,
@@ -105,7 +105,11 @@ pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Adds a pool, or changes the one with its name. Returns a line for the plan.
-pub(super) fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyhow::Result<String> {
+pub(super) fn put_pool(
+    lists: &mut ClusterLists,
+    pool: &Value,
+    now: Timestamp,
+) -> anyhow::Result<String> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let spec: IPPoolSpec = serde_json::from_value(pool["spec"].clone())
         .with_context(|| format!("the spec of pool \"{name}\" cannot be read"))?;
@@ -134,7 +138,11 @@ pub(super) fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyho
 }
 
 /// Marks a pool as being deleted.
-pub(super) fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Result<()> {
+pub(super) fn delete_pool(
+    lists: &mut ClusterLists,
+    name: &str,
+    now: Timestamp,
+) -> anyhow::Result<()> {
     let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
     let pool = lists.pools.iter_mut().find(named);
     let pool = pool.with_context(|| {
@@ -145,7 +153,7 @@ pub(super) fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyh
 }
 
 /// Takes a range out of every pool that contains a part of it. Returns the names of these pools.
-pub(super) fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
+pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
     let pools = inventory.registry.pools.touching(range);
     let names: Vec<String> = pools.map(|pool| pool.name.to_string()).collect();
     for pool in &mut lists.pools {

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::Changes;
 use super::change::is_new;
-use super::whatif::{Outcome, simulate_now};
+use super::whatif::{PlanOutcome, simulate_now};
 use crate::inventory::Inventory;
-use crate::render::{Columns, Report, Style, count, left, some};
+use crate::render::{Columns, Style, VerbReport, count, left, some};
 use cadastre_controller::allocations::AllocationState;
 use cadastre_controller::cluster::objects::Text;
 use cadastre_controller::figures::{FamilyCounts, figures};
@@ -35,9 +35,9 @@ pub struct PlanReport {
     /// One row for each pool and family
     pub pools: Vec<PoolPlan>,
     /// Ranges that would be affected
-    pub hits: Vec<Hit>,
+    pub hits: Vec<AffectedObject>,
     /// Nodes that would wait and do not wait now
-    pub will_wait: Vec<Waiting>,
+    pub will_wait: Vec<WaitingNode>,
     /// Nodes that wait now and no longer would
     pub relieved: Vec<String>,
     /// Changed pools that would serve no node, each with the reason
@@ -61,7 +61,7 @@ pub struct NewNodes {
 
 /// A node that would wait.
 #[derive(Debug, Serialize)]
-pub struct Waiting {
+pub struct WaitingNode {
     /// The name of the node
     pub node: String,
     /// What the controller would report about it
@@ -81,7 +81,7 @@ pub struct PoolPlan {
     /// All blocks, before and after
     pub capacity: (String, String),
     /// Allocated blocks, before and after
-    pub held: (String, String),
+    pub allocated: (String, String),
     /// Free blocks, before and after
     pub free: (String, String),
     /// When it would be exhausted if it keeps growing at the recent rate
@@ -94,7 +94,7 @@ pub struct PoolPlan {
 /// A range that would be affected.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Hit {
+pub struct AffectedObject {
     /// The node that has it
     pub node: String,
     /// The range as a CIDR
@@ -134,9 +134,9 @@ pub(super) fn judge(
             new_nodes.unmanaged += 1;
         }
     }
-    let will_wait: Vec<Waiting> = waits_then
+    let will_wait: Vec<WaitingNode> = waits_then
         .difference(&waits_now)
-        .map(|node| Waiting {
+        .map(|node| WaitingNode {
             node: node.to_string(),
             why: why(node),
         })
@@ -182,7 +182,12 @@ fn for_nobody(after: &Inventory, changes: &Changes, then: &AllocationState) -> V
 }
 
 /// Compares the present with the state after the changes, in which all nodes are served as far as possible.
-fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) -> Vec<PoolPlan> {
+fn pools(
+    before: &Inventory,
+    after: &Inventory,
+    is: &PlanOutcome,
+    then: &PlanOutcome,
+) -> Vec<PoolPlan> {
     let mut rows = Vec::new();
     for state in then.registry.pools.iter() {
         let count = |family, registry: &AllocationState| -> Option<FamilyCounts> {
@@ -207,7 +212,7 @@ fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) ->
                 family: family.to_string(),
                 block_size: state.space.block_len(family).unwrap_or_default(),
                 capacity: pair(|it| it.capacity),
-                held: pair(|it| it.held),
+                allocated: pair(|it| it.held),
                 free: pair(|it| it.free),
                 full_at: would.and_then(|_| full_at(&state.name, family, will.free, after)),
                 standing: state.phase.to_string(),
@@ -228,7 +233,7 @@ fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Opt
     trend.exhausts_at(free, inventory.now, None)
 }
 
-fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
+fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<AffectedObject> {
     let mut hits = Vec::new();
     for node in before.cache.nodes.iter() {
         for entry in before.registry.blocks.of(&node.uid) {
@@ -245,7 +250,7 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
                     "gets no new pods, and returns to its pool when the {used} addresses in use are released"
                 )
             };
-            hits.push(Hit {
+            hits.push(AffectedObject {
                 node: node.name.to_string(),
                 range: entry.cidr.to_string(),
                 used,
@@ -268,7 +273,7 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
             } else {
                 continue;
             };
-            hits.push(Hit {
+            hits.push(AffectedObject {
                 node: node.name.to_string(),
                 range: cidr.to_string(),
                 used: before.pods_in(cidr).count() as u64,
@@ -279,7 +284,7 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
     hits
 }
 
-impl Report for PlanReport {
+impl VerbReport for PlanReport {
     fn text(&self, style: &Style) -> String {
         /// At most so many entries are shown without `-o wide`.
         const SHOWN: usize = 15;
@@ -332,7 +337,7 @@ impl Report for PlanReport {
                 row.family.clone(),
                 format!("/{}", row.block_size),
                 arrow(&row.capacity),
-                arrow(&row.held),
+                arrow(&row.allocated),
                 arrow(&row.free),
                 left(row.full_at, style.now),
                 row.standing.clone(),

@@ -12,14 +12,14 @@ use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 
 use super::inventory::Inventory;
-use super::lists::{Lists, Wanted};
-use super::reach::{Reach, Trouble};
-use super::{Flags, Verdict, render};
+use super::lists::{ClusterLists, WantedKinds};
+use super::reach::{ApiReach, CallError};
+use super::{ExitVerdict, Flags, render};
 use cadastre_api::{AllocationMode, GROUP, VERSION};
 use cadastre_controller::node_balance::must_leave;
 use cadastre_core::Cidr;
 
-pub use judge::{Hit, PlanReport, PoolPlan};
+pub use judge::{AffectedObject, PlanReport, PoolPlan};
 
 /// Show what would happen if nodes were added, a pool changed or deleted, or a range drained
 ///
@@ -31,7 +31,7 @@ pub use judge::{Hit, PlanReport, PoolPlan};
   kubectl cadastre plan --pool-change pool.yaml
   kubectl cadastre plan --delete-pool old --add-nodes 10
   kubectl cadastre plan --drain-cidr 10.250.0.0/16")]
-pub struct Args {
+pub struct PlanArgs {
     /// Number of nodes to add
     #[arg(long, value_name = "N", default_value_t = 0)]
     add_nodes: usize,
@@ -84,7 +84,11 @@ pub struct Changes {
 }
 
 /// Applies the changes to a copy of the lists and compares the results.
-pub fn plan(lists: &Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::Result<PlanReport> {
+pub fn plan(
+    lists: &ClusterLists,
+    changes: &Changes,
+    now: jiff::Timestamp,
+) -> anyhow::Result<PlanReport> {
     let before = Inventory::new(lists, now);
     let mut then = lists.clone();
     let mut said = Vec::new();
@@ -125,7 +129,11 @@ pub fn plan(lists: &Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::R
 }
 
 /// Raises the demand of added nodes, and of nodes whose addresses have to move to another block.
-fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::Result<()> {
+fn settle_demand(
+    lists: &mut ClusterLists,
+    changes: &Changes,
+    now: jiff::Timestamp,
+) -> anyhow::Result<()> {
     let inventory = Inventory::new(lists, now);
     let registry = &inventory.registry;
     let mut wants: Vec<(String, String, String, u64)> = Vec::new();
@@ -186,7 +194,7 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
 }
 
 /// Runs `plan`.
-pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub async fn exec(args: &PlanArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let mut changes = Changes {
         add_nodes: args.add_nodes,
         labels: args.label.clone(),
@@ -213,7 +221,7 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     if nothing {
         bail!("nothing to plan: give --add-nodes, --pool-change, --delete-pool or --drain-cidr");
     }
-    let lists = reach.lists(Wanted::PODS).await?;
+    let lists = reach.lists(WantedKinds::PODS).await?;
     let now = jiff::Timestamp::now();
     let mut report = plan(&lists, &changes, now)?;
     for pool in &changes.pools {
@@ -224,14 +232,14 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     }
     render::print(&report, flags.output, now)?;
     Ok(if report.fits {
-        Verdict::Clean
+        ExitVerdict::Clean
     } else {
-        Verdict::Findings
+        ExitVerdict::Findings
     })
 }
 
 /// Returns why the API server would reject a pool, by a dry run; `None` also if the user may not try.
-async fn refusal(pool: &serde_json::Value, reach: &Reach) -> anyhow::Result<Option<String>> {
+async fn refusal(pool: &serde_json::Value, reach: &ApiReach) -> anyhow::Result<Option<String>> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let kind = GroupVersionKind::gvk(GROUP, VERSION, "IPPool");
     let api: Api<DynamicObject> =
@@ -244,8 +252,8 @@ async fn refusal(pool: &serde_json::Value, reach: &Reach) -> anyhow::Result<Opti
         .call(api.patch(name, &params, &Patch::Apply(&whole)))
         .await;
     match answer {
-        Ok(_) | Err(Trouble::Api(403, _)) => Ok(None),
-        Err(Trouble::Api(400 | 422, why)) => Ok(Some(why)),
-        Err(trouble) => Err(trouble.told("ippools.cadastre.dev")),
+        Ok(_) | Err(CallError::Api(403, _)) => Ok(None),
+        Err(CallError::Api(400 | 422, why)) => Ok(Some(why)),
+        Err(trouble) => Err(trouble.into_error("ippools.cadastre.dev")),
     }
 }

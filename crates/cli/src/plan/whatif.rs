@@ -15,7 +15,7 @@ use cadastre_controller::{Context, EventRecord};
 use cadastre_core::Cidr;
 
 /// The result of a simulation.
-pub(crate) struct Outcome {
+pub(crate) struct PlanOutcome {
     /// The ranges that nodes would get, by node
     pub served: BTreeMap<Text, Vec<Cidr>>,
     /// Nodes that would wait, by pool
@@ -28,7 +28,7 @@ pub(crate) struct Outcome {
     pub registry: AllocationState,
 }
 
-impl Outcome {
+impl PlanOutcome {
     /// Returns the nodes that would wait for any pool.
     pub(crate) fn waits(&self) -> BTreeSet<&Text> {
         self.waiting.values().flatten().collect()
@@ -36,12 +36,12 @@ impl Outcome {
 }
 
 /// Simulates what a leader that starts now would do for the existing nodes.
-pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
+pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
     let (cache, now) = (&inventory.cache, inventory.moment());
     let (mut registry, _) = AllocationState::rebuild(cache, &[], now);
     registry.judge_blocks(cache);
     let mut reports = Vec::new();
-    let mut outcome = Outcome {
+    let mut outcome = PlanOutcome {
         served: BTreeMap::new(),
         waiting: BTreeMap::new(),
         wanted_by_pods: BTreeSet::new(),
@@ -99,7 +99,7 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
     outcome
 }
 
-impl Outcome {
+impl PlanOutcome {
     fn waits_for(&mut self, pool: &Text, node: &Text) {
         let nodes = self.waiting.entry(pool.clone()).or_default();
         nodes.insert(node.clone());

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::inventory::Inventory;
-use crate::render::{Columns, Report, Style, age, over};
+use crate::render::{Columns, Style, VerbReport, age, over};
 use cadastre_api::Recall;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_core::Cidr;
@@ -86,7 +86,7 @@ pub fn blocks(
 impl BlockRow {
     /// Collects the data of a block.
     pub fn of(entry: &BlockEntry, inventory: &Inventory) -> Self {
-        let word = inventory.word(entry);
+        let word = inventory.block_status(entry);
         let cidr = entry.cidr.to_string();
         let subnet = inventory.subnets.get(&entry.owner.name);
         let asked = subnet.is_some_and(|it| it.requests.drain.contains(&entry.cidr));
@@ -153,7 +153,7 @@ pub(super) fn table(blocks: &[BlockRow], style: &Style, nothing: &str) -> String
     table.text(style, nothing)
 }
 
-impl Report for BlocksReport {
+impl VerbReport for BlocksReport {
     fn text(&self, style: &Style) -> String {
         table(&self.blocks, style, "There is no such block.")
     }

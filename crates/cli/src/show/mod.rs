@@ -15,9 +15,9 @@ use anyhow::Context as _;
 use clap::Subcommand;
 
 use super::inventory::Inventory;
-use super::lists::Wanted;
-use super::reach::Reach;
-use super::{Flags, Verdict, address, render};
+use super::lists::WantedKinds;
+use super::reach::ApiReach;
+use super::{ExitVerdict, Flags, address, render};
 use cadastre_core::Addr;
 
 /// Show pools, nodes, blocks and addresses, and who uses them
@@ -29,7 +29,7 @@ use cadastre_core::Addr;
   kubectl cadastre show ip 10.244.3.7
   kubectl cadastre show pod kube-system/coredns-abc -o json
   kubectl cadastre show blocks --pool default --watch")]
-pub struct Args {
+pub struct ShowArgs {
     #[command(subcommand)]
     what: What,
 
@@ -82,22 +82,27 @@ enum What {
 }
 
 /// Runs `show`.
-pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub async fn exec(args: &ShowArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let mut watch = args.watch.then(|| watch::Watch::start(reach));
     loop {
-        let inventory = reach.inventory(Wanted::PODS).await?;
+        let inventory = reach.inventory(WantedKinds::PODS).await?;
         if watch.is_some() {
             watch::Watch::clear(flags.output);
         }
         print(&args.what, &inventory, flags, reach)?;
         match &mut watch {
             Some(watch) => watch.changed().await?,
-            None => return Ok(Verdict::Clean),
+            None => return Ok(ExitVerdict::Clean),
         }
     }
 }
 
-fn print(what: &What, inventory: &Inventory, flags: &Flags, reach: &Reach) -> anyhow::Result<()> {
+fn print(
+    what: &What,
+    inventory: &Inventory,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<()> {
     let (output, now) = (flags.output, inventory.now);
     match what {
         What::Pools => render::print(&pools(inventory), output, now),

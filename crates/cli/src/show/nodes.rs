@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::blocks::{BlockRow, table};
 use super::pods::{AllocationRow, allocations};
 use crate::inventory::{Inventory, SubnetFact};
-use crate::render::{Columns, Facts, Report, Style, over, some};
+use crate::render::{Columns, FactLines, Style, VerbReport, over, some};
 use cadastre_controller::cluster::objects::Node;
 use cadastre_core::Cidr;
 
@@ -78,7 +78,7 @@ impl NodeRow {
             row.blocks += 1;
             row.pools.push(entry.pool.to_string());
             row.used = row.used.saturating_add(inventory.used_in(entry));
-            if let Some(word) = inventory.word(entry) {
+            if let Some(word) = inventory.block_status(entry) {
                 row.cooling = row.cooling.saturating_add(count(word.cooling));
                 row.free = row.free.saturating_add(count(word.free));
             }
@@ -110,7 +110,7 @@ impl NodeRow {
 
 /// Counts the addresses in use that the agent reports, or those that pods report if they are more.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
-    let held = inventory.held_in(cidr);
+    let held = inventory.in_use_within(cidr);
     let held = held.filter(|(_, held)| held.node == node.name && held.current);
     let reported = inventory.pods_in(cidr).count();
     held.count().max(reported) as u64
@@ -122,7 +122,7 @@ pub fn agent_of<'a>(node: &Node, inventory: &'a Inventory) -> Option<&'a SubnetF
     (subnet.agent_node.as_deref() == Some(&*node.uid)).then_some(subnet)
 }
 
-impl Report for NodesReport {
+impl VerbReport for NodesReport {
     fn text(&self, style: &Style) -> String {
         let heads = [
             "NODE", "PODCIDRS", "BLOCKS", "POOLS", "IN USE", "COOLING", "FREE", "AGENT", "+UID",
@@ -155,7 +155,7 @@ pub struct NodeReport {
     /// Its blocks, and blocks in quarantine of earlier nodes of its name
     pub blocks: Vec<BlockRow>,
     /// podCIDRs in quarantine of earlier nodes of its name
-    pub resting: Vec<Resting>,
+    pub quarantined: Vec<QuarantinedRange>,
     /// Addresses in use
     pub allocations: Vec<AllocationRow>,
     /// When the list of these addresses was made
@@ -166,7 +166,7 @@ pub struct NodeReport {
 /// A podCIDR in quarantine.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Resting {
+pub struct QuarantinedRange {
     /// The range as a CIDR
     pub cidr: Cidr,
     /// When its quarantine ends at the earliest
@@ -182,12 +182,12 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     let rests = registry
         .quarantined_of(&text)
         .filter(|(_, rest)| !rest.released);
-    let resting: Vec<Resting> = rests
+    let resting: Vec<QuarantinedRange> = rests
         .flat_map(|(_, rest)| {
             let until = rest.until_wall;
             rest.ranges
                 .iter()
-                .map(move |cidr| Resting { cidr: *cidr, until })
+                .map(move |cidr| QuarantinedRange { cidr: *cidr, until })
         })
         .collect();
     let live = inventory.cache.nodes.get(name);
@@ -197,18 +197,20 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     Ok(NodeReport {
         node: live.map(|node| NodeRow::of(node, inventory)),
         blocks,
-        resting,
+        quarantined: resting,
         as_of: inventory.subnets.get(name).and_then(|it| it.listed_at),
         allocations: allocations(
-            inventory.held().filter(|(_, held)| *held.node == *name),
+            inventory
+                .addresses_in_use()
+                .filter(|(_, held)| *held.node == *name),
             inventory,
         ),
     })
 }
 
-impl Report for NodeReport {
+impl VerbReport for NodeReport {
     fn text(&self, style: &Style) -> String {
-        let mut facts = Facts::default();
+        let mut facts = FactLines::default();
         match &self.node {
             Some(row) => {
                 let cidrs: Vec<String> = row.pod_cidrs.iter().map(ToString::to_string).collect();
@@ -232,7 +234,7 @@ impl Report for NodeReport {
             }
             None => facts.add("Node", "gone: its ranges are in quarantine"),
         }
-        for rest in &self.resting {
+        for rest in &self.quarantined {
             let over = over(Some(rest.until), style.now);
             facts.add("In quarantine", format!("{}, {over}", rest.cidr));
         }

@@ -4,9 +4,9 @@ use anyhow::bail;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::address::{State, describe};
-use crate::inventory::{Held, Inventory};
-use crate::render::{Columns, Facts, Report, Style, age};
+use crate::address::{AddressState, describe};
+use crate::inventory::{AddressInUse, Inventory};
+use crate::render::{Columns, FactLines, Style, VerbReport, age};
 use cadastre_core::Addr;
 
 /// An address in use.
@@ -16,7 +16,7 @@ pub struct AllocationRow {
     /// The address itself
     pub address: Addr,
     /// The state of the address
-    pub state: State,
+    pub state: AddressState,
     /// The pool that contains it
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
@@ -41,7 +41,7 @@ pub struct AllocationRow {
 
 /// Collects the addresses that agents report, with their states.
 pub(super) fn allocations<'a>(
-    held: impl Iterator<Item = (Addr, &'a Held)>,
+    held: impl Iterator<Item = (Addr, &'a AddressInUse)>,
     inventory: &Inventory,
 ) -> Vec<AllocationRow> {
     held.map(|(addr, held)| {
@@ -134,10 +134,12 @@ pub struct PodReport {
 pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let found = inventory.pod(name);
     let uid = found.map_or("", |pod| pod.uid.as_str());
-    let is_its = |held: &Held| {
+    let is_its = |held: &AddressInUse| {
         held.allocation.pod == name || (!uid.is_empty() && held.allocation.pod_uid == uid)
     };
-    let held = inventory.held().filter(|(_, held)| is_its(held));
+    let held = inventory
+        .addresses_in_use()
+        .filter(|(_, held)| is_its(held));
     let allocations = allocations(held, inventory);
     if found.is_none() && allocations.is_empty() {
         bail!(
@@ -160,13 +162,13 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
 
 /// Finds addresses by their handle, or by the beginning of it or of the container id.
 pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
-    let is_it = |held: &Held| {
+    let is_it = |held: &AddressInUse| {
         let handle = held.allocation.handle.as_str();
         let parts = handle.split(['/', ':', '.']);
         let whole = !text.is_empty() && handle.starts_with(text);
         whole || (text.len() >= 6 && parts.into_iter().any(|part| part.starts_with(text)))
     };
-    let held = inventory.held().filter(|(_, held)| is_it(held));
+    let held = inventory.addresses_in_use().filter(|(_, held)| is_it(held));
     let allocations = allocations(held, inventory);
     if allocations.is_empty() {
         bail!(
@@ -185,12 +187,12 @@ pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     })
 }
 
-impl Report for PodReport {
+impl VerbReport for PodReport {
     fn text(&self, style: &Style) -> String {
         let mut text = String::new();
         if !self.pod.is_empty() {
             let reports: Vec<String> = self.reports.iter().map(ToString::to_string).collect();
-            let mut facts = Facts::default();
+            let mut facts = FactLines::default();
             facts.add("Pod", self.pod.as_str());
             facts.add("UID", self.uid.as_str());
             facts.add("Node", self.node.clone().unwrap_or_default());

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::inventory::Inventory;
-use crate::render::{Columns, Facts, Report, Style, count, left};
+use crate::render::{Columns, FactLines, Style, VerbReport, count, left};
 use cadastre_api::{AllocationMode, FamilyStatus};
 use cadastre_controller::cluster::objects::Text;
 use cadastre_controller::figures::{figures, holders};
@@ -106,7 +106,7 @@ pub(super) fn rows(
     families.into_iter().map(of).collect()
 }
 
-impl Report for PoolsReport {
+impl VerbReport for PoolsReport {
     fn text(&self, style: &Style) -> String {
         let mut table = Columns::new(&[
             "POOL",
@@ -181,7 +181,7 @@ pub struct PoolHolder {
     /// The name of the node
     pub node: String,
     /// Whether the node is gone and its ranges are in quarantine
-    pub resting: bool,
+    pub quarantined: bool,
     /// The number of its ranges
     pub ranges: usize,
     /// The number of addresses in use in them
@@ -214,7 +214,7 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
     let mut add = |node: &str, resting: bool, used: u64| {
         let holder = all.entry((node.to_owned(), resting)).or_insert(PoolHolder {
             node: node.to_owned(),
-            resting,
+            quarantined: resting,
             ranges: 0,
             used: 0,
         });
@@ -258,11 +258,11 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
     holders
 }
 
-impl Report for PoolReport {
+impl VerbReport for PoolReport {
     fn text(&self, style: &Style) -> String {
         /// At most so many nodes are shown without `-o wide`.
         const SHOWN: usize = 20;
-        let mut facts = Facts::default();
+        let mut facts = FactLines::default();
         facts.add("Pool", self.pool.as_str());
         facts.add("Standing", self.standing.as_str());
         for row in &self.families {
@@ -301,7 +301,7 @@ impl Report for PoolReport {
         let most = if style.wide { usize::MAX } else { SHOWN };
         let mut table = Columns::new(&["NODE", "RANGES", "IN USE", "STATE"]);
         for holder in self.holders.iter().take(most) {
-            let state = if holder.resting {
+            let state = if holder.quarantined {
                 "gone, in quarantine"
             } else {
                 ""

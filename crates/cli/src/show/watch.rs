@@ -12,7 +12,7 @@ use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::reach::Reach;
+use crate::reach::ApiReach;
 use crate::render::Output;
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
 
@@ -29,7 +29,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Starts the watches.
-    pub(super) fn start(reach: &Reach) -> Self {
+    pub(super) fn start(reach: &ApiReach) -> Self {
         let client = &reach.client;
         let kinds = [
             follow::<IPPool>(Api::all(client.clone())),

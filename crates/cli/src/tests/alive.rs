@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Cluster, style};
-use crate::render::Report as _;
+use crate::render::VerbReport as _;
 use crate::show;
 use crate::status::{Health, status};
 

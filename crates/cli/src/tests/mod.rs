@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::check::{CheckReport, check};
 use super::inventory::Inventory;
-use super::lists::Lists;
+use super::lists::ClusterLists;
 use super::render::Style;
 use cadastre_api::{FINALIZER, NodeSubnetLite};
 use cadastre_core::{Addr, Cidr};
@@ -42,14 +42,14 @@ pub(crate) fn cidr(text: &str) -> Cidr {
 /// A small cluster: pool `p` of 10.0.0.0/24 in blocks of /28; nodes `a` and `b` with agents, one block
 /// each; pod `shop/cart` on `a` at 10.0.0.1.
 pub(crate) struct Cluster {
-    pub(crate) lists: Lists,
+    pub(crate) lists: ClusterLists,
     version: u64,
 }
 
 impl Cluster {
     pub(crate) fn empty() -> Self {
         Self {
-            lists: Lists::default(),
+            lists: ClusterLists::default(),
             version: 0,
         }
     }

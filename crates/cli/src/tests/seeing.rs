@@ -3,13 +3,13 @@
 use serde_json::json;
 
 use super::{Cluster, addr, cidr, now, style};
-use crate::address::{State, describe};
+use crate::address::{AddressState, describe};
 use crate::map::{By, map};
 use crate::plan::{Changes, plan};
-use crate::render::Report as _;
+use crate::render::VerbReport as _;
 use crate::{explain, show};
 
-fn state_of(cluster: &Cluster, at: &str) -> State {
+fn state_of(cluster: &Cluster, at: &str) -> AddressState {
     describe(addr(at), &cluster.inventory()).state
 }
 
@@ -24,17 +24,17 @@ fn every_address_has_a_state() {
     }))
     .unwrap();
     let states = [
-        ("10.0.0.1", State::InUse),
-        ("10.0.0.2", State::Free),
-        ("10.0.0.16", State::Network),
-        ("10.0.0.31", State::Broadcast),
-        ("10.0.0.17", State::ReportedByPod),
-        ("10.0.0.33", State::Quarantine),
-        ("10.0.0.77", State::NodeAddress),
-        ("10.0.0.200", State::NotCarved),
-        ("10.0.0.241", State::Reserved),
-        ("192.0.2.1", State::Outside),
-        ("fd00::1", State::Outside),
+        ("10.0.0.1", AddressState::InUse),
+        ("10.0.0.2", AddressState::Free),
+        ("10.0.0.16", AddressState::Network),
+        ("10.0.0.31", AddressState::Broadcast),
+        ("10.0.0.17", AddressState::ReportedByPod),
+        ("10.0.0.33", AddressState::Quarantine),
+        ("10.0.0.77", AddressState::NodeAddress),
+        ("10.0.0.200", AddressState::NotCarved),
+        ("10.0.0.241", AddressState::Reserved),
+        ("192.0.2.1", AddressState::Outside),
+        ("fd00::1", AddressState::Outside),
     ];
     for (at, state) in states {
         assert_eq!(state_of(&cluster, at), state, "{at}");
@@ -43,24 +43,24 @@ fn every_address_has_a_state() {
     cluster.lists.subnets[1].spec["pools"] = json!([
         {"name": "p", "ipv4": {"cidrs": ["10.0.0.0/24"], "gateway": "None"}},
     ]);
-    assert_eq!(state_of(&cluster, "10.0.0.16"), State::Free);
+    assert_eq!(state_of(&cluster, "10.0.0.16"), AddressState::Free);
     cluster.lists.subnets[1].spec["pools"] = json!([]);
     cluster
         .lists
         .pods
         .retain(|pod| pod.metadata.name.as_deref() != Some("late"));
-    assert_eq!(state_of(&cluster, "10.0.0.17"), State::Gateway);
+    assert_eq!(state_of(&cluster, "10.0.0.17"), AddressState::Gateway);
     cluster.pod("shop/late", "b", &["10.0.0.17"]);
     let entry = "10.0.0.1 cbr0/0123456789-shop/cart eth0 pod-shop/cart shop/cart";
     cluster.listed(&format!("{entry} 2026-11-21T11:00:00Z superseded"));
-    assert_eq!(state_of(&cluster, "10.0.0.1"), State::Superseded);
+    assert_eq!(state_of(&cluster, "10.0.0.1"), AddressState::Superseded);
     cluster.pod("shop/twin", "b", &["10.0.0.1"]);
-    assert_eq!(state_of(&cluster, "10.0.0.1"), State::Duplicate);
+    assert_eq!(state_of(&cluster, "10.0.0.1"), AddressState::Duplicate);
     cluster
         .lists
         .pods
         .retain(|pod| pod.metadata.name.as_deref() == Some("late"));
-    assert_eq!(state_of(&cluster, "10.0.0.1"), State::WithoutPod);
+    assert_eq!(state_of(&cluster, "10.0.0.1"), AddressState::WithoutPod);
     let text = describe(addr("10.0.0.1"), &cluster.inventory()).text(&style());
     for part in [
         "Pool:",

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{Cluster, now, style};
 use crate::map::{By, map};
 use crate::plan::{Changes, plan};
-use crate::render::Report as _;
+use crate::render::VerbReport as _;
 use crate::status::status;
 use crate::{explain, show};
 

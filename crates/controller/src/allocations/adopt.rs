@@ -226,7 +226,7 @@ mod tests {
     use crate::cluster::objects::Subnet;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
     use cadastre_api::IPPoolSpec;
-    use cadastre_daemon::watch::Change;
+    use cadastre_daemon::watch::ObjectEvent;
 
     fn cidr(text: &str) -> Cidr {
         Cidr::parse_strict(text).unwrap()
@@ -266,7 +266,7 @@ mod tests {
         let mut one = pool("p", "10.0.0.0/24");
         (one.version, one.generation) = (version, i64::try_from(version).unwrap());
         change(one.spec.as_mut().unwrap());
-        cache.pools.change(Change::Applied(one));
+        cache.pools.change(ObjectEvent::Applied(one));
     }
 
     fn taken(allocations: &mut AllocationState, cache: &ClusterCache, name: &str) -> Vec<String> {
@@ -323,7 +323,7 @@ mod tests {
         }
         let mut idle = using("n1", &[], &[]);
         idle.version += 1;
-        cache.subnets.change(Change::Applied(idle));
+        cache.subnets.change(ObjectEvent::Applied(idle));
         assert_eq!(
             allocations.adopt_of_node(&"n1".into(), &cache, NOW),
             (Vec::new(), true)
@@ -356,7 +356,7 @@ mod tests {
     fn what_an_agent_spoke_of_rests_too_where_its_node_died_while_nobody_led() {
         let block = "10.0.0.16/28";
         let mut cache = cache(vec![using("n1", &[], &[block])]);
-        cache.nodes.change(Change::Deleted(node("n1")));
+        cache.nodes.change(ObjectEvent::Deleted(node("n1")));
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         allocations.keep_of_dead_for_rest(&cache, NOW);
         let kept = allocations.blocks.get(&cidr(block)).unwrap();
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(allocations.quarantined_in_use(&block), Some(block.first()));
         let mut idle = using("n2", &[], &[]);
         idle.version += 1;
-        cache.subnets.change(Change::Applied(idle));
+        cache.subnets.change(ObjectEvent::Applied(idle));
         assert!(taken(&mut allocations, &cache, "n2").is_empty());
         assert_eq!(allocations.quarantined_in_use(&block), None);
     }
@@ -425,13 +425,13 @@ mod tests {
     fn what_cannot_be_had_now_is_tried_again() {
         let mut cache = cache(vec![using("n1", &[], &["10.0.0.32/28"])]);
         change_pool(&mut cache, 2, |spec| {
-            spec.allocation_mode = AllocationMode::NodeCIDR
+            spec.allocation_mode = AllocationMode::NodeCIDR;
         });
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         assert!(taken(&mut allocations, &cache, "n1").is_empty());
         assert!(allocations.unadopted.contains("n1"), "it may be, some day");
         change_pool(&mut cache, 3, |spec| {
-            spec.allocation_mode = AllocationMode::Blocks
+            spec.allocation_mode = AllocationMode::Blocks;
         });
         allocations.pools.evaluate(&cache, &[], NOW.mono);
         assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);

@@ -144,7 +144,7 @@ impl AllocationState {
         };
         let mut claims = self.ledger.overlapping(range);
         let of_another = claims.any(|(_, claim)| !is_own(&claim));
-        of_another && !Mutation::ContestedPodCidrGiven.is_on()
+        of_another && !Mutation::ContestedPodCidrAllocated.is_on()
     }
 }
 

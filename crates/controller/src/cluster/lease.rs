@@ -374,8 +374,8 @@ impl Elector {
                 AttemptKind::Renew | AttemptKind::Release,
                 answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear | LeaseAnswer::Missing),
             ) => {
-                let trusted =
-                    answer == LeaseAnswer::Unclear && Mutation::UnclearLeaseWriteCounts.is_on();
+                let trusted = answer == LeaseAnswer::Unclear
+                    && Mutation::IndeterminateLeaseWriteCounts.is_on();
                 if let Phase::Holding {
                     certain, tenure, ..
                 } = &mut self.phase

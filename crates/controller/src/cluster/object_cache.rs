@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::objects::{Object, Text};
 use cadastre_core::mutation::Mutation;
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 /// The effect of a change on one name.
 #[derive(Clone, Debug)]
@@ -161,9 +161,9 @@ impl<T: Object> ObjectCache<T> {
     }
 
     /// Applies a watch event and returns its effects.
-    pub fn change(&mut self, change: Change<T>) -> Vec<ObjectUpdate<T>> {
+    pub fn change(&mut self, change: ObjectEvent<T>) -> Vec<ObjectUpdate<T>> {
         match change {
-            Change::Restarted { asked } => {
+            ObjectEvent::Restarted { asked } => {
                 self.listing = Some(asked);
                 self.known_before = self.newest();
                 self.reached = 0;
@@ -172,7 +172,7 @@ impl<T: Object> ObjectCache<T> {
                 self.is_doubtful = false;
                 Vec::new()
             }
-            Change::Applied(object) => {
+            ObjectEvent::Applied(object) => {
                 self.horizon = self.horizon.max(object.version());
                 // A list shows objects in any order.
                 match &mut self.unseen {
@@ -185,7 +185,7 @@ impl<T: Object> ObjectCache<T> {
                 self.is_doubtful |= self.unseen.is_some() && self.is_older(&object);
                 self.put(object).into_iter().collect()
             }
-            Change::Listed => {
+            ObjectEvent::Listed => {
                 let listing = self.listing.take().filter(|_| !self.is_doubtful);
                 self.listed = listing.or(self.listed).or(Some(Duration::ZERO));
                 // A list does not show objects that were gone before it began.
@@ -194,11 +194,11 @@ impl<T: Object> ObjectCache<T> {
                 let gone = self.unseen.take().unwrap_or_default();
                 gone.iter().filter_map(|name| self.remove(name)).collect()
             }
-            Change::Reached(version) => {
+            ObjectEvent::Reached(version) => {
                 self.reached = self.reached.max(version);
                 Vec::new()
             }
-            Change::Deleted(object) => {
+            ObjectEvent::Deleted(object) => {
                 self.horizon = self.horizon.max(object.version());
                 self.reached = self.reached.max(object.version());
                 self.gone.remove(object.uid());
@@ -350,30 +350,30 @@ mod tests {
     fn all_is_known_by_a_version_once_the_watch_has_told_of_it_or_of_a_later_one() {
         let begun = Duration::from_secs(5);
         let mut table = ObjectCache::default();
-        let mut knows = |change: Option<Change<ServiceRange>>, version| {
+        let mut knows = |change: Option<ObjectEvent<ServiceRange>>, version| {
             if let Some(change) = change {
                 table.change(change);
             }
             table.has_reached(version, begun)
         };
         assert!(!knows(None, 0), "nothing was listed");
-        knows(Some(Change::Restarted { asked: begun }), 0);
+        knows(Some(ObjectEvent::Restarted { asked: begun }), 0);
         assert!(
-            !knows(Some(Change::Applied(object("b", "2", 9))), 1),
+            !knows(Some(ObjectEvent::Applied(object("b", "2", 9))), 1),
             "half a list"
         );
-        assert!(knows(Some(Change::Listed), 0));
+        assert!(knows(Some(ObjectEvent::Listed), 0));
         assert!(!knows(None, 9), "of what version it is comes with it");
-        assert!(knows(Some(Change::Reached(12)), 12));
+        assert!(knows(Some(ObjectEvent::Reached(12)), 12));
         assert!(!knows(None, 13));
-        assert!(knows(Some(Change::Applied(object("a", "1", 14))), 14));
-        assert!(knows(Some(Change::Deleted(object("a", "1", 15))), 15));
+        assert!(knows(Some(ObjectEvent::Applied(object("a", "1", 14))), 14));
+        assert!(knows(Some(ObjectEvent::Deleted(object("a", "1", 15))), 15));
         assert!(
             !table.has_reached(1, begun + Duration::from_secs(1)),
             "older than that"
         );
-        table.change(Change::Restarted { asked: begun });
-        table.change(Change::Listed);
+        table.change(ObjectEvent::Restarted { asked: begun });
+        table.change(ObjectEvent::Listed);
         assert!(
             !table.has_reached(15, begun),
             "the server may be another one"
@@ -382,25 +382,25 @@ mod tests {
 
     fn listed(objects: &[(&str, &str, u64)]) -> ObjectCache<ServiceRange> {
         let mut table = ObjectCache::default();
-        table.change(Change::Restarted {
+        table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
         for (name, uid, version) in objects {
-            table.change(Change::Applied(object(name, uid, *version)));
+            table.change(ObjectEvent::Applied(object(name, uid, *version)));
         }
-        table.change(Change::Listed);
+        table.change(ObjectEvent::Listed);
         table
     }
 
     #[test]
     fn a_relist_reports_what_vanished() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
-        table.change(Change::Restarted {
+        table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
         assert!(
             table
-                .change(Change::Applied(object("b", "2", 2)))
+                .change(ObjectEvent::Applied(object("b", "2", 2)))
                 .is_empty()
         );
         assert_eq!(
@@ -408,7 +408,7 @@ mod tests {
             2,
             "the old state is valid until the list is complete"
         );
-        let deltas = table.change(Change::Listed);
+        let deltas = table.change(ObjectEvent::Listed);
         assert_eq!(deltas.len(), 1);
         assert_eq!(&**deltas[0].before.as_ref().unwrap().name(), "a");
         assert!(deltas[0].after.is_none());
@@ -417,12 +417,14 @@ mod tests {
     #[test]
     fn an_object_recreated_under_its_name_is_told_with_both_sides() {
         let mut table = listed(&[("a", "1", 1)]);
-        let delta = table.change(Change::Applied(object("a", "9", 5))).remove(0);
+        let delta = table
+            .change(ObjectEvent::Applied(object("a", "9", 5)))
+            .remove(0);
         assert_eq!(&*delta.before.unwrap().uid, "1");
         assert_eq!(&*delta.after.unwrap().uid, "9");
         assert!(
             table
-                .change(Change::Deleted(object("a", "1", 4)))
+                .change(ObjectEvent::Deleted(object("a", "1", 4)))
                 .is_empty(),
             "a late deletion of the old one"
         );
@@ -435,7 +437,7 @@ mod tests {
         let sent = table.epoch();
         assert!(
             table
-                .change(Change::Applied(object("a", "1", 4)))
+                .change(ObjectEvent::Applied(object("a", "1", 4)))
                 .is_empty()
         );
         assert!(table.answer(object("a", "1", 5), sent).is_none());
@@ -446,12 +448,12 @@ mod tests {
     fn an_answer_never_brings_back_what_the_watch_saw_go() {
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.epoch();
-        table.change(Change::Deleted(object("a", "1", 7)));
+        table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         assert!(table.answer(object("a", "1", 6), sent).is_none());
-        table.change(Change::Restarted {
+        table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
-        table.change(Change::Listed);
+        table.change(ObjectEvent::Listed);
         assert!(
             table.answer(object("b", "2", 9), sent).is_none(),
             "sent before the relist"
@@ -463,7 +465,7 @@ mod tests {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
         let sent = table.epoch();
         let asked = Duration::from_secs(5);
-        table.change(Change::Restarted { asked });
+        table.change(ObjectEvent::Restarted { asked });
         assert!(table.answer(object("a", "1", 5), sent).is_some());
         assert!(
             table.answer(object("a", "9", 6), sent).is_none(),
@@ -471,8 +473,8 @@ mod tests {
         );
         assert!(table.answer(object("c", "3", 7), sent).is_none());
         assert!(table.answer(object("b", "2", 9), sent).is_some());
-        table.change(Change::Applied(object("b", "2", 8)));
-        let deltas = table.change(Change::Listed);
+        table.change(ObjectEvent::Applied(object("b", "2", 8)));
+        let deltas = table.change(ObjectEvent::Listed);
         assert_eq!(deltas.len(), 1, "a is not in the list");
         assert_eq!(table.get("b").unwrap().version, 9, "newer than the list");
         assert!(table.is_listed_since(asked), "which is no older state");
@@ -490,7 +492,7 @@ mod tests {
     fn a_list_of_ours_keeps_what_the_watch_told_later() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         let sent = table.sent();
-        table.change(Change::Applied(object("c", "3", 9)));
+        table.change(ObjectEvent::Applied(object("c", "3", 9)));
         let list = vec![object("a", "1", 5), object("d", "4", 8)];
         let deltas = taken(table.replace(list, sent));
         assert_eq!(
@@ -502,7 +504,7 @@ mod tests {
             1,
             "b is gone; d was seen to go, as the watch is past it"
         );
-        table.change(Change::Restarted {
+        table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
         assert!(matches!(
@@ -532,13 +534,13 @@ mod tests {
         assert!(matches!(found, ListOutcome::PutBack), "{found:?}");
         // An object that was seen deleted exists again.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
-        table.change(Change::Deleted(object("a", "1", 7)));
+        table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         let found = again(&mut table, "a", "1", 5);
         assert!(matches!(found, ListOutcome::PutBack), "{found:?}");
         // An object may be deleted while the answer is on its way.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         let sent = table.sent();
-        table.change(Change::Deleted(object("a", "1", 7)));
+        table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         let found = table.replace(vec![object("a", "1", 5)], sent);
         assert!(matches!(found, ListOutcome::Again), "{found:?}");
         // And a newer version may come meanwhile.
@@ -557,9 +559,9 @@ mod tests {
         let mut table = listed(&[("a", "1", 5)]);
         let asked = Duration::from_secs(9);
         for (version, is_sound) in [(4, false), (5, true)] {
-            table.change(Change::Restarted { asked });
-            table.change(Change::Applied(object("a", "1", version)));
-            table.change(Change::Listed);
+            table.change(ObjectEvent::Restarted { asked });
+            table.change(ObjectEvent::Applied(object("a", "1", version)));
+            table.change(ObjectEvent::Listed);
             assert!(table.is_listed());
             assert_eq!(table.is_listed_since(asked), is_sound);
         }
@@ -573,7 +575,7 @@ mod tests {
         assert!(table.forget("a", "1").is_some());
         assert!(
             table
-                .change(Change::Applied(object("a", "1", 4)))
+                .change(ObjectEvent::Applied(object("a", "1", 4)))
                 .is_empty(),
             "older news of what is gone"
         );
@@ -582,18 +584,18 @@ mod tests {
         assert_eq!(taken(table.replace(list, sent)).len(), 1);
         assert!(
             table
-                .change(Change::Applied(object("b", "2", 5)))
+                .change(ObjectEvent::Applied(object("b", "2", 5)))
                 .is_empty()
         );
         assert!(
             table
-                .change(Change::Applied(object("d", "4", 8)))
+                .change(ObjectEvent::Applied(object("d", "4", 8)))
                 .is_empty(),
             "made and gone before our list"
         );
         assert!(
             !table
-                .change(Change::Applied(object("a", "7", 20)))
+                .change(ObjectEvent::Applied(object("a", "7", 20)))
                 .is_empty(),
             "a new one"
         );
@@ -603,32 +605,32 @@ mod tests {
     #[test]
     fn a_grave_lasts_until_the_watch_is_past_it() {
         let mut table = listed(&[("a", "1", 5)]);
-        table.change(Change::Restarted {
+        table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
         table.forget("a", "1");
-        table.change(Change::Applied(object("a", "1", 5)));
-        table.change(Change::Listed);
+        table.change(ObjectEvent::Applied(object("a", "1", 5)));
+        table.change(ObjectEvent::Listed);
         assert!(table.is_empty(), "gone while the list was on its way");
-        table.change(Change::Deleted(object("a", "1", 7)));
+        table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         assert!(table.gone.is_empty());
-        table.change(Change::Applied(object("b", "2", 8)));
+        table.change(ObjectEvent::Applied(object("b", "2", 8)));
         table.forget("b", "2");
-        table.change(Change::Restarted {
+        table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
-        table.change(Change::Listed);
+        table.change(ObjectEvent::Listed);
         assert!(table.gone.is_empty(), "the list began after the answer");
     }
 
     #[test]
     fn an_answer_asked_for_during_a_list_may_be_older_than_it() {
         let mut table = listed(&[("a", "1", 5)]);
-        table.change(Change::Restarted {
+        table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
         let sent = table.sent();
-        table.change(Change::Listed);
+        table.change(ObjectEvent::Listed);
         assert!(table.answer(object("a", "1", 6), sent.epoch).is_none());
         let found = table.replace(vec![object("a", "1", 6)], sent);
         assert!(matches!(found, ListOutcome::Again));

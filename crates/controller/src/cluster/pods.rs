@@ -12,7 +12,7 @@ use super::addresses::Addresses;
 use super::objects::{Pod, PodUid, Text};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 /// Limit of addresses of one node's mirror pods that count against ranges that no node has. Static pods nearly always
 /// use the host's network and have no address of their own.
@@ -48,26 +48,26 @@ impl PodIndex {
     }
 
     /// Takes in a watch event. Returns whether any address is no longer reported.
-    pub fn change(&mut self, change: Change<Pod>) -> bool {
+    pub fn change(&mut self, change: ObjectEvent<Pod>) -> bool {
         match change {
-            Change::Restarted { .. } => {
+            ObjectEvent::Restarted { .. } => {
                 self.unseen = Some(self.by_uid.keys().copied().collect());
                 false
             }
-            Change::Applied(pod) => {
+            ObjectEvent::Applied(pod) => {
                 let uid = PodUid::read(&pod.uid);
                 if let Some(unseen) = &mut self.unseen {
                     unseen.remove(&uid);
                 }
                 self.put(uid, pod)
             }
-            Change::Listed => {
+            ObjectEvent::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();
                 gone.iter().filter(|uid| self.forget(**uid)).count() > 0
             }
-            Change::Deleted(pod) => self.forget(PodUid::read(&pod.uid)),
-            Change::Reached(_) => false,
+            ObjectEvent::Deleted(pod) => self.forget(PodUid::read(&pod.uid)),
+            ObjectEvent::Reached(_) => false,
         }
     }
 
@@ -190,9 +190,12 @@ mod tests {
         let mut pods = PodIndex::default();
         for last in 0..200 {
             let of_uid = format!("{last:03}");
-            pods.change(Change::Applied(mirror(&of_uid, &format!("10.0.1.{last}"))));
+            pods.change(ObjectEvent::Applied(mirror(
+                &of_uid,
+                &format!("10.0.1.{last}"),
+            )));
         }
-        pods.change(Change::Applied(pod("honest", &["10.0.1.199"])));
+        pods.change(ObjectEvent::Applied(pod("honest", &["10.0.1.199"])));
         let all = range("10.0.1.0/24");
         assert_eq!(pods.any_in(&all).unwrap().to_string(), "10.0.1.199");
         assert!(pods.doubled().is_empty());
@@ -208,7 +211,7 @@ mod tests {
         assert!(pods.is_live(PodUid::read("020")));
         for last in 0..200 {
             let gone = mirror(&format!("{last:03}"), "10.0.1.1");
-            assert!(pods.change(Change::Deleted(gone)));
+            assert!(pods.change(ObjectEvent::Deleted(gone)));
         }
         assert_eq!(pods.any_in_range_of("liar", &late), None);
         assert!(pods.mirrors.is_empty());
@@ -221,15 +224,15 @@ mod tests {
     #[test]
     fn an_address_counts_until_its_last_pod_is_gone() {
         let mut pods = PodIndex::default();
-        pods.change(Change::Applied(pod("a", &["10.0.1.7"])));
-        pods.change(Change::Applied(pod("b", &["10.0.1.7", "fd00::7"])));
+        pods.change(ObjectEvent::Applied(pod("a", &["10.0.1.7"])));
+        pods.change(ObjectEvent::Applied(pod("b", &["10.0.1.7", "fd00::7"])));
         assert!(pods.any_in(&range("10.0.1.0/24")).is_some());
         assert!(pods.any_in(&range("10.0.2.0/24")).is_none());
         assert_eq!(pods.doubled().len(), 1);
-        pods.change(Change::Deleted(pod("a", &[])));
+        pods.change(ObjectEvent::Deleted(pod("a", &[])));
         assert!(pods.doubled().is_empty());
         assert!(pods.any_in(&range("10.0.1.0/24")).is_some());
-        assert!(pods.change(Change::Applied(pod("b", &["fd00::7"]))));
+        assert!(pods.change(ObjectEvent::Applied(pod("b", &["fd00::7"]))));
         assert!(pods.any_in(&range("10.0.1.0/24")).is_none());
         assert_eq!(pods.count_in(&range("fd00::/64")), 1);
     }
@@ -237,16 +240,16 @@ mod tests {
     #[test]
     fn a_relist_drops_what_it_does_not_name() {
         let mut pods = PodIndex::default();
-        pods.change(Change::Applied(pod("a", &["10.0.1.7"])));
+        pods.change(ObjectEvent::Applied(pod("a", &["10.0.1.7"])));
         assert!(!pods.is_complete());
-        pods.change(Change::Restarted {
+        pods.change(ObjectEvent::Restarted {
             asked: std::time::Duration::ZERO,
         });
         assert!(
             pods.any_in(&range("10.0.1.0/24")).is_some(),
             "known until the list is complete"
         );
-        assert!(pods.change(Change::Listed));
+        assert!(pods.change(ObjectEvent::Listed));
         assert!(pods.is_complete() && pods.is_empty());
     }
 
@@ -255,13 +258,13 @@ mod tests {
         let mut pods = PodIndex::default();
         let uid = PodUid::read("a");
         assert!(!pods.is_live(uid), "never seen");
-        pods.change(Change::Applied(pod("a", &[])));
+        pods.change(ObjectEvent::Applied(pod("a", &[])));
         assert!(pods.is_live(uid), "without an address as well");
         let finished = Pod {
             finished: true,
             ..pod("a", &[])
         };
-        pods.change(Change::Applied(finished));
+        pods.change(ObjectEvent::Applied(finished));
         assert!(!pods.is_live(uid) && pods.len() == 1);
     }
 }

@@ -67,7 +67,7 @@ impl LeaderReadiness {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         news(&mut state);
         let (ready, text) = page(&state);
-        self.readiness.say(ready, &text);
+        self.readiness.set(ready, &text);
     }
 }
 

@@ -71,7 +71,7 @@ impl Writer {
         match tokio::time::timeout(limit, heard(Box::pin(self.call(outgoing.request)))).await {
             Ok((Ok(outcome), _)) => outcome,
             Ok((Err(error), pause)) => classify(error, pause, is_write),
-            Err(_) if Mutation::TimeoutCountsAsRefusal.is_on() => {
+            Err(_) if Mutation::TimeoutCountsAsRejection.is_on() => {
                 RequestOutcome::Rejected(Rejection::Missing)
             }
             Err(_) => RequestOutcome::Indeterminate(format!(
@@ -157,7 +157,7 @@ impl Writer {
         }
     }
 
-    async fn all<K, T>(&self, read: impl Fn(K) -> T) -> Result<Vec<T>, lists::Error>
+    async fn all<K, T>(&self, read: impl Fn(K) -> T) -> Result<Vec<T>, lists::ListError>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
     {
@@ -299,12 +299,12 @@ fn conditions_patch(conditions: &[SubnetCondition], now: &str) -> Value {
 }
 
 fn listed<T>(
-    list: Result<Vec<T>, lists::Error>,
+    list: Result<Vec<T>, lists::ListError>,
     outcome: impl FnOnce(Vec<T>) -> RequestOutcome,
 ) -> Result<RequestOutcome, Error> {
     match list {
         Ok(objects) => Ok(outcome(objects)),
-        Err(lists::Error::Api(error)) => Err(error),
+        Err(lists::ListError::Api(error)) => Err(error),
         Err(error) => Ok(RequestOutcome::Indeterminate(error.to_string())),
     }
 }
@@ -339,7 +339,7 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
         400..=499 => RequestOutcome::Rejected(Rejection::Rejected(status.message.clone())),
         // A write may have taken effect: the read that follows it gets the pause, too.
         503 if pause.is_some() && !is_write => RequestOutcome::Rejected(Rejection::Busy(pause)),
-        _ if Mutation::ServerErrorCountsAsRefusal.is_on() => {
+        _ if Mutation::ServerErrorCountsAsRejection.is_on() => {
             RequestOutcome::Rejected(Rejection::Missing)
         }
         _ => RequestOutcome::Indeterminate(format!("{} {}", status.code, status.message)),

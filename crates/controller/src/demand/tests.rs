@@ -11,7 +11,7 @@ use crate::cluster::objects::{
 };
 use cadastre_api::{AllocatedBlock, FINALIZER, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::Cidr;
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 pub(crate) const NOW: Now = Now {
     mono: Duration::ZERO,
@@ -37,11 +37,11 @@ pub(crate) fn node(name: &str) -> Node {
 
 pub(crate) fn list<T: Object>(table: &mut ObjectCache<T>, objects: Vec<T>) {
     let asked = Duration::ZERO;
-    table.change(Change::Restarted { asked });
+    table.change(ObjectEvent::Restarted { asked });
     for object in objects {
-        table.change(Change::Applied(object));
+        table.change(ObjectEvent::Applied(object));
     }
-    table.change(Change::Listed);
+    table.change(ObjectEvent::Listed);
 }
 
 /// Builds a pool with one IPv6 range.
@@ -253,7 +253,7 @@ fn a_block_that_a_node_lets_go_of_is_none_that_it_has() {
 fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
     let pod = |version, addresses: &[&str]| {
         let addresses = addresses.iter().map(|it| it.parse().unwrap());
-        Change::Applied(Pod {
+        ObjectEvent::Applied(Pod {
             name: "default/pod".into(),
             uid: "pod".into(),
             version,

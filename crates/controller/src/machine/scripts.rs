@@ -76,13 +76,13 @@ impl Script {
         self.controller.on(event, self.now);
     }
 
-    fn list<T>(&mut self, objects: Vec<T>, event: impl Fn(Change<T>) -> ControllerEvent) {
+    fn list<T>(&mut self, objects: Vec<T>, event: impl Fn(ObjectEvent<T>) -> ControllerEvent) {
         let asked = self.now.mono;
-        self.on(event(Change::Restarted { asked }));
+        self.on(event(ObjectEvent::Restarted { asked }));
         for object in objects {
-            self.on(event(Change::Applied(object)));
+            self.on(event(ObjectEvent::Applied(object)));
         }
-        self.on(event(Change::Listed));
+        self.on(event(ObjectEvent::Listed));
     }
 
     fn pass(&mut self, time: Duration) {
@@ -144,7 +144,7 @@ impl Script {
     fn gone(&mut self, name: &str) {
         let mut gone = node(name);
         gone.version = 9;
-        self.on(ControllerEvent::Nodes(Change::Deleted(gone)));
+        self.on(ControllerEvent::Nodes(ObjectEvent::Deleted(gone)));
     }
 
     /// Answers the list that ends listening to agents; the agent of `name` uses these blocks.
@@ -448,7 +448,7 @@ fn after_a_gap_what_a_late_write_lists_is_not_taken_back() {
     let mut script = Script::leading(cluster, Duration::from_secs(300));
     let early = script.lists();
     assert!(early.iter().all(|(_, it)| it.is_empty()), "{early:?}");
-    script.on(ControllerEvent::Subnets(Change::Applied(Subnet {
+    script.on(ControllerEvent::Subnets(ObjectEvent::Applied(Subnet {
         version: 9,
         report: None,
         ..late

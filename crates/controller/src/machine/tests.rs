@@ -20,12 +20,12 @@ struct Bench {
     now: Now,
 }
 
-fn list<T>(objects: Vec<T>) -> Vec<Change<T>> {
+fn list<T>(objects: Vec<T>) -> Vec<ObjectEvent<T>> {
     let asked = Duration::ZERO;
-    let all = objects.into_iter().map(Change::Applied);
-    std::iter::once(Change::Restarted { asked })
+    let all = objects.into_iter().map(ObjectEvent::Applied);
+    std::iter::once(ObjectEvent::Restarted { asked })
         .chain(all)
-        .chain([Change::Listed])
+        .chain([ObjectEvent::Listed])
         .collect()
 }
 
@@ -153,7 +153,7 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
     bench.refuse(id.unwrap().id);
     let mut third = node("n3");
     third.version = 9;
-    let event = ControllerEvent::Nodes(Change::Applied(third));
+    let event = ControllerEvent::Nodes(ObjectEvent::Applied(third));
     bench.controller.on(event, bench.now);
     let (_, after) = bench.poll_and_name();
     let all: BTreeSet<Cidr> = given.iter().flat_map(|a| a.cidrs.clone()).collect();
@@ -228,23 +228,25 @@ fn leader() -> Controller {
     let asked = Duration::ZERO;
     let mut controller = Controller::new(ControllerSettings::default());
     let mut tell = |event| controller.on(event, NOW);
-    tell(ControllerEvent::Nodes(Change::Restarted { asked }));
-    tell(ControllerEvent::Nodes(Change::Applied(node("n"))));
-    tell(ControllerEvent::Nodes(Change::Listed));
-    tell(ControllerEvent::Pools(Change::Restarted { asked }));
-    tell(ControllerEvent::Pools(Change::Applied(pool(
+    tell(ControllerEvent::Nodes(ObjectEvent::Restarted { asked }));
+    tell(ControllerEvent::Nodes(ObjectEvent::Applied(node("n"))));
+    tell(ControllerEvent::Nodes(ObjectEvent::Listed));
+    tell(ControllerEvent::Pools(ObjectEvent::Restarted { asked }));
+    tell(ControllerEvent::Pools(ObjectEvent::Applied(pool(
         "p",
         "10.0.0.0/24",
     ))));
-    tell(ControllerEvent::Pools(Change::Listed));
-    tell(ControllerEvent::Subnets(Change::Restarted { asked }));
-    tell(ControllerEvent::Subnets(Change::Listed));
-    tell(ControllerEvent::Blocks(Change::Restarted { asked }));
-    tell(ControllerEvent::Blocks(Change::Listed));
-    tell(ControllerEvent::ServiceRanges(Change::Restarted { asked }));
-    tell(ControllerEvent::ServiceRanges(Change::Listed));
-    tell(ControllerEvent::Pods(Change::Restarted { asked }));
-    tell(ControllerEvent::Pods(Change::Listed));
+    tell(ControllerEvent::Pools(ObjectEvent::Listed));
+    tell(ControllerEvent::Subnets(ObjectEvent::Restarted { asked }));
+    tell(ControllerEvent::Subnets(ObjectEvent::Listed));
+    tell(ControllerEvent::Blocks(ObjectEvent::Restarted { asked }));
+    tell(ControllerEvent::Blocks(ObjectEvent::Listed));
+    tell(ControllerEvent::ServiceRanges(ObjectEvent::Restarted {
+        asked,
+    }));
+    tell(ControllerEvent::ServiceRanges(ObjectEvent::Listed));
+    tell(ControllerEvent::Pods(ObjectEvent::Restarted { asked }));
+    tell(ControllerEvent::Pods(ObjectEvent::Listed));
     tell(ControllerEvent::Leadership(Leadership::Leading(Tenure {
         term: "1-a".into(),
         takeover: Takeover::First,
@@ -322,7 +324,7 @@ fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creati
     let answer = RequestOutcome::Block(block.clone());
     controller.on(ControllerEvent::Answer(id, answer), NOW);
     assert!(!lists(&all(&mut controller)), "another may have been first");
-    controller.on(ControllerEvent::Blocks(Change::Applied(block)), NOW);
+    controller.on(ControllerEvent::Blocks(ObjectEvent::Applied(block)), NOW);
     assert!(lists(&all(&mut controller)));
 }
 
@@ -344,12 +346,12 @@ fn nodes_that_cannot_be_written_take_no_room_from_others() {
     let mut wide = pool("podcidrs", "10.0.0.0/16");
     wide.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
     wide.version = 9;
-    let mut events = vec![ControllerEvent::Pools(Change::Applied(wide))];
+    let mut events = vec![ControllerEvent::Pools(ObjectEvent::Applied(wide))];
     let names = (0..600).map(|i| format!("bad{i}"));
     for name in names.chain(["good".to_owned()]) {
         let mut node = node(&name);
         node.version = 9;
-        events.push(ControllerEvent::Nodes(Change::Applied(node)));
+        events.push(ControllerEvent::Nodes(ObjectEvent::Applied(node)));
     }
     for event in events {
         bench.controller.on(event, bench.now);
@@ -394,9 +396,9 @@ fn a_take_over_lists_only_where_the_watch_may_be_behind() {
             }));
             let [nodes, subnets, blocks] = reached;
             for event in [
-                ControllerEvent::Nodes(Change::Reached(nodes)),
-                ControllerEvent::Subnets(Change::Reached(subnets)),
-                ControllerEvent::Blocks(Change::Reached(blocks)),
+                ControllerEvent::Nodes(ObjectEvent::Reached(nodes)),
+                ControllerEvent::Subnets(ObjectEvent::Reached(subnets)),
+                ControllerEvent::Blocks(ObjectEvent::Reached(blocks)),
             ] {
                 bench.controller.on(event, NOW);
             }

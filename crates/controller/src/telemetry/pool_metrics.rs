@@ -71,7 +71,7 @@ impl PoolMetrics {
                 GaugeVec::new(
                     Opts::new(
                         "cadastre_pool_addresses",
-                        "Addresses in allocated blocks of the pool, by state: held counts all of them, used those in use by pods, cooling those in cooldown",
+                        "Addresses in allocated blocks of the pool, by state: allocated counts all of them, used those in use by pods, cooling those in cooldown",
                     ),
                     &["pool", "family", "state"],
                 )?,

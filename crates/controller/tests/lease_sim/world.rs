@@ -528,7 +528,7 @@ impl World {
         match self.rng.below(100) {
             _ if cut_off => self.tally.lost += 1,
             _ if self.failing_until > now && !matches!(ask, LeaseCall::Get) => {
-                self.at(now + MS, unclear)
+                self.at(now + MS, unclear);
             }
             0..7 => {
                 self.tally.lost += 1;

@@ -1,6 +1,6 @@
 //! Splits the JSON text of a list into its objects while it arrives.
 
-use super::Error;
+use super::ListError;
 
 /// The longest object in bytes. API servers store no object of even a tenth of this size.
 const LONGEST: usize = 32 << 20;
@@ -51,7 +51,7 @@ pub(super) struct Scanner {
 
 impl Scanner {
     /// Reads bytes up to the end of a part. Returns how many were used.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part>), Error> {
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part>), ListError> {
         if std::mem::take(&mut self.is_told) {
             self.text.clear();
         }
@@ -60,7 +60,9 @@ impl Scanner {
             if matches!(self.state, State::Value | State::Item) {
                 let (used, is_whole) = self.value(&bytes[at..]);
                 if self.text.len() + used > LONGEST {
-                    return Err(Error::Unreadable("an object of more than 32 MiB".into()));
+                    return Err(ListError::Unreadable(
+                        "an object of more than 32 MiB".into(),
+                    ));
                 }
                 self.text.extend_from_slice(&bytes[at..at + used]);
                 at += used;
@@ -92,7 +94,7 @@ impl Scanner {
     }
 
     /// Handles a byte outside of values. Returns whether it was used.
-    fn between(&mut self, byte: u8) -> Result<bool, Error> {
+    fn between(&mut self, byte: u8) -> Result<bool, ListError> {
         if byte.is_ascii_whitespace() && self.state != State::Name {
             return Ok(true);
         }
@@ -119,7 +121,7 @@ impl Scanner {
                 };
                 return Ok(false);
             }
-            _ => return Err(Error::Unreadable("it is no list in JSON".into())),
+            _ => return Err(ListError::Unreadable("it is no list in JSON".into())),
         };
         Ok(true)
     }
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
 
     /// The parts of a list that arrives in pieces of `piece` bytes.
-    fn parts(text: &str, piece: usize) -> Result<(Vec<Value>, Vec<Value>), Error> {
+    fn parts(text: &str, piece: usize) -> Result<(Vec<Value>, Vec<Value>), ListError> {
         let mut scanner = Scanner::default();
         let (mut items, mut metadata) = (Vec::new(), Vec::new());
         for mut piece in text.as_bytes().chunks(piece) {
@@ -194,7 +196,7 @@ mod tests {
             }
         }
         if !scanner.is_over() {
-            return Err(Error::Unreadable("it ends early".into()));
+            return Err(ListError::Unreadable("it ends early".into()));
         }
         Ok((items, metadata))
     }

@@ -19,13 +19,13 @@ use tokio::net::TcpListener;
 use super::Readiness;
 use super::logs::Level;
 use super::origin::{ANOTHER_NAME, is_for_here, is_here, is_of_a_page};
-use super::review::{Review, guard};
+use super::review::{AccessReview, guard};
 use super::serve::{Limits, serve};
-use super::tls::Tls;
+use super::tls::TlsFiles;
 
 /// The sources of the pages.
 #[derive(Clone)]
-pub struct Admin {
+pub struct AdminPages {
     /// Registry for `/metrics`
     pub registry: Registry,
     /// State for `/readyz`
@@ -33,11 +33,11 @@ pub struct Admin {
     /// Level for `/loglevel`; absent in tests
     pub level: Option<Level>,
     /// Who may read metrics; if absent, everybody
-    pub review: Option<Review>,
+    pub review: Option<AccessReview>,
 }
 
 /// Serves the admin port forever, in plain HTTP or with TLS.
-pub async fn run(listener: TcpListener, admin: Admin, tls: Option<Tls>) -> Infallible {
+pub async fn run(listener: TcpListener, admin: AdminPages, tls: Option<TlsFiles>) -> Infallible {
     serve(listener, routes(admin), Limits::ADMIN, tls).await
 }
 
@@ -53,7 +53,7 @@ fn probes(readiness: Readiness) -> Router {
         .with_state(readiness)
 }
 
-fn routes(admin: Admin) -> Router {
+fn routes(admin: AdminPages) -> Router {
     let mut figures = Router::new()
         .route("/metrics", get(metrics))
         .with_state(admin.clone());
@@ -68,7 +68,7 @@ fn routes(admin: Admin) -> Router {
         .merge(figures)
 }
 
-async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+async fn metrics(State(admin): State<AdminPages>) -> impl IntoResponse {
     match TextEncoder::new().encode_to_string(&admin.registry.gather()) {
         Ok(text) => (
             StatusCode::OK,
@@ -93,7 +93,7 @@ async fn readyz(State(readiness): State<Readiness>) -> impl IntoResponse {
 }
 
 async fn loglevel(
-    State(admin): State<Admin>,
+    State(admin): State<AdminPages>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     body: String,
@@ -144,7 +144,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let registry = Registry::new();
         super::super::build_info(&registry).unwrap();
-        let admin = Admin {
+        let admin = AdminPages {
             registry,
             ..quiet(level)
         };
@@ -179,8 +179,8 @@ mod tests {
         assert!(long.starts_with("HTTP/1.1 413"), "{long}");
     }
 
-    fn quiet(level: Option<Level>) -> Admin {
-        Admin {
+    fn quiet(level: Option<Level>) -> AdminPages {
+        AdminPages {
             registry: Registry::new(),
             readiness: Readiness::default(),
             level,
@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    async fn asked(admin: &Admin, request: http::request::Builder, peer: &str) -> StatusCode {
+    async fn asked(admin: &AdminPages, request: http::request::Builder, peer: &str) -> StatusCode {
         let peer: SocketAddr = peer.parse().unwrap();
         let request = request.extension(ConnectInfo(peer));
         let request = request.body(Body::from("info")).unwrap();

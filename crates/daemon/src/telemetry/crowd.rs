@@ -33,7 +33,10 @@ impl Crowd {
     pub(crate) fn admit(&mut self, from: IpAddr, task: AbortHandle) {
         self.there.retain(|(_, task)| !task.is_finished());
         let peer = peer_of(from);
-        if let Some(oldest) = self.who_goes(peer).and_then(|at| self.there.remove(at)) {
+        if let Some(oldest) = self
+            .eviction_index(peer)
+            .and_then(|at| self.there.remove(at))
+        {
             oldest.1.abort();
         }
         self.there.push_back((peer, task));
@@ -41,7 +44,7 @@ impl Crowd {
 
     /// The connection to close: the oldest of this peer if it has its share already, else the oldest of the
     /// peer with the most connections if there are too many.
-    fn who_goes(&self, peer: IpAddr) -> Option<usize> {
+    fn eviction_index(&self, peer: IpAddr) -> Option<usize> {
         let count = |peer| self.there.iter().filter(|it| it.0 == peer).count();
         let crowder = if count(peer) >= self.share {
             Some(peer)

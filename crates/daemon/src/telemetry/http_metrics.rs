@@ -51,26 +51,26 @@ impl HttpMetrics {
     }
 
     /// Returns the layer for a client of this host.
-    pub fn layer(&self, host: &str) -> Counting {
-        Counting {
+    pub fn layer(&self, host: &str) -> HttpMetricsLayer {
+        HttpMetricsLayer {
             metrics: self.clone(),
             host: host.into(),
         }
     }
 }
 
-/// A layer that makes a service a [`Counted`].
+/// A layer that makes a service a [`HttpMetricsService`].
 #[derive(Clone)]
-pub struct Counting {
+pub struct HttpMetricsLayer {
     metrics: HttpMetrics,
     host: std::sync::Arc<str>,
 }
 
-impl<S> Layer<S> for Counting {
-    type Service = Counted<S>;
+impl<S> Layer<S> for HttpMetricsLayer {
+    type Service = HttpMetricsService<S>;
 
-    fn layer(&self, inner: S) -> Counted<S> {
-        Counted {
+    fn layer(&self, inner: S) -> HttpMetricsService<S> {
+        HttpMetricsService {
             inner,
             counting: self.clone(),
         }
@@ -79,21 +79,21 @@ impl<S> Layer<S> for Counting {
 
 /// A service whose requests are counted and timed.
 #[derive(Clone)]
-pub struct Counted<S> {
+pub struct HttpMetricsService<S> {
     inner: S,
-    counting: Counting,
+    counting: HttpMetricsLayer,
 }
 
 /// One request. It is counted when dropped, however it ends.
 struct Flight {
-    counting: Counting,
+    counting: HttpMetricsLayer,
     method: http::Method,
     begun: Instant,
     status: Option<http::StatusCode>,
 }
 
 impl Flight {
-    fn begin(counting: &Counting, method: &http::Method) -> Self {
+    fn begin(counting: &HttpMetricsLayer, method: &http::Method) -> Self {
         counting.metrics.in_flight.inc();
         Flight {
             counting: counting.clone(),
@@ -112,7 +112,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let Counting { metrics, host } = &self.counting;
+        let HttpMetricsLayer { metrics, host } = &self.counting;
         let code = self
             .status
             .as_ref()
@@ -131,7 +131,7 @@ impl Drop for Flight {
     }
 }
 
-impl<S, B, R> Service<http::Request<B>> for Counted<S>
+impl<S, B, R> Service<http::Request<B>> for HttpMetricsService<S>
 where
     S: Service<http::Request<B>, Response = http::Response<R>>,
     S::Future: Send + 'static,

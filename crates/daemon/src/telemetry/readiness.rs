@@ -96,12 +96,12 @@ impl Readiness {
     }
 
     /// Reports whether this process is ready, and why or why not. While the API server is silent it is not ready.
-    pub fn say(&self, ready: bool, text: &str) {
+    pub fn set(&self, ready: bool, text: &str) {
         self.put(ready, text, false);
     }
 
-    /// Like [`Self::say`], for a process that also works while the API server is silent.
-    pub fn say_without_api(&self, ready: bool, text: &str) {
+    /// Like [`Self::set`], for a process that also works while the API server is silent.
+    pub fn set_without_api(&self, ready: bool, text: &str) {
         self.put(ready, text, true);
     }
 
@@ -151,7 +151,7 @@ mod tests {
         let gauge = || registry.gather()[0].get_metric()[0].get_gauge().get_value();
         assert_eq!(readiness.page(), (false, "starting\n".into()));
         assert!(gauge() < 0.5);
-        readiness.say_without_api(true, "gives addresses");
+        readiness.set_without_api(true, "gives addresses");
         assert!(gauge() > 0.5);
         assert_eq!(readiness.page(), (true, "gives addresses\n".into()));
     }
@@ -162,7 +162,7 @@ mod tests {
         let registry = Registry::new();
         readiness.register(&registry).unwrap();
         let standby = "standby (no leader seen yet)";
-        readiness.say(true, standby);
+        readiness.set(true, standby);
         let (heard, long) = (readiness.last_heard(), SILENT + Duration::from_secs(2));
         heard.heard("pods");
         heard.heard_before("nodes", SILENT / 2);
@@ -177,7 +177,7 @@ mod tests {
         let told = family.unwrap().get_metric();
         assert_eq!(told.len(), 2);
         assert!(told[0].get_gauge().get_value() >= 182.0, "{told:?}");
-        readiness.say_without_api(true, "gives addresses");
+        readiness.set_without_api(true, "gives addresses");
         let (ready, text) = readiness.page();
         assert!(ready, "an agent serves from its store");
         assert_eq!(text, format!("gives addresses, {silent}"));

@@ -41,7 +41,7 @@ const MOST: usize = 128;
 
 /// Asks the API server who may read, and caches its answers.
 #[derive(Clone)]
-pub struct Review(Arc<Inner>);
+pub struct AccessReview(Arc<Inner>);
 
 struct Inner {
     /// Not set before the process has connected to its cluster
@@ -62,7 +62,7 @@ enum Verdict {
     Nobody,
 }
 
-impl Review {
+impl AccessReview {
     /// A review without an API server: until [`Self::by`] is called, it knows no answers.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
@@ -113,7 +113,7 @@ impl Review {
     }
 }
 
-impl Default for Review {
+impl Default for AccessReview {
     fn default() -> Self {
         Self::new()
     }
@@ -160,7 +160,11 @@ async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> 
 }
 
 /// Middleware that lets a request pass if its token is allowed to read the path.
-pub(super) async fn guard(State(review): State<Review>, request: Request, next: Next) -> Response {
+pub(super) async fn guard(
+    State(review): State<AccessReview>,
+    request: Request,
+    next: Next,
+) -> Response {
     let path = request.uri().path().to_owned();
     let Some(token) = bearer(request.headers()) else {
         let text = "a bearer token is asked for: one of somebody who may get this path\n";

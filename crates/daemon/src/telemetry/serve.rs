@@ -20,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tower_http::timeout::TimeoutLayer;
 
 use super::crowd::Crowd;
-use super::tls::Tls;
+use super::tls::TlsFiles;
 
 /// Pause after a connection could not be accepted, for example because there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -66,7 +66,7 @@ pub async fn serve(
     listener: TcpListener,
     routes: Router,
     limits: Limits,
-    tls: Option<Tls>,
+    tls: Option<TlsFiles>,
 ) -> Infallible {
     let late = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, limits.answer);
     let routes = routes.layer(late);

@@ -49,7 +49,7 @@ pub enum TlsError {
 
 /// The certificate and key that are in the files now.
 #[derive(Debug)]
-pub struct Tls {
+pub struct TlsFiles {
     cert: PathBuf,
     key: PathBuf,
     state: Mutex<State>,
@@ -66,7 +66,7 @@ struct State {
 /// Changes when a file is written or replaced: time of modification and length.
 type Stamp = (SystemTime, u64);
 
-impl Tls {
+impl TlsFiles {
     /// Reads both files; fails if they cannot be used.
     pub fn open(cert: PathBuf, key: PathBuf) -> Result<Self, TlsError> {
         let stamps = [stamp(&cert), stamp(&key)];
@@ -149,7 +149,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (cert, key) = (folder.join("tls.crt"), folder.join("tls.key"));
         let error = || {
-            Tls::open(cert.clone(), key.clone())
+            TlsFiles::open(cert.clone(), key.clone())
                 .unwrap_err()
                 .to_string()
         };

@@ -14,7 +14,7 @@ use super::*;
 use cadastre_api::NodeLite;
 
 /// Longer than any answer takes.
-const SHORT_PATIENCE: Patience = Patience {
+const SHORT_PATIENCE: SilenceTimeouts = SilenceTimeouts {
     answer: Duration::from_millis(300),
     bookmark: Duration::from_millis(300),
 };
@@ -100,7 +100,7 @@ fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
         }
     });
     let heard = LastHeard::default();
-    let source = Source::<NodeLite> {
+    let source = WatchSource::<NodeLite> {
         kind: "nodes",
         api: Api::all(Client::new(server, "default")),
         fields: None,
@@ -113,13 +113,13 @@ fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
     let (out, steps) = mpsc::channel(64);
     let text = |step| {
         Some(match step {
-            Step::Change(Change::Restarted { .. }) => "begins".to_owned(),
-            Step::Change(Change::Applied(name)) => name,
-            Step::Change(Change::Deleted(name)) => format!("-{name}"),
-            Step::Change(Change::Listed) => "listed".to_owned(),
-            Step::Change(Change::Reached(version)) => format!("to {version}"),
-            Step::Trouble => "trouble".to_owned(),
-            Step::Recovered => "recovered".to_owned(),
+            WatchStep::Change(ObjectEvent::Restarted { .. }) => "begins".to_owned(),
+            WatchStep::Change(ObjectEvent::Applied(name)) => name,
+            WatchStep::Change(ObjectEvent::Deleted(name)) => format!("-{name}"),
+            WatchStep::Change(ObjectEvent::Listed) => "listed".to_owned(),
+            WatchStep::Change(ObjectEvent::Reached(version)) => format!("to {version}"),
+            WatchStep::Trouble => "trouble".to_owned(),
+            WatchStep::Recovered => "recovered".to_owned(),
         })
     };
     tokio::spawn(follow(

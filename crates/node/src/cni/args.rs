@@ -2,9 +2,9 @@
 
 /// The pairs, in their order.
 #[derive(Debug)]
-pub(super) struct Args<'a>(Vec<(&'a str, &'a str)>);
+pub(super) struct CniArgs<'a>(Vec<(&'a str, &'a str)>);
 
-impl<'a> Args<'a> {
+impl<'a> CniArgs<'a> {
     /// Splits a text into pairs. A key for which `is_known` is false is an error unless `IgnoreUnknown` is set.
     pub(super) fn parse(text: &'a str, is_known: fn(&str) -> bool) -> Result<Self, String> {
         let pairs = text.split(';').filter(|_| !text.is_empty()).map(|pair| {
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn each_part_is_one_pair_and_unknown_keys_need_leave() {
-        let parse = |text| Args::parse(text, |key| matches!(key, "IP" | "A"));
+        let parse = |text| CniArgs::parse(text, |key| matches!(key, "IP" | "A"));
         let args = parse("IP=10.0.0.1;A=;IP=10.0.0.2").unwrap();
         assert_eq!(args.get("IP"), Some("10.0.0.2"));
         assert_eq!((args.get("A"), args.get("ip")), (Some(""), None));

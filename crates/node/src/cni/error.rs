@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{Refusal, Why};
+use crate::{OpError, OpErrorKind};
 
 /// The config's version is not supported, or has no such command.
 pub(super) const INCOMPATIBLE_VERSION: u32 = 1;
@@ -45,24 +45,24 @@ impl CniError {
     }
 
     /// Converts a refusal by the node's addresses, of STATUS or of another command.
-    pub(super) fn refused(refusal: Refusal, status: bool) -> Self {
+    pub(super) fn refused(refusal: OpError, status: bool) -> Self {
         Self::new(code(refusal.why, status), refusal.text)
     }
 }
 
 /// Returns the code of a refusal. STATUS has codes of its own: an ADD could not be served.
-fn code(why: Why, status: bool) -> u32 {
+fn code(why: OpErrorKind, status: bool) -> u32 {
     match why {
-        Why::NothingHeld | Why::Store if status => NOT_AVAILABLE,
-        Why::Store => IO_FAILURE,
-        Why::Busy | Why::PodUnknown => TRY_AGAIN_LATER,
-        Why::Exhausted => 100,
-        Why::NothingHeld => 101,
-        Why::UnknownPool => 102,
-        Why::NotHeld => 103,
-        Why::Taken => 104,
-        Why::NotUsable => 105,
-        Why::Mismatch => 106,
+        OpErrorKind::NothingHeld | OpErrorKind::Store if status => NOT_AVAILABLE,
+        OpErrorKind::Store => IO_FAILURE,
+        OpErrorKind::Busy | OpErrorKind::PodUnknown => TRY_AGAIN_LATER,
+        OpErrorKind::Exhausted => 100,
+        OpErrorKind::NothingHeld => 101,
+        OpErrorKind::UnknownPool => 102,
+        OpErrorKind::NotHeld => 103,
+        OpErrorKind::Taken => 104,
+        OpErrorKind::NotUsable => 105,
+        OpErrorKind::Mismatch => 106,
     }
 }
 
@@ -72,10 +72,16 @@ mod tests {
 
     #[test]
     fn status_alone_says_not_available() {
-        assert_eq!(code(Why::NothingHeld, true), 50);
-        assert_eq!(code(Why::NothingHeld, false), 101);
-        assert_eq!(code(Why::Store, true), 50);
-        assert_eq!(code(Why::Store, false), 5);
-        assert_eq!((code(Why::Busy, true), code(Why::Busy, false)), (11, 11));
+        assert_eq!(code(OpErrorKind::NothingHeld, true), 50);
+        assert_eq!(code(OpErrorKind::NothingHeld, false), 101);
+        assert_eq!(code(OpErrorKind::Store, true), 50);
+        assert_eq!(code(OpErrorKind::Store, false), 5);
+        assert_eq!(
+            (
+                code(OpErrorKind::Busy, true),
+                code(OpErrorKind::Busy, false)
+            ),
+            (11, 11)
+        );
     }
 }

@@ -37,7 +37,7 @@ use std::time::Duration;
 pub use error::CniError;
 pub use request::Env;
 
-use crate::{Answer, Op, Refusal, client};
+use crate::{Op, OpError, OpOutcome, client};
 use config::Config;
 use error::INVALID_ENVIRONMENT;
 use result::json;
@@ -65,7 +65,7 @@ impl From<Result<String, CniError>> for Output {
 
 /// Does something with the node's addresses: by the agent at a socket, or on its store, within a time.
 /// [`client::ask`], or a test's.
-pub type Ask<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>;
+pub type AddressService<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<OpOutcome, OpError>;
 
 /// Runs the plugin on the process's environment and standard streams.
 pub fn main() -> ExitCode {
@@ -89,7 +89,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Answers one call. Started as `host-local` it has that plugin's behaviour and no other.
-pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: Ask<'_>) -> Output {
+pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: AddressService<'_>) -> Output {
     let (name, supported) = if as_host_local {
         ("host-local", version::ALL)
     } else {
@@ -132,7 +132,7 @@ fn answer(
     env: &Env,
     as_host_local: bool,
     stdin: impl Read,
-    ask: Ask<'_>,
+    ask: AddressService<'_>,
 ) -> Result<String, CniError> {
     env.check(as_host_local)?;
     let config = Config::read_from(stdin)?;

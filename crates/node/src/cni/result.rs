@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::address::{self, IpNet};
 use super::version;
-use crate::Given;
+use crate::AddressAssignment;
 
 /// The result of an ADD.
 #[derive(Clone, Debug, Default)]
@@ -73,8 +73,8 @@ impl Route {
     }
 }
 
-impl From<Given> for CniResult {
-    fn from(given: Given) -> Self {
+impl From<AddressAssignment> for CniResult {
+    fn from(given: AddressAssignment) -> Self {
         let ips = given.addresses.iter().map(|given| Ip {
             address: IpNet {
                 ip: given.address,

@@ -1,16 +1,18 @@
 //! Recording assignments that are known from elsewhere, in a ledger that does not know them.
 
-use super::super::fault::Fault;
-use super::super::ops::{Attachment, Given, GivenAddress, Now, PodRef};
+use super::super::ops::{AddressAssignment, AssignedAddress, Attachment, Now, PodRef};
+use super::super::storage_fault::StorageFault;
 use super::kv::KvMut;
-use super::record::{ADOPTED, ADOPTED_OLD, Address, BlockRecord, BlockState, Record};
+use super::record::{
+    ADOPTED, ADOPTED_OLD, AddressRecord, BlockRecord, BlockState, StoredAttachment,
+};
 use super::tables::{Read, Write};
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
 /// An assignment as somebody else remembers it, for example the container runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct RememberedAttachment {
     /// The attachment that has the addresses
     pub attachment: Attachment,
     /// Its addresses
@@ -27,25 +29,31 @@ pub struct Known {
     pub superseded: bool,
 }
 
-pub(crate) fn adopt(kv: &mut dyn KvMut, known: &[Known], now: &Now) -> Result<Vec<Known>, Fault> {
+pub(crate) fn adopt(
+    kv: &mut dyn KvMut,
+    known: &[RememberedAttachment],
+    now: &Now,
+) -> Result<Vec<RememberedAttachment>, StorageFault> {
     let mut lost = Vec::new();
     for it in known {
-        let mut record = kv.record(&it.attachment)?.unwrap_or_else(|| Record {
-            given: Given::default(),
-            netns: it.netns.clone(),
-            pod: it.pod.clone(),
-            since_ms: it.since_ms,
-            boot: if it.boot.is_empty() {
-                now.boot.clone()
-            } else {
-                it.boot.clone()
-            },
-            order: if it.superseded { ADOPTED_OLD } else { ADOPTED },
-        });
+        let mut record = kv
+            .record(&it.attachment)?
+            .unwrap_or_else(|| StoredAttachment {
+                given: AddressAssignment::default(),
+                netns: it.netns.clone(),
+                pod: it.pod.clone(),
+                since_ms: it.since_ms,
+                boot: if it.boot.is_empty() {
+                    now.boot.clone()
+                } else {
+                    it.boot.clone()
+                },
+                order: if it.superseded { ADOPTED_OLD } else { ADOPTED },
+            });
         let mut taken = Vec::new();
         for addr in &it.addresses {
             match kv.address(*addr)? {
-                Some(Address::Used { by, .. }) if by == it.attachment => continue,
+                Some(AddressRecord::Used { by, .. }) if by == it.attachment => continue,
                 Some(_) => {
                     taken.push(*addr);
                     continue;
@@ -54,11 +62,11 @@ pub(crate) fn adopt(kv: &mut dyn KvMut, known: &[Known], now: &Now) -> Result<Ve
             }
             let given = describe(kv, *addr)?;
             let (by, block) = (it.attachment.clone(), given.block);
-            kv.put_address(*addr, &Address::Used { by, block })?;
+            kv.put_address(*addr, &AddressRecord::Used { by, block })?;
             record.given.addresses.push(given);
         }
         if !taken.is_empty() {
-            lost.push(Known {
+            lost.push(RememberedAttachment {
                 addresses: taken,
                 ..it.clone()
             });
@@ -73,7 +81,7 @@ pub(crate) fn adopt(kv: &mut dyn KvMut, known: &[Known], now: &Now) -> Result<Ve
 
 /// Describes an address for its record. An address outside every block gets a block of its own, from which
 /// nothing is assigned.
-fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<GivenAddress, Fault> {
+fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<AssignedAddress, StorageFault> {
     let (cidr, pool) = if let Some((cidr, block)) = kv.block_around(addr)? {
         (cidr, block.pool)
     } else {
@@ -89,7 +97,7 @@ fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<GivenAddress, Fault> {
         (cidr, block.pool)
     };
     let usable = usable(cidr, kv.pool(&pool)?.as_ref());
-    Ok(GivenAddress {
+    Ok(AssignedAddress {
         address: addr,
         prefix: usable.prefix,
         gateway: usable.gateway,

@@ -1,11 +1,12 @@
 //! Writes what `decide` has decided.
 
-use super::super::fault::Fault;
 use super::super::ops::{Attachment, Now, PodRef};
-use super::choose::{Choice, Source, cooldown_ms, terms};
-use super::kv::Table;
+use super::super::storage_fault::StorageFault;
+use super::choose::{AddressChoice, AddressSource, cooldown_ms, terms};
+use super::kv::KvTable;
 use super::record::{
-    Address, BlockState, Cursor, Freed, Record, Stamp, address_key, freed_key, full_name,
+    AddressRecord, BlockState, BootTime, Cursor, ReleaseRecord, StoredAttachment, address_key,
+    freed_key, full_name,
 };
 use super::tables::{Read, Write};
 use cadastre_core::{Addr, Cidr};
@@ -18,42 +19,42 @@ const REMEMBERED: u128 = 4096;
 pub(crate) fn give<W: Write + ?Sized>(
     kv: &mut W,
     attachment: &Attachment,
-    record: &Record,
-    choices: &[Choice],
+    record: &StoredAttachment,
+    choices: &[AddressChoice],
     spent: &[(String, Cidr)],
-) -> Result<(), Fault> {
+) -> Result<(), StorageFault> {
     for (pool, block) in spent {
-        kv.index(Table::Open, pool, *block, false)?;
+        kv.index(KvTable::Open, pool, *block, false)?;
     }
     for choice in choices {
         let (addr, block) = (choice.given.address, choice.given.block);
         match choice.source {
-            Source::New(cursor) => kv.put_cursor(block, cursor)?,
-            Source::Freed { block, sequence } => {
-                kv.drop_key(Table::Freed, &freed_key(block, sequence))?;
+            AddressSource::New(cursor) => kv.put_cursor(block, cursor)?,
+            AddressSource::Freed { block, sequence } => {
+                kv.drop_key(KvTable::Freed, &freed_key(block, sequence))?;
             }
-            Source::Asked => {}
+            AddressSource::Asked => {}
         }
         let by = attachment.clone();
-        kv.put_address(addr, &Address::Used { by, block })?;
+        kv.put_address(addr, &AddressRecord::Used { by, block })?;
     }
     kv.put_record(attachment, record)
 }
 
 /// Releases all addresses of an attachment.
-pub(crate) fn take_back<W: Write + ?Sized>(
+pub(crate) fn release<W: Write + ?Sized>(
     kv: &mut W,
     attachment: &Attachment,
-    record: &Record,
+    record: &StoredAttachment,
     now: &Now,
-    stamp: Stamp,
-) -> Result<(), Fault> {
+    stamp: BootTime,
+) -> Result<(), StorageFault> {
     kv.put_boot(now, stamp)?;
     let nobody = PodRef::default();
     let pod = record.pod.as_ref().unwrap_or(&nobody);
     for given in &record.given.addresses {
         // Only addresses whose own record names this attachment.
-        if let Some(Address::Used { by, block }) = kv.address(given.address)?
+        if let Some(AddressRecord::Used { by, block }) = kv.address(given.address)?
             && by == *attachment
         {
             free(kv, given.address, block, pod, stamp)?;
@@ -67,23 +68,27 @@ fn free<W: Write + ?Sized>(
     addr: Addr,
     cidr: Cidr,
     pod: &PodRef,
-    stamp: Stamp,
-) -> Result<(), Fault> {
+    stamp: BootTime,
+) -> Result<(), StorageFault> {
     let Some(block) = kv.block(cidr)? else {
         return kv.drop_address(addr);
     };
     let sequence = kv.take_sequence()?;
-    let freed = Freed {
+    let freed = ReleaseRecord {
         block: cidr,
         sequence,
         at: stamp,
         pod: pod.uid.clone(),
         name: full_name(pod),
     };
-    kv.put_address(addr, &Address::Freed(freed))?;
-    kv.put(Table::Freed, &freed_key(cidr, sequence), &address_key(addr))?;
+    kv.put_address(addr, &AddressRecord::Freed(freed))?;
+    kv.put(
+        KvTable::Freed,
+        &freed_key(cidr, sequence),
+        &address_key(addr),
+    )?;
     if block.state == BlockState::Held {
-        kv.index(Table::Open, &block.pool, cidr, true)?;
+        kv.index(KvTable::Open, &block.pool, cidr, true)?;
     }
     if cidr.size() > REMEMBERED {
         let cooldown = cooldown_ms(&terms(kv, &block.pool)?);
@@ -97,19 +102,19 @@ fn free<W: Write + ?Sized>(
 pub(crate) fn forget<W: Write + ?Sized>(
     kv: &mut W,
     block: Cidr,
-    now: Stamp,
+    now: BootTime,
     cooldown_ms: u64,
     most: usize,
-) -> Result<usize, Fault> {
+) -> Result<usize, StorageFault> {
     let mut count = 0;
     while count < most
         && let Some((sequence, addr)) = kv.freed(block, None)?
     {
         let freed = kv.release_of(addr)?;
-        if freed.at.rests(now, cooldown_ms).is_some() {
+        if freed.at.cooldown_left(now, cooldown_ms).is_some() {
             break;
         }
-        kv.drop_key(Table::Freed, &freed_key(block, sequence))?;
+        kv.drop_key(KvTable::Freed, &freed_key(block, sequence))?;
         kv.drop_address(addr)?;
         count += 1;
     }

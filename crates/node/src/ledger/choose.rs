@@ -1,11 +1,11 @@
 //! Selects addresses: the next free one of a pool, or those that an ADD asks for.
 
-use super::super::fault::Fault;
-use super::super::ops::{Add, GivenAddress, Refusal, Why};
+use super::super::ops::{Add, AssignedAddress, OpError, OpErrorKind};
+use super::super::storage_fault::StorageFault;
 use super::Stop;
-use super::decide::{is_barred, unknown};
-use super::kv::Table;
-use super::record::{Address, BlockRecord, BlockState, Cursor, Stamp};
+use super::decide::{is_excluded, unknown};
+use super::kv::KvTable;
+use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, Cursor};
 use super::tables::Read;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::PoolTerms;
@@ -14,14 +14,14 @@ use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// A selected address, not assigned yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Choice {
-    pub given: GivenAddress,
-    pub source: Source,
+pub(crate) struct AddressChoice {
+    pub given: AssignedAddress,
+    pub source: AddressSource,
 }
 
 /// Where a selected address was found, which decides what has to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum AddressSource {
     /// Never assigned before; the search in the block continues at this cursor
     New(Cursor),
     /// Released before
@@ -31,8 +31,8 @@ pub(crate) enum Source {
 }
 
 /// The result of a search in a pool for one family.
-pub(crate) enum Found {
-    One(Choice),
+pub(crate) enum FoundAddress {
+    One(AddressChoice),
     /// The pool has no block on this node
     NoBlock,
     /// No address is free. The milliseconds until the next one has cooled, if one is cooling
@@ -45,7 +45,7 @@ pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
 }
 
 /// The terms of a pool; the defaults if none are known.
-pub(crate) fn terms<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<PoolTerms, Fault> {
+pub(crate) fn terms<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<PoolTerms, StorageFault> {
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }
 
@@ -55,12 +55,12 @@ pub(crate) fn next<R: Read + ?Sized>(
     kv: &R,
     pool: &PoolTerms,
     family: Family,
-    now: Stamp,
+    now: BootTime,
     spent: &mut Vec<Cidr>,
-) -> Result<Found, Fault> {
+) -> Result<FoundAddress, StorageFault> {
     let mut soonest: Option<u64> = None;
     let mut after = None;
-    while let Some(cidr) = kv.block_of(Table::Open, &pool.name, family, after)? {
+    while let Some(cidr) = kv.block_of(KvTable::Open, &pool.name, family, after)? {
         after = Some(cidr);
         let Some(block) = kv.block(cidr)? else {
             continue;
@@ -69,28 +69,28 @@ pub(crate) fn next<R: Read + ?Sized>(
         let out = block.left_out(cidr, &usable.excluded);
         if let Some((addr, cursor)) = unused(kv, cidr, &out)? {
             let given = describe(cidr, &pool.name, &usable, addr);
-            let source = Source::New(cursor);
-            return Ok(Found::One(Choice { given, source }));
+            let source = AddressSource::New(cursor);
+            return Ok(FoundAddress::One(AddressChoice { given, source }));
         }
-        match rested(kv, cidr, &out, now, cooldown_ms(pool))? {
-            Rested::One { sequence, addr } => {
+        match cooldown_state(kv, cidr, &out, now, cooldown_ms(pool))? {
+            CooldownState::One { sequence, addr } => {
                 let given = describe(cidr, &pool.name, &usable, addr);
                 let block = cidr;
-                let source = Source::Freed { block, sequence };
-                return Ok(Found::One(Choice { given, source }));
+                let source = AddressSource::Freed { block, sequence };
+                return Ok(FoundAddress::One(AddressChoice { given, source }));
             }
-            Rested::NotYet(left) => soonest = Some(soonest.map_or(left, |it| it.min(left))),
-            Rested::None => spent.push(cidr),
-            Rested::NoneUsable => {}
+            CooldownState::NotYet(left) => soonest = Some(soonest.map_or(left, |it| it.min(left))),
+            CooldownState::None => spent.push(cidr),
+            CooldownState::NoneUsable => {}
         }
     }
     if kv
-        .block_of(Table::Giving, &pool.name, family, None)?
+        .block_of(KvTable::Giving, &pool.name, family, None)?
         .is_none()
     {
-        return Ok(Found::NoBlock);
+        return Ok(FoundAddress::NoBlock);
     }
-    Ok(Found::Nothing(soonest))
+    Ok(FoundAddress::Nothing(soonest))
 }
 
 /// The first never-assigned address from the cursor on, and the cursor for the next search.
@@ -98,7 +98,7 @@ fn unused<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
     out: &[IpRange],
-) -> Result<Option<(Addr, Cursor)>, Fault> {
+) -> Result<Option<(Addr, Cursor)>, StorageFault> {
     let mut cursor = kv.cursor(block)?;
     loop {
         let mut at = cursor.next;
@@ -122,7 +122,7 @@ fn unused<R: Read + ?Sized>(
     }
 }
 
-enum Rested {
+enum CooldownState {
     One {
         sequence: u64,
         addr: Addr,
@@ -136,25 +136,25 @@ enum Rested {
 
 /// The address whose release is the oldest, if it has cooled. All later releases cool for longer, so they are
 /// not examined.
-fn rested<R: Read + ?Sized>(
+fn cooldown_state<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
     out: &[IpRange],
-    now: Stamp,
+    now: BootTime,
     cooldown_ms: u64,
-) -> Result<Rested, Fault> {
+) -> Result<CooldownState, StorageFault> {
     let mut after = None;
-    let mut nothing = Rested::None;
+    let mut nothing = CooldownState::None;
     while let Some((sequence, addr)) = kv.freed(block, after)? {
         after = Some(sequence);
         if covering(out, addr).is_some() {
-            nothing = Rested::NoneUsable;
+            nothing = CooldownState::NoneUsable;
             continue;
         }
         let freed = kv.release_of(addr)?;
-        return Ok(match freed.at.rests(now, cooldown_ms) {
-            Some(left) if !Mutation::CooldownIgnored.is_on() => Rested::NotYet(left),
-            _ => Rested::One { sequence, addr },
+        return Ok(match freed.at.cooldown_left(now, cooldown_ms) {
+            Some(left) if !Mutation::CooldownIgnored.is_on() => CooldownState::NotYet(left),
+            _ => CooldownState::One { sequence, addr },
         });
     }
     Ok(nothing)
@@ -165,8 +165,8 @@ pub(crate) fn asked<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
     is_known: bool,
-    now: Stamp,
-) -> Result<Vec<Choice>, Stop> {
+    now: BootTime,
+) -> Result<Vec<AddressChoice>, Stop> {
     let mut addresses = add.addresses.clone();
     addresses.sort_unstable();
     addresses.dedup();
@@ -176,7 +176,7 @@ pub(crate) fn asked<R: Read + ?Sized>(
         {
             let family = one.family;
             return Err(refuse(
-                Why::NotUsable,
+                OpErrorKind::NotUsable,
                 format!(
                     "{one} and {other} were asked for: an interface gets at most one {family} address. Ask for one of them."
                 ),
@@ -192,17 +192,17 @@ fn this_one<R: Read + ?Sized>(
     addr: Addr,
     add: &Add,
     is_known: bool,
-    now: Stamp,
-) -> Result<Choice, Stop> {
+    now: BootTime,
+) -> Result<AddressChoice, Stop> {
     let (cidr, block) = held(kv, addr)?;
     let pool = terms(kv, &block.pool)?;
     let pod = add.pod.as_ref();
     if pool.bound && !is_known {
         return Err(unknown(pod));
     }
-    if is_barred(&pool, add) {
+    if is_excluded(&pool, add) {
         return Err(refuse(
-            Why::UnknownPool,
+            OpErrorKind::UnknownPool,
             format!(
                 "{addr} was asked for, and its pool `{}` is not for pods of this namespace, by its namespaceSelector: ask for an address of another pool, or for none.",
                 pool.name
@@ -217,13 +217,13 @@ fn this_one<R: Read + ?Sized>(
             "the network or broadcast address"
         };
         return Err(refuse(
-            Why::NotUsable,
+            OpErrorKind::NotUsable,
             format!("{addr} is {what} of {cidr}, which nobody can have: ask for another address."),
         ));
     }
     if covering(&union(cidr, &block.reserved), addr).is_some() {
         return Err(refuse(
-            Why::NotUsable,
+            OpErrorKind::NotUsable,
             format!(
                 "{addr} is reserved in pool `{}`, or an address of a node, or lies in a service range: ask for another address. What a pool reserves is given to who asks where it says reservedOnRequest.",
                 block.pool
@@ -231,27 +231,27 @@ fn this_one<R: Read + ?Sized>(
         ));
     }
     let source = match kv.address(addr)? {
-        None => Source::Asked,
-        Some(Address::Used { by, .. }) => {
+        None => AddressSource::Asked,
+        Some(AddressRecord::Used { by, .. }) => {
             let pod = kv.record(&by)?.and_then(|record| record.pod);
             let whose = pod.map_or(format!("container {}", by.container_id), |pod| {
                 format!("pod {}/{}", pod.namespace, pod.name)
             });
             return Err(refuse(
-                Why::Taken,
+                OpErrorKind::Taken,
                 format!(
                     "{addr} is in use by {whose}, interface {} on network {}: ask for another address, or delete that first.",
                     by.ifname, by.network
                 ),
             ));
         }
-        Some(Address::Freed(freed)) => {
+        Some(AddressRecord::Freed(freed)) => {
             // The cooldown is for other pods: that the address was released proves that this pod's old sandbox is gone.
             let its_own = pod.is_some_and(|pod| freed.was_of(pod));
-            let left = freed.at.rests(now, cooldown_ms(&pool));
+            let left = freed.at.cooldown_left(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {
                 return Err(refuse(
-                    Why::Taken,
+                    OpErrorKind::Taken,
                     format!(
                         "{addr} was released lately and rests for another {}: try again then, or ask for another address.",
                         seconds(left)
@@ -259,16 +259,16 @@ fn this_one<R: Read + ?Sized>(
                 ));
             }
             let (block, sequence) = (freed.block, freed.sequence);
-            Source::Freed { block, sequence }
+            AddressSource::Freed { block, sequence }
         }
     };
     let given = describe(cidr, &block.pool, &usable, addr);
-    Ok(Choice { given, source })
+    Ok(AddressChoice { given, source })
 }
 
 /// The block that contains the address, if the node may assign from it.
 fn held<R: Read + ?Sized>(kv: &R, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
-    let not_held = |text| Err(refuse(Why::NotHeld, text));
+    let not_held = |text| Err(refuse(OpErrorKind::NotHeld, text));
     let Some((cidr, block)) = kv.block_around(addr)? else {
         return not_held(format!(
             "{addr} was asked for, and this node holds no block that has it: ask for an address of the node's blocks (kubectl get nodesubnets.cadastre.dev), or for none."
@@ -285,8 +285,8 @@ fn held<R: Read + ?Sized>(kv: &R, addr: Addr) -> Result<(Cidr, BlockRecord), Sto
     ))
 }
 
-fn describe(block: Cidr, pool: &str, usable: &Usable, address: Addr) -> GivenAddress {
-    GivenAddress {
+fn describe(block: Cidr, pool: &str, usable: &Usable, address: Addr) -> AssignedAddress {
+    AssignedAddress {
         address,
         prefix: usable.prefix,
         gateway: usable.gateway,
@@ -295,8 +295,8 @@ fn describe(block: Cidr, pool: &str, usable: &Usable, address: Addr) -> GivenAdd
     }
 }
 
-pub(crate) fn refuse(why: Why, text: String) -> Stop {
-    Stop::Refused(Refusal { why, text })
+pub(crate) fn refuse(why: OpErrorKind, text: String) -> Stop {
+    Stop::Refused(OpError { why, text })
 }
 
 /// Formats milliseconds as seconds, rounded up, for messages.

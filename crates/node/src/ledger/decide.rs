@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::super::fault::Fault;
-use super::super::ops::{Add, Attachment, Check, Gc, Given, Now, PodRef, Why};
+use super::super::ops::{Add, AddressAssignment, Attachment, Check, Gc, Now, OpErrorKind, PodRef};
+use super::super::storage_fault::StorageFault;
 use super::Stop;
-use super::choose::{self, Choice, Found, refuse, seconds};
-use super::kv::Table;
-use super::record::{ADOPTED, Record, Stamp, pool_prefix};
+use super::choose::{self, AddressChoice, FoundAddress, refuse, seconds};
+use super::kv::KvTable;
+use super::record::{ADOPTED, BootTime, StoredAttachment, pool_prefix};
 use super::tables::Read;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{Dns, PoolTerms, Route};
@@ -16,13 +16,13 @@ use cadastre_core::{Addr, Cidr, Family};
 
 /// The decision about an ADD.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Adding {
+pub(crate) enum AddDecision {
     /// The ADD is repeated: the result of the first one, and the record if it has to be renewed
-    Again(Given, Option<Record>),
+    AlreadyAssigned(AddressAssignment, Option<StoredAttachment>),
     /// The addresses to assign, with the blocks in which nothing is left, by pool
     New {
-        record: Record,
-        choices: Vec<Choice>,
+        record: StoredAttachment,
+        choices: Vec<AddressChoice>,
         spent: Vec<(String, Cidr)>,
     },
 }
@@ -32,8 +32,8 @@ pub(crate) fn add<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
     now: &Now,
-    stamp: Stamp,
-) -> Result<Adding, Stop> {
+    stamp: BootTime,
+) -> Result<AddDecision, Stop> {
     if let Some(record) = kv.record(&add.attachment)? {
         return again(record, add, now);
     }
@@ -44,7 +44,7 @@ pub(crate) fn add<R: Read + ?Sized>(
     } else {
         choose::asked(kv, add, *is_known, stamp)?
     };
-    let record = Record {
+    let record = StoredAttachment {
         given: given(kv, &choices)?,
         netns: add.netns.clone(),
         pod: add.pod.clone(),
@@ -53,7 +53,7 @@ pub(crate) fn add<R: Read + ?Sized>(
         // Replaced when the record is written.
         order: ADOPTED,
     };
-    Ok(Adding::New {
+    Ok(AddDecision::New {
         record,
         choices,
         spent,
@@ -77,12 +77,12 @@ fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bo
     let mut decided = add.clone();
     let choice = note.choice(&add.attachment.ifname);
     let why = decided.decide(choice);
-    why.map_err(|text| refuse(Why::NothingHeld, text))?;
+    why.map_err(|text| refuse(OpErrorKind::NothingHeld, text))?;
     Ok((Cow::Owned(decided), true))
 }
 
 /// Whether any pool is restricted to some pods, and whether any is restricted to some namespaces.
-fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), Fault> {
+fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), StorageFault> {
     let (mut selects, mut binds) = (false, false);
     let mut rank = 0;
     while let Some(pool) = kv.pool_at(rank)? {
@@ -95,7 +95,7 @@ fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), Fault> {
 
 /// A repeated ADD returns what the first one assigned. A container may be started again with the same id after
 /// a reboot; then its record is renewed with the new boot and network namespace.
-fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
+fn again(mut record: StoredAttachment, add: &Add, now: &Now) -> Result<AddDecision, Stop> {
     let has: Vec<Addr> = record.given.addresses.iter().map(|it| it.address).collect();
     if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
         let Attachment {
@@ -104,7 +104,7 @@ fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
             ..
         } = &add.attachment;
         return Err(refuse(
-            Why::Mismatch,
+            OpErrorKind::Mismatch,
             format!(
                 "{other} was asked for, and interface {ifname} of container {container_id} has {} already: delete that first.",
                 list(&has)
@@ -114,7 +114,7 @@ fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
     let given = record.given.clone();
     let moved = record.boot != now.boot || record.netns != add.netns;
     if !moved {
-        return Ok(Adding::Again(given, None));
+        return Ok(AddDecision::AlreadyAssigned(given, None));
     }
     record.boot.clone_from(&now.boot);
     record.netns.clone_from(&add.netns);
@@ -122,7 +122,7 @@ fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
     if add.pod.is_some() {
         record.pod.clone_from(&add.pod);
     }
-    Ok(Adding::Again(given, Some(record)))
+    Ok(AddDecision::AlreadyAssigned(given, Some(record)))
 }
 
 /// Selects one address of each family from the first pool that has them all. For a pod about which nothing is
@@ -131,9 +131,9 @@ fn from_pools<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
     is_known: bool,
-    stamp: Stamp,
+    stamp: BootTime,
     spent: &mut Vec<(String, Cidr)>,
-) -> Result<Vec<Choice>, Stop> {
+) -> Result<Vec<AddressChoice>, Stop> {
     let pools = &add.pools;
     let serves_all = Mutation::UnknownPodsServed.is_on();
     let may = |pool: &PoolTerms| is_known || pool.serves_unknown || serves_all;
@@ -149,7 +149,7 @@ fn from_pools<R: Read + ?Sized>(
             Some(pool) => pool,
             None if has_block(kv, name)? => PoolTerms::named(name),
             None => {
-                search.lacks.push((name.clone(), Lack::Unknown));
+                search.lacks.push((name.clone(), PoolLack::Unknown));
                 continue;
             }
         };
@@ -157,8 +157,8 @@ fn from_pools<R: Read + ?Sized>(
         if !may(&pool) {
             continue;
         }
-        if is_barred(&pool, add) {
-            search.lacks.push((name.clone(), Lack::Barred));
+        if is_excluded(&pool, add) {
+            search.lacks.push((name.clone(), PoolLack::Barred));
         } else if let Some(choices) = search.attempt(&pool)? {
             return Ok(choices);
         }
@@ -192,7 +192,7 @@ fn from_pools<R: Read + ?Sized>(
 }
 
 /// Whether the pool is restricted to namespaces that do not include the pod's.
-pub(crate) fn is_barred(pool: &PoolTerms, add: &Add) -> bool {
+pub(crate) fn is_excluded(pool: &PoolTerms, add: &Add) -> bool {
     pool.bound && !add.bound.contains(&pool.name)
 }
 
@@ -202,7 +202,7 @@ pub(crate) fn unknown(pod: Option<&PodRef>) -> Stop {
         format!(" {}/{}", pod.namespace, pod.name)
     });
     refuse(
-        Why::PodUnknown,
+        OpErrorKind::PodUnknown,
         format!(
             "nothing is known of pod{name} yet: an annotation or a label might give it another pool or address. It is tried again; see that this node's agent runs and reaches the API server. Pools with unknownPods: Serve give to such pods at once."
         ),
@@ -210,7 +210,7 @@ pub(crate) fn unknown(pod: Option<&PodRef>) -> Stop {
 }
 
 /// Why a pool cannot serve an ADD.
-enum Lack {
+enum PoolLack {
     Unknown,
     /// The pool is restricted to other namespaces
     Barred,
@@ -222,14 +222,14 @@ enum Lack {
 
 struct Search<'a, R: ?Sized> {
     kv: &'a R,
-    stamp: Stamp,
+    stamp: BootTime,
     spent: &'a mut Vec<(String, Cidr)>,
-    lacks: Vec<(String, Lack)>,
+    lacks: Vec<(String, PoolLack)>,
 }
 
 impl<R: Read + ?Sized> Search<'_, R> {
     /// Selects an address of each family of the pool; `None` unless all families have one.
-    fn attempt(&mut self, pool: &PoolTerms) -> Result<Option<Vec<Choice>>, Stop> {
+    fn attempt(&mut self, pool: &PoolTerms) -> Result<Option<Vec<AddressChoice>>, Stop> {
         let mut choices = Vec::new();
         for family in families(self.kv, pool)? {
             let mut spent = Vec::new();
@@ -237,18 +237,19 @@ impl<R: Read + ?Sized> Search<'_, R> {
             let spent = spent.into_iter().map(|block| (pool.name.clone(), block));
             self.spent.extend(spent);
             let lack = match found {
-                Found::One(choice) => {
+                FoundAddress::One(choice) => {
                     choices.push(choice);
                     continue;
                 }
-                Found::NoBlock => Lack::NoBlock(Some(family)),
-                Found::Nothing(soonest) => Lack::Nothing(family, soonest),
+                FoundAddress::NoBlock => PoolLack::NoBlock(Some(family)),
+                FoundAddress::Nothing(soonest) => PoolLack::Nothing(family, soonest),
             };
             self.lacks.push((pool.name.clone(), lack));
             return Ok(None);
         }
         if choices.is_empty() {
-            self.lacks.push((pool.name.clone(), Lack::NoBlock(None)));
+            self.lacks
+                .push((pool.name.clone(), PoolLack::NoBlock(None)));
             return Ok(None);
         }
         Ok(Some(choices))
@@ -256,7 +257,7 @@ impl<R: Read + ?Sized> Search<'_, R> {
 }
 
 /// The families of a pool: those of its terms, or without terms those of its blocks on this node.
-fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, Fault> {
+fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, StorageFault> {
     let told = |family: &Family| pool.family(*family).is_some();
     let told: Vec<Family> = Family::ALL.into_iter().filter(told).collect();
     if !told.is_empty() {
@@ -265,7 +266,7 @@ fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, F
     let mut held = Vec::new();
     for family in Family::ALL {
         if kv
-            .block_of(Table::Giving, &pool.name, family, None)?
+            .block_of(KvTable::Giving, &pool.name, family, None)?
             .is_some()
         {
             held.push(family);
@@ -274,15 +275,15 @@ fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, F
     Ok(held)
 }
 
-fn has_block<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<bool, Fault> {
-    let block = kv.next(Table::Giving, &pool_prefix(pool, None), None)?;
+fn has_block<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<bool, StorageFault> {
+    let block = kv.next(KvTable::Giving, &pool_prefix(pool, None), None)?;
     Ok(block.is_some())
 }
 
-fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
-    let exhausted = |(pool, lack): &(String, Lack)| match lack {
-        Lack::Nothing(family, soonest) => {
-            let pool = told(pool);
+fn refusal(lacks: &[(String, PoolLack)], by_name: bool) -> Stop {
+    let exhausted = |(pool, lack): &(String, PoolLack)| match lack {
+        PoolLack::Nothing(family, soonest) => {
+            let pool = pool_text(pool);
             let soon = soonest.map_or(String::new(), |ms| {
                 format!(" (the next one has rested in {})", seconds(ms))
             });
@@ -292,14 +293,14 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
         }
         _ => None,
     };
-    let other = |(pool, lack): &(String, Lack)| match lack {
-        Lack::Unknown => Some(format!("{} is not one of this node's", told(pool))),
-        Lack::Barred => Some(format!(
+    let other = |(pool, lack): &(String, PoolLack)| match lack {
+        PoolLack::Unknown => Some(format!("{} is not one of this node's", pool_text(pool))),
+        PoolLack::Barred => Some(format!(
             "{} is not for pods of this namespace, by its namespaceSelector",
-            told(pool)
+            pool_text(pool)
         )),
-        Lack::NoBlock(family) => Some(no_block(*family, pool)),
-        Lack::Nothing(..) => None,
+        PoolLack::NoBlock(family) => Some(no_block(*family, pool)),
+        PoolLack::Nothing(..) => None,
     };
     let full: Vec<String> = lacks.iter().filter_map(exhausted).collect();
     let absent: Vec<String> = lacks.iter().filter_map(other).collect();
@@ -310,7 +311,7 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
             full
         };
         return refuse(
-            Why::Exhausted,
+            OpErrorKind::Exhausted,
             format!(
                 "{}. More comes by itself where the pool has room: see kubectl get ippools.cadastre.dev; else add ranges to it, or delete pods.",
                 all.join("; ")
@@ -318,18 +319,18 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
         );
     }
     if !by_name {
-        return refuse(Why::NothingHeld, nothing_held(&absent));
+        return refuse(OpErrorKind::NothingHeld, nothing_allocated(&absent));
     }
-    let is_none = |lack: &Lack| matches!(lack, Lack::Unknown | Lack::Barred);
+    let is_none = |lack: &PoolLack| matches!(lack, PoolLack::Unknown | PoolLack::Barred);
     let unknown = lacks.iter().all(|(_, lack)| is_none(lack));
     let (why, advice) = if unknown {
         (
-            Why::UnknownPool,
+            OpErrorKind::UnknownPool,
             "Name a pool that exists, and that takes in this node and the pod's namespace: see kubectl get ippools.cadastre.dev.",
         )
     } else {
         (
-            Why::NothingHeld,
+            OpErrorKind::NothingHeld,
             "The node's agent asks for blocks: see that it runs, and that the pool has room (kubectl get ippools.cadastre.dev).",
         )
     };
@@ -337,7 +338,7 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
 }
 
 /// Names a pool in a sentence.
-fn told(pool: &str) -> String {
+fn pool_text(pool: &str) -> String {
     if pool.is_empty() {
         return "the node's podCIDR, which is in no pool,".to_owned();
     }
@@ -346,10 +347,10 @@ fn told(pool: &str) -> String {
 
 fn no_block(family: Option<Family>, pool: &str) -> String {
     let family = family.map_or(String::new(), |it| format!("{it} "));
-    format!("this node holds no {family}block of {}", told(pool))
+    format!("this node holds no {family}block of {}", pool_text(pool))
 }
 
-fn nothing_held(absent: &[String]) -> String {
+fn nothing_allocated(absent: &[String]) -> String {
     let what = if absent.is_empty() {
         "this node holds no block that addresses are given from".to_owned()
     } else {
@@ -361,8 +362,11 @@ fn nothing_held(absent: &[String]) -> String {
 }
 
 /// Builds the result: routes of the assigned families, and DNS settings of the first pool that has any.
-fn given<R: Read + ?Sized>(kv: &R, choices: &[Choice]) -> Result<Given, Fault> {
-    let mut given = Given::default();
+fn given<R: Read + ?Sized>(
+    kv: &R,
+    choices: &[AddressChoice],
+) -> Result<AddressAssignment, StorageFault> {
+    let mut given = AddressAssignment::default();
     for choice in choices {
         let pool = choose::terms(kv, &choice.given.pool)?;
         let family = choice.given.address.family;
@@ -381,11 +385,11 @@ fn given<R: Read + ?Sized>(kv: &R, choices: &[Choice]) -> Result<Given, Fault> {
 /// Succeeds if some pool has a block of each of its families, so that an ADD could be served.
 pub(crate) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
     let mut absent = Vec::new();
-    let mut serves = |pool: &PoolTerms| -> Result<bool, Fault> {
+    let mut serves = |pool: &PoolTerms| -> Result<bool, StorageFault> {
         let families = families(kv, pool)?;
         for family in &families {
             if kv
-                .block_of(Table::Giving, &pool.name, *family, None)?
+                .block_of(KvTable::Giving, &pool.name, *family, None)?
                 .is_none()
             {
                 absent.push(no_block(Some(*family), &pool.name));
@@ -406,7 +410,7 @@ pub(crate) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
             return Ok(());
         }
     }
-    Err(refuse(Why::NothingHeld, nothing_held(&absent)))
+    Err(refuse(OpErrorKind::NothingHeld, nothing_allocated(&absent)))
 }
 
 /// Those remembered addresses that lie in the node's blocks must be exactly the assigned ones; others belong to
@@ -421,7 +425,7 @@ pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop>
     let advice = "Delete the pod, so that it is set up anew.";
     let Some(record) = kv.record(&check.attachment)? else {
         return Err(refuse(
-            Why::Mismatch,
+            OpErrorKind::Mismatch,
             format!("{whose} has no address here. {advice}"),
         ));
     };
@@ -436,7 +440,7 @@ pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop>
         return Ok(());
     }
     Err(refuse(
-        Why::Mismatch,
+        OpErrorKind::Mismatch,
         format!(
             "{whose} has {} here, and {} by the previous result. {advice}",
             list(&has),
@@ -449,7 +453,7 @@ pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop>
 pub(crate) fn garbage<R: Read + ?Sized>(
     kv: &R,
     gc: &Gc,
-) -> Result<Vec<(Attachment, Record)>, Fault> {
+) -> Result<Vec<(Attachment, StoredAttachment)>, StorageFault> {
     let valid = gc.valid.iter();
     let valid: HashSet<(&str, &str)> = valid.map(|(id, ifname)| (&**id, &**ifname)).collect();
     let mut garbage = kv.attachments(Some(&gc.network))?;

@@ -8,12 +8,12 @@
 
 use std::time::Duration;
 
-use super::super::fault::Fault;
-use super::super::ops::{Attachment, Now, Why};
+use super::super::ops::{Attachment, Now, OpErrorKind};
+use super::super::storage_fault::StorageFault;
 use super::Stop;
 use super::choose::refuse;
-use super::kv::Table;
-use super::record::{Deletion, Stamp, attachment_key};
+use super::kv::KvTable;
+use super::record::{BootTime, Deletion, attachment_key};
 use super::tables::{Read, Write};
 
 /// An ADD that was asked for longer ago than this is refused, so a DEL is remembered for this long. Plugins
@@ -26,7 +26,7 @@ pub(crate) fn check_add<R: Read + ?Sized>(
     attachment: &Attachment,
     asked: Duration,
     now: &Now,
-    stamp: Stamp,
+    stamp: BootTime,
 ) -> Result<(), Stop> {
     let Attachment {
         container_id,
@@ -38,7 +38,7 @@ pub(crate) fn check_add<R: Read + ?Sized>(
         let text = format!(
             "an address for {whose} was asked for more than {LONGEST:?} ago, and nobody waits for it any more: nothing was given."
         );
-        return Err(refuse(Why::Busy, text));
+        return Err(refuse(OpErrorKind::Busy, text));
     }
     let asked = at(asked, stamp);
     let is_over = kv.deletion(attachment)?.is_some_and(|it| asked < it);
@@ -46,7 +46,7 @@ pub(crate) fn check_add<R: Read + ?Sized>(
         let text = format!(
             "{whose} was deleted after an address for it was asked for: nothing was given. Ask again if it is to have one."
         );
-        return Err(refuse(Why::Busy, text));
+        return Err(refuse(OpErrorKind::Busy, text));
     }
     Ok(())
 }
@@ -57,35 +57,35 @@ pub(crate) fn remember_del<W: Write + ?Sized>(
     attachment: &Attachment,
     asked: Duration,
     now: &Now,
-    stamp: Stamp,
-) -> Result<(), Fault> {
+    stamp: BootTime,
+) -> Result<(), StorageFault> {
     kv.put_boot(now, stamp)?;
     let key = attachment_key(attachment);
     let deletion = at(asked.min(now.since_boot), stamp);
     if kv.deletion(attachment)?.is_none_or(|it| it < deletion) {
-        kv.put_json(Table::Deletions, &key, &deletion)?;
+        kv.put_json(KvTable::Deletions, &key, &deletion)?;
     }
     let oldest = at(now.since_boot.saturating_sub(LONGEST), stamp);
     let mut after = key;
     for _ in 0..2 {
-        let next = match kv.next(Table::Deletions, &[], Some(after.as_slice()))? {
+        let next = match kv.next(KvTable::Deletions, &[], Some(after.as_slice()))? {
             Some((key, _)) => key,
             // Continue with the first one.
-            None => match kv.next(Table::Deletions, &[], None)? {
+            None => match kv.next(KvTable::Deletions, &[], None)? {
                 Some((key, _)) => key,
                 None => break,
             },
         };
-        let deletion: Option<Deletion> = kv.json(Table::Deletions, &next)?;
+        let deletion: Option<Deletion> = kv.json(KvTable::Deletions, &next)?;
         if deletion.is_some_and(|it| it < oldest) {
-            kv.drop_key(Table::Deletions, &next)?;
+            kv.drop_key(KvTable::Deletions, &next)?;
         }
         after = next;
     }
     Ok(())
 }
 
-fn at(time: Duration, stamp: Stamp) -> Deletion {
+fn at(time: Duration, stamp: BootTime) -> Deletion {
     Deletion {
         boot: stamp.boot,
         asked_us: u64::try_from(time.as_micros()).unwrap_or(u64::MAX),

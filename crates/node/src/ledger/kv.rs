@@ -2,11 +2,11 @@
 
 use std::ops::Bound;
 
-use super::super::fault::Fault;
+use super::super::storage_fault::StorageFault;
 
 /// The tables, each with its key -> value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Table {
+pub(crate) enum KvTable {
     /// Name -> a single value
     Meta,
     /// Rank -> terms of a pool, best first
@@ -35,7 +35,7 @@ pub(crate) enum Table {
     Pods,
 }
 
-impl Table {
+impl KvTable {
     /// All tables, in the order of their numbers.
     pub(crate) const ALL: [Self; 13] = [
         Self::Meta,
@@ -55,22 +55,22 @@ impl Table {
 }
 
 /// A key and its value.
-pub(crate) type Entry = (Vec<u8>, Vec<u8>);
+pub(crate) type KvEntry = (Vec<u8>, Vec<u8>);
 
 /// Read access to the tables.
 pub(crate) trait Kv {
-    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Fault>;
+    fn get(&self, table: KvTable, key: &[u8]) -> Result<Option<Vec<u8>>, StorageFault>;
     /// The entry with the lowest key from `from` on.
-    fn seek(&self, table: Table, from: Bound<&[u8]>) -> Result<Option<Entry>, Fault>;
+    fn seek(&self, table: KvTable, from: Bound<&[u8]>) -> Result<Option<KvEntry>, StorageFault>;
     /// Calls `show` for all entries whose keys begin with `prefix`, in the order of their keys.
-    fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault>;
+    fn scan(&self, table: KvTable, prefix: &[u8], show: Show<'_>) -> Result<(), StorageFault>;
 }
 
 /// Receives a key and its value.
-pub(crate) type Show<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), Fault>;
+pub(crate) type Show<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), StorageFault>;
 
 /// Write access. Writes are visible to reads at once, and durable once the transaction is committed.
 pub(crate) trait KvMut: Kv {
-    fn put(&mut self, table: Table, key: &[u8], value: &[u8]) -> Result<(), Fault>;
-    fn remove(&mut self, table: Table, key: &[u8]) -> Result<(), Fault>;
+    fn put(&mut self, table: KvTable, key: &[u8], value: &[u8]) -> Result<(), StorageFault>;
+    fn remove(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault>;
 }

@@ -11,7 +11,7 @@
 //! | `decide` | decides operations; only reads |
 //! | `apply` | writes what was decided |
 //! | `deletions` | which of an ADD and a DEL was asked for first |
-//! | `hold` | records the node's ranges, releases blocks |
+//! | `set_allocation` | records the node's ranges, releases blocks |
 //! | `adopt` | records assignments that are known from elsewhere |
 //! | `snapshot` | the whole content, for reports |
 //!
@@ -26,9 +26,9 @@ mod apply;
 mod choose;
 mod decide;
 mod deletions;
-mod hold;
 pub(super) mod kv;
 mod record;
+mod set_allocation;
 mod snapshot;
 mod tables;
 #[cfg(test)]
@@ -36,22 +36,22 @@ mod tests;
 
 use std::time::Duration;
 
-use super::fault::Fault;
-use super::ops::{Answer, Now, Op, PodRef, Refusal};
+use super::ops::{Now, Op, OpError, OpOutcome, PodRef};
 use super::pods::PodNote;
+use super::storage_fault::StorageFault;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
-use kv::{KvMut, Table};
+use kv::{KvMut, KvTable};
 use record::full_name;
 use tables::{Read, Write};
 
-pub use adopt::Known;
+pub use adopt::RememberedAttachment;
 pub use record::BlockState;
-pub use snapshot::{BlockCount, Counts, PoolCount, Snapshot, Tenant};
+pub use snapshot::{AddressCounts, AttachmentRecord, BlockCount, PoolCount, Snapshot};
 
 /// The tables of one transaction, with the time at which it happens.
-pub struct Ledger<'a> {
+pub struct AddressLedger<'a> {
     kv: &'a mut dyn KvMut,
     now: &'a Now,
 }
@@ -59,17 +59,17 @@ pub struct Ledger<'a> {
 /// Why an operation ends early.
 #[derive(Debug)]
 enum Stop {
-    Refused(Refusal),
-    Fault(Fault),
+    Refused(OpError),
+    Fault(StorageFault),
 }
 
-impl From<Fault> for Stop {
-    fn from(fault: Fault) -> Self {
+impl From<StorageFault> for Stop {
+    fn from(fault: StorageFault) -> Self {
         Self::Fault(fault)
     }
 }
 
-impl<'a> Ledger<'a> {
+impl<'a> AddressLedger<'a> {
     pub(super) fn new(kv: &'a mut dyn KvMut, now: &'a Now) -> Self {
         Self { kv, now }
     }
@@ -81,7 +81,7 @@ impl<'a> Ledger<'a> {
 
     /// Does an operation that is asked for now. The inner error is a refusal, which changes nothing; after an
     /// outer error the transaction must be discarded.
-    pub fn run(&mut self, op: &Op) -> Result<Result<Answer, Refusal>, Fault> {
+    pub fn run(&mut self, op: &Op) -> Result<Result<OpOutcome, OpError>, StorageFault> {
         self.run_asked(op, self.now.since_boot)
     }
 
@@ -91,7 +91,7 @@ impl<'a> Ledger<'a> {
         &mut self,
         op: &Op,
         asked: Duration,
-    ) -> Result<Result<Answer, Refusal>, Fault> {
+    ) -> Result<Result<OpOutcome, OpError>, StorageFault> {
         match self.decide_and_apply(op, asked) {
             Ok(answer) => Ok(Ok(answer)),
             Err(Stop::Refused(refusal)) => Ok(Err(refusal)),
@@ -105,112 +105,115 @@ impl<'a> Ledger<'a> {
     /// no longer listed assigns nothing new, and is removed once none of its addresses is in use or cooling.
     /// The same holds for all blocks of an earlier Node UID that are not listed for the new one. A released
     /// block stays released, even if it disappears and is listed again; the last 1,024 are remembered.
-    pub fn hold(&mut self, holding: &NodeAllocation) -> Result<(), Fault> {
-        hold::hold(self.kv, holding, self.now)
+    pub fn set_allocation(&mut self, holding: &NodeAllocation) -> Result<(), StorageFault> {
+        set_allocation::set_allocation(self.kv, holding, self.now)
     }
 
     /// Releases a block if none of its addresses is in use or cooling; returns whether it is released. `uid`
     /// identifies the block, as the CIDR may belong to another block by now. Nothing is assigned from a
     /// released block; the range may come back as another block with another UID.
-    pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, Fault> {
-        hold::release(self.kv, cidr, uid, self.now)
+    pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
+        set_allocation::release(self.kv, cidr, uid, self.now)
     }
 
     /// Records assignments that are known from elsewhere, for a ledger that was lost. Returns those addresses,
     /// with their attachments, that were in use by or released from an earlier attachment already.
-    pub fn adopt(&mut self, known: &[Known]) -> Result<Vec<Known>, Fault> {
+    pub fn adopt(
+        &mut self,
+        known: &[RememberedAttachment],
+    ) -> Result<Vec<RememberedAttachment>, StorageFault> {
         adopt::adopt(self.kv, known, self.now)
     }
 
-    /// Records the node's ranges and then the known assignments: see [`Self::hold`] and [`Self::adopt`].
+    /// Records the node's ranges and then the known assignments: see [`Self::set_allocation`] and [`Self::adopt`].
     pub fn take_over(
         &mut self,
         holding: &NodeAllocation,
-        known: &[Known],
-    ) -> Result<Vec<Known>, Fault> {
-        self.hold(holding)?;
+        known: &[RememberedAttachment],
+    ) -> Result<Vec<RememberedAttachment>, StorageFault> {
+        self.set_allocation(holding)?;
         self.adopt(known)
     }
 
     /// The notes of what pods may have.
-    pub fn pod_notes(&self) -> Result<Vec<PodNote>, Fault> {
+    pub fn pod_notes(&self) -> Result<Vec<PodNote>, StorageFault> {
         self.kv.pod_notes()
     }
 
     /// Stores notes of what pods may have, and removes the notes of the pods in `gone`.
-    pub fn note_pods(&mut self, news: &[PodNote], gone: &[PodRef]) -> Result<(), Fault> {
+    pub fn note_pods(&mut self, news: &[PodNote], gone: &[PodRef]) -> Result<(), StorageFault> {
         for pod in gone {
-            self.kv.drop_key(Table::Pods, full_name(pod).as_bytes())?;
+            self.kv.drop_key(KvTable::Pods, full_name(pod).as_bytes())?;
         }
         for note in news {
             let key = full_name(&note.pod);
-            self.kv.put_json(Table::Pods, key.as_bytes(), note)?;
+            self.kv.put_json(KvTable::Pods, key.as_bytes(), note)?;
         }
         Ok(())
     }
 
     /// Writes a value without effect, to find out whether writing is possible.
-    pub fn try_to_write(&mut self) -> Result<(), Fault> {
+    pub fn try_to_write(&mut self) -> Result<(), StorageFault> {
         self.kv.take_sequence()?;
         Ok(())
     }
 
     /// Reads the whole content.
-    pub fn snapshot(&self) -> Result<Snapshot, Fault> {
+    pub fn snapshot(&self) -> Result<Snapshot, StorageFault> {
         snapshot::take(self.kv, self.now)
     }
 
-    fn decide_and_apply(&mut self, op: &Op, asked: Duration) -> Result<Answer, Stop> {
+    fn decide_and_apply(&mut self, op: &Op, asked: Duration) -> Result<OpOutcome, Stop> {
         let stamp = self.kv.stamp(self.now)?;
         match op {
             Op::Add(add) => {
                 deletions::check_add(self.kv, &add.attachment, asked, self.now, stamp)?;
                 match decide::add(self.kv, add, self.now, stamp)? {
-                    decide::Adding::Again(given, renewed) => {
+                    decide::AddDecision::AlreadyAssigned(given, renewed) => {
                         if let Some(mut record) = renewed {
                             record.order = self.kv.take_order()?;
                             self.kv.put_record(&add.attachment, &record)?;
                         }
-                        Ok(Answer::Given(given))
+                        Ok(OpOutcome::Given(given))
                     }
-                    decide::Adding::New {
+                    decide::AddDecision::New {
                         mut record,
                         choices,
                         spent,
                     } => {
                         record.order = self.kv.take_order()?;
                         apply::give(self.kv, &add.attachment, &record, &choices, &spent)?;
-                        Ok(Answer::Given(record.given))
+                        Ok(OpOutcome::Given(record.given))
                     }
                 }
             }
             Op::Del(attachment) => {
                 deletions::remember_del(self.kv, attachment, asked, self.now, stamp)?;
                 if let Some(record) = self.kv.record(attachment)? {
-                    apply::take_back(self.kv, attachment, &record, self.now, stamp)?;
+                    apply::release(self.kv, attachment, &record, self.now, stamp)?;
                     if Mutation::DeleteFreesWholePod.is_on() {
                         for (other, of) in self.kv.attachments(None)? {
                             if of.pod == record.pod {
-                                apply::take_back(self.kv, &other, &of, self.now, stamp)?;
+                                apply::release(self.kv, &other, &of, self.now, stamp)?;
                             }
                         }
                     }
                 }
-                Ok(Answer::Done)
+                Ok(OpOutcome::Done)
             }
             Op::Check(check) => {
                 decide::check(self.kv, check)?;
-                Ok(Answer::Done)
+                Ok(OpOutcome::Done)
             }
             Op::Gc(gc) => {
                 for (attachment, record) in decide::garbage(self.kv, gc)? {
-                    apply::take_back(self.kv, &attachment, &record, self.now, stamp)?;
+                    apply::release(self.kv, &attachment, &record, self.now, stamp)?;
                 }
-                Ok(Answer::Done)
+                Ok(OpOutcome::Done)
             }
             Op::Status => {
                 decide::status(self.kv)?;
-                Ok(Answer::Done)
+                Ok(OpOutcome::Done)
             }
         }
     }

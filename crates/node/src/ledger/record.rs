@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::ops::{Attachment, Given, PodRef};
+use super::super::ops::{AddressAssignment, Attachment, PodRef};
 use cadastre_core::usable::union;
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// The assignment of an attachment.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct StoredAttachment {
     /// The result of the ADD, returned again when the ADD is repeated
-    pub given: Given,
+    pub given: AddressAssignment,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,18 +36,18 @@ fn adopted() -> u64 {
 /// The record of an address that is or was in use.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Address {
+pub(crate) enum AddressRecord {
     Used { by: Attachment, block: Cidr },
-    Freed(Freed),
+    Freed(ReleaseRecord),
 }
 
 /// The release of an address.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Freed {
+pub(crate) struct ReleaseRecord {
     pub block: Cidr,
     /// Place in the order of all releases
     pub sequence: u64,
-    pub at: Stamp,
+    pub at: BootTime,
     /// UID of the pod that had the address; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
@@ -56,7 +56,7 @@ pub(crate) struct Freed {
     pub name: String,
 }
 
-impl Freed {
+impl ReleaseRecord {
     /// Whether the pod had the address itself, or replaces a pod of the same name, as in a StatefulSet.
     pub(crate) fn was_of(&self, pod: &PodRef) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
@@ -77,16 +77,16 @@ pub(crate) fn full_name(pod: &PodRef) -> String {
 
 /// A moment: number of the boot, and milliseconds since then.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct BootTime {
     pub boot: u64,
     pub ms: u64,
 }
 
-impl Stamp {
+impl BootTime {
     /// The milliseconds of cooldown left at `now` for something released at this moment; `None` if it has
     /// cooled. A release in an earlier boot counts as if it had happened at the beginning of this one, because
     /// nobody knows how long the machine was off.
-    pub(super) fn rests(self, now: Self, cooldown_ms: u64) -> Option<u64> {
+    pub(super) fn cooldown_left(self, now: Self, cooldown_ms: u64) -> Option<u64> {
         let from = if self.boot == now.boot { self.ms } else { 0 };
         let until = from.saturating_add(cooldown_ms);
         until.checked_sub(now.ms).filter(|left| *left > 0)
@@ -180,7 +180,7 @@ pub(crate) fn cidr_key(cidr: Cidr) -> [u8; 18] {
 }
 
 /// Identifies a block that was released.
-pub(crate) fn given_back_key(cidr: Cidr, uid: &str) -> Vec<u8> {
+pub(crate) fn released_key(cidr: Cidr, uid: &str) -> Vec<u8> {
     [&cidr_key(cidr), uid.as_bytes()].concat()
 }
 

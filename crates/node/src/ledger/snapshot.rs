@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::super::fault::Fault;
-use super::super::ops::{Attachment, Given, Now, PodRef};
+use super::super::ops::{AddressAssignment, Attachment, Now, PodRef};
+use super::super::storage_fault::StorageFault;
 use super::choose::{cooldown_ms, terms};
 use super::kv::Kv;
 use super::record::{BlockRecord, BlockState};
@@ -18,7 +18,7 @@ pub struct Snapshot {
     /// UID of the Node that the blocks are allocated to; `None` before the first call of `hold`
     pub node_uid: Option<String>,
     /// The attachments that have addresses
-    pub tenants: Vec<Tenant>,
+    pub attachments: Vec<AttachmentRecord>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
     /// The pools with known terms, best first, then pools that only have blocks
@@ -27,11 +27,11 @@ pub struct Snapshot {
 
 /// An attachment that has addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tenant {
+pub struct AttachmentRecord {
     /// Network, container and interface
     pub attachment: Attachment,
     /// Its addresses, routes and DNS settings
-    pub given: Given,
+    pub given: AddressAssignment,
     /// Its pod, if the runtime reported one
     pub pod: Option<PodRef>,
     /// Path of its network namespace; empty if unknown
@@ -47,7 +47,7 @@ pub struct Tenant {
 
 /// Numbers of addresses by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct AddressCounts {
     /// In use
     pub used: u64,
     /// Released, and still cooling
@@ -68,7 +68,7 @@ pub struct BlockCount {
     /// Whether addresses are assigned from it
     pub state: BlockState,
     /// Usage of its addresses
-    pub counts: Counts,
+    pub counts: AddressCounts,
     /// How many of its addresses can be assigned automatically at all
     pub room: u64,
 }
@@ -79,10 +79,10 @@ pub struct PoolCount {
     /// The terms; the defaults if none are known
     pub terms: PoolTerms,
     /// Usage of its blocks, by family
-    pub counts: Dual<Counts>,
+    pub counts: Dual<AddressCounts>,
 }
 
-pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
+pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     let stamp = kv.stamp(now)?;
     let mut known = Vec::new();
     while let Some(pool) = kv.pool_at(u32::try_from(known.len()).unwrap_or(u32::MAX))? {
@@ -97,7 +97,7 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
     let mut taken: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
     for (addr, freed) in kv.releases()? {
         let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);
-        if freed.at.rests(stamp, cooldown).is_some() {
+        if freed.at.cooldown_left(stamp, cooldown).is_some() {
             taken.insert(addr, (freed.block, false));
         }
     }
@@ -108,16 +108,16 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
     let mut blocks = Vec::new();
     for (cidr, record) in records {
         let block = count(kv, cidr, record, &taken)?;
-        let Counts { used, cooling, .. } = block.counts;
+        let AddressCounts { used, cooling, .. } = block.counts;
         if block.state != BlockState::Withdrawn || used + cooling > 0 {
             blocks.push(block);
         }
     }
     Ok(Snapshot {
         node_uid: kv.node()?,
-        tenants: tenants
+        attachments: tenants
             .into_iter()
-            .map(|(attachment, record)| Tenant {
+            .map(|(attachment, record)| AttachmentRecord {
                 attachment,
                 given: record.given,
                 pod: record.pod,
@@ -137,7 +137,7 @@ fn count(
     cidr: Cidr,
     record: BlockRecord,
     taken: &BTreeMap<Addr, (Cidr, bool)>,
-) -> Result<BlockCount, Fault> {
+) -> Result<BlockCount, StorageFault> {
     let pool = kv.pool(&record.pool)?;
     let never = usable(cidr, pool.as_ref()).excluded;
     let out = record.left_out(cidr, &never);
@@ -150,7 +150,7 @@ fn count(
         on_request: record.on_request,
     };
     let room = room(&block, pool.as_ref());
-    let mut counts = Counts::default();
+    let mut counts = AddressCounts::default();
     let mut less = 0;
     for (addr, (of, in_use)) in taken.range(cidr.first()..=cidr.last()) {
         if *of == cidr {

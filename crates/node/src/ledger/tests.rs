@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
-use super::super::fault::Fault;
-use super::super::ops::{Add, Answer, Attachment, Check, Gc, Given, Now, Op, PodRef, Refusal, Why};
-use super::super::pods::{PodChoice, PodNote, Pools};
-use super::kv::{Entry, Kv, KvMut, Show, Table};
-use super::{BlockState, Known, Ledger};
+use super::super::ops::{
+    Add, AddressAssignment, Attachment, Check, Gc, Now, Op, OpError, OpErrorKind, OpOutcome, PodRef,
+};
+use super::super::pods::{PodChoice, PodNote, PoolOrder};
+use super::super::storage_fault::StorageFault;
+use super::kv::{Kv, KvEntry, KvMut, KvTable, Show};
+use super::{AddressLedger, BlockState, RememberedAttachment};
 use cadastre_core::node_allocation::{
     Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Route,
 };
@@ -16,23 +18,23 @@ use cadastre_core::{Addr, Cidr, IpRange};
 
 #[derive(Default)]
 struct Memory {
-    tables: BTreeMap<(Table, Vec<u8>), Vec<u8>>,
+    tables: BTreeMap<(KvTable, Vec<u8>), Vec<u8>>,
     writes: u32,
 }
 
 impl Kv for Memory {
-    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+    fn get(&self, table: KvTable, key: &[u8]) -> Result<Option<Vec<u8>>, StorageFault> {
         Ok(self.tables.get(&(table, key.to_vec())).cloned())
     }
 
-    fn seek(&self, table: Table, from: Bound<&[u8]>) -> Result<Option<Entry>, Fault> {
+    fn seek(&self, table: KvTable, from: Bound<&[u8]>) -> Result<Option<KvEntry>, StorageFault> {
         let from = from.map(|key| (table, key.to_vec()));
         let mut entries = self.tables.range((from, Bound::Unbounded));
         let entry = entries.next().filter(|(key, _)| key.0 == table);
         Ok(entry.map(|(key, value)| (key.1.clone(), value.clone())))
     }
 
-    fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault> {
+    fn scan(&self, table: KvTable, prefix: &[u8], show: Show<'_>) -> Result<(), StorageFault> {
         for ((of, key), value) in self.tables.range((table, prefix.to_vec())..) {
             if *of != table || !key.starts_with(prefix) {
                 break;
@@ -44,13 +46,13 @@ impl Kv for Memory {
 }
 
 impl KvMut for Memory {
-    fn put(&mut self, table: Table, key: &[u8], value: &[u8]) -> Result<(), Fault> {
+    fn put(&mut self, table: KvTable, key: &[u8], value: &[u8]) -> Result<(), StorageFault> {
         self.writes += 1;
         self.tables.insert((table, key.to_vec()), value.to_vec());
         Ok(())
     }
 
-    fn remove(&mut self, table: Table, key: &[u8]) -> Result<(), Fault> {
+    fn remove(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault> {
         self.writes += 1;
         assert!(self.tables.remove(&(table, key.to_vec())).is_some());
         Ok(())
@@ -79,28 +81,28 @@ impl Node {
         node
     }
 
-    fn ledger(&mut self) -> Ledger<'_> {
-        Ledger::new(&mut self.memory, &self.now)
+    fn ledger(&mut self) -> AddressLedger<'_> {
+        AddressLedger::new(&mut self.memory, &self.now)
     }
 
     fn hold(&mut self) {
         let holding = self.holding.clone();
-        self.ledger().hold(&holding).unwrap();
+        self.ledger().set_allocation(&holding).unwrap();
     }
 
-    fn run(&mut self, op: &Op) -> Result<Answer, Refusal> {
+    fn run(&mut self, op: &Op) -> Result<OpOutcome, OpError> {
         self.ledger().run(op).unwrap()
     }
 
-    fn given(&mut self, add: &Add) -> Result<Given, Refusal> {
+    fn given(&mut self, add: &Add) -> Result<AddressAssignment, OpError> {
         match self.run(&Op::Add(add.clone()))? {
-            Answer::Given(given) => Ok(given),
-            Answer::Done => panic!("an ADD without an answer"),
+            OpOutcome::Given(given) => Ok(given),
+            OpOutcome::Done => panic!("an ADD without an answer"),
         }
     }
 
     /// The assigned addresses as text, or why there are none.
-    fn add(&mut self, add: &Add) -> Result<String, Why> {
+    fn add(&mut self, add: &Add) -> Result<String, OpErrorKind> {
         let given = self.given(add).map_err(|refusal| refusal.why)?;
         let addresses = given.addresses.iter().map(|it| it.address.to_string());
         Ok(addresses.collect::<Vec<_>>().join(" "))
@@ -111,7 +113,7 @@ impl Node {
     }
 
     fn del(&mut self, n: u32) {
-        assert_eq!(self.run(&Op::Del(attachment(n))), Ok(Answer::Done));
+        assert_eq!(self.run(&Op::Del(attachment(n))), Ok(OpOutcome::Done));
     }
 
     fn later(&mut self, seconds: u64) {
@@ -210,12 +212,12 @@ fn what_nobody_had_comes_first_then_what_was_freed_first() {
     node.del(3);
     node.later(1);
     node.del(1);
-    assert_eq!(node.add(&ask(9)), Err(Why::Exhausted), "both rest");
+    assert_eq!(node.add(&ask(9)), Err(OpErrorKind::Exhausted), "both rest");
     node.later(29);
     assert_eq!(node.add_one(10), "10.0.0.5");
     assert_eq!(
         node.add(&ask(11)),
-        Err(Why::Exhausted),
+        Err(OpErrorKind::Exhausted),
         "the other rests a second longer"
     );
     let text = node.given(&ask(11)).unwrap_err().text;
@@ -246,15 +248,15 @@ fn rest_is_by_the_clock_of_the_boot() {
     node.del(1);
     // The wall clock has no influence.
     node.now.wall_ms = i64::MAX;
-    assert_eq!(node.add(&ask(2)), Err(Why::Exhausted));
+    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
     // After a reboot the address cools until the machine has been up for the whole cooldown.
     node.now = now("two", 29);
-    assert_eq!(node.add(&ask(2)), Err(Why::Exhausted));
+    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
     node.now = now("two", 30);
     assert_eq!(node.add_one(2), "10.0.0.2");
     node.del(2);
     node.now = now("three", 5);
-    assert_eq!(node.add(&ask(3)), Err(Why::Exhausted));
+    assert_eq!(node.add(&ask(3)), Err(OpErrorKind::Exhausted));
     // A longer cooldown also applies to earlier releases.
     node.holding.pools = vec![PoolTerms {
         cooldown_seconds: 100,
@@ -262,7 +264,7 @@ fn rest_is_by_the_clock_of_the_boot() {
     }];
     node.hold();
     node.now = now("three", 99);
-    assert_eq!(node.add(&ask(3)), Err(Why::Exhausted));
+    assert_eq!(node.add(&ask(3)), Err(OpErrorKind::Exhausted));
     node.later(1);
     assert_eq!(node.add_one(3), "10.0.0.2");
 }
@@ -285,25 +287,25 @@ fn a_pool_gives_both_families_or_neither_and_the_next_one_is_tried() {
         "10.1.0.0",
         "pool a has no IPv6 address left"
     );
-    assert_eq!(node.add(&ask_from(3, &["a"])), Err(Why::Exhausted));
+    assert_eq!(node.add(&ask_from(3, &["a"])), Err(OpErrorKind::Exhausted));
     assert_eq!(
         node.add(&ask_from(3, &["a", "b"])),
         Ok("10.1.0.1".to_owned())
     );
     let refused = node.given(&ask_from(4, &["x", "a"])).unwrap_err();
-    assert_eq!(refused.why, Why::Exhausted);
+    assert_eq!(refused.why, OpErrorKind::Exhausted);
     assert!(
         refused.text.contains("`a` has no free IPv6") && refused.text.contains("`x` is not"),
         "{refused}"
     );
     let refused = node.given(&ask_from(4, &["x"])).unwrap_err();
-    assert_eq!(refused.why, Why::UnknownPool);
+    assert_eq!(refused.why, OpErrorKind::UnknownPool);
     assert!(
         refused.text.contains("pool `x` is not one of this node's"),
         "{refused}"
     );
     let writes = node.memory.writes;
-    assert_eq!(node.add(&ask(4)), Err(Why::Exhausted));
+    assert_eq!(node.add(&ask(4)), Err(OpErrorKind::Exhausted));
     assert_eq!(node.memory.writes, writes, "a refusal changes nothing");
 }
 
@@ -315,10 +317,10 @@ fn a_pool_for_those_who_name_it_serves_nobody_else() {
         ..pool("m", &["10.0.0.0/8"], &[])
     }];
     node.hold();
-    assert_eq!(node.add(&ask(1)), Err(Why::NothingHeld));
+    assert_eq!(node.add(&ask(1)), Err(OpErrorKind::NothingHeld));
     assert_eq!(
         node.run(&Op::Status),
-        Ok(Answer::Done),
+        Ok(OpOutcome::Done),
         "it serves who asks"
     );
     assert_eq!(node.add(&ask_from(1, &["m"])), Ok("10.0.0.0".to_owned()));
@@ -328,12 +330,12 @@ fn a_pool_for_those_who_name_it_serves_nobody_else() {
 fn exhaustion_is_no_error_of_status() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     node.add_one(1);
-    assert_eq!(node.add(&ask(2)), Err(Why::Exhausted));
-    assert_eq!(node.run(&Op::Status), Ok(Answer::Done));
+    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
+    assert_eq!(node.run(&Op::Status), Ok(OpOutcome::Done));
     node.holding.blocks[0].draining = true;
     node.hold();
     let refused = node.run(&Op::Status).unwrap_err();
-    assert_eq!(refused.why, Why::NothingHeld);
+    assert_eq!(refused.why, OpErrorKind::NothingHeld);
     assert!(
         refused
             .text
@@ -354,7 +356,7 @@ fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() 
         Ok("10.0.0.3".to_owned())
     );
     let mut why = |addresses: &[&str]| node.given(&ask_for(3, addresses)).unwrap_err();
-    assert_eq!(why(&["10.0.0.3"]).why, Why::Taken);
+    assert_eq!(why(&["10.0.0.3"]).why, OpErrorKind::Taken);
     assert!(
         why(&["10.0.0.3"])
             .text
@@ -367,15 +369,15 @@ fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() 
     );
     assert!(why(&["10.0.0.7"]).text.contains("network or broadcast"));
     assert!(why(&["10.0.0.2"]).text.contains("10.0.0.2 is reserved"));
-    assert_eq!(why(&["10.0.0.0"]).why, Why::NotUsable);
+    assert_eq!(why(&["10.0.0.0"]).why, OpErrorKind::NotUsable);
     assert_eq!(
         why(&["10.0.0.5", "10.0.0.6"]).why,
-        Why::NotUsable,
+        OpErrorKind::NotUsable,
         "one of a family"
     );
     assert_eq!(
         why(&["10.0.0.5", "fd00::9"]).why,
-        Why::NotHeld,
+        OpErrorKind::NotHeld,
         "all or none"
     );
     assert_eq!(
@@ -387,7 +389,7 @@ fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() 
     let mut other = ask_for(4, &["10.0.0.5"]);
     let refused = node.given(&other).unwrap_err();
     assert!(
-        refused.why == Why::Taken && refused.text.contains("rests for another 30 s"),
+        refused.why == OpErrorKind::Taken && refused.text.contains("rests for another 30 s"),
         "{refused}"
     );
     other.pod = ask(3).pod;
@@ -411,7 +413,7 @@ fn a_pod_made_anew_under_its_name_has_its_address_at_once_and_others_after_its_r
     );
     assert_eq!(
         node.add(&anew(2, "db-0", "shop")),
-        Err(Why::Taken),
+        Err(OpErrorKind::Taken),
         "its first sandbox may still live"
     );
     node.del(1);
@@ -422,7 +424,7 @@ fn a_pod_made_anew_under_its_name_has_its_address_at_once_and_others_after_its_r
         ("db-0", ""),
     ] {
         let refused = node.add(&anew(3, name, namespace));
-        assert_eq!(refused, Err(Why::Taken), "{namespace}/{name}");
+        assert_eq!(refused, Err(OpErrorKind::Taken), "{namespace}/{name}");
     }
     assert_eq!(
         node.add(&ask(4)),
@@ -449,16 +451,16 @@ fn a_del_ends_what_was_asked_for_before_it_also_if_nothing_was_given() {
         let asked = Duration::from_millis(asked);
         node.ledger().run_asked(op, asked).unwrap()
     };
-    assert_eq!(run(&mut node, &del, 999_000), Ok(Answer::Done));
+    assert_eq!(run(&mut node, &del, 999_000), Ok(OpOutcome::Done));
     let add = Op::Add(ask(1));
     let refused = run(&mut node, &add, 998_999).unwrap_err();
-    assert_eq!(refused.why, Why::Busy);
+    assert_eq!(refused.why, OpErrorKind::Busy);
     assert!(refused.text.contains("deleted after"), "{refused}");
     assert!(run(&mut node, &Op::Add(ask(2)), 998_999).is_ok(), "another");
     assert!(run(&mut node, &add, 999_001).is_ok());
     // An older DEL that arrives later has no effect beyond that of the newer one.
-    assert_eq!(run(&mut node, &del, 999_500), Ok(Answer::Done));
-    assert_eq!(run(&mut node, &del, 1_000), Ok(Answer::Done));
+    assert_eq!(run(&mut node, &del, 999_500), Ok(OpOutcome::Done));
+    assert_eq!(run(&mut node, &del, 1_000), Ok(OpOutcome::Done));
     assert!(run(&mut node, &add, 999_400).is_err());
     // After a minute nobody waits for the ADD, so the DEL need not be remembered.
     node.now = now("one", 1_060);
@@ -477,7 +479,7 @@ fn deletions_are_forgotten_as_others_come() {
         node.del(n);
     }
     let tables = node.memory.tables.keys();
-    let count = tables.filter(|(it, _)| *it == Table::Deletions).count();
+    let count = tables.filter(|(it, _)| *it == KvTable::Deletions).count();
     assert!(count < 200, "{count} of the last minute's 60");
 }
 
@@ -500,19 +502,19 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     assert_eq!(node.given(&ask_for(1, &["10.0.0.2"])).unwrap(), first);
     assert_eq!(node.memory.writes, writes);
     let refused = node.given(&ask_for(1, &["10.0.0.3"])).unwrap_err();
-    assert_eq!(refused.why, Why::Mismatch);
+    assert_eq!(refused.why, OpErrorKind::Mismatch);
     assert!(refused.text.contains("has 10.0.0.2 already"), "{refused}");
     // After a restart in another boot the attachment belongs to that boot, so that it does not count as dead.
     node.now = now("two", 1);
     assert_eq!(node.given(&ask(1)).unwrap(), first);
-    assert_eq!(node.ledger().snapshot().unwrap().tenants[0].boot, "two");
+    assert_eq!(node.ledger().snapshot().unwrap().attachments[0].boot, "two");
 }
 
 #[test]
 fn attachments_are_in_the_order_in_which_they_were_given() {
     let mut node = Node::new(&[("10.0.0.0/28", "")]);
     let order = |node: &mut Node| {
-        let mut tenants = node.ledger().snapshot().unwrap().tenants;
+        let mut tenants = node.ledger().snapshot().unwrap().attachments;
         tenants.sort_by_key(|it| it.order);
         let ids = tenants.into_iter().map(|it| it.attachment.container_id);
         ids.collect::<Vec<_>>()
@@ -524,7 +526,7 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
     }
     node.del(1);
     assert_eq!(order(&mut node), ["c3", "c2"]);
-    let known = Known {
+    let known = RememberedAttachment {
         attachment: attachment(7),
         addresses: vec![Addr::parse_strict("10.0.0.9").unwrap()],
         pod: None,
@@ -533,7 +535,7 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
         boot: "earlier".to_owned(),
         superseded: false,
     };
-    let old = Known {
+    let old = RememberedAttachment {
         attachment: attachment(8),
         addresses: vec![Addr::parse_strict("10.0.0.10").unwrap()],
         boot: String::new(),
@@ -543,7 +545,7 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
     assert!(node.ledger().adopt(&[known, old]).unwrap().is_empty());
     assert_eq!(order(&mut node), ["c8", "c7", "c3", "c2"]);
     let boot = |node: &mut Node, id: &str| {
-        let tenants = node.ledger().snapshot().unwrap().tenants;
+        let tenants = node.ledger().snapshot().unwrap().attachments;
         let mut of = tenants.into_iter();
         of.find(|it| it.attachment.container_id == id).unwrap().boot
     };
@@ -593,11 +595,14 @@ fn check_looks_at_what_is_of_the_node() {
         }))
         .map_err(|it| it.why)
     };
-    assert_eq!(check(1, &["10.0.0.2"]), Ok(Answer::Done));
-    assert_eq!(check(1, &["10.0.0.2", "192.0.2.1"]), Ok(Answer::Done));
-    assert_eq!(check(1, &["10.0.0.2", "10.0.0.3"]), Err(Why::Mismatch));
-    assert_eq!(check(1, &[]), Err(Why::Mismatch));
-    assert_eq!(check(2, &["10.0.0.2"]), Err(Why::Mismatch));
+    assert_eq!(check(1, &["10.0.0.2"]), Ok(OpOutcome::Done));
+    assert_eq!(check(1, &["10.0.0.2", "192.0.2.1"]), Ok(OpOutcome::Done));
+    assert_eq!(
+        check(1, &["10.0.0.2", "10.0.0.3"]),
+        Err(OpErrorKind::Mismatch)
+    );
+    assert_eq!(check(1, &[]), Err(OpErrorKind::Mismatch));
+    assert_eq!(check(2, &["10.0.0.2"]), Err(OpErrorKind::Mismatch));
 }
 
 #[test]
@@ -610,7 +615,7 @@ fn what_is_no_longer_listed_stays_with_who_has_it() {
     node.hold();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Withdrawn));
     assert_eq!(node.state("10.0.0.4/30"), None, "an empty one goes");
-    assert_eq!(node.add(&ask(2)), Err(Why::NothingHeld));
+    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::NothingHeld));
     assert_eq!(node.add_one(1), "10.0.0.2");
     // Listed for the new node under another UID, it is the same block.
     node.holding.blocks = listed;
@@ -646,7 +651,7 @@ fn what_was_given_back_is_used_again_as_another_block_only() {
     assert!(!node.ledger().release(it, "u0").unwrap(), "another block");
     assert!(node.ledger().release(it, "u1").unwrap());
     assert!(node.ledger().release(it, "u1").unwrap(), "it is released");
-    assert_eq!(node.add(&ask(2)), Err(Why::NothingHeld));
+    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::NothingHeld));
     node.hold();
     assert_eq!(
         node.state("10.0.0.0/30"),
@@ -663,7 +668,7 @@ fn what_was_given_back_is_used_again_as_another_block_only() {
         Some(BlockState::Released),
         "the API was put back to an older state"
     );
-    assert_eq!(node.add(&ask(2)), Err(Why::NothingHeld));
+    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::NothingHeld));
     node.holding.blocks[0].uid = "u2".to_owned();
     node.hold();
     assert_eq!(node.add_one(2), "10.0.0.2");
@@ -710,7 +715,7 @@ fn a_wide_block_forgets_what_has_rested() {
         .memory
         .tables
         .keys()
-        .filter(|(it, _)| *it == Table::Addresses);
+        .filter(|(it, _)| *it == KvTable::Addresses);
     assert!(known.count() < 40, "what rests, and little more");
     let counts = node.ledger().snapshot().unwrap().blocks[0].counts;
     assert_eq!((counts.used, counts.cooling), (0, 29));
@@ -739,7 +744,7 @@ fn a_wide_block_begins_again_when_it_has_come_to_its_end() {
     for n in 0..last {
         node.add_one(n);
     }
-    assert_eq!(node.add(&ask(9000)), Err(Why::Exhausted));
+    assert_eq!(node.add(&ask(9000)), Err(OpErrorKind::Exhausted));
     for n in [7, 5, 6] {
         node.del(n);
     }
@@ -754,7 +759,7 @@ fn a_wide_block_begins_again_when_it_has_come_to_its_end() {
     assert_eq!(node.add_one(9003), "10.0.0.8");
     assert_eq!(
         node.add(&ask(9004)),
-        Err(Why::Exhausted),
+        Err(OpErrorKind::Exhausted),
         "the last one rests"
     );
 }
@@ -778,18 +783,18 @@ fn no_attachment_is_taken_for_another() {
             assert!(given.insert(node.add(&add).unwrap()));
         }
     }
-    let tenants = node.ledger().snapshot().unwrap().tenants;
+    let tenants = node.ledger().snapshot().unwrap().attachments;
     assert_eq!(tenants.len(), parts.len() * parts.len());
     let network = "a".to_owned();
     let valid = vec![("ab".to_owned(), "a".to_owned())];
     node.run(&Op::Gc(Gc { network, valid })).unwrap();
-    let tenants = node.ledger().snapshot().unwrap().tenants;
+    let tenants = node.ledger().snapshot().unwrap().attachments;
     let of_a = tenants.iter().filter(|it| it.attachment.network == "a");
     assert_eq!((of_a.count(), tenants.len()), (1, 57));
 }
 
 /// A note that the pod of `ask(n)` may have these pools and addresses on its own interface.
-fn note(n: u32, pools: Pools, addresses: &[&str]) -> PodNote {
+fn note(n: u32, pools: PoolOrder, addresses: &[&str]) -> PodNote {
     let asked = ask_for(n, addresses);
     PodNote {
         pod: asked.pod.unwrap(),
@@ -828,7 +833,7 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     node.holding.blocks.retain(|it| it.pool != "c");
     node.hold();
     let refused = node.given(&undecided(ask(1))).unwrap_err();
-    assert_eq!(refused.why, Why::PodUnknown);
+    assert_eq!(refused.why, OpErrorKind::PodUnknown);
     assert!(refused.text.contains("pod default/pod-1"), "{refused}");
     // An ADD for a certain address does not depend on the pod, and neither does one without a pod.
     let asked = undecided(ask_for(2, &["10.0.0.5"]));
@@ -839,9 +844,9 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     };
     assert_eq!(node.add(&nobody), Ok("10.0.0.0".to_owned()));
     let notes = [
-        note(1, Pools::Selected(vec!["b".to_owned()]), &[]),
-        note(4, Pools::All, &["10.0.0.6"]),
-        note(5, Pools::None("its labels".to_owned()), &[]),
+        note(1, PoolOrder::Selected(vec!["b".to_owned()]), &[]),
+        note(4, PoolOrder::All, &["10.0.0.6"]),
+        note(5, PoolOrder::None("its labels".to_owned()), &[]),
     ];
     node.ledger().note_pods(&notes, &[]).unwrap();
     assert_eq!(node.add(&undecided(ask(1))), Ok("10.0.1.0".to_owned()));
@@ -851,7 +856,7 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     // The note does not apply to another pod of that name.
     let mut anew = undecided(ask(6));
     anew.pod.as_mut().unwrap().name = "pod-4".to_owned();
-    assert_eq!(node.given(&anew).unwrap_err().why, Why::PodUnknown);
+    assert_eq!(node.given(&anew).unwrap_err().why, OpErrorKind::PodUnknown);
     let gone = [notes[1].pod.clone()];
     node.ledger().note_pods(&[], &gone).unwrap();
     assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
@@ -875,14 +880,14 @@ fn a_pool_for_some_namespaces_gives_nothing_to_others_by_name_or_by_address() {
     node.hold();
     for add in [ask_from(1, &["team"]), ask_for(1, &["10.0.0.5"])] {
         let refused = node.given(&add).unwrap_err();
-        assert_eq!(refused.why, Why::UnknownPool);
+        assert_eq!(refused.why, OpErrorKind::UnknownPool);
         assert!(refused.text.contains("namespaceSelector"), "{refused}");
         let refused = node.given(&undecided(add.clone())).unwrap_err();
-        assert_eq!(refused.why, Why::PodUnknown);
+        assert_eq!(refused.why, OpErrorKind::PodUnknown);
         let nobody = Add { pod: None, ..add };
         assert_eq!(
             node.given(&undecided(nobody)).unwrap_err().why,
-            Why::UnknownPool
+            OpErrorKind::UnknownPool
         );
     }
     let of_team = |add| Add {

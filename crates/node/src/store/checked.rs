@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redb::{Database, StorageBackend};
 
-use super::super::fault::Fault;
+use super::super::storage_fault::StorageFault;
 use super::disk::Disk;
 
 const PAGE: u64 = 4096;
@@ -51,27 +51,29 @@ pub(super) struct Checked {
 
 impl Checked {
     /// Creates a database on an empty disk.
-    pub(super) fn create(disk: Box<dyn Disk>) -> Result<Self, Fault> {
+    pub(super) fn create(disk: Box<dyn Disk>) -> Result<Self, StorageFault> {
         if disk.size()? > 0 {
-            return Err(Fault::Damaged("the new file is not empty".to_owned()));
+            return Err(StorageFault::Damaged(
+                "the new file is not empty".to_owned(),
+            ));
         }
         let shared = Shared::new(disk, &[0; HEADER], Phase::Open);
         Self::of(shared)
     }
 
     /// Opens the database on a disk, which reads all of it.
-    pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, Fault> {
+    pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, StorageFault> {
         let mut header = [0; HEADER];
         let len = disk.size()?;
         if len < 2 * PAGE {
-            return Err(Fault::Damaged(format!("it has {len} bytes only")));
+            return Err(StorageFault::Damaged(format!("it has {len} bytes only")));
         }
         disk.read(0, &mut header)?;
         let lasts = header[FLAGS] & LASTS != 0;
         let claimed = claimed_len(&header)?;
         if len < claimed {
             if lasts {
-                return Err(Fault::Damaged(format!(
+                return Err(StorageFault::Damaged(format!(
                     "it has lost its end: {len} of {claimed} bytes are there"
                 )));
             }
@@ -90,13 +92,15 @@ impl Checked {
         // redb found it unreadable and fell back to the one before.
         let after = newest(&checked.shared.state().header);
         if lasts && after == before {
-            return Err(Fault::Damaged("its newest state cannot be read".to_owned()));
+            return Err(StorageFault::Damaged(
+                "its newest state cannot be read".to_owned(),
+            ));
         }
         checked.shared.state().phase = Phase::Open;
         Ok(checked)
     }
 
-    fn of(shared: Shared) -> Result<Self, Fault> {
+    fn of(shared: Shared) -> Result<Self, StorageFault> {
         let shared = Arc::new(shared);
         let mut builder = Database::builder();
         builder.set_cache_size(CACHE);
@@ -123,23 +127,23 @@ impl Drop for Checked {
 }
 
 /// redb reports a file that is not a redb file as an I/O error; this tells such files from disk errors.
-fn opening(error: redb::DatabaseError) -> Fault {
-    match Fault::from(error) {
-        Fault::Io(error)
+fn opening(error: redb::DatabaseError) -> StorageFault {
+    match StorageFault::from(error) {
+        StorageFault::Io(error)
             if matches!(
                 error.kind(),
                 io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
             ) =>
         {
-            Fault::Damaged(error.to_string())
+            StorageFault::Damaged(error.to_string())
         }
         fault => fault,
     }
 }
 
 /// The length of the file according to its header; fails if the header was not written by this module.
-fn claimed_len(header: &[u8; HEADER]) -> Result<u64, Fault> {
-    let damaged = |what: &str| Err(Fault::Damaged(what.to_owned()));
+fn claimed_len(header: &[u8; HEADER]) -> Result<u64, StorageFault> {
+    let damaged = |what: &str| Err(StorageFault::Damaged(what.to_owned()));
     if !header.starts_with(MAGIC) {
         return damaged("it does not begin as a redb file does");
     }

@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::super::fault::{Fault, advice};
-use super::super::ops::{Refusal, Why};
+use super::super::ops::{OpError, OpErrorKind};
+use super::super::storage_fault::{StorageFault, advice};
 
 /// Why a store cannot be used. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -90,10 +90,10 @@ impl StoreError {
         }
     }
 
-    pub(super) fn fault(path: &Path, done: &'static str, fault: Fault) -> Self {
+    pub(super) fn fault(path: &Path, done: &'static str, fault: StorageFault) -> Self {
         match fault {
-            Fault::Io(error) => Self::io(path, done, error),
-            Fault::Damaged(what) => Self::Damaged {
+            StorageFault::Io(error) => Self::io(path, done, error),
+            StorageFault::Damaged(what) => Self::Damaged {
                 path: path.to_owned(),
                 what,
             },
@@ -106,14 +106,14 @@ impl StoreError {
     }
 
     /// The error as the answer to an operation.
-    pub fn refusal(&self) -> Refusal {
+    pub fn refusal(&self) -> OpError {
         let why = match self {
-            Self::Missing { .. } | Self::Locked { .. } | Self::Busy { .. } => Why::Busy,
+            Self::Missing { .. } | Self::Locked { .. } | Self::Busy { .. } => OpErrorKind::Busy,
             Self::Exists { .. } | Self::Format { .. } | Self::Damaged { .. } | Self::Io { .. } => {
-                Why::Store
+                OpErrorKind::Store
             }
         };
-        Refusal {
+        OpError {
             why,
             text: self.to_string(),
         }
@@ -130,7 +130,7 @@ mod tests {
             let error = io::Error::from_raw_os_error(errno);
             let error = StoreError::io(Path::new("/var/lib/node.redb"), "written", error);
             let refusal = error.refusal();
-            assert_eq!(refusal.why, Why::Store);
+            assert_eq!(refusal.why, OpErrorKind::Store);
             refusal.text
         };
         assert_eq!(
@@ -143,6 +143,6 @@ mod tests {
         assert!(text(20).contains("is a file"), "not a directory");
         assert!(text(5).contains("the kernel's log"), "I/O");
         let missing = StoreError::io(Path::new("x"), "opened", io::ErrorKind::NotFound.into());
-        assert_eq!(missing.refusal().why, Why::Busy);
+        assert_eq!(missing.refusal().why, OpErrorKind::Busy);
     }
 }

@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use std::{fs, io};
 
-use super::fault::Fault;
-use super::ledger::kv::{Kv, KvMut, Table};
-use super::ledger::{Known, Ledger, Snapshot};
-use super::ops::{Answer, Now, Op, Refusal};
+use super::ledger::kv::{Kv, KvMut, KvTable};
+use super::ledger::{AddressLedger, RememberedAttachment, Snapshot};
+use super::ops::{Now, Op, OpError, OpOutcome};
+use super::storage_fault::StorageFault;
 use cadastre_core::Cidr;
 use cadastre_core::node_allocation::NodeAllocation;
 use checked::Checked;
@@ -93,7 +93,7 @@ impl Store {
             file: disk::id(path),
         };
         let fault = |fault| StoreError::fault(path, "opened", fault);
-        let format = store.transact_tables(|tables| tables.get(Table::Meta, FORMAT_KEY))?;
+        let format = store.transact_tables(|tables| tables.get(KvTable::Meta, FORMAT_KEY))?;
         let format = format.and_then(|it| Some(u32::from_be_bytes(it.try_into().ok()?)));
         match format {
             Some(FORMAT) => Ok(store),
@@ -101,7 +101,9 @@ impl Store {
                 path: path.to_owned(),
                 format,
             }),
-            None => Err(fault(Fault::Damaged("it has no format number".to_owned()))),
+            None => Err(fault(StorageFault::Damaged(
+                "it has no format number".to_owned(),
+            ))),
         }
     }
 
@@ -124,8 +126,9 @@ impl Store {
             open: Some(checked),
             file: None,
         };
-        store
-            .transact_tables(|tables| tables.put(Table::Meta, FORMAT_KEY, &FORMAT.to_be_bytes()))?;
+        store.transact_tables(|tables| {
+            tables.put(KvTable::Meta, FORMAT_KEY, &FORMAT.to_be_bytes())
+        })?;
         Ok(store)
     }
 
@@ -134,9 +137,9 @@ impl Store {
     pub fn rebuild(
         path: &Path,
         holding: &NodeAllocation,
-        known: &[Known],
+        known: &[RememberedAttachment],
         now: &Now,
-    ) -> Result<(Self, Vec<Known>), StoreError> {
+    ) -> Result<(Self, Vec<RememberedAttachment>), StoreError> {
         let made = Self::make(path, |store| {
             store.transact(now, |ledger| ledger.take_over(holding, known))
         })?;
@@ -156,7 +159,7 @@ impl Store {
         let io = |error| StoreError::io(path, "made", error);
         disk::make_parent(path).map_err(io)?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let new = beside(path, &format!("new-{}-{count}", process::id()));
+        let new = sibling(path, &format!("new-{}-{count}", process::id()));
         _ = fs::remove_file(&new);
         let made = LockedFile::create(&new).map_err(io).and_then(|file| {
             let mut store = Self::create(path, Self::find(path), Box::new(file))?;
@@ -178,23 +181,27 @@ impl Store {
     pub fn transact<T>(
         &mut self,
         now: &Now,
-        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault>,
+        work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault>,
     ) -> Result<T, StoreError> {
-        self.transact_tables(|tables| work(&mut Ledger::new(tables, now)))
+        self.transact_tables(|tables| work(&mut AddressLedger::new(tables, now)))
     }
 
     /// Does operations in one transaction, each as a whole or not at all.
-    pub fn run(&mut self, ops: &[Op], now: &Now) -> Vec<Result<Answer, Refusal>> {
+    pub fn run(&mut self, ops: &[Op], now: &Now) -> Vec<Result<OpOutcome, OpError>> {
         let all = self.transact(now, |ledger| ops.iter().map(|op| ledger.run(op)).collect());
         all.unwrap_or_else(|error| ops.iter().map(|_| Err(error.refusal())).collect())
     }
 
-    /// Records the ranges of the node: see [`Ledger::hold`].
-    pub fn hold(&mut self, holding: &NodeAllocation, now: &Now) -> Result<(), StoreError> {
-        self.transact(now, |ledger| ledger.hold(holding))
+    /// Records the ranges of the node: see [`LedgerClient::set_allocation`].
+    pub fn set_allocation(
+        &mut self,
+        holding: &NodeAllocation,
+        now: &Now,
+    ) -> Result<(), StoreError> {
+        self.transact(now, |ledger| ledger.set_allocation(holding))
     }
 
-    /// Releases an empty block: see [`Ledger::release`].
+    /// Releases an empty block: see [`LedgerClient::release`].
     pub fn release(&mut self, cidr: Cidr, uid: &str, now: &Now) -> Result<bool, StoreError> {
         self.transact(now, |ledger| ledger.release(cidr, uid))
     }
@@ -206,7 +213,7 @@ impl Store {
 
     fn transact_tables<T>(
         &mut self,
-        work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault>,
+        work: impl FnOnce(&mut Tables<'_>) -> Result<T, StorageFault>,
     ) -> Result<T, StoreError> {
         let checked = if let Some(checked) = self.open.take().filter(|_| self.is_in_place()) {
             checked
@@ -251,8 +258,8 @@ fn open(path: &Path, find: &Find, wait: Duration) -> Result<Checked, StoreError>
 
 fn transact<T>(
     database: &redb::Database,
-    work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    work: impl FnOnce(&mut Tables<'_>) -> Result<T, StorageFault>,
+) -> Result<T, StorageFault> {
     let transaction = database.begin_write()?;
     let mut tables = Tables::open(&transaction)?;
     let result = work(&mut tables)?;
@@ -271,7 +278,7 @@ pub fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
     let io = |error| StoreError::io(path, "set aside", error);
     let mut number = 1;
     loop {
-        let aside = beside(path, &format!("damaged-{number}"));
+        let aside = sibling(path, &format!("damaged-{number}"));
         // Unlike a rename, a link does not replace an existing file.
         match fs::hard_link(path, &aside) {
             Ok(()) => {
@@ -285,7 +292,7 @@ pub fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn sibling(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".");
     name.push(suffix);

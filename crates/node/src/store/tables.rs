@@ -4,26 +4,26 @@ use std::ops::Bound;
 
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
 
-use super::super::fault::Fault;
-use super::super::ledger::kv::{Entry, Kv, KvMut, Show, Table};
+use super::super::ledger::kv::{Kv, KvEntry, KvMut, KvTable, Show};
+use super::super::storage_fault::StorageFault;
 
 type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
-fn definition(table: Table) -> Definition {
+fn definition(table: KvTable) -> Definition {
     TableDefinition::new(match table {
-        Table::Meta => "meta",
-        Table::Pools => "pools",
-        Table::Ranks => "ranks",
-        Table::Blocks => "blocks",
-        Table::Giving => "giving",
-        Table::Open => "open",
-        Table::Cursors => "cursors",
-        Table::Addresses => "addresses",
-        Table::Freed => "freed",
-        Table::Attachments => "attachments",
-        Table::Deletions => "deletions",
-        Table::GivenBack => "given_back",
-        Table::Pods => "pods",
+        KvTable::Meta => "meta",
+        KvTable::Pools => "pools",
+        KvTable::Ranks => "ranks",
+        KvTable::Blocks => "blocks",
+        KvTable::Giving => "giving",
+        KvTable::Open => "open",
+        KvTable::Cursors => "cursors",
+        KvTable::Addresses => "addresses",
+        KvTable::Freed => "freed",
+        KvTable::Attachments => "attachments",
+        KvTable::Deletions => "deletions",
+        KvTable::GivenBack => "given_back",
+        KvTable::Pods => "pods",
     })
 }
 
@@ -36,9 +36,9 @@ pub(super) struct Tables<'t> {
 
 impl<'t> Tables<'t> {
     /// Opens all tables; creates those that do not exist.
-    pub(super) fn open(transaction: &'t WriteTransaction) -> Result<Self, Fault> {
-        let open = |table: Table| transaction.open_table(definition(table));
-        let tables: Result<_, _> = Table::ALL.into_iter().map(open).collect();
+    pub(super) fn open(transaction: &'t WriteTransaction) -> Result<Self, StorageFault> {
+        let open = |table: KvTable| transaction.open_table(definition(table));
+        let tables: Result<_, _> = KvTable::ALL.into_iter().map(open).collect();
         Ok(Self {
             tables: tables?,
             is_changed: false,
@@ -47,12 +47,12 @@ impl<'t> Tables<'t> {
 }
 
 impl Kv for Tables<'_> {
-    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+    fn get(&self, table: KvTable, key: &[u8]) -> Result<Option<Vec<u8>>, StorageFault> {
         let value = self.tables[table as usize].get(key)?;
         Ok(value.map(|value| value.value().to_vec()))
     }
 
-    fn seek(&self, table: Table, from: Bound<&[u8]>) -> Result<Option<Entry>, Fault> {
+    fn seek(&self, table: KvTable, from: Bound<&[u8]>) -> Result<Option<KvEntry>, StorageFault> {
         let mut entries = self.tables[table as usize].range::<&[u8]>((from, Bound::Unbounded))?;
         let Some(entry) = entries.next() else {
             return Ok(None);
@@ -61,7 +61,7 @@ impl Kv for Tables<'_> {
         Ok(Some((key.value().to_vec(), value.value().to_vec())))
     }
 
-    fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault> {
+    fn scan(&self, table: KvTable, prefix: &[u8], show: Show<'_>) -> Result<(), StorageFault> {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         for entry in self.tables[table as usize].range::<&[u8]>(from)? {
             let (key, value) = entry?;
@@ -75,13 +75,13 @@ impl Kv for Tables<'_> {
 }
 
 impl KvMut for Tables<'_> {
-    fn put(&mut self, table: Table, key: &[u8], value: &[u8]) -> Result<(), Fault> {
+    fn put(&mut self, table: KvTable, key: &[u8], value: &[u8]) -> Result<(), StorageFault> {
         self.is_changed = true;
         self.tables[table as usize].insert(key, value)?;
         Ok(())
     }
 
-    fn remove(&mut self, table: Table, key: &[u8]) -> Result<(), Fault> {
+    fn remove(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault> {
         self.is_changed = true;
         self.tables[table as usize].remove(key)?;
         Ok(())

@@ -8,10 +8,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
-use cadastre_node::keeper::{Call, Handle, Keeper, Settings};
+use cadastre_node::store_thread::{CallTimes, StoreHandle, StoreSettings, StoreThread};
 use cadastre_node::wire;
 use cadastre_node::wire::{Request, Response};
-use cadastre_node::{Answer, Gc, Op, Refusal, Store, Why, client, clock};
+use cadastre_node::{Gc, Op, OpError, OpErrorKind, OpOutcome, Store, client, clock};
 
 use crate::world::{add, attachment, holding};
 
@@ -32,7 +32,7 @@ impl Node {
         let node = Self::new(name);
         let mut store = Store::open(&node.store(), LONG).unwrap();
         let holding = holding(&["10.0.0.0/25", "fd00::/112"]);
-        store.hold(&holding, &clock::now()).unwrap();
+        store.set_allocation(&holding, &clock::now()).unwrap();
         node
     }
 
@@ -44,12 +44,12 @@ impl Node {
         self.0.join("node.redb")
     }
 
-    fn ask(&self, op: &Op, timeout: Duration) -> Result<Answer, Refusal> {
+    fn ask(&self, op: &Op, timeout: Duration) -> Result<OpOutcome, OpError> {
         client::ask(&self.socket(), &self.store(), op, timeout)
     }
 
-    fn keeper(&self) -> (Keeper, Handle) {
-        Keeper::start(&self.store(), Settings::default()).unwrap()
+    fn keeper(&self) -> (StoreThread, StoreHandle) {
+        StoreThread::start(&self.store(), StoreSettings::default()).unwrap()
     }
 
     fn listen(&self) -> UnixListener {
@@ -64,7 +64,7 @@ impl Drop for Node {
 }
 
 /// Serves one connection, as an agent does.
-fn serve(mut stream: UnixStream, handle: &Handle) {
+fn serve(mut stream: UnixStream, handle: &StoreHandle) {
     wire::send(
         &mut stream,
         &wire::Greeting {
@@ -77,8 +77,8 @@ fn serve(mut stream: UnixStream, handle: &Handle) {
     wire::send(&mut stream, &response).unwrap();
 }
 
-fn addresses(answer: &Result<Answer, Refusal>) -> Vec<String> {
-    let Ok(Answer::Given(given)) = answer else {
+fn addresses(answer: &Result<OpOutcome, OpError>) -> Vec<String> {
+    let Ok(OpOutcome::Given(given)) = answer else {
         panic!("{answer:?}")
     };
     given
@@ -111,7 +111,7 @@ fn agent_and_store_give_from_one_ledger() {
     });
     assert_eq!(
         node.ask(&gc, LONG),
-        Ok(Answer::Done),
+        Ok(OpOutcome::Done),
         "close to the longest frame"
     );
     server.join().unwrap();
@@ -120,8 +120,8 @@ fn agent_and_store_give_from_one_ledger() {
     assert_eq!(addresses(&node.ask(&add(3), LONG)), ["10.0.0.4", "fd00::4"]);
     fs::remove_file(node.socket()).unwrap();
     assert_eq!(addresses(&node.ask(&add(4), LONG)), ["10.0.0.5", "fd00::5"]);
-    assert_eq!(node.ask(&Op::Del(attachment(4)), LONG), Ok(Answer::Done));
-    assert_eq!(node.ask(&Op::Status, LONG), Ok(Answer::Done));
+    assert_eq!(node.ask(&Op::Del(attachment(4)), LONG), Ok(OpOutcome::Done));
+    assert_eq!(node.ask(&Op::Status, LONG), Ok(OpOutcome::Done));
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_hung_agent_is_passed_by_in_time() {
     assert!(full >= 100);
     let start = Instant::now();
     let answer = node.ask(&Op::Del(attachment(1)), LONG);
-    assert_eq!(answer, Ok(Answer::Done));
+    assert_eq!(answer, Ok(OpOutcome::Done));
     assert!(
         start.elapsed() < Duration::from_secs(3),
         "{:?}",
@@ -165,7 +165,7 @@ fn a_store_that_stays_locked_is_told_in_time() {
     let start = Instant::now();
     let refusal = node.ask(&Op::Status, Duration::from_secs(2)).unwrap_err();
     let took = start.elapsed();
-    assert_eq!(refusal.why, Why::Busy);
+    assert_eq!(refusal.why, OpErrorKind::Busy);
     assert!(
         refusal.text.contains("restart the agent"),
         "{}",
@@ -193,7 +193,7 @@ fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() 
     assert_eq!(addresses(&answer), ["10.0.0.2", "fd00::2"]);
     let _store = Store::open(&node.store(), LONG).unwrap();
     let refusal = node.ask(&Op::Status, Duration::from_secs(2)).unwrap_err();
-    assert_eq!(refusal.why, Why::Busy);
+    assert_eq!(refusal.why, OpErrorKind::Busy);
     for says in ["version 99", "cadastre install-cni"] {
         assert!(refusal.text.contains(says), "{refusal}");
     }
@@ -216,8 +216,11 @@ fn fields_of_a_newer_version_are_passed_over() {
     assert_eq!(read, known);
     let answer = r#"{"refusal":{"why":"busy","text":"later","future":[]}}"#;
     let answer: Response = serde_json::from_str(answer).unwrap();
-    let refusal = Result::<Answer, Refusal>::from(answer).unwrap_err();
-    assert_eq!((refusal.why, refusal.text.as_str()), (Why::Busy, "later"));
+    let refusal = Result::<OpOutcome, OpError>::from(answer).unwrap_err();
+    assert_eq!(
+        (refusal.why, refusal.text.as_str()),
+        (OpErrorKind::Busy, "later")
+    );
 }
 
 #[test]
@@ -246,20 +249,20 @@ fn a_request_is_not_done_after_its_deadline() {
         ["10.0.0.2", "fd00::2"]
     );
     let late = server.join().unwrap();
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
+    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
     let refusal = keep(&handle, late).unwrap_err();
-    assert_eq!(refusal.why, Why::Busy, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::Busy, "{refusal}");
     assert!(refusal.text.contains("after its deadline"), "{refusal}");
     drop(handle);
     keeper.join();
     let mut store = Store::open_existing(&node.store(), LONG).unwrap();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants, []);
+    assert_eq!(store.snapshot(&clock::now()).unwrap().attachments, []);
 }
 
 /// The store thread's answer to a request that an agent has read.
-fn keep(handle: &Handle, request: Request) -> Result<Answer, Refusal> {
+fn keep(handle: &StoreHandle, request: Request) -> Result<OpOutcome, OpError> {
     let (sender, receiver) = channel();
-    let call = Call::until(request.deadline()).asked(request.asked());
+    let call = CallTimes::until(request.deadline()).asked(request.asked());
     handle.ask(
         request.op,
         call,
@@ -281,19 +284,19 @@ fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
     let _listener = node.listen();
     // The agent has read the request and stalls. Its plugin is killed, and the next one uses the store directly.
     let asked = request(&Op::Add(add(1)));
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
+    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
     let refusal = keep(&handle, asked.clone()).unwrap_err();
-    assert_eq!(refusal.why, Why::Busy);
+    assert_eq!(refusal.why, OpErrorKind::Busy);
     assert!(refusal.text.contains("was deleted after"), "{refusal}");
     // An ADD that is asked for after the DEL is served; one that was asked for before stays refused.
     let given = keep(&handle, request(&Op::Add(add(1))));
     assert_eq!(addresses(&given), ["10.0.0.2", "fd00::2"]);
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
+    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
     assert!(keep(&handle, asked).is_err());
     drop(handle);
     keeper.join();
     let mut store = Store::open_existing(&node.store(), LONG).unwrap();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants, []);
+    assert_eq!(store.snapshot(&clock::now()).unwrap().attachments, []);
 }
 
 #[test]
@@ -304,8 +307,8 @@ fn what_nobody_waits_for_any_more_is_not_done() {
     let store = Store::open_existing(&node.store(), LONG).unwrap();
     let caller = Arc::new(());
     let alive = Arc::downgrade(&caller);
-    let call =
-        Call::until(clock::since_boot() + LONG).while_waited_for(move || alive.strong_count() > 0);
+    let call = CallTimes::until(clock::since_boot() + LONG)
+        .while_waited_for(move || alive.strong_count() > 0);
     let (sender, receiver) = channel();
     handle.ask(
         Op::Add(add(1)),
@@ -319,14 +322,14 @@ fn what_nobody_waits_for_any_more_is_not_done() {
     drop(handle);
     keeper.join();
     let mut store = Store::open_existing(&node.store(), LONG).unwrap();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants, []);
+    assert_eq!(store.snapshot(&clock::now()).unwrap().attachments, []);
 }
 
 #[test]
 fn where_no_agent_ever_ran_it_is_said() {
     let node = Node::new("nothing");
     let refusal = node.ask(&Op::Add(add(1)), LONG).unwrap_err();
-    assert_eq!(refusal.why, Why::NothingHeld);
+    assert_eq!(refusal.why, OpErrorKind::NothingHeld);
     for says in [
         "no agent has run on this node yet",
         "See that `cadastre agent` runs",
@@ -335,7 +338,7 @@ fn where_no_agent_ever_ran_it_is_said() {
     ] {
         assert!(refusal.text.contains(says), "{refusal}");
     }
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
+    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
     assert_eq!(
         fs::read_dir(&node.0).unwrap().count(),
         0,

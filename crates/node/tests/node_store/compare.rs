@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_core::{Addr, Cidr, Family};
-use cadastre_node::{Attachment, BlockState, Counts, Now, Snapshot};
+use cadastre_node::{AddressCounts, Attachment, BlockState, Now, Snapshot};
 
 use crate::model::{Model, each, order};
 
@@ -11,7 +11,7 @@ impl Model {
     /// Compares everything in a snapshot.
     pub fn compare(&self, snapshot: &Snapshot, now: &Now) {
         assert_eq!(snapshot.node_uid, self.node);
-        let tenants = snapshot.tenants.iter().map(|it| {
+        let tenants = snapshot.attachments.iter().map(|it| {
             let addresses: Vec<_> = it
                 .given
                 .addresses
@@ -27,13 +27,13 @@ impl Model {
         expected.sort_by_key(|it| order(it.0));
         assert_eq!(tenants, expected);
         let mut holders: BTreeMap<Addr, &Attachment> = BTreeMap::new();
-        for tenant in &snapshot.tenants {
+        for tenant in &snapshot.attachments {
             for given in &tenant.given.addresses {
                 let other = holders.insert(given.address, &tenant.attachment);
                 assert!(other.is_none(), "{} has two holders", given.address);
             }
         }
-        let mut sums: BTreeMap<(String, Family), Counts> = BTreeMap::new();
+        let mut sums: BTreeMap<(String, Family), AddressCounts> = BTreeMap::new();
         let mut shown = Vec::new();
         for (cidr, block) in &self.blocks {
             let counts = self.count(*cidr, now);
@@ -77,8 +77,8 @@ impl Model {
         assert!(sums.is_empty(), "pools are missing: {sums:?}");
     }
 
-    fn count(&self, cidr: Cidr, now: &Now) -> Counts {
-        let mut counts = Counts::default();
+    fn count(&self, cidr: Cidr, now: &Now) -> AddressCounts {
+        let mut counts = AddressCounts::default();
         let mut used = BTreeSet::new();
         for (addr, block) in self.tenants.values().flat_map(|it| &it.addresses) {
             counts.used += u64::from(*block == cidr);

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use cadastre_core::Addr;
-use cadastre_node::{Answer, Attachment, Op, Refusal, Snapshot, Store, Why};
+use cadastre_node::{Attachment, Op, OpError, OpErrorKind, OpOutcome, Snapshot, Store};
 
 use crate::disk::{Fate, MemoryDisk};
 use crate::rng::{Rng, seed};
@@ -26,9 +26,9 @@ fn op(rng: &mut Rng) -> Op {
     Op::Add(add(n))
 }
 
-fn took(known: &mut Known, op: &Op, answer: &Result<Answer, Refusal>) {
+fn took(known: &mut Known, op: &Op, answer: &Result<OpOutcome, OpError>) {
     match (op, answer) {
-        (Op::Add(add), Ok(Answer::Given(given))) => {
+        (Op::Add(add), Ok(OpOutcome::Given(given))) => {
             let addresses = given.addresses.iter().map(|it| it.address).collect();
             known.insert(add.attachment.clone(), addresses);
         }
@@ -40,7 +40,7 @@ fn took(known: &mut Known, op: &Op, answer: &Result<Answer, Refusal>) {
 fn seen(snapshot: &Snapshot) -> Known {
     let mut holders = BTreeMap::new();
     let mut seen = Known::new();
-    for tenant in &snapshot.tenants {
+    for tenant in &snapshot.attachments {
         let addresses = tenant.given.addresses.iter().map(|it| it.address);
         for addr in addresses.clone() {
             let other = holders.insert(addr, &tenant.attachment);
@@ -89,7 +89,10 @@ fn live(store: &mut Store, known: &mut Known, rng: &mut Rng, ms: &mut u64) -> Op
         *ms += 4_000;
         let op = op(rng);
         let answer = store.run(std::slice::from_ref(&op), &at(0, *ms)).remove(0);
-        if answer.as_ref().is_err_and(|it| it.why == Why::Store) {
+        if answer
+            .as_ref()
+            .is_err_and(|it| it.why == OpErrorKind::Store)
+        {
             return Some(op);
         }
         took(known, &op, &answer);
@@ -101,7 +104,7 @@ fn born() -> MemoryDisk {
     let disk = MemoryDisk::default();
     let mut store = disk.create().unwrap();
     let blocks = ["10.0.0.0/28", "10.0.0.16/29", "fd00::/124", "fd00::10/126"];
-    store.hold(&holding(&blocks), &at(0, 0)).unwrap();
+    store.set_allocation(&holding(&blocks), &at(0, 0)).unwrap();
     drop(store);
     MemoryDisk::of(disk.bytes())
 }
@@ -194,7 +197,7 @@ fn a_group_that_makes_the_file_longer_is_there_as_a_whole_or_not_at_all() {
     let now = at(0, 1_000_000);
     let blocks = ["10.0.0.0/23", "fd00::/64"];
     let mut store = disk.create().unwrap();
-    store.hold(&holding(&blocks), &now).unwrap();
+    store.set_allocation(&holding(&blocks), &now).unwrap();
     drop(store);
     let born = MemoryDisk::of(disk.bytes());
     let long = |n| {
@@ -228,7 +231,7 @@ fn a_group_that_makes_the_file_longer_is_there_as_a_whole_or_not_at_all() {
             let mut store = image
                 .open()
                 .unwrap_or_else(|error| panic!("{what}: {error}"));
-            let tenants = store.snapshot(&now).unwrap().tenants.len();
+            let tenants = store.snapshot(&now).unwrap().attachments.len();
             assert!(tenants == 0 || tenants == ops.len(), "{what}: {tenants}");
             wholes += u32::from(tenants > 0);
         }
@@ -252,12 +255,12 @@ fn what_a_killed_process_wrote_lasts_once_it_is_answered() {
         drop(store);
         let disk = disk.after_kill();
         let mut store = disk.open().unwrap();
-        if !store.snapshot(&now).unwrap().tenants.is_empty() {
+        if !store.snapshot(&now).unwrap().attachments.is_empty() {
             answered += 1;
             let answer = store.run(&op, &now).remove(0);
             drop(store);
             let mut store = disk.lasting().open().unwrap();
-            let tenants = store.snapshot(&now).unwrap().tenants;
+            let tenants = store.snapshot(&now).unwrap().attachments;
             assert_eq!(tenants.len(), 1, "{answer:?} is lost, killed at {n}");
         }
     }
@@ -287,7 +290,7 @@ fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
             text.contains("No space left") && text.contains("Free space"),
             "{text}"
         );
-        assert_eq!(store.run(&[Op::Status], &now), [Ok(Answer::Done)]);
+        assert_eq!(store.run(&[Op::Status], &now), [Ok(OpOutcome::Done)]);
         assert_eq!(seen(&store.snapshot(&now).unwrap()), known, "Full({n})");
         disk.set_fate(Fate::Lasts);
         let answer = store.run(std::slice::from_ref(&refused), &now).remove(0);
@@ -332,7 +335,7 @@ fn a_file_does_not_grow_with_what_comes_and_goes() {
     let disk = MemoryDisk::default();
     let mut store = disk.create().unwrap();
     store
-        .hold(&holding(&["10.0.0.0/23", "fd00::/64"]), &at(0, 0))
+        .set_allocation(&holding(&["10.0.0.0/23", "fd00::/64"]), &at(0, 0))
         .unwrap();
     let mut ms = 1_000_000;
     let mut churn = |store: &mut Store, times: u64| {

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
 use cadastre_core::Addr;
-use cadastre_node::keeper::{Call, Keeper, Settings};
-use cadastre_node::{Answer, Known, Op, Store, StoreError, Why, clock, set_aside};
+use cadastre_node::store_thread::{CallTimes, StoreSettings, StoreThread};
+use cadastre_node::{
+    Op, OpErrorKind, OpOutcome, RememberedAttachment, Store, StoreError, clock, set_aside,
+};
 
 use crate::world::{add, attachment, holding};
 
@@ -40,7 +42,9 @@ impl Drop for Scratch {
 pub fn filled(path: &Path) {
     let mut store = Store::open(path, WAIT).unwrap();
     let blocks = ["10.0.0.0/25", "fd00::/112"];
-    store.hold(&holding(&blocks), &clock::now()).unwrap();
+    store
+        .set_allocation(&holding(&blocks), &clock::now())
+        .unwrap();
 }
 
 #[test]
@@ -85,8 +89,8 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
                 .remove(0)
                 .unwrap();
         }
-        for tenant in store.snapshot(&clock::now()).unwrap().tenants {
-            expected.push(Known {
+        for tenant in store.snapshot(&clock::now()).unwrap().attachments {
+            expected.push(RememberedAttachment {
                 attachment: tenant.attachment,
                 addresses: tenant.given.addresses.iter().map(|it| it.address).collect(),
                 pod: tenant.pod,
@@ -108,7 +112,7 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
         );
         let holding = holding(&["10.0.0.0/25", "fd00::/112"]);
         let mut known = expected.clone();
-        known.push(Known {
+        known.push(RememberedAttachment {
             attachment: attachment(77),
             addresses: vec![
                 expected[0].addresses[0],
@@ -125,14 +129,14 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
                 ..add(0)
             };
             let answer = store.run(&[Op::Add(add)], &clock::now()).remove(0);
-            let Ok(Answer::Given(given)) = answer else {
+            let Ok(OpOutcome::Given(given)) = answer else {
                 panic!("{answer:?}")
             };
             let has: Vec<Addr> = given.addresses.iter().map(|it| it.address).collect();
             assert_eq!(has, known.addresses);
         }
         let answer = store.run(&[Op::Add(add(88))], &clock::now()).remove(0);
-        let Ok(Answer::Given(given)) = answer else {
+        let Ok(OpOutcome::Given(given)) = answer else {
             panic!("{answer:?}")
         };
         let new = given.addresses[0].address;
@@ -154,15 +158,15 @@ fn a_hundred_threads_get_a_hundred_addresses_each_once() {
     let scratch = Scratch::new("keeper");
     let path = scratch.store();
     filled(&path);
-    let settings = Settings {
+    let settings = StoreSettings {
         idle: Duration::from_millis(1),
         wait: WAIT,
-        ..Settings::default()
+        ..StoreSettings::default()
     };
-    let (keeper, handle) = Keeper::start(&path, settings).unwrap();
+    let (keeper, handle) = StoreThread::start(&path, settings).unwrap();
     let given: Arc<Mutex<BTreeMap<Addr, u64>>> = Arc::default();
-    let took = |given: &Mutex<BTreeMap<Addr, u64>>, n: u64, answer: Answer| {
-        let Answer::Given(got) = answer else {
+    let took = |given: &Mutex<BTreeMap<Addr, u64>>, n: u64, answer: OpOutcome| {
+        let OpOutcome::Given(got) = answer else {
             panic!("{answer:?}")
         };
         for it in got.addresses {
@@ -177,7 +181,7 @@ fn a_hundred_threads_get_a_hundred_addresses_each_once() {
                 let (sender, receiver) = channel();
                 let deadline = clock::since_boot() + WAIT;
                 let reply = Box::new(move |result| sender.send(result).unwrap());
-                handle.ask(Op::Add(add(n)), Call::until(deadline), reply);
+                handle.ask(Op::Add(add(n)), CallTimes::until(deadline), reply);
                 took(&given, n, receiver.recv().unwrap().unwrap());
             });
         }
@@ -194,7 +198,10 @@ fn a_hundred_threads_get_a_hundred_addresses_each_once() {
     keeper.join();
     assert_eq!(given.lock().unwrap().len(), 240);
     let mut store = Store::open_existing(&path, Duration::ZERO).unwrap();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants.len(), 120);
+    assert_eq!(
+        store.snapshot(&clock::now()).unwrap().attachments.len(),
+        120
+    );
 }
 
 #[test]
@@ -235,16 +242,16 @@ fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
     let scratch = Scratch::new("idle");
     let path = scratch.store();
     filled(&path);
-    let settings = Settings {
+    let settings = StoreSettings {
         idle: Duration::from_millis(30),
         wait: Duration::from_millis(50),
-        ..Settings::default()
+        ..StoreSettings::default()
     };
-    let (keeper, handle) = Keeper::start(&path, settings).unwrap();
+    let (keeper, handle) = StoreThread::start(&path, settings).unwrap();
     let ask = |op: Op| {
         let (sender, receiver) = channel();
         let reply = Box::new(move |result| sender.send(result).unwrap());
-        handle.ask(op, Call::until(clock::since_boot() + WAIT), reply);
+        handle.ask(op, CallTimes::until(clock::since_boot() + WAIT), reply);
         receiver.recv().unwrap()
     };
     let first = ask(Op::Add(add(1))).unwrap();
@@ -253,9 +260,9 @@ fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
     assert_eq!(plugin.run(&[Op::Add(add(1))], &now), [Ok(first)]);
     plugin.run(&[Op::Del(attachment(1))], &now);
     let refusal = ask(Op::Status).unwrap_err();
-    assert_eq!(refusal.why, Why::Busy, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::Busy, "{refusal}");
     drop(plugin);
-    assert_eq!(ask(Op::Status), Ok(Answer::Done));
+    assert_eq!(ask(Op::Status), Ok(OpOutcome::Done));
     // The file is damaged while nobody has it open: the next request reports that.
     while Store::open_existing(&path, Duration::ZERO).is_err() {
         thread::yield_now();
@@ -268,7 +275,7 @@ fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
     );
     let error = receiver.recv().unwrap().unwrap_err();
     assert!(matches!(*error, StoreError::Damaged { .. }), "{error}");
-    assert_eq!(ask(Op::Status).unwrap_err().why, Why::Store);
+    assert_eq!(ask(Op::Status).unwrap_err().why, OpErrorKind::Store);
     drop(handle);
     keeper.join();
 }
@@ -278,20 +285,20 @@ fn more_than_may_wait_is_refused() {
     let scratch = Scratch::new("queue");
     let path = scratch.store();
     filled(&path);
-    let settings = Settings {
+    let settings = StoreSettings {
         waiting: 4,
         wait: WAIT,
-        ..Settings::default()
+        ..StoreSettings::default()
     };
     let lock = Store::open_existing(&path, WAIT).unwrap();
-    let (keeper, handle) = Keeper::start(&path, settings).unwrap();
+    let (keeper, handle) = StoreThread::start(&path, settings).unwrap();
     let (sender, receiver) = channel();
     for n in 0..40 {
         let sender = sender.clone();
         let reply = Box::new(move |result| sender.send((n, result)).unwrap());
         handle.ask(
             Op::Add(add(n)),
-            Call::until(clock::since_boot() + WAIT),
+            CallTimes::until(clock::since_boot() + WAIT),
             reply,
         );
     }
@@ -303,5 +310,8 @@ fn more_than_may_wait_is_refused() {
     assert!((34..40).contains(&refused.count()));
     let mut store = Store::open_existing(&path, WAIT).unwrap();
     let given = answers.iter().filter(|(_, it)| it.is_ok()).count();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants.len(), given);
+    assert_eq!(
+        store.snapshot(&clock::now()).unwrap().attachments.len(),
+        given
+    );
 }

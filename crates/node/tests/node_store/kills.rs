@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use cadastre_core::Addr;
-use cadastre_node::keeper::{Call, Keeper, Settings};
-use cadastre_node::{Answer, Attachment, Op, Refusal, Store, clock};
+use cadastre_node::store_thread::{CallTimes, StoreSettings, StoreThread};
+use cadastre_node::{Attachment, Op, OpError, OpOutcome, Store, clock};
 
 use crate::file::{Scratch, WAIT, filled};
 use crate::rng::{Rng, seed};
@@ -44,12 +44,12 @@ fn child() {
 
 /// Six threads send requests to a store thread that closes the file as soon as possible.
 fn agent(path: &Path, own: u64) {
-    let settings = Settings {
+    let settings = StoreSettings {
         idle: Duration::ZERO,
         wait: WAIT,
-        ..Settings::default()
+        ..StoreSettings::default()
     };
-    let (keeper, handle) = Keeper::start(path, settings).unwrap();
+    let (keeper, handle) = StoreThread::start(path, settings).unwrap();
     for n in 1..=6 {
         let handle = handle.clone();
         thread::spawn(move || {
@@ -58,7 +58,7 @@ fn agent(path: &Path, own: u64) {
                 step(&mut rng, n * 1000, |op| {
                     let (sender, receiver) = channel();
                     let reply = Box::new(move |result| sender.send(result).unwrap());
-                    handle.ask(op, Call::until(clock::since_boot() + WAIT), reply);
+                    handle.ask(op, CallTimes::until(clock::since_boot() + WAIT), reply);
                     receiver.recv().unwrap()
                 });
             }
@@ -68,12 +68,12 @@ fn agent(path: &Path, own: u64) {
 }
 
 /// Prints the request, sends it, and prints the answer.
-fn step(rng: &mut Rng, base: u64, ask: impl FnOnce(Op) -> Result<Answer, Refusal>) {
+fn step(rng: &mut Rng, base: u64, ask: impl FnOnce(Op) -> Result<OpOutcome, OpError>) {
     let n = base + rng.below(8);
     if rng.one_in(2) {
         say(&format!("?add {n}"));
         let answer = ask(Op::Add(add(n)));
-        let Ok(Answer::Given(given)) = answer else {
+        let Ok(OpOutcome::Given(given)) = answer else {
             panic!("{answer:?}");
         };
         let addresses = given.addresses.iter().map(|it| it.address.to_string());
@@ -81,7 +81,7 @@ fn step(rng: &mut Rng, base: u64, ask: impl FnOnce(Op) -> Result<Answer, Refusal
         say(&format!("=add {n} {}", addresses.join(" ")));
     } else {
         say(&format!("?del {n}"));
-        assert_eq!(ask(Op::Del(attachment(n))), Ok(Answer::Done));
+        assert_eq!(ask(Op::Del(attachment(n))), Ok(OpOutcome::Done));
         say(&format!("=del {n}"));
     }
 }
@@ -174,7 +174,7 @@ impl Callers {
 fn seen(store: &mut Store) -> BTreeMap<u64, Vec<Addr>> {
     let mut holders: BTreeMap<Addr, Attachment> = BTreeMap::new();
     let mut seen = BTreeMap::new();
-    for tenant in store.snapshot(&clock::now()).unwrap().tenants {
+    for tenant in store.snapshot(&clock::now()).unwrap().attachments {
         let n = tenant.attachment.container_id[1..].parse().unwrap();
         let addresses = tenant.given.addresses.iter().map(|it| it.address);
         let addresses: Vec<Addr> = addresses.collect();

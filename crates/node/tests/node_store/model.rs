@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use cadastre_core::node_allocation::{Gateway, NodeAllocation, PoolTerms, Prefix};
 use cadastre_core::{Addr, Cidr, Family};
-use cadastre_node::{Add, Answer, Attachment, BlockState, Check, Gc, Now, Op, PodRef, Why};
+use cadastre_node::{
+    Add, Attachment, BlockState, Check, Gc, Now, Op, OpErrorKind, OpOutcome, PodRef,
+};
 
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -204,26 +206,26 @@ impl Model {
         names
     }
 
-    fn of_pool(&self, pool: &str, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
+    fn of_pool(&self, pool: &str, now: &Now) -> Result<Vec<(Addr, Cidr)>, OpErrorKind> {
         let mut chosen = Vec::new();
         for family in self.families(pool) {
             let blocks = self.giving(pool, family);
             if blocks.is_empty() {
-                return Err(Why::NothingHeld);
+                return Err(OpErrorKind::NothingHeld);
             }
             let mut found = blocks.iter().map(|cidr| (self.next(*cidr, now), *cidr));
             match found.find_map(|(addr, cidr)| Some((addr?, cidr))) {
                 Some(one) => chosen.push(one),
-                None => return Err(Why::Exhausted),
+                None => return Err(OpErrorKind::Exhausted),
             }
         }
         if chosen.is_empty() {
-            return Err(Why::NothingHeld);
+            return Err(OpErrorKind::NothingHeld);
         }
         Ok(chosen)
     }
 
-    fn choose(&self, add: &Add, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
+    fn choose(&self, add: &Add, now: &Now) -> Result<Vec<(Addr, Cidr)>, OpErrorKind> {
         if !add.addresses.is_empty() {
             return self.asked(add, now);
         }
@@ -239,7 +241,7 @@ impl Model {
                 .iter()
                 .any(|it| !self.giving(name, *it).is_empty());
             if !known && !held {
-                whys.push(Why::UnknownPool);
+                whys.push(OpErrorKind::UnknownPool);
                 continue;
             }
             match self.of_pool(name, now) {
@@ -247,20 +249,20 @@ impl Model {
                 Err(why) => whys.push(why),
             }
         }
-        Err(if whys.contains(&Why::Exhausted) {
-            Why::Exhausted
-        } else if !whys.is_empty() && whys.iter().all(|why| *why == Why::UnknownPool) {
-            Why::UnknownPool
+        Err(if whys.contains(&OpErrorKind::Exhausted) {
+            OpErrorKind::Exhausted
+        } else if !whys.is_empty() && whys.iter().all(|why| *why == OpErrorKind::UnknownPool) {
+            OpErrorKind::UnknownPool
         } else {
-            Why::NothingHeld
+            OpErrorKind::NothingHeld
         })
     }
 
-    fn asked(&self, add: &Add, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
+    fn asked(&self, add: &Add, now: &Now) -> Result<Vec<(Addr, Cidr)>, OpErrorKind> {
         let addresses: BTreeSet<Addr> = add.addresses.iter().copied().collect();
         for family in Family::ALL {
             if addresses.iter().filter(|it| it.family == family).count() > 1 {
-                return Err(Why::NotUsable);
+                return Err(OpErrorKind::NotUsable);
             }
         }
         let mut chosen = Vec::new();
@@ -270,13 +272,13 @@ impl Model {
                 .iter()
                 .filter(|(cidr, it)| it.state == BlockState::Held && cidr.contains_addr(addr));
             let Some((cidr, _)) = held.next() else {
-                return Err(Why::NotHeld);
+                return Err(OpErrorKind::NotHeld);
             };
             if self.never(*cidr, addr) || self.reserved(*cidr, addr) {
-                return Err(Why::NotUsable);
+                return Err(OpErrorKind::NotUsable);
             }
             if self.user(addr).is_some() {
-                return Err(Why::Taken);
+                return Err(OpErrorKind::Taken);
             }
             if let Some(freed) = self.freed.iter().find(|it| it.addr == addr) {
                 // The cooldown of the pool that the address is asked from now.
@@ -288,7 +290,7 @@ impl Model {
                 };
                 let pods = freed.pod.as_ref().zip(add.pod.as_ref());
                 if cools && !pods.is_some_and(|(had, pod)| own(had, pod)) {
-                    return Err(Why::Taken);
+                    return Err(OpErrorKind::Taken);
                 }
             }
             chosen.push((addr, *cidr));
@@ -297,14 +299,14 @@ impl Model {
     }
 
     /// Does an operation that was asked for at `asked`. Returns the addresses of the answer, or why it is refused.
-    pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, Why> {
+    pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, OpErrorKind> {
         match op {
             Op::Add(add) => {
                 let deleted = self.deleted.get(&add.attachment);
                 let is_over = deleted.is_some_and(|(boot, at)| *boot == now.boot && *at > asked);
                 let is_late = now.since_boot.saturating_sub(asked) >= Duration::from_secs(60);
                 if is_over || is_late {
-                    return Err(Why::Busy);
+                    return Err(OpErrorKind::Busy);
                 }
                 self.add(add, now)
             }
@@ -337,16 +339,16 @@ impl Model {
                 let mut pools = self.automatic();
                 pools.extend(self.pools.iter().map(|it| it.name.clone()));
                 let serves = pools.iter().any(serves);
-                serves.then_some(Vec::new()).ok_or(Why::NothingHeld)
+                serves.then_some(Vec::new()).ok_or(OpErrorKind::NothingHeld)
             }
         }
     }
 
-    fn add(&mut self, add: &Add, now: &Now) -> Result<Vec<Addr>, Why> {
+    fn add(&mut self, add: &Add, now: &Now) -> Result<Vec<Addr>, OpErrorKind> {
         let has = self.has(&add.attachment);
         if let Some(tenant) = self.tenants.get_mut(&add.attachment) {
             if add.addresses.iter().any(|it| !has.contains(it)) {
-                return Err(Why::Mismatch);
+                return Err(OpErrorKind::Mismatch);
             }
             if tenant.boot != now.boot || tenant.netns != add.netns {
                 tenant.boot.clone_from(&now.boot);
@@ -385,7 +387,7 @@ impl Model {
         }
     }
 
-    fn check(&self, check: &Check) -> Result<Vec<Addr>, Why> {
+    fn check(&self, check: &Check) -> Result<Vec<Addr>, OpErrorKind> {
         let has = self.has(&check.attachment);
         let ours = |it: &&Addr| self.blocks.keys().any(|cidr| cidr.contains_addr(**it));
         let remembered: BTreeSet<&Addr> = check.addresses.iter().filter(ours).collect();
@@ -394,7 +396,7 @@ impl Model {
             has.iter().all(|it| all.contains(it)) && remembered.iter().all(|it| has.contains(it));
         (!has.is_empty() && fits)
             .then_some(Vec::new())
-            .ok_or(Why::Mismatch)
+            .ok_or(OpErrorKind::Mismatch)
     }
 
     fn is_empty(&self, cidr: Cidr, now: &Now) -> bool {
@@ -404,7 +406,7 @@ impl Model {
         !used && !freed.any(|it| self.cools(it, now))
     }
 
-    pub fn hold(&mut self, holding: &NodeAllocation, now: &Now) {
+    pub fn set_allocation(&mut self, holding: &NodeAllocation, now: &Now) {
         self.node = Some(holding.node_uid.clone());
         self.pools.clone_from(&holding.pools);
         let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
@@ -472,10 +474,10 @@ pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
 }
 
 /// Converts an answer to the form of the model.
-pub fn words(answer: &Result<Answer, cadastre_node::Refusal>) -> Result<Vec<Addr>, Why> {
+pub fn words(answer: &Result<OpOutcome, cadastre_node::OpError>) -> Result<Vec<Addr>, OpErrorKind> {
     match answer {
-        Ok(Answer::Given(given)) => Ok(given.addresses.iter().map(|it| it.address).collect()),
-        Ok(Answer::Done) => Ok(Vec::new()),
+        Ok(OpOutcome::Given(given)) => Ok(given.addresses.iter().map(|it| it.address).collect()),
+        Ok(OpOutcome::Done) => Ok(Vec::new()),
         Err(refusal) => {
             assert!(
                 refusal.text.len() > 20 && refusal.text.ends_with('.'),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre_node::{Attachment, Ledger, Now, Op};
+use cadastre_node::{AddressLedger, Attachment, Now, Op};
 
 use crate::disk::MemoryDisk;
 use crate::model::{Model, words};
@@ -67,8 +67,8 @@ fn case(seed: u64) -> u64 {
                 for _ in 0..count {
                     if rng.one_in(40) {
                         holding = any_holding(&mut rng, &holding);
-                        ledger.hold(&holding)?;
-                        model.hold(&holding, &now);
+                        ledger.set_allocation(&holding)?;
+                        model.set_allocation(&holding, &now);
                     } else if rng.one_in(30) {
                         release(&mut rng, ledger, &mut model)?;
                     } else {
@@ -99,11 +99,11 @@ fn asked(rng: &mut Rng, now: &Now) -> Duration {
 }
 
 fn step(
-    ledger: &mut Ledger<'_>,
+    ledger: &mut AddressLedger<'_>,
     model: &mut Model,
     op: &Op,
     asked: Duration,
-) -> Result<(), cadastre_node::Fault> {
+) -> Result<(), cadastre_node::StorageFault> {
     let now = ledger.now().clone();
     let deleted = |model: &Model, it: &Attachment| {
         let at = model.deleted.get(it)?;
@@ -125,9 +125,9 @@ fn step(
 
 fn release(
     rng: &mut Rng,
-    ledger: &mut Ledger<'_>,
+    ledger: &mut AddressLedger<'_>,
     model: &mut Model,
-) -> Result<(), cadastre_node::Fault> {
+) -> Result<(), cadastre_node::StorageFault> {
     let now = ledger.now().clone();
     let blocks = model.blocks();
     if blocks.is_empty() {

@@ -12,7 +12,7 @@ fn lived() -> MemoryDisk {
     let mut store = disk.create().unwrap();
     let now = at(0, 1_000_000);
     store
-        .hold(&holding(&["10.0.0.0/24", "fd00::/112"]), &now)
+        .set_allocation(&holding(&["10.0.0.0/24", "fd00::/112"]), &now)
         .unwrap();
     for n in 0..120 {
         store.run(&[Op::Add(add(n))], &now);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use cadastre_e2e::Hand;
+use cadastre_e2e::Fixtures;
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::kcm::KcmOptions;
 use cadastre_e2e::node::{self, IMAGE, Machine, MachineOptions, NodeSide, Site, SiteOptions};
@@ -59,7 +59,7 @@ impl Ground {
 
 /// Starts real nodes with our agent and plugin, and pods on them. Returns when all pods have their addresses.
 pub async fn machines(site: &Site) -> Result<(Vec<Machine>, Table)> {
-    let hand = Hand::new(site.cluster().client().await?);
+    let hand = Fixtures::new(site.cluster().client().await?);
     let pool = json!({
         "ipv4": {"cidrs": ["10.242.0.0/16"]}, "ipv6": {"cidrs": ["fd00:10:242::/64"]},
         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}], "priority": 200,

@@ -173,7 +173,7 @@ proptest! {
         let mut frames = Frames::new();
         for piece in bytes.chunks(1000) {
             frames.put(piece);
-            prop_assert!(frames.held.len() <= HEAD + LONGEST);
+            prop_assert!(frames.buffered.len() <= HEAD + LONGEST);
             prop_assert!(frames.ready.len() <= HEAD + LONGEST + piece.len());
             frames.give(usize::MAX, |_| {});
             frames.ready.clear();

@@ -4,30 +4,30 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cri::Sandbox;
-use crate::files::others::Standing;
+use crate::files::others::PodNetworkOwner;
 use crate::namespaces::Namespace;
 use crate::pods::Pod;
 use crate::pods::testing::pod;
-use crate::publish::Written;
-use cadastre_daemon::watch::Change;
-use cadastre_daemon::watch::Step;
-use cadastre_node::{BlockCount, BlockState, Counts, PoolCount};
+use crate::publish::WriteOutcome;
+use cadastre_daemon::watch::ObjectEvent;
+use cadastre_daemon::watch::WatchStep;
+use cadastre_node::{AddressCounts, BlockCount, BlockState, PoolCount};
 
 /// The UID of the Node.
 pub const NODE: &str = "node";
 
 pub struct Bench {
-    pub machine: Machine,
+    pub machine: AgentMachine,
     pub now: Now,
-    pub serving: Serving,
+    pub serving: ServiceView,
     /// The content of the store
     pub snapshot: Snapshot,
     /// The answer of the runtime
     pub sandboxes: Result<Vec<Sandbox>, String>,
     /// The result of writing files
-    pub files: FilesTold,
+    pub files: FilesReported,
     /// The question that has no answer yet
-    pub open: Option<Question>,
+    pub open: Option<StoreQuestion>,
     /// What was published since [`Bench::told`] was called last
     pub on_their_way: Vec<&'static str>,
 }
@@ -40,7 +40,7 @@ impl Bench {
             since_boot: Duration::from_secs(1000),
             wall_ms: 1_800_000_000_000,
         };
-        let settings = Settings {
+        let settings = MachineSettings {
             node: "n1".to_owned(),
             publish_interval: Duration::from_secs(30),
             addresses_interval: Duration::from_secs(300),
@@ -50,14 +50,14 @@ impl Bench {
             network: Some("net".to_owned()),
         };
         Self {
-            machine: Machine::new(settings, 7, &now),
+            machine: AgentMachine::new(settings, 7, &now),
             now,
-            serving: Serving::default(),
+            serving: ServiceView::default(),
             snapshot: Snapshot::default(),
             sandboxes: Ok(Vec::new()),
-            files: FilesTold {
-                standing: Some(Standing::First),
-                ..FilesTold::default()
+            files: FilesReported {
+                standing: Some(PodNetworkOwner::First),
+                ..FilesReported::default()
             },
             open: None,
             on_their_way: Vec::new(),
@@ -76,7 +76,7 @@ impl Bench {
         let mut bench = Self::seen(spec);
         bench.run();
         if bench.machine.publisher.is_writing() {
-            bench.on(Event::Written(Written::Failed));
+            bench.on(AgentEvent::Written(WriteOutcome::Failed));
         }
         bench.told();
         bench
@@ -84,24 +84,32 @@ impl Bench {
 
     pub fn show_all(&mut self, spec: Value) {
         let uid = NODE.to_owned();
-        self.on(Event::Node(Step::Change(Change::Applied(NodeSeen { uid }))));
+        self.on(AgentEvent::Node(WatchStep::Change(ObjectEvent::Applied(
+            NodeSeen { uid },
+        ))));
         self.subnet(1, spec);
-        self.on(Event::Addresses(Step::Change(Change::Listed)));
-        self.on(Event::Pod(Step::Change(Change::Listed)));
+        self.on(AgentEvent::Addresses(WatchStep::Change(
+            ObjectEvent::Listed,
+        )));
+        self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
     }
 
     /// Has the watch show this NodeSubnet.
     pub fn subnet(&mut self, version: u64, spec: Value) {
         let seen = subnet(version, spec);
-        self.on(Event::Subnet(Step::Change(Change::Applied(seen))));
+        self.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Applied(
+            seen,
+        ))));
     }
 
     pub fn pod(&mut self, uid: &str) {
         let pod: Pod = pod(uid, &[], &[]);
-        self.on(Event::Pod(Step::Change(Change::Applied(pod))));
+        self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(
+            pod,
+        ))));
     }
 
-    pub fn on(&mut self, event: Event) {
+    pub fn on(&mut self, event: AgentEvent) {
         self.machine.on(event, &self.now);
     }
 
@@ -111,7 +119,7 @@ impl Bench {
     }
 
     /// Runs one turn; a question stays open.
-    pub fn turn(&mut self) -> Vec<Effect> {
+    pub fn turn(&mut self) -> Vec<AgentEffect> {
         let mut effects = Vec::new();
         let serving = self.serving.clone();
         let wake = self.machine.turn(serving, &self.now, &mut effects);
@@ -121,7 +129,7 @@ impl Bench {
         );
         for effect in &effects {
             match effect {
-                Effect::Ask(question) => {
+                AgentEffect::Ask(question) => {
                     let before = self.open.replace(question.clone());
                     assert_eq!(before, None, "two questions in flight");
                 }
@@ -132,15 +140,15 @@ impl Bench {
     }
 
     /// Answers the open question, and runs a turn.
-    pub fn answer(&mut self, answer: Answer) -> Vec<Effect> {
+    pub fn answer(&mut self, answer: StoreAnswer) -> Vec<AgentEffect> {
         assert!(self.open.take().is_some(), "nothing was asked");
-        self.on(Event::Answer(answer));
+        self.on(AgentEvent::Answer(answer));
         self.turn()
     }
 
     /// Turns and answers until a question comes for which `stop` returns true, or no more comes. Writes to the API
     /// stay unanswered.
-    pub fn run_until(&mut self, stop: impl Fn(&Question) -> bool) -> Vec<Effect> {
+    pub fn run_until(&mut self, stop: impl Fn(&StoreQuestion) -> bool) -> Vec<AgentEffect> {
         let mut all = Vec::new();
         let mut effects = if self.open.is_some() {
             Vec::new()
@@ -151,8 +159,8 @@ impl Bench {
             let mut is_news = false;
             for effect in &effects {
                 let answer = match effect {
-                    Effect::WriteFiles { .. } => Event::Files(self.files.clone()),
-                    Effect::Masquerade { .. } => Event::Masqueraded(None),
+                    AgentEffect::WriteFiles { .. } => AgentEvent::Files(self.files.clone()),
+                    AgentEffect::Masquerade { .. } => AgentEvent::Masqueraded(None),
                     _ => continue,
                 };
                 self.on(answer);
@@ -174,12 +182,12 @@ impl Bench {
         panic!("it does not come to rest: {all:#?}")
     }
 
-    pub fn run(&mut self) -> Vec<Effect> {
+    pub fn run(&mut self) -> Vec<AgentEffect> {
         self.run_until(|_| false)
     }
 
     /// Runs until a question of this kind is open.
-    pub fn run_to(&mut self, kind: &str) -> Vec<Effect> {
+    pub fn run_to(&mut self, kind: &str) -> Vec<AgentEffect> {
         let effects = self.run_until(|question| name(question) == kind);
         let is = self.open.as_ref().map(name);
         assert_eq!(is, Some(kind), "never asked: {effects:#?}");
@@ -187,13 +195,13 @@ impl Bench {
     }
 
     /// Runs until files are to be written, which stays unanswered.
-    pub fn run_until_files(&mut self) -> Vec<Effect> {
+    pub fn run_until_files(&mut self) -> Vec<AgentEffect> {
         let mut all = self.turn();
         while let Some(question) = self.open.clone() {
             let answer = self.answer_to(question);
             all.extend(self.answer(answer));
         }
-        let is_last = |it: &Effect| matches!(it, Effect::WriteFiles { .. });
+        let is_last = |it: &AgentEffect| matches!(it, AgentEffect::WriteFiles { .. });
         assert!(all.iter().any(is_last), "{all:#?}");
         all
     }
@@ -201,40 +209,40 @@ impl Bench {
     /// Answers the request for the namespace `default`, in which all pods are.
     pub fn answer_namespace(&mut self) {
         let answer = Some(Namespace::default());
-        self.on(Event::Namespace("default".to_owned(), answer));
+        self.on(AgentEvent::Namespace("default".to_owned(), answer));
     }
 
     /// Returns the answer of an environment in which nothing fails.
-    pub fn answer_to(&mut self, question: Question) -> Answer {
+    pub fn answer_to(&mut self, question: StoreQuestion) -> StoreAnswer {
         match question {
-            Question::Open => Answer::Opened(Found::Open),
-            Question::Close(_) => Answer::Closed,
-            Question::Make { holding, .. } => {
+            StoreQuestion::Open => StoreAnswer::Opened(StoreFound::Open),
+            StoreQuestion::Close(_) => StoreAnswer::Closed,
+            StoreQuestion::Make { holding, .. } => {
                 self.hold(&holding);
-                Answer::Made(Ok(0))
+                StoreAnswer::Made(Ok(0))
             }
-            Question::Look => Answer::Looked(Ok(self.looked())),
-            Question::Transact(Transaction::Hold { holding, .. }) => {
+            StoreQuestion::Look => StoreAnswer::Looked(Ok(self.looked())),
+            StoreQuestion::Transact(Transaction::Hold { holding, .. }) => {
                 self.hold(&holding);
-                Answer::Held(Ok(()))
+                StoreAnswer::Held(Ok(()))
             }
-            Question::Transact(Transaction::Release(cidr, _)) => {
+            StoreQuestion::Transact(Transaction::Release(cidr, _)) => {
                 self.snapshot.blocks.retain(|it| it.cidr != cidr);
-                Answer::Released(Ok(true))
+                StoreAnswer::Released(Ok(true))
             }
-            Question::Free(attachment) => {
-                let tenants = &mut self.snapshot.tenants;
+            StoreQuestion::Free(attachment) => {
+                let tenants = &mut self.snapshot.attachments;
                 tenants.retain(|it| it.attachment != attachment);
-                Answer::Freed(Ok(()))
+                StoreAnswer::Freed(Ok(()))
             }
-            Question::Transact(Transaction::ReadNotes) => Answer::Notes(Ok(Vec::new())),
-            Question::Transact(Transaction::Note(..)) => Answer::Noted(Ok(())),
-            Question::Sandboxes => Answer::Sandboxes(self.sandboxes.clone()),
+            StoreQuestion::Transact(Transaction::ReadNotes) => StoreAnswer::Notes(Ok(Vec::new())),
+            StoreQuestion::Transact(Transaction::Note(..)) => StoreAnswer::Noted(Ok(())),
+            StoreQuestion::Sandboxes => StoreAnswer::Sandboxes(self.sandboxes.clone()),
         }
     }
 
-    pub fn looked(&self) -> Looked {
-        Looked {
+    pub fn looked(&self) -> LeakScan {
+        LeakScan {
             snapshot: self.snapshot.clone(),
             gone: BTreeSet::new(),
         }
@@ -246,9 +254,9 @@ impl Bench {
             uid: it.uid.clone(),
             pool: it.pool.clone(),
             state: BlockState::Held,
-            counts: Counts {
+            counts: AddressCounts {
                 free: 60,
-                ..Counts::default()
+                ..AddressCounts::default()
             },
             room: 60,
         };
@@ -260,7 +268,7 @@ impl Bench {
             node_uid: Some(holding.node_uid.clone()),
             blocks: holding.blocks.iter().map(block).collect(),
             pools: holding.pools.iter().map(pool).collect(),
-            tenants: mem::take(&mut self.snapshot.tenants),
+            attachments: mem::take(&mut self.snapshot.attachments),
         };
     }
 
@@ -300,47 +308,47 @@ pub fn pod_cidrs(cidrs: &[&str]) -> Value {
 }
 
 /// Returns what an effect publishes.
-fn told(effect: &Effect) -> Option<&'static str> {
+fn told(effect: &AgentEffect) -> Option<&'static str> {
     match effect {
-        Effect::WriteStatus { .. } => Some("status"),
-        Effect::WriteList { .. } => Some("list"),
-        Effect::WriteFiles { .. } => Some("files"),
-        Effect::Masquerade { .. } => Some("masquerade"),
-        Effect::Ready(true, _) => Some("ready"),
-        Effect::Ready(false, _) => Some("not ready"),
+        AgentEffect::WriteStatus { .. } => Some("status"),
+        AgentEffect::WriteList { .. } => Some("list"),
+        AgentEffect::WriteFiles { .. } => Some("files"),
+        AgentEffect::Masquerade { .. } => Some("masquerade"),
+        AgentEffect::Ready(true, _) => Some("ready"),
+        AgentEffect::Ready(false, _) => Some("not ready"),
         _ => None,
     }
 }
 
 /// Returns the kind of a question.
-pub fn name(question: &Question) -> &'static str {
+pub fn name(question: &StoreQuestion) -> &'static str {
     match question {
-        Question::Open => "open",
-        Question::Close(_) => "close",
-        Question::Make { .. } => "make",
-        Question::Look => "look",
-        Question::Transact(Transaction::Hold { .. }) => "hold",
-        Question::Transact(Transaction::Release(..)) => "release",
-        Question::Free(_) => "free",
-        Question::Transact(Transaction::ReadNotes) => "read notes",
-        Question::Transact(Transaction::Note(..)) => "note",
-        Question::Sandboxes => "sandboxes",
+        StoreQuestion::Open => "open",
+        StoreQuestion::Close(_) => "close",
+        StoreQuestion::Make { .. } => "make",
+        StoreQuestion::Look => "look",
+        StoreQuestion::Transact(Transaction::Hold { .. }) => "hold",
+        StoreQuestion::Transact(Transaction::Release(..)) => "release",
+        StoreQuestion::Free(_) => "free",
+        StoreQuestion::Transact(Transaction::ReadNotes) => "read notes",
+        StoreQuestion::Transact(Transaction::Note(..)) => "note",
+        StoreQuestion::Sandboxes => "sandboxes",
     }
 }
 
 /// Returns the kinds of the questions, in order.
-pub fn asked(effects: &[Effect]) -> Vec<&'static str> {
+pub fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
     let questions = effects.iter().filter_map(|it| match it {
-        Effect::Ask(question) => Some(name(question)),
+        AgentEffect::Ask(question) => Some(name(question)),
         _ => None,
     });
     questions.collect()
 }
 
 /// Returns the resource versions that statuses were written to.
-pub fn written_onto(effects: &[Effect]) -> Vec<&str> {
+pub fn written_onto(effects: &[AgentEffect]) -> Vec<&str> {
     let versions = effects.iter().filter_map(|it| match it {
-        Effect::WriteStatus { version, .. } => Some(version.as_str()),
+        AgentEffect::WriteStatus { version, .. } => Some(version.as_str()),
         _ => None,
     });
     versions.collect()

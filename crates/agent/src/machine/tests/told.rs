@@ -1,16 +1,16 @@
 //! Tests of the machine's guarantees about what is published.
 
 use super::*;
-use crate::addresses::Listed;
-use crate::files::others::Standing;
-use crate::publish::Written;
+use crate::addresses::ListOutcome;
+use crate::files::others::PodNetworkOwner;
+use crate::publish::WriteOutcome;
 
-fn failed() -> Event {
-    Event::Written(Written::Failed)
+fn failed() -> AgentEvent {
+    AgentEvent::Written(WriteOutcome::Failed)
 }
 
 /// Fails the status write under way, waits for its pause to end, and returns the effects.
-fn after_a_failure(bench: &mut Bench) -> Vec<Effect> {
+fn after_a_failure(bench: &mut Bench) -> Vec<AgentEffect> {
     bench.on(failed());
     bench.pass(200 * SECOND);
     bench.run()
@@ -18,8 +18,8 @@ fn after_a_failure(bench: &mut Bench) -> Vec<Effect> {
 
 /// Begins a new list of NodeSubnets.
 fn list_begins(bench: &mut Bench) {
-    let restarted = Change::Restarted { asked: SECOND };
-    bench.on(Event::Subnet(Step::Change(restarted)));
+    let restarted = ObjectEvent::Restarted { asked: SECOND };
+    bench.on(AgentEvent::Subnet(WatchStep::Change(restarted)));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn o11_what_a_list_shows_is_written_onto_although_something_later_was_being_take
     // The API server was restored to an older state.
     list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
-    bench.on(Event::Subnet(Step::Change(Change::Listed)));
+    bench.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Listed)));
     bench.run();
     bench.run();
     assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
@@ -65,7 +65,7 @@ fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
         text: "no space".to_owned(),
         is_lost: false,
     };
-    bench.answer(Answer::Held(Err(full)));
+    bench.answer(StoreAnswer::Held(Err(full)));
     bench.run();
     assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
 }
@@ -73,14 +73,14 @@ fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
 #[test]
 fn o12_one_status_and_one_list_are_on_their_way_at_a_time() {
     let mut bench = Bench::seen(blocks(&[A]));
-    bench.snapshot.tenants = vec![tenant("c1", "u1", &["10.0.0.9"])];
+    bench.snapshot.attachments = vec![tenant("c1", "u1", &["10.0.0.9"])];
     bench.pod("u1");
     bench.pass(400 * SECOND);
     for version in 2..5 {
         bench.run();
         bench.pass(400 * SECOND);
         let more = format!("10.0.0.{version}");
-        let tenants = &mut bench.snapshot.tenants;
+        let tenants = &mut bench.snapshot.attachments;
         tenants.push(tenant(&format!("c{version}"), "u1", &[&more]));
         bench.subnet(version, blocks(&[A]));
     }
@@ -90,7 +90,7 @@ fn o12_one_status_and_one_list_are_on_their_way_at_a_time() {
     assert_eq!((count("status"), count("list")), (1, 1));
     assert!(bench.machine.is_busy());
     bench.on(failed());
-    bench.on(Event::Listed(Listed::Failed));
+    bench.on(AgentEvent::Listed(ListOutcome::Failed));
     bench.pass(400 * SECOND);
     bench.run();
     let told = bench.told();
@@ -105,17 +105,17 @@ fn o13_what_has_changed_is_offered_before_anything_else_of_a_turn() {
     let effects = bench.turn();
     assert_eq!(asked(&effects), ["hold"]);
     assert!(
-        matches!(&effects[0], Effect::Offer { shown, is_news: true } if shown.pools_known),
+        matches!(&effects[0], AgentEffect::Offer { shown, is_news: true } if shown.pools_known),
         "{effects:#?}"
     );
     let offers = effects.iter();
-    let offers = offers.filter(|it| matches!(it, Effect::Offer { .. }));
+    let offers = offers.filter(|it| matches!(it, AgentEffect::Offer { .. }));
     assert_eq!(offers.count(), 1);
     assert!(
         !bench
             .turn()
             .iter()
-            .any(|it| matches!(it, Effect::Offer { .. }))
+            .any(|it| matches!(it, AgentEffect::Offer { .. }))
     );
 }
 
@@ -125,16 +125,16 @@ fn o14_nothing_is_ready_before_the_files_are_written_and_meanwhile_the_word_befo
     let effects = bench.run_until_files();
     let waits = !effects
         .iter()
-        .any(|it| matches!(it, Effect::Ready(true, _)));
+        .any(|it| matches!(it, AgentEffect::Ready(true, _)));
     assert!(waits, "{effects:#?}");
-    bench.on(Event::Files(bench.files.clone()));
+    bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
     assert!(bench.told().ends_with(&["ready"]));
     // Now no address can be assigned, but a file must be written.
     bench.subnet(2, blocks(&[]));
     bench.run_until_files();
     assert!(!bench.told().contains(&"not ready"));
-    bench.on(Event::Files(bench.files.clone()));
+    bench.on(AgentEvent::Files(bench.files.clone()));
     bench.turn();
     assert_eq!(bench.told(), ["not ready"]);
 }
@@ -149,17 +149,20 @@ fn o15_nothing_is_masqueraded_before_it_is_known_whose_network_has_the_pods() {
         bench
     };
     let mut bench = masquerading();
-    bench.on(Event::Files(bench.files.clone()));
+    bench.on(AgentEvent::Files(bench.files.clone()));
     let effects = bench.turn();
-    assert!(matches!(effects.last(), Some(Effect::Masquerade { .. })));
+    assert!(matches!(
+        effects.last(),
+        Some(AgentEffect::Masquerade { .. })
+    ));
     assert!(!bench.told().contains(&"ready"));
-    bench.on(Event::Masqueraded(Some("no nftables".to_owned())));
+    bench.on(AgentEvent::Masqueraded(Some("no nftables".to_owned())));
     bench.turn();
     assert_eq!(bench.told(), ["not ready"]);
     let mut bench = masquerading();
-    let standing = Some(Standing::Left("10-kindnet.conflist".to_owned()));
+    let standing = Some(PodNetworkOwner::Left("10-kindnet.conflist".to_owned()));
     bench.files.standing = standing;
-    bench.on(Event::Files(bench.files.clone()));
+    bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
     let told = bench.told();
     assert!(

@@ -137,7 +137,7 @@ function draw() {
   for (let at = 0; at < grid.count; at += by) paint({ at, count: by }, c('free'));
   for (const cell of cells) {
     const { edge, hatch } = KINDS[cell.kind], colour = tone(cell, c);
-    const part = (cell.held + cell.resting) / 1000;
+    const part = (cell.allocated + cell.quarantined) / 1000;
     for (const [x, y, width, height] of boxes(cell)) {
       const tall = height < 8 ? height : Math.max(2, height * Math.min(1, part));
       pen.fillStyle = `rgb(${colour})`;

@@ -131,7 +131,7 @@ impl AllocationState {
         let claim = self.ledger.record(holder, spec.cidr, ClaimState::InFlight);
         let rest = self.quarantine_of_block(&spec.pool);
         let left = spec.until.map_or(rest, |until| left_of(until, rest, now));
-        let left = if Mutation::RecordedRestOfBlockIgnored.is_on() {
+        let left = if Mutation::RecordedBlockQuarantineIgnored.is_on() {
             std::time::Duration::ZERO
         } else {
             left

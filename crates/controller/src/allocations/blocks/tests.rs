@@ -16,7 +16,7 @@ use crate::reconcile::{Loop as _, RequestAnswer};
 use crate::{Context, Now, Purpose};
 use cadastre_api::{AllocatedBlock, FINALIZER, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::{Cidr, ClaimState};
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 const BLOCK: &str = "10.0.0.0/26";
 
@@ -96,13 +96,13 @@ fn list(name: &str, uid: &str) -> Subnet {
 fn cache(nodes: &[Node], objects: &[Block], lists: &[Subnet]) -> ClusterCache {
     let mut cache = ClusterCache::default();
     for node in nodes {
-        cache.nodes.change(Change::Applied(node.clone()));
+        cache.nodes.change(ObjectEvent::Applied(node.clone()));
     }
     for block in objects {
-        cache.blocks.change(Change::Applied(block.clone()));
+        cache.blocks.change(ObjectEvent::Applied(block.clone()));
     }
     for subnet in lists {
-        cache.subnets.change(Change::Applied(subnet.clone()));
+        cache.subnets.change(ObjectEvent::Applied(subnet.clone()));
     }
     cache
 }
@@ -203,7 +203,9 @@ fn what_a_dead_node_had_rests_also_where_a_podcidr_overlaps_it() {
 fn what_a_late_write_lists_to_a_live_node_is_the_nodes() {
     let mut cache = cache(&[node("a", "alive", &[])], &[], &[]);
     let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
-    cache.subnets.change(Change::Applied(list("a", "alive")));
+    cache
+        .subnets
+        .change(ObjectEvent::Applied(list("a", "alive")));
     let name = "a".into();
     let told = allocations.listed_blocks_changed(&name, &cache, now());
     assert_eq!(told, [cidr(BLOCK)]);
@@ -222,7 +224,9 @@ fn what_a_late_write_lists_to_a_live_node_rests_no_more() {
     let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
     // It is about to be deleted.
     allocations.blocks.get_mut(&cidr(BLOCK)).unwrap().step = Step::Delete;
-    cache.subnets.change(Change::Applied(list("a", "alive")));
+    cache
+        .subnets
+        .change(ObjectEvent::Applied(list("a", "alive")));
     let told = allocations.listed_blocks_changed(&"a".into(), &cache, now());
     assert_eq!(told, [cidr(BLOCK)]);
     assert_eq!(owner(&allocations), ("alive".to_owned(), false));
@@ -293,7 +297,7 @@ fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
     let first = node("a", "alive", &[]);
     let mut cache = cache(&[first.clone(), node("x", "x", &[BLOCK])], &[], &[]);
     for pool in [pool("best", BLOCK, 1), pool("next", "10.0.1.0/26", 0)] {
-        cache.pools.change(Change::Applied(pool));
+        cache.pools.change(ObjectEvent::Applied(pool));
     }
     let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
     let mut demand = Demand::default();
@@ -350,11 +354,11 @@ fn of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older() {
 fn nothing_is_judged_while_a_list_runs() {
     let mut cache = cache(&[node("a", "a", &[])], &[], &[]);
     let asked = Duration::ZERO;
-    cache.blocks.change(Change::Restarted { asked });
+    cache.blocks.change(ObjectEvent::Restarted { asked });
     let block = of(BLOCK, "a", 5, false);
-    cache.blocks.change(Change::Applied(block));
+    cache.blocks.change(ObjectEvent::Applied(block));
     assert!(judged(&cache).is_empty());
-    cache.blocks.change(Change::Listed);
+    cache.blocks.change(ObjectEvent::Listed);
     assert_eq!(judged(&cache), [BLOCK]);
 }
 

@@ -12,8 +12,10 @@ use tokio::task::JoinSet;
 
 use crate::cluster::lease::{Elector, Leadership, Mono};
 use crate::cluster::lease_object::record;
-use cadastre_daemon::watch::Change;
-use cadastre_daemon::watch::{LEASES, LastHeard, Patience, Pauses, Source, Step, follow};
+use cadastre_daemon::watch::ObjectEvent;
+use cadastre_daemon::watch::{
+    LEASES, LastHeard, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
+};
 
 /// First and longest pause of the watch after an error, without jitter; meanwhile the candidate reads.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
@@ -23,26 +25,26 @@ const BACKLOG: usize = 16;
 
 /// A running watch; dropping it ends the watch.
 pub(super) struct Watching {
-    changes: mpsc::Receiver<Change<Lease>>,
+    changes: mpsc::Receiver<ObjectEvent<Lease>>,
     _task: JoinSet<()>,
 }
 
 impl Watching {
     fn begin(leases: &Api<Lease>, name: &str) -> Self {
-        let source = Source {
+        let source = WatchSource {
             kind: LEASES,
             api: leases.clone(),
             fields: Some(format!("metadata.name={name}")),
             page: None,
             pauses: Pauses::new(PAUSE.0, PAUSE.1, std::process::id().into()),
             doubtful: false,
-            patience: Patience::default(),
+            patience: SilenceTimeouts::default(),
             heard: LastHeard::default(),
         };
         let (out, changes) = mpsc::channel(BACKLOG);
         let change = |step| match step {
-            Step::Change(change) => Some(change),
-            Step::Trouble | Step::Recovered => None,
+            WatchStep::Change(change) => Some(change),
+            WatchStep::Trouble | WatchStep::Recovered => None,
         };
         let mut task = JoinSet::new();
         task.spawn(follow(source, out, |lease| lease, change));
@@ -70,7 +72,7 @@ impl Watching {
     }
 
     /// Returns the next change; never returns without a watch.
-    pub(super) async fn next(watching: &mut Option<Self>) -> Change<Lease> {
+    pub(super) async fn next(watching: &mut Option<Self>) -> ObjectEvent<Lease> {
         if let Some(watching) = watching
             && let Some(change) = watching.changes.recv().await
         {
@@ -81,13 +83,17 @@ impl Watching {
 }
 
 /// Passes a change to the elector. Returns the Lease if the elector accepted it.
-pub(super) fn take_in(elector: &mut Elector, change: Change<Lease>, now: Mono) -> Option<Lease> {
+pub(super) fn take_in(
+    elector: &mut Elector,
+    change: ObjectEvent<Lease>,
+    now: Mono,
+) -> Option<Lease> {
     match change {
-        Change::Applied(lease) => elector.shown(&record(&lease), now).then_some(lease),
-        Change::Deleted(lease) => {
+        ObjectEvent::Applied(lease) => elector.shown(&record(&lease), now).then_some(lease),
+        ObjectEvent::Deleted(lease) => {
             elector.shown_deleted(&record(&lease), now);
             None
         }
-        Change::Restarted { .. } | Change::Listed | Change::Reached(_) => None,
+        ObjectEvent::Restarted { .. } | ObjectEvent::Listed | ObjectEvent::Reached(_) => None,
     }
 }

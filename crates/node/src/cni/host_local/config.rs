@@ -1,8 +1,8 @@
 //! host-local's configuration.
 
-use super::ranges::{Range, RangeSet};
+use super::ranges::{RangeConfig, RangeSet};
 use crate::cni::address::parse_host;
-use crate::cni::args::Args;
+use crate::cni::args::CniArgs;
 use crate::cni::config::Config;
 use crate::cni::result::Route;
 use crate::cni::version;
@@ -25,7 +25,7 @@ impl HostLocal {
     /// Reads a config. Ranges are taken from the capability, from `ipam` itself and from `ipam.ranges`, in
     /// this order.
     pub(super) fn load(config: &Config, version: &str, args: &str) -> Result<Self, String> {
-        let args = Args::parse(args, |key| key == "IP")?;
+        let args = CniArgs::parse(args, |key| key == "IP")?;
         let texts = |path: &[&str]| {
             config
                 .get::<Vec<String>>(path)
@@ -46,7 +46,7 @@ impl HostLocal {
         }
         let sets = |path: &[&str]| {
             config
-                .get::<Vec<Vec<Range>>>(path)
+                .get::<Vec<Vec<RangeConfig>>>(path)
                 .map(Option::unwrap_or_default)
         };
         let mut written = sets(&["runtimeConfig", "ipRanges"])?;
@@ -74,7 +74,7 @@ impl HostLocal {
 }
 
 /// Completes range sets, and compares them with each other.
-fn check(written: Vec<Vec<Range>>, version: &str) -> Result<Vec<RangeSet>, String> {
+fn check(written: Vec<Vec<RangeConfig>>, version: &str) -> Result<Vec<RangeSet>, String> {
     let sets = written.into_iter().enumerate().map(|(i, ranges)| {
         RangeSet::new(ranges).map_err(|text| format!("range set {i} of the network config: {text}"))
     });

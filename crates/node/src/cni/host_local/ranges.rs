@@ -10,7 +10,7 @@ use cadastre_core::{Addr, Cidr, Family};
 
 /// A range as it is written.
 #[derive(Deserialize, Clone, Debug)]
-pub(super) struct Range {
+pub(super) struct RangeConfig {
     subnet: IpNet,
     #[serde(rename = "rangestart", default, deserialize_with = "address::optional")]
     start: Option<Addr>,
@@ -22,7 +22,7 @@ pub(super) struct Range {
 
 /// A range with all defaults set; both ends are inclusive.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct FilledRange {
     subnet: Cidr,
     start: Addr,
     end: Addr,
@@ -32,11 +32,11 @@ pub(super) struct Span {
 
 /// Ranges of one family, of which one address is assigned.
 #[derive(Debug)]
-pub(super) struct RangeSet(Vec<Span>);
+pub(super) struct RangeSet(Vec<FilledRange>);
 
-impl Range {
+impl RangeConfig {
     /// Sets the defaults, and refuses what is not possible.
-    fn complete(self) -> Result<Span, String> {
+    fn complete(self) -> Result<FilledRange, String> {
         let IpNet { ip, ones } = self.subnet;
         let subnet = Cidr::new(ip, ones).filter(|_| ones <= ip.family.bits() - 2);
         let subnet = subnet
@@ -58,7 +58,7 @@ impl Range {
         if let Some(end) = self.end.filter(|&end| end < start) {
             return Err(format!("rangeEnd {end} is before the start {start}"));
         }
-        Ok(Span {
+        Ok(FilledRange {
             subnet,
             start,
             end: self.end.unwrap_or(last),
@@ -67,7 +67,7 @@ impl Range {
     }
 }
 
-impl Span {
+impl FilledRange {
     /// Describes an address of the range as a result has it.
     pub(super) fn assign(&self, ip: Addr) -> Ip {
         let ones = self.subnet.len();
@@ -89,7 +89,7 @@ impl Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for FilledRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.start, self.end)
     }
@@ -97,8 +97,8 @@ impl fmt::Display for Span {
 
 impl RangeSet {
     /// Completes the ranges of a set.
-    pub(super) fn new(ranges: Vec<Range>) -> Result<Self, String> {
-        let spans = ranges.into_iter().map(Range::complete);
+    pub(super) fn new(ranges: Vec<RangeConfig>) -> Result<Self, String> {
+        let spans = ranges.into_iter().map(RangeConfig::complete);
         let set = Self(spans.collect::<Result<_, _>>()?);
         if set.0.is_empty() {
             return Err("it is empty: write a range, or leave it out".to_owned());
@@ -123,7 +123,7 @@ impl RangeSet {
     }
 
     /// Returns the range that an address is in.
-    pub(super) fn range_of(&self, ip: Addr) -> Option<&Span> {
+    pub(super) fn range_of(&self, ip: Addr) -> Option<&FilledRange> {
         self.0.iter().find(|span| span.contains(ip))
     }
 
@@ -135,7 +135,7 @@ impl RangeSet {
 
     /// Walks once through all addresses but the gateways: from the one after `last`, if that is in the set,
     /// else from the start. So `last` itself comes at the end. A gateway is left out of its own range only.
-    pub(super) fn from(&self, last: Option<Addr>) -> impl Iterator<Item = (Addr, &Span)> {
+    pub(super) fn from(&self, last: Option<Addr>) -> impl Iterator<Item = (Addr, &FilledRange)> {
         let at = last.and_then(|last| {
             let at = self.0.iter().position(|span| span.contains(last))?;
             Some(self.after(at, last))
@@ -182,8 +182,8 @@ mod tests {
     use super::*;
     use crate::cni::address::parse_ip;
 
-    fn range(subnet: &str, start: &str, end: &str) -> Range {
-        Range {
+    fn range(subnet: &str, start: &str, end: &str) -> RangeConfig {
+        RangeConfig {
             subnet: subnet.parse().unwrap(),
             start: parse_ip(start),
             end: parse_ip(end),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::PodRef;
 use crate::cni::address::parse_host;
-use crate::cni::args::Args;
+use crate::cni::args::CniArgs;
 use crate::cni::config::Config;
 use crate::cni::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT};
 use cadastre_core::Addr;
@@ -26,7 +26,7 @@ pub(super) struct Places {
 
 /// What an ADD asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct RequestedAddresses {
     pub(super) pools: Vec<String>,
     pub(super) addresses: Vec<Addr>,
     pub(super) pod: Option<PodRef>,
@@ -55,12 +55,12 @@ impl Places {
     }
 }
 
-impl Wishes {
+impl RequestedAddresses {
     /// Reads what an ADD asks for. Addresses come from the first of these that has any: the capability
     /// `ips`, `args.cni.ips`, `IP` of `CNI_ARGS`, `ipam.addresses`.
     pub(super) fn read(config: &Config, env_args: &str) -> Result<Self, CniError> {
         let known = |key: &str| key == "IP" || key.starts_with("K8S_POD_");
-        let env = Args::parse(env_args, known)
+        let env = CniArgs::parse(env_args, known)
             .map_err(|text| CniError::new(INVALID_ENVIRONMENT, text))?;
         let texts = |path: &[&str]| {
             let texts: Option<Vec<String>> = config.get(path).map_err(wrong)?;
@@ -93,7 +93,7 @@ impl Wishes {
     }
 }
 
-fn pod(env: &Args<'_>) -> Option<PodRef> {
+fn pod(env: &CniArgs<'_>) -> Option<PodRef> {
     let value = |key| env.get(key).unwrap_or_default().to_owned();
     let pod = PodRef {
         namespace: value("K8S_POD_NAMESPACE"),
@@ -111,18 +111,18 @@ mod tests {
         Config::parse(format!(r#"{{"name":"net"{more}}}"#).as_bytes()).unwrap()
     }
 
-    fn wishes(more: &str, args: &str) -> Result<Wishes, CniError> {
-        Wishes::read(&config(more), args)
+    fn requested(more: &str, args: &str) -> Result<RequestedAddresses, CniError> {
+        RequestedAddresses::read(&config(more), args)
     }
 
     fn addresses(more: &str, args: &str) -> Vec<String> {
-        let wishes = wishes(more, args).unwrap();
+        let wishes = requested(more, args).unwrap();
         wishes.addresses.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn nothing_is_needed() {
-        assert_eq!(wishes("", ""), Ok(Wishes::default()));
+        assert_eq!(requested("", ""), Ok(RequestedAddresses::default()));
         let places = Places::read(&config("")).unwrap();
         assert_eq!(places.socket, PathBuf::from(SOCKET));
         assert_eq!(places.store, PathBuf::from(STORE));
@@ -142,12 +142,12 @@ mod tests {
     #[test]
     fn the_pod_is_read_in_any_order() {
         let args = "K8S_POD_UID=u;IgnoreUnknown=1;K8S_POD_NAME=n;OTHER=x;K8S_POD_NAMESPACE=s";
-        let pod = wishes("", args).unwrap().pod.unwrap();
+        let pod = requested("", args).unwrap().pod.unwrap();
         assert_eq!(
             (pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()),
             ("s", "n", "u")
         );
-        assert_eq!(wishes("", "IgnoreUnknown=1").unwrap().pod, None);
+        assert_eq!(requested("", "IgnoreUnknown=1").unwrap().pod, None);
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
             ("", "IP", 4, "CNI_ARGS has the part \"IP\""),
             ("", "A=1;IgnoreUnknown=0", 4, "the key \"A\""),
         ] {
-            let error = wishes(text, args).unwrap_err();
+            let error = requested(text, args).unwrap_err();
             assert_eq!(error.code, code, "{text} {args}");
             assert!(error.msg.contains(says), "{}", error.msg);
         }

@@ -4,15 +4,15 @@ mod config;
 
 use std::time::Duration;
 
-use config::{Places, Wishes, wrong};
+use config::{Places, RequestedAddresses, wrong};
 
-use super::Ask;
+use super::AddressService;
 use super::config::Config;
 use super::error::{CniError, NOT_AVAILABLE};
 use super::netns;
 use super::request::Env;
 use super::result::{CniResult, Route};
-use crate::{Add, Answer, Attachment, Check, Gc, Op, Refusal, Why};
+use crate::{Add, Attachment, Check, Gc, Op, OpError, OpErrorKind, OpOutcome};
 
 /// How long an ADD may take: longer than an agent waits for a block.
 const ADD_TIMEOUT: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ pub(super) fn run(
     env: &Env,
     config: &Config,
     version: &str,
-    ask: Ask<'_>,
+    ask: AddressService<'_>,
 ) -> Result<String, CniError> {
     let status = command == "STATUS";
     let task = task(command, env, config).map_err(|error| {
@@ -48,17 +48,17 @@ pub(super) fn run(
     let Places { socket, store } = &task.places;
     let answer = ask(socket, store, &task.op, task.timeout);
     // The node was asked about the pools for every pod; it may have blocks of those that the config names.
-    let others = |refusal: &Refusal| refusal.why == Why::NothingHeld && task.by_name;
+    let others = |refusal: &OpError| refusal.why == OpErrorKind::NothingHeld && task.by_name;
     if status && answer.as_ref().is_err_and(others) {
         return Ok(String::new());
     }
     match answer.map_err(|refusal| CniError::refused(refusal, status))? {
-        Answer::Given(given) => {
+        OpOutcome::Given(given) => {
             let mut result = CniResult::from(given);
             result.add_routes(task.routes);
             Ok(result.render(version))
         }
-        Answer::Done => Ok(String::new()),
+        OpOutcome::Done => Ok(String::new()),
     }
 }
 
@@ -75,7 +75,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
         "ADD" => {
             let of_config: Option<Vec<Route>> = config.get(&["ipam", "routes"]).map_err(wrong)?;
             routes = of_config.unwrap_or_default();
-            let wishes = Wishes::read(config, &env.args)?;
+            let wishes = RequestedAddresses::read(config, &env.args)?;
             netns::check(env)?;
             Op::Add(Add {
                 attachment: attachment(),
@@ -105,7 +105,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
             })
         }
         _ => {
-            by_name = !Wishes::read(config, "")?.pools.is_empty();
+            by_name = !RequestedAddresses::read(config, "")?.pools.is_empty();
             Op::Status
         }
     };

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use cadastre_e2e::control_plane::{ADMIN, Options};
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Daemon, Hand, Stage, metrics};
-use cadastre_node::{Add, Answer, Attachment, Op, client};
+use cadastre_e2e::{Daemon, Fixtures, Stage, metrics};
+use cadastre_node::{Add, Attachment, Op, OpOutcome, client};
 use serde_json::json;
 
 use crate::LIMIT;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A control plane, a controller, and a pool with a block of 1,022 addresses for each node.
 pub struct Agents {
     stage: Stage,
-    hand: Hand,
+    hand: Fixtures,
 }
 
 pub struct Agent {
@@ -34,7 +34,7 @@ impl Agents {
     /// Starts the control plane and the controller, and creates the pool.
     pub async fn start() -> Result<Self> {
         let stage = Stage::start(Options::default(), &[]).await?;
-        let hand = stage.hand().await?;
+        let hand = stage.fixtures().await?;
         let spec = json!({
             "ipv4": {"cidrs": ["10.1.0.0/16"], "blockSize": 22}, "cooldownSeconds": 0,
         });
@@ -120,7 +120,7 @@ impl Agent {
         Ok(())
     }
 
-    fn ask(&self, op: &Op) -> Result<Answer> {
+    fn ask(&self, op: &Op) -> Result<OpOutcome> {
         let (socket, store) = (self.folder.join("cni.sock"), self.folder.join("node.redb"));
         let answer = client::ask(&socket, &store, op, PATIENCE);
         answer.with_context(|| format!("the agent of {} refuses", self.node))

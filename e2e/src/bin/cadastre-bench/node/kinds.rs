@@ -101,6 +101,6 @@ fn fill(path: &Path) -> Result<()> {
         }],
         pools: vec![terms],
     };
-    Store::open(path, Duration::from_secs(1))?.hold(&holding, &clock::now())?;
+    Store::open(path, Duration::from_secs(1))?.set_allocation(&holding, &clock::now())?;
     Ok(())
 }

@@ -35,7 +35,7 @@ const HEEDED: Time = 120 * SECOND;
 
 /// The history of each block, by CIDR and UID.
 #[derive(Clone, Default)]
-pub struct Parcels {
+pub struct BlockChecks {
     lives: BTreeMap<Key, Life>,
     /// When each node was deleted, by UID.
     pub died: BTreeMap<Text, Time>,
@@ -72,7 +72,7 @@ fn lives(api: &Api, uid: &str) -> bool {
     api.nodes.live.values().any(|node| *node.uid == *uid)
 }
 
-impl Parcels {
+impl BlockChecks {
     /// Records that a machine uses a range which the restored server does not know.
     pub fn used(&mut self, range: &Cidr) {
         for ((cidr, _), life) in &mut self.lives {
@@ -226,7 +226,7 @@ impl Checks {
         let hit: Vec<Key> = others.filter(|(c, _)| c.overlaps(&cidr)).collect();
         let nodes = &mut api.nodes.live.values();
         let podcidr = nodes.any(|node| counted(node).any(|c| c.overlaps(&cidr)));
-        let graves = &mut self.graves.iter();
+        let graves = &mut self.dead_nodes.iter();
         let rests = graves.any(|grave| grave.ranges.iter().any(|c| c.overlaps(&cidr)));
         let contested = !hit.is_empty() || podcidr || rests;
         for other in hit {

@@ -11,11 +11,11 @@ use kube::{Api, Client};
 use tracing::{debug, warn};
 
 use super::cri::{CriError, Runtime, Sandbox};
-use super::leaks::{Candidate, Evidence, Reason};
+use super::leaks::{LeakReason, LeakedAttachment, NodeEvidence};
 use super::pods::{Pods, read};
 use super::service::netns_root;
 use cadastre_api::PodLite;
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::Attachment;
 
 /// The time limit for a page of pods.
@@ -25,7 +25,7 @@ const PAGE: u32 = 50;
 
 /// The sources of proof.
 #[derive(Clone)]
-pub struct Witnesses {
+pub struct LeakVerifier {
     /// Connects to the API server
     pub client: Client,
     /// The name of the Node
@@ -34,22 +34,23 @@ pub struct Witnesses {
     pub runtime: Option<Runtime>,
 }
 
-impl Witnesses {
+impl LeakVerifier {
     /// Returns the candidates that are proven to be leaked. A source that does not answer proves nothing.
     pub async fn prove(
         &self,
-        candidates: Vec<Candidate>,
+        candidates: Vec<LeakedAttachment>,
         boot: String,
         roots: BTreeSet<PathBuf>,
-    ) -> Vec<(Attachment, Reason)> {
+    ) -> Vec<(Attachment, LeakReason)> {
         let of_pods = candidates.iter().any(|it| it.reason.is_of_pod());
         let pods = if of_pods { self.pods().await } else { None };
-        let mut evidence = Evidence {
+        let mut evidence = NodeEvidence {
             boot,
-            ..Evidence::default()
+            ..NodeEvidence::default()
         };
-        let asks =
-            |it: &Candidate| it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some());
+        let asks = |it: &LeakedAttachment| {
+            it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some())
+        };
         let is_asked = candidates.iter().any(asks);
         if let Some(runtime) = self.runtime.as_ref().filter(|_| is_asked) {
             match runtime.sandboxes().await {
@@ -57,7 +58,7 @@ impl Witnesses {
                 Err(error) => warn!("leaked addresses cannot be proven: {error}"),
             }
         }
-        let paths = || candidates.iter().map(Candidate::netns);
+        let paths = || candidates.iter().map(LeakedAttachment::netns);
         evidence.gone = gone(paths(), &roots);
         evidence.present = present(paths());
         let proven = candidates.into_iter();
@@ -90,14 +91,14 @@ impl Witnesses {
                 Err(_) => return None,
             };
             for pod in page.items {
-                pods.change(Change::Applied(read(pod)));
+                pods.change(ObjectEvent::Applied(read(pod)));
             }
             match page.metadata.continue_.filter(|it| !it.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
                 None => break,
             }
         }
-        pods.change(Change::Listed);
+        pods.change(ObjectEvent::Listed);
         Some(pods)
     }
 }
@@ -152,7 +153,7 @@ mod tests {
 
     use super::*;
     use crate::cri::fake::{Fake, Mood, State};
-    use crate::leaks::Leaks;
+    use crate::leaks::LeakDetector;
     use crate::leaks::testing::NO_CLAIMS;
     use crate::pods::testing::pod;
     use crate::snapshot::testing::{snapshot, tenant};
@@ -177,20 +178,20 @@ mod tests {
     }
 
     /// Returns candidates: attachments of pods that the watch does not show.
-    fn suspicious(tenants: &[&str]) -> Vec<Candidate> {
+    fn suspicious(tenants: &[&str]) -> Vec<LeakedAttachment> {
         let of = |id: &&str| tenant(id, &format!("uid-{id}"), &["10.0.0.9"]);
         let snapshot = Snapshot {
-            tenants: tenants.iter().map(of).collect(),
+            attachments: tenants.iter().map(of).collect(),
             ..snapshot(&[], &[])
         };
         let mut pods = Pods::default();
-        pods.change(Change::Applied(pod("other", &[], &[])));
-        pods.change(Change::Listed);
-        let evidence = Evidence {
+        pods.change(ObjectEvent::Applied(pod("other", &[], &[])));
+        pods.change(ObjectEvent::Listed);
+        let evidence = NodeEvidence {
             boot: "boot".to_owned(),
-            ..Evidence::default()
+            ..NodeEvidence::default()
         };
-        let mut leaks = Leaks::new(Duration::ZERO);
+        let mut leaks = LeakDetector::new(Duration::ZERO);
         leaks
             .look(&snapshot, &pods, NO_CLAIMS, &evidence, Duration::ZERO)
             .due
@@ -198,7 +199,7 @@ mod tests {
 
     /// Returns the container ids of the leaks that these sources prove.
     async fn proven(client: Client, runtime: Option<Runtime>) -> Vec<String> {
-        let witnesses = Witnesses {
+        let witnesses = LeakVerifier {
             client,
             node: "n1".to_owned(),
             runtime,

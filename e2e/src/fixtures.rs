@@ -22,12 +22,12 @@ use crate::wait::until;
 /// The limit of waits: generous, as what is waited for takes about a second.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// The label that [`Hand::node`] sets and that the selector of [`Hand::pool`] requires.
+/// The label that [`Fixtures::node`] sets and that the selector of [`Fixtures::pool`] requires.
 pub const GROUP: &str = "group";
 
 /// Clients with which a test changes and reads a cluster.
 #[derive(Clone)]
-pub struct Hand {
+pub struct Fixtures {
     /// For kinds that have no field here
     pub client: Client,
     /// Nodes of the cluster
@@ -44,7 +44,7 @@ pub struct Hand {
     pub blocks: Api<IPAMBlock>,
 }
 
-impl Hand {
+impl Fixtures {
     /// Creates one whose requests are sent by `client`.
     pub fn new(client: Client) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl Hand {
         created.with_context(|| format!("cannot create pool {name}"))
     }
 
-    /// Creates a pool like [`Hand::pool`], but one of blocks.
+    /// Creates a pool like [`Fixtures::pool`], but one of blocks.
     pub async fn block_pool(&self, name: &str, mut spec: Value) -> Result<IPPool> {
         spec["allocationMode"] = json!("Blocks");
         self.pool(name, spec).await
@@ -267,7 +267,7 @@ impl Hand {
     }
 
     /// How often events of that reason were emitted for the object, including those folded into a count.
-    pub async fn told(&self, uid: &str, reason: &str) -> Result<i32> {
+    pub async fn event_count(&self, uid: &str, reason: &str) -> Result<i32> {
         let events = self.events_of(uid).await?;
         let of_reason = events
             .iter()

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 /// One step of a watch of one kind.
 ///
-/// Between [`Change::Restarted`] and [`Change::Listed`] every existing object is sent as [`Change::Applied`]; objects
+/// Between [`ObjectEvent::Restarted`] and [`ObjectEvent::Listed`] every existing object is sent as [`ObjectEvent::Applied`]; objects
 /// that were known before and are not among them no longer exist. A relist reports deletions in no other way.
 #[derive(Clone, Debug)]
-pub enum Change<T> {
-    /// A list begins, requested not before `asked` (monotonic). What is known stays valid until [`Change::Listed`].
+pub enum ObjectEvent<T> {
+    /// A list begins, requested not before `asked` (monotonic). What is known stays valid until [`ObjectEvent::Listed`].
     Restarted {
         /// Time since boot
         asked: Duration,

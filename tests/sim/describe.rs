@@ -5,7 +5,7 @@ use cadastre_controller::cluster::objects::{BlockSpec, Node, Object, SubnetCondi
 use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, RequestOutcome};
 use cadastre_controller::{ControllerEvent, EventRecord, Regarding};
 use cadastre_core::Cidr;
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 use std::fmt::Write as _;
 
 pub fn ranges(cidrs: &[Cidr]) -> String {
@@ -186,7 +186,7 @@ pub fn of_report(report: &EventRecord) -> (Text, String) {
 pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
     fn of<T: Object>(
         kind: &str,
-        change: &Change<T>,
+        change: &ObjectEvent<T>,
         more: impl Fn(&T) -> String,
     ) -> (Option<Text>, String) {
         let line = |object: &T, verb: &str| {
@@ -196,11 +196,13 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
             )
         };
         match change {
-            Change::Applied(object) => line(object, ""),
-            Change::Deleted(object) => line(object, "deleted "),
-            Change::Restarted { .. } => (Some("".into()), format!("{kind} list begins")),
-            Change::Listed => (Some("".into()), format!("{kind} list ends")),
-            Change::Reached(version) => (Some("".into()), format!("{kind} known to v{version}")),
+            ObjectEvent::Applied(object) => line(object, ""),
+            ObjectEvent::Deleted(object) => line(object, "deleted "),
+            ObjectEvent::Restarted { .. } => (Some("".into()), format!("{kind} list begins")),
+            ObjectEvent::Listed => (Some("".into()), format!("{kind} list ends")),
+            ObjectEvent::Reached(version) => {
+                (Some("".into()), format!("{kind} known to v{version}"))
+            }
         }
     }
     match event {
@@ -221,7 +223,7 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
                 format!("v{} {} {what}", b.version, b.uid)
             });
             let owner = match change {
-                Change::Applied(b) | Change::Deleted(b) => {
+                ObjectEvent::Applied(b) | ObjectEvent::Deleted(b) => {
                     b.spec.as_ref().ok().map(|spec| spec.owner.name.clone())
                 }
                 _ => None,

@@ -12,9 +12,9 @@ use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 use tracing::{debug, warn};
 
-use super::addresses::{Cut, Listed};
+use super::addresses::{ListOutcome, PartialList};
 use super::namespaces::Namespace;
-use super::publish::{Written, is_same};
+use super::publish::{WriteOutcome, is_same};
 use super::seen;
 use cadastre_api::choice::Label;
 use cadastre_api::{
@@ -67,7 +67,7 @@ pub(super) async fn write_list(
     owner: &str,
     is_new: bool,
     list: NodeAddressesSpec,
-) -> Listed {
+) -> ListOutcome {
     let api: Api<NodeAddresses> = Api::all(client);
     let mut object = NodeAddresses::new(name, list);
     object.metadata.owner_references = Some(vec![OwnerReference {
@@ -103,22 +103,22 @@ pub(super) async fn write_list(
         Ok(Ok(stored)) => {
             let (written, stored) = (object.spec, stored.spec);
             let is_whole = stored.is_same(&written);
-            Listed::Done((!is_whole).then(|| Box::new(Cut { written, stored })))
+            ListOutcome::Done((!is_whole).then(|| Box::new(PartialList { written, stored })))
         }
         // The watch will show the current version.
-        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => Listed::Failed,
+        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => ListOutcome::Failed,
         Ok(Err(kube::Error::Api(answer))) => {
             warn!(
                 "NodeAddresses {name} is refused: {} ({}): check the agent's ClusterRole, and that the CRDs are those of the agent's version",
                 answer.message, answer.code
             );
-            Listed::Failed
+            ListOutcome::Failed
         }
         Ok(Err(error)) => {
             debug!("NodeAddresses {name} not written: {error}");
-            Listed::Failed
+            ListOutcome::Failed
         }
-        Err(_) => Listed::Failed,
+        Err(_) => ListOutcome::Failed,
     }
 }
 
@@ -128,7 +128,7 @@ pub(super) async fn write_status(
     name: &str,
     version: &str,
     status: &NodeSubnetStatus,
-) -> Written {
+) -> WriteOutcome {
     let api: Api<NodeSubnetLite> = Api::all(client);
     let mut body = json!({
         "metadata": {"resourceVersion": version},
@@ -152,28 +152,28 @@ pub(super) async fn write_status(
             let seen = seen::subnet(object);
             debug!(version = seen.version, "status written");
             let is_whole = is_same(&seen.status, status);
-            Written::Done {
+            WriteOutcome::Done {
                 version: seen.version,
                 status: Box::new(seen.status),
                 cut: (!is_whole).then(|| Box::new(status.clone())),
             }
         }
-        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => Written::Outdated,
+        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => WriteOutcome::Outdated,
         Ok(Err(kube::Error::Api(answer))) if answer.code == 404 => {
             debug!("there is no NodeSubnet to write to");
-            Written::Failed
+            WriteOutcome::Failed
         }
         Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 403 | 413 | 422) => {
             warn!(
                 "the status of NodeSubnet {name} is refused: {} ({}): check the agent's ClusterRole, and that CRDs and agent are of one version",
                 answer.message, answer.code
             );
-            Written::Failed
+            WriteOutcome::Failed
         }
         Ok(Err(error)) => {
             debug!(%begun, "status not written: {error}");
-            Written::Failed
+            WriteOutcome::Failed
         }
-        Err(_) => Written::Failed,
+        Err(_) => WriteOutcome::Failed,
     }
 }

@@ -18,15 +18,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::clock;
-use super::fault::Fault;
-use super::ledger::Ledger;
-use super::ops::{Answer, Now, Op, Refusal};
+use super::ledger::AddressLedger;
+use super::ops::{Now, Op, OpError, OpOutcome};
+use super::storage_fault::StorageFault;
 use super::store::{Store, StoreError};
 use cadastre_core::mutation::Mutation;
 
 /// Timeouts and limits of the store thread.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct StoreSettings {
     /// The file is closed after this time without work.
     pub idle: Duration,
     /// How long to wait for another process to close the file.
@@ -37,7 +37,7 @@ pub struct Settings {
     pub group: usize,
 }
 
-impl Default for Settings {
+impl Default for StoreSettings {
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(1),
@@ -49,20 +49,20 @@ impl Default for Settings {
 }
 
 /// Receives the answer to an operation. It is called on the store thread, so it must not block.
-pub type Reply = Box<dyn FnOnce(Result<Answer, Refusal>) + Send>;
+pub type OpReply = Box<dyn FnOnce(Result<OpOutcome, OpError>) + Send>;
 
 /// Returns whether somebody still waits for the answer.
 type Waits = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// When an operation was asked for, and until when its caller waits, both as times since boot.
 #[derive(Clone)]
-pub struct Call {
+pub struct CallTimes {
     asked: Duration,
     deadline: Duration,
     waits: Option<Waits>,
 }
 
-impl Call {
+impl CallTimes {
     /// A call that is asked for now.
     pub fn until(deadline: Duration) -> Self {
         Self::at(clock::since_boot(), deadline)
@@ -111,29 +111,29 @@ impl Call {
 }
 
 /// The store thread, for joining it.
-pub struct Keeper {
+pub struct StoreThread {
     thread: JoinHandle<()>,
 }
 
 /// Sends requests to the store thread. Once the last handle is dropped, the thread does what is waiting and ends.
 #[derive(Clone)]
-pub struct Handle {
-    sender: SyncSender<Request>,
+pub struct StoreHandle {
+    sender: SyncSender<StoreRequest>,
 }
 
-impl Keeper {
+impl StoreThread {
     /// Starts the thread. The file must exist, but is not opened before the first request.
-    pub fn start(path: &Path, settings: Settings) -> io::Result<(Self, Handle)> {
+    pub fn start(path: &Path, settings: StoreSettings) -> io::Result<(Self, StoreHandle)> {
         let (sender, requests) = sync_channel(settings.waiting);
         let (path, wait) = (path.to_owned(), settings.wait);
         let work = Work {
             settings,
             requests,
-            worker: Worker::new(move || Store::open_existing(&path, wait)),
+            worker: StoreWorker::new(move || Store::open_existing(&path, wait)),
         };
         let thread = thread::Builder::new().name("store".to_owned());
         let thread = thread.spawn(move || work.run())?;
-        Ok((Self { thread }, Handle { sender }))
+        Ok((Self { thread }, StoreHandle { sender }))
     }
 
     /// Waits until all handles are dropped and all their requests are done.
@@ -142,23 +142,23 @@ impl Keeper {
     }
 }
 
-impl Handle {
+impl StoreHandle {
     /// Requests an operation, which is skipped if nobody waits for it when its turn comes. Never blocks.
-    pub fn ask(&self, op: Op, call: Call, reply: Reply) {
-        self.send(Request::op(op, call, reply));
+    pub fn ask(&self, op: Op, call: CallTimes, reply: OpReply) {
+        self.send(StoreRequest::op(op, call, reply));
     }
 
     /// Runs `work` on the ledger, in one transaction with the other waiting requests. Never blocks. `reply`
     /// receives the result on the store thread, so it must not block either.
     pub fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
+        work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send + 'static,
         reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
     ) {
-        self.send(Request::work(None, work, reply));
+        self.send(StoreRequest::work(None, work, reply));
     }
 
-    fn send(&self, request: Request) {
+    fn send(&self, request: StoreRequest) {
         let (request, what) = match self.sender.try_send(request) {
             Ok(()) => return,
             Err(TrySendError::Full(request)) => (request, "too many calls wait for it"),
@@ -169,17 +169,17 @@ impl Handle {
 }
 
 /// Work on the store, with the receiver of its result.
-pub struct Request {
+pub struct StoreRequest {
     /// `None`: the work is done whether or not anybody waits
-    call: Option<Call>,
+    call: Option<CallTimes>,
     job: Box<dyn Step>,
 }
 
-impl Request {
+impl StoreRequest {
     /// An operation, which is skipped if nobody waits for it when its turn comes.
-    pub fn op(op: Op, call: Call, reply: Reply) -> Self {
+    pub fn op(op: Op, call: CallTimes, reply: OpReply) -> Self {
         let asked = call.asked;
-        let work = move |ledger: &mut Ledger<'_>| ledger.run_asked(&op, asked);
+        let work = move |ledger: &mut AddressLedger<'_>| ledger.run_asked(&op, asked);
         let reply = move |result: Result<_, Arc<StoreError>>| {
             reply(result.unwrap_or_else(|error| Err(error.refusal())));
         };
@@ -188,8 +188,8 @@ impl Request {
 
     /// Arbitrary work. Without a call it is done in any case.
     pub fn work<T: Send + 'static>(
-        call: Option<Call>,
-        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
+        call: Option<CallTimes>,
+        work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send + 'static,
         reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
     ) -> Self {
         let job = Job {
@@ -206,7 +206,7 @@ impl Request {
 
 /// Work inside a transaction, and the answer after its commit.
 trait Step: Send {
-    fn run(&mut self, ledger: &mut Ledger<'_>) -> Result<(), Fault>;
+    fn run(&mut self, ledger: &mut AddressLedger<'_>) -> Result<(), StorageFault>;
     fn finish(self: Box<Self>, done: Result<(), Arc<StoreError>>);
 }
 
@@ -218,11 +218,11 @@ struct Job<W, T, R> {
 
 impl<W, T, R> Step for Job<W, T, R>
 where
-    W: FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send,
+    W: FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send,
     T: Send,
     R: FnOnce(Result<T, Arc<StoreError>>) + Send,
 {
-    fn run(&mut self, ledger: &mut Ledger<'_>) -> Result<(), Fault> {
+    fn run(&mut self, ledger: &mut AddressLedger<'_>) -> Result<(), StorageFault> {
         if let Some(work) = self.work.take() {
             self.result = Some(work(ledger)?);
         }
@@ -247,9 +247,9 @@ const GONE: StoreError = StoreError::Busy {
 };
 
 struct Work {
-    settings: Settings,
-    requests: Receiver<Request>,
-    worker: Worker,
+    settings: StoreSettings,
+    requests: Receiver<StoreRequest>,
+    worker: StoreWorker,
 }
 
 impl Work {
@@ -278,12 +278,12 @@ impl Work {
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
 /// The store thread's work without the thread: it reads no clock, and waits for nothing but the file.
-pub struct Worker {
+pub struct StoreWorker {
     open: Open,
     store: Option<Store>,
 }
 
-impl Worker {
+impl StoreWorker {
     /// `open` opens the file when it is needed.
     pub fn new(open: impl FnMut() -> Result<Store, StoreError> + Send + 'static) -> Self {
         Self {
@@ -304,7 +304,7 @@ impl Worker {
 
     /// Opens the file if necessary, does in one transaction all requests that somebody still waits for, and
     /// then answers all.
-    pub fn serve(&mut self, group: Vec<Request>, now: impl FnOnce() -> Now) {
+    pub fn serve(&mut self, group: Vec<StoreRequest>, now: impl FnOnce() -> Now) {
         let mut store = match self.store.take() {
             Some(store) => store,
             None => match (self.open)() {
@@ -329,7 +329,7 @@ impl Worker {
 }
 
 /// Answers the requests for which nobody waits any more, and returns the others.
-fn still_waited_for(group: Vec<Request>, now: Duration) -> Vec<Request> {
+fn still_waited_for(group: Vec<StoreRequest>, now: Duration) -> Vec<StoreRequest> {
     let mut rest = Vec::with_capacity(group.len());
     for request in group {
         match request.call.as_ref().and_then(|call| call.given_up(now)) {
@@ -340,7 +340,7 @@ fn still_waited_for(group: Vec<Request>, now: Duration) -> Vec<Request> {
     rest
 }
 
-fn finish(group: Vec<Request>, done: &Result<(), Arc<StoreError>>) {
+fn finish(group: Vec<StoreRequest>, done: &Result<(), Arc<StoreError>>) {
     for request in group {
         request.job.finish(done.clone());
     }

@@ -9,11 +9,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use tracing::{info, warn};
 
-use super::{Effect, Figure, FilesTold, Machine, Told};
-use crate::addresses::{self, Listed, TO_BE_REPORTED};
+use super::{AgentEffect, AgentMachine, CountedEvent, FilesReported, Observed};
+use crate::addresses::{self, ListOutcome, TO_BE_REPORTED};
 use crate::demand::wanted;
-use crate::files::others::Standing;
-use crate::publish::{Next, Written};
+use crate::files::others::PodNetworkOwner;
+use crate::publish::{PublishStep, WriteOutcome};
 use crate::served;
 use crate::status::status;
 use cadastre_api::NodeAddressesSpec;
@@ -61,7 +61,7 @@ impl<T: PartialEq + Clone> Desired<T> {
 pub(super) struct Files {
     desired: Desired<(Arc<NodeAllocation>, bool)>,
     /// The result of the last write
-    pub told: FilesTold,
+    pub reported: FilesReported,
     /// Whether they were written at least once
     is_told: bool,
 }
@@ -69,20 +69,20 @@ pub(super) struct Files {
 impl Files {
     /// Starts without having written anything.
     pub fn new(conf_is_wanted: bool) -> Self {
-        let told = FilesTold {
-            standing: conf_is_wanted.then_some(Standing::Open),
-            ..FilesTold::default()
+        let told = FilesReported {
+            standing: conf_is_wanted.then_some(PodNetworkOwner::Open),
+            ..FilesReported::default()
         };
         Self {
             desired: Desired::default(),
-            told,
+            reported: told,
             is_told: false,
         }
     }
 
-    pub fn written(&mut self, told: FilesTold) {
+    pub fn written(&mut self, told: FilesReported) {
         self.desired.is_on_its_way = false;
-        self.told = told;
+        self.reported = told;
         self.is_told = true;
     }
 
@@ -99,7 +99,7 @@ impl Files {
 
     /// Whether they leave the node's pods to another network.
     fn is_left(&self) -> bool {
-        matches!(self.told.standing, Some(Standing::Left(_)))
+        matches!(self.reported.standing, Some(PodNetworkOwner::Left(_)))
     }
 }
 
@@ -127,38 +127,38 @@ impl Masquerade {
     }
 }
 
-impl Machine {
-    pub(super) fn tell(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+impl AgentMachine {
+    pub(super) fn publish_all(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.publish(now, effects);
         self.write_list(now, effects);
         self.write_files(now.since_boot, effects);
     }
 
-    fn publish(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+    fn publish(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.publish_at = None;
         let Some(snapshot) = &self.snapshot else {
             return;
         };
         let at = now.since_boot;
-        let wants = wanted(snapshot, &self.serving.wishes);
+        let wants = wanted(snapshot, &self.serving.pending_adds);
         let named = self.subnet().map_or(&NOTHING, |it| &it.named);
         let orphans = self.leaks.orphans(snapshot, named, at);
         let mut told = status(snapshot, &wants, &orphans, &now.boot);
-        let standing = self.files.told.standing.as_ref();
+        let standing = self.files.reported.standing.as_ref();
         let own = self.settings.cni_conf.as_deref();
         let is = self.publisher.conditions();
         told.conditions.extend(served::condition(standing, own, is));
         let next = self.publisher.next(&told, &wants, snapshot, at);
         let lag = self.publisher.lag(at).max(self.schedule.lag(at));
-        effects.push(Effect::Count(Figure::Behind(lag)));
+        effects.push(AgentEffect::Count(CountedEvent::Behind(lag)));
         match next {
-            Next::Nothing => {}
-            Next::At(at) => self.publish_at = Some(at),
-            Next::Write { version, urgent } => {
+            PublishStep::Nothing => {}
+            PublishStep::At(at) => self.publish_at = Some(at),
+            PublishStep::Write { version, urgent } => {
                 let is = self.publisher.conditions();
                 told.conditions = served::merged(is, &told.conditions, wall(now));
                 let status = Box::new(told);
-                effects.push(Effect::WriteStatus {
+                effects.push(AgentEffect::WriteStatus {
                     version,
                     status,
                     urgent,
@@ -167,8 +167,8 @@ impl Machine {
         }
     }
 
-    pub(super) fn status_written(&mut self, written: Written, now: Duration) {
-        if let Written::Done { cut, .. } = &written {
+    pub(super) fn status_written(&mut self, written: WriteOutcome, now: Duration) {
+        if let WriteOutcome::Done { cut, .. } = &written {
             if cut.is_some() && !self.is_cut {
                 warn!(
                     "NodeSubnet {} was stored without a part of what this agent tells: {OLDER_CRDS}",
@@ -181,15 +181,15 @@ impl Machine {
     }
 
     /// Writes the list of addresses, if a write is due.
-    fn write_list(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+    fn write_list(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.list_at = None;
         let (Some(snapshot), Some(subnet)) = (&self.snapshot, self.subnet()) else {
             return;
         };
         let told = match &self.addresses {
-            Told::Unknown => return,
-            Told::Absent => None,
-            Told::There(told) => Some(told),
+            Observed::Unknown => return,
+            Observed::Absent => None,
+            Observed::There(told) => Some(told),
         };
         if !self.is_ours(subnet) {
             return;
@@ -211,13 +211,13 @@ impl Machine {
         let urgent = differs && addresses::is_urgent(told_list, named, snapshot, pods, now.wall_ms);
         let (owner, is_new, at) = (subnet.uid.clone(), told.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
-            addresses::Next::Nothing => {}
+            addresses::ListStep::Nothing => {}
             // A change can become urgent by the mere passing of time.
-            addresses::Next::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
-            addresses::Next::Write => {
+            addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
+            addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
                 let list = Box::new(list);
-                effects.push(Effect::WriteList {
+                effects.push(AgentEffect::WriteList {
                     owner,
                     is_new,
                     list,
@@ -226,8 +226,8 @@ impl Machine {
         }
     }
 
-    pub(super) fn list_written(&mut self, listed: Listed, now: Duration) {
-        let Listed::Done(cut) = listed else {
+    pub(super) fn list_written(&mut self, listed: ListOutcome, now: Duration) {
+        let ListOutcome::Done(cut) = listed else {
             return self.schedule.written(false, now);
         };
         if cut.is_some() && self.list_cut.is_none() {
@@ -241,7 +241,7 @@ impl Machine {
     }
 
     /// Updates the files for other programs on the node, and then masquerading.
-    fn write_files(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+    fn write_files(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         if self.snapshot.is_none() {
             return;
         }
@@ -249,12 +249,12 @@ impl Machine {
         let wanted = (holding, waits_for_pods);
         if self.files.desired.is_due(&wanted, now) {
             let (holding, waits_for_pods) = wanted;
-            effects.push(Effect::WriteFiles {
+            effects.push(AgentEffect::WriteFiles {
                 holding,
                 waits_for_pods,
             });
         }
-        self.tell_served(effects);
+        self.emit_served_by_others(effects);
         // The other network is responsible for what its pods send.
         if !self.files.is_settled() || self.files.is_left() {
             return;
@@ -265,21 +265,21 @@ impl Machine {
         let masquerade = self.masquerade.as_mut();
         if masquerade.is_some_and(|it| it.desired.is_due(&wanted, now)) {
             let (ranges, holding) = wanted;
-            effects.push(Effect::Masquerade { ranges, holding });
+            effects.push(AgentEffect::Masquerade { ranges, holding });
         }
     }
 
     /// Reports once per change, also across restarts, that the node's pods use another network.
-    fn tell_served(&mut self, effects: &mut Vec<Effect>) {
-        let standing = self.files.told.standing.as_ref();
-        if standing == self.served.as_ref() || standing == Some(&Standing::Open) {
+    fn emit_served_by_others(&mut self, effects: &mut Vec<AgentEffect>) {
+        let standing = self.files.reported.standing.as_ref();
+        if standing == self.served.as_ref() || standing == Some(&PodNetworkOwner::Open) {
             return;
         }
         // The conditions of the NodeSubnet show what an earlier agent reported.
         let is: &[Condition] = match &self.subnet {
-            Told::Unknown => return,
-            Told::Absent => &[],
-            Told::There(subnet) => subnet.status.conditions.as_slice(),
+            Observed::Unknown => return,
+            Observed::Absent => &[],
+            Observed::There(subnet) => subnet.status.conditions.as_slice(),
         };
         let said = served::condition(standing, self.settings.cni_conf.as_deref(), is);
         let is_news = |said| !served::is_said(is, slice::from_ref(said));
@@ -288,14 +288,14 @@ impl Machine {
         let is_news = before.is_some() || is_news;
         let Some(said) = said else { return };
         let reason = match self.served {
-            Some(Standing::Left(_)) if is_news => LEFT_TO_OTHERS,
-            Some(Standing::Behind(_)) if is_news => OTHERS_FIRST,
+            Some(PodNetworkOwner::Left(_)) if is_news => LEFT_TO_OTHERS,
+            Some(PodNetworkOwner::Behind(_)) if is_news => OTHERS_FIRST,
             _ => {
                 info!("{}", said.message);
                 return;
             }
         };
-        self.tell_node(reason, said.message, effects);
+        self.emit_node_event(reason, said.message, effects);
     }
 }
 

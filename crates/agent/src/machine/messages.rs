@@ -5,59 +5,61 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::addresses::Listed;
+use crate::addresses::ListOutcome;
 use crate::cri::Sandbox;
-use crate::demand::Wishes;
-use crate::files::others::Standing;
-use crate::known::Shown;
-use crate::leaks::{Candidate, Reason, Reasons};
+use crate::demand::PendingAdds;
+use crate::files::others::PodNetworkOwner;
+use crate::leaks::{LeakReason, LeakedAttachment, Reasons};
 use crate::namespaces::Namespace;
 use crate::pods::Pod;
-use crate::publish::Written;
+use crate::publish::WriteOutcome;
 use crate::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use crate::shared::WatchState;
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_core::Cidr;
 use cadastre_core::node_allocation::NodeAllocation;
-use cadastre_daemon::events::Notice;
-use cadastre_daemon::watch::Step;
-use cadastre_node::{Attachment, Fault, Known, Ledger, PodNote, PodRef, Snapshot};
+use cadastre_daemon::events::EventNote;
+use cadastre_daemon::watch::WatchStep;
+use cadastre_node::{
+    AddressLedger, Attachment, PodNote, PodRef, RememberedAttachment, Snapshot, StorageFault,
+};
 
 /// An input of the machine.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "short-lived, and few")]
-pub enum Event {
+pub enum AgentEvent {
     /// A step of the watch of the Node
-    Node(Step<NodeSeen>),
+    Node(WatchStep<NodeSeen>),
     /// A step of the watch of the NodeSubnet
-    Subnet(Step<SubnetSeen>),
+    Subnet(WatchStep<SubnetSeen>),
     /// A step of the watch of the NodeAddresses
-    Addresses(Step<AddressesSeen>),
+    Addresses(WatchStep<AddressesSeen>),
     /// A step of the watch of the pods of this node
-    Pod(Step<Pod>),
+    Pod(WatchStep<Pod>),
     /// A namespace that was asked for; `None` if the request failed
     Namespace(String, Option<Namespace>),
     /// Something in the store may have changed, or an ADD began to wait
     Changed,
-    /// The answer to the [`Question`] in flight
-    Answer(Answer),
-    /// The candidates of [`Effect::Prove`] that are proven to be leaked
-    Proven(Vec<(Attachment, Reason)>),
-    /// The outcome of [`Effect::WriteStatus`]
-    Written(Written),
-    /// The outcome of [`Effect::WriteList`]
-    Listed(Listed),
-    /// The outcome of [`Effect::WriteFiles`]
-    Files(FilesTold),
-    /// The outcome of [`Effect::Masquerade`]: an error, if any
+    /// The answer to the [`StoreQuestion`] in flight
+    Answer(StoreAnswer),
+    /// The candidates of [`AgentEffect::Prove`] that are proven to be leaked
+    Proven(Vec<(Attachment, LeakReason)>),
+    /// The outcome of [`AgentEffect::WriteStatus`]
+    Written(WriteOutcome),
+    /// The outcome of [`AgentEffect::WriteList`]
+    Listed(ListOutcome),
+    /// The outcome of [`AgentEffect::WriteFiles`]
+    Files(FilesReported),
+    /// The outcome of [`AgentEffect::Masquerade`]: an error, if any
     Masqueraded(Option<String>),
 }
 
 /// What the servers have met with. It is read again before each turn, so that decisions after an answer use what
 /// came after the question.
 #[derive(Clone, Debug, Default)]
-pub struct Serving {
+pub struct ServiceView {
     /// Wishes for addresses, by pool
-    pub wishes: Wishes,
+    pub pending_adds: PendingAdds,
     /// When the first of these ends, since boot
     pub wishes_end: Option<Duration>,
     /// A pod that was refused because nothing is known of it
@@ -70,83 +72,83 @@ pub struct Serving {
 
 /// A question to the store, or to the runtime for the store's sake. One is in flight at a time.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Question {
-    /// Open the file unless it is missing or damaged: [`Answer::Opened`]
+pub enum StoreQuestion {
+    /// Open the file unless it is missing or damaged: [`StoreAnswer::Opened`]
     Open,
-    /// Finish what was asked before, then refuse everything with this reason: [`Answer::Closed`]
+    /// Finish what was asked before, then refuse everything with this reason: [`StoreAnswer::Closed`]
     Close(&'static str),
-    /// Create and open a new file with this content: [`Answer::Made`]
+    /// Create and open a new file with this content: [`StoreAnswer::Made`]
     Make {
         /// The node's ranges
         holding: NodeAllocation,
         /// The addresses in use
-        known: Vec<Known>,
+        known: Vec<RememberedAttachment>,
     },
-    /// Read everything, and renew the answer to STATUS: [`Answer::Looked`]
+    /// Read everything, and renew the answer to STATUS: [`StoreAnswer::LeakScan`]
     Look,
     /// Do this with the store, as a whole or not at all
     Transact(Transaction),
-    /// Run a DEL: [`Answer::Freed`]
+    /// Run a DEL: [`StoreAnswer::Freed`]
     Free(Attachment),
-    /// List all sandboxes of this node with their addresses: [`Answer::Sandboxes`]
+    /// List all sandboxes of this node with their addresses: [`StoreAnswer::Sandboxes`]
     Sandboxes,
 }
 
 /// A change of the store, or a read from it, in one transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transaction {
-    /// Set the node's ranges, and adopt addresses in use of them: [`Answer::Held`]
+    /// Set the node's ranges, and adopt addresses in use of them: [`StoreAnswer::Held`]
     Hold {
         /// The node's ranges
         holding: NodeAllocation,
         /// The addresses in use
-        known: Vec<Known>,
+        known: Vec<RememberedAttachment>,
     },
-    /// Release the block with this range and UID if it is empty: [`Answer::Released`]
+    /// Release the block with this range and UID if it is empty: [`StoreAnswer::Released`]
     Release(Cidr, String),
-    /// Read the notes of pods: [`Answer::Notes`]
+    /// Read the notes of pods: [`StoreAnswer::Notes`]
     ReadNotes,
-    /// Write the former notes, and delete the notes of the latter pods: [`Answer::Noted`]
+    /// Write the former notes, and delete the notes of the latter pods: [`StoreAnswer::Noted`]
     Note(Vec<PodNote>, Vec<PodRef>),
 }
 
 impl Transaction {
     /// Runs the transaction; after a fault nothing has changed.
-    pub fn run(self, ledger: &mut Ledger<'_>) -> Result<Answer, Fault> {
+    pub fn run(self, ledger: &mut AddressLedger<'_>) -> Result<StoreAnswer, StorageFault> {
         Ok(match self {
             Self::Hold { holding, known } => {
                 ledger.take_over(&holding, &known)?;
-                Answer::Held(Ok(()))
+                StoreAnswer::Held(Ok(()))
             }
-            Self::Release(cidr, uid) => Answer::Released(Ok(ledger.release(cidr, &uid)?)),
-            Self::ReadNotes => Answer::Notes(Ok(ledger.pod_notes()?)),
+            Self::Release(cidr, uid) => StoreAnswer::Released(Ok(ledger.release(cidr, &uid)?)),
+            Self::ReadNotes => StoreAnswer::Notes(Ok(ledger.pod_notes()?)),
             Self::Note(notes, gone) => {
                 ledger.note_pods(&notes, &gone)?;
-                Answer::Noted(Ok(()))
+                StoreAnswer::Noted(Ok(()))
             }
         })
     }
 
     /// Returns the answer for a transaction that failed.
-    pub fn failed(&self, trouble: StoreTrouble) -> Answer {
+    pub fn failed(&self, trouble: StoreTrouble) -> StoreAnswer {
         match self {
-            Self::Hold { .. } => Answer::Held(Err(trouble)),
-            Self::Release(..) => Answer::Released(Err(trouble)),
-            Self::ReadNotes => Answer::Notes(Err(trouble)),
-            Self::Note(..) => Answer::Noted(Err(trouble)),
+            Self::Hold { .. } => StoreAnswer::Held(Err(trouble)),
+            Self::Release(..) => StoreAnswer::Released(Err(trouble)),
+            Self::ReadNotes => StoreAnswer::Notes(Err(trouble)),
+            Self::Note(..) => StoreAnswer::Noted(Err(trouble)),
         }
     }
 }
 
-/// The answer to the [`Question`] of the same name.
+/// The answer to the [`StoreQuestion`] of the same name.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as the questions")]
-pub enum Answer {
-    Opened(Found),
+pub enum StoreAnswer {
+    Opened(StoreFound),
     Closed,
     /// The number of attachments that lost an address because another one claims it, too
     Made(Result<usize, String>),
-    Looked(Result<Looked, StoreTrouble>),
+    Looked(Result<LeakScan, StoreTrouble>),
     Held(Result<(), StoreTrouble>),
     /// Whether the block was released
     Released(Result<bool, StoreTrouble>),
@@ -158,7 +160,7 @@ pub enum Answer {
 
 /// The state of the store's file.
 #[derive(Debug)]
-pub enum Found {
+pub enum StoreFound {
     /// The store is open
     Open,
     /// There is no file
@@ -176,7 +178,7 @@ pub enum Found {
 
 /// The result of a look.
 #[derive(Debug)]
-pub struct Looked {
+pub struct LeakScan {
     /// The content of the store
     pub snapshot: Snapshot,
     /// Paths of network namespaces that are gone, of attachments without a pod
@@ -194,9 +196,9 @@ pub struct StoreTrouble {
 
 /// The state of the files that other programs read.
 #[derive(Clone, Debug, Default)]
-pub struct FilesTold {
+pub struct FilesReported {
     /// How our CNI configuration relates to those of others; `None` if none of ours is wanted
-    pub standing: Option<Standing>,
+    pub standing: Option<PodNetworkOwner>,
     /// Why a wanted file is missing or out of date
     pub unwritten: Option<String>,
     /// Whether our CNI configuration exists on the disk
@@ -205,12 +207,12 @@ pub struct FilesTold {
 
 /// An action for the shell to carry out. Effects of a turn are started in their order.
 #[derive(Debug)]
-pub enum Effect {
-    /// Ask this; answered by [`Event::Answer`]
-    Ask(Question),
-    /// Prove these leaks in the boot with this id, by the API, the runtime and the kernel: [`Event::Proven`]
-    Prove(Vec<Candidate>, String),
-    /// Write NodeSubnet.status: [`Event::Written`]
+pub enum AgentEffect {
+    /// Ask this; answered by [`AgentEvent::StoreAnswer`]
+    Ask(StoreQuestion),
+    /// Prove these leaks in the boot with this id, by the API, the runtime and the kernel: [`AgentEvent::Proven`]
+    Prove(Vec<LeakedAttachment>, String),
+    /// Write NodeSubnet.status: [`AgentEvent::Written`]
     WriteStatus {
         /// The resourceVersion that the write requires
         version: String,
@@ -219,7 +221,7 @@ pub enum Effect {
         /// Whether the write is counted as urgent
         urgent: bool,
     },
-    /// Write the NodeAddresses: [`Event::Listed`]
+    /// Write the NodeAddresses: [`AgentEvent::Listed`]
     WriteList {
         /// The UID of the NodeSubnet, which becomes its owner
         owner: String,
@@ -228,26 +230,26 @@ pub enum Effect {
         /// The list to write
         list: Box<NodeAddressesSpec>,
     },
-    /// Update the files of other programs: [`Event::Files`]
+    /// Update the files of other programs: [`AgentEvent::Files`]
     WriteFiles {
         /// The node's ranges
         holding: Arc<NodeAllocation>,
         /// Whether the node gets its first range only when a pod needs it
         waits_for_pods: bool,
     },
-    /// Update the nftables tables: [`Event::Masqueraded`]
+    /// Update the nftables tables: [`AgentEvent::Masqueraded`]
     Masquerade {
         /// The ranges of all pools, if known
         ranges: Option<Vec<String>>,
         /// The node's ranges
         holding: Arc<NodeAllocation>,
     },
-    /// Read this namespace: [`Event::Namespace`]
+    /// Read this namespace: [`AgentEvent::Namespace`]
     AskNamespace(String),
     /// Show the servers what the watches have shown
     Offer {
         /// Replaces what was shown before
-        shown: Arc<Shown>,
+        shown: Arc<WatchState>,
         /// Whether ADDs that wait for their pod look again
         is_news: bool,
     },
@@ -258,22 +260,22 @@ pub enum Effect {
     /// Publish which attachments are leak candidates
     Suspicious(Arc<Reasons>),
     /// Log and emit an event
-    Tell(Notice),
+    Tell(EventNote),
     /// Forget the refused pod, as it was reported
     ToldTurnedAway,
     /// Set what `/readyz` answers
     Ready(bool, String),
     /// Update metrics
-    Count(Figure),
+    Count(CountedEvent),
 }
 
 /// An update of metrics.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Figure {
+pub enum CountedEvent {
     /// The content of the store
     Snapshot(Arc<Snapshot>),
     /// A leak was released
-    Freed(Reason),
+    Freed(LeakReason),
     /// The stored status has differed, or the list has been overdue, for this time
     Behind(Duration),
     /// A damaged store was found

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::demand::Wishes;
+use super::demand::PendingAdds;
 use cadastre_node::Attachment;
 
 /// How long a wish lasts after its ADD last asked for it.
@@ -15,9 +15,9 @@ const MOST: usize = 1024;
 
 /// Wishes by attachment, with their pools and ends.
 #[derive(Debug, Default)]
-pub struct WishBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
+pub struct PendingAddBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
 
-impl WishBook {
+impl PendingAddBook {
     /// Records that an attachment wants an address of any of these pools; ignored when there are too many wishes.
     pub fn add(&mut self, attachment: &Attachment, pools: &[String], now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(attachment) {
@@ -42,9 +42,9 @@ impl WishBook {
     }
 
     /// Returns how many wishes there are for each pool, and when the first of all ends.
-    pub fn count(&mut self, now: Duration) -> (Wishes, Option<Duration>) {
+    pub fn count(&mut self, now: Duration) -> (PendingAdds, Option<Duration>) {
         self.0.retain(|_, (_, until)| *until > now);
-        let mut wishes = Wishes::new();
+        let mut wishes = PendingAdds::new();
         for pool in self.0.values().flat_map(|(pools, _)| pools) {
             *wishes.entry(pool.clone()).or_default() += 1;
         }
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_wish_counts_once_until_it_is_granted_or_old() {
-        let mut book = WishBook::default();
+        let mut book = PendingAddBook::default();
         let pools =
             |names: &[&str]| -> Vec<String> { names.iter().map(|it| (*it).into()).collect() };
         book.add(&attachment(1), &pools(&["a"]), Duration::ZERO);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn there_are_never_more_than_a_node_can_have() {
-        let mut book = WishBook::default();
+        let mut book = PendingAddBook::default();
         for n in 0..5000 {
             book.add(&attachment(n), &["a".to_owned()], Duration::ZERO);
         }

@@ -12,7 +12,7 @@ use super::image;
 use super::machine::{self, Machine, MachineOptions};
 use crate::assets;
 use crate::control_plane::{ControlPlane, Options};
-use crate::hand::Hand;
+use crate::fixtures::Fixtures;
 use crate::kcm::KcmOptions;
 use crate::kubeconfig::{User, write_private};
 use crate::process::Process;
@@ -122,9 +122,9 @@ impl Site {
         &mut self.cluster
     }
 
-    /// A new [`Hand`] of the administrator, for the current runtime.
-    pub async fn hand(&self) -> Result<Hand> {
-        Ok(Hand::new(self.cluster.client().await?))
+    /// A new [`Fixtures`] of the administrator, for the current runtime.
+    pub async fn fixtures(&self) -> Result<Fixtures> {
+        Ok(Fixtures::new(self.cluster.client().await?))
     }
 }
 

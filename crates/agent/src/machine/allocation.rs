@@ -7,7 +7,10 @@ use std::time::Duration;
 use tracing::{debug, info};
 
 use super::cycle::{Asked, Next, Phase};
-use super::{Effect, Machine, Offer, Question, STORE_PAUSE, StoreTrouble, Told, Transaction};
+use super::{
+    AgentEffect, AgentMachine, Observed, PendingOffer, STORE_PAUSE, StoreQuestion, StoreTrouble,
+    Transaction,
+};
 use crate::choice::serving;
 use crate::cri::Sandbox;
 use crate::rebuild;
@@ -16,11 +19,11 @@ use cadastre_api::node_allocation;
 use cadastre_api::{FirstBlock, NodePool};
 use cadastre_core::Family;
 use cadastre_core::node_allocation::{Block, NodeAllocation};
-use cadastre_node::Known;
+use cadastre_node::RememberedAttachment;
 
 /// The ranges being written to the store, with the objects as seen when this began.
 #[derive(Debug)]
-pub(super) struct Taking {
+pub(super) struct PendingAllocation {
     wanted: NodeAllocation,
     /// The podCIDRs in `wanted` that are new to the store
     new: Vec<Block>,
@@ -42,7 +45,7 @@ enum Onto {
     Nothing,
 }
 
-impl Machine {
+impl AgentMachine {
     pub(super) fn take_over(&mut self, now: Duration) -> Next {
         if !self.to_hold {
             return Next::Go(Phase::Look);
@@ -60,39 +63,39 @@ impl Machine {
         // Until now another program, such as host-local, may have assigned addresses from it.
         let is_held = |it: &Block| snapshot.blocks.iter().any(|held| held.cidr == it.cidr);
         let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_held(it);
-        let taking = Box::new(Taking {
+        let taking = Box::new(PendingAllocation {
             new: wanted.blocks.iter().filter(is_new).cloned().collect(),
             subnet: self.subnet().cloned(),
             onto: self.onto(),
             wanted,
         });
         if taking.new.is_empty() {
-            return self.hold(taking, Vec::new());
+            return self.store_allocation(taking, Vec::new());
         }
         if !self.shown.pods.is_complete() {
-            self.say_once("nothing is given from the new podCIDR yet: the API server has not told of this node's pods, which may have addresses of it".to_owned());
+            self.log_once("nothing is given from the new podCIDR yet: the API server has not told of this node's pods, which may have addresses of it".to_owned());
             return self.take_over_later(&taking.onto, now);
         }
-        Next::Ask(Asked::Use(taking), Question::Sandboxes)
+        Next::Ask(Asked::Use(taking), StoreQuestion::Sandboxes)
     }
 
     /// Goes on with the runtime's answer, which shows the addresses in use of new podCIDRs.
     pub(super) fn used(
         &mut self,
-        taking: Box<Taking>,
-        told: Result<Vec<Sandbox>, String>,
+        taking: Box<PendingAllocation>,
+        sandboxes: Result<Vec<Sandbox>, String>,
         now: Duration,
     ) -> Next {
-        let sandboxes = match told {
+        let sandboxes = match sandboxes {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
-                self.say_once(format!(
+                self.log_once(format!(
                     "nothing is given from the new podCIDR yet, as pods may have addresses of it: {error}"
                 ));
                 return self.take_over_later(&taking.onto, now);
             }
         };
-        self.say_once(String::new());
+        self.log_once(String::new());
         let new = NodeAllocation {
             blocks: taking.new.clone(),
             ..NodeAllocation::default()
@@ -105,25 +108,29 @@ impl Machine {
                 "took over what others gave from this node's podCIDR"
             );
         }
-        self.hold(taking, known)
+        self.store_allocation(taking, known)
     }
 
-    fn hold(&mut self, taking: Box<Taking>, known: Vec<Known>) -> Next {
+    fn store_allocation(
+        &mut self,
+        taking: Box<PendingAllocation>,
+        known: Vec<RememberedAttachment>,
+    ) -> Next {
         self.offer_pools(&taking);
         self.notes.changed();
         let holding = taking.wanted.clone();
         let hold = Transaction::Hold { holding, known };
-        Next::Ask(Asked::Hold(taking), Question::Transact(hold))
+        Next::Ask(Asked::Hold(taking), StoreQuestion::Transact(hold))
     }
 
     pub(super) fn taken_over(
         &mut self,
-        taking: Taking,
+        taking: PendingAllocation,
         held: Result<(), StoreTrouble>,
         now: Duration,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<AgentEffect>,
     ) -> Next {
-        let Taking { wanted, onto, .. } = taking;
+        let PendingAllocation { wanted, onto, .. } = taking;
         if let Err(trouble) = held {
             self.take_over_again(&onto);
             return self.store_failed(&trouble, Phase::Look, now);
@@ -135,7 +142,7 @@ impl Machine {
             info!(node.uid = %wanted.node_uid, blocks, pools = wanted.pools.len(), "holds");
             self.holding = wanted;
         }
-        effects.push(Effect::Held);
+        effects.push(AgentEffect::Held);
         self.look_at = now;
         Next::Go(Phase::Look)
     }
@@ -154,14 +161,14 @@ impl Machine {
     /// Returns the ranges that the store should have; `None` if the API does not say.
     pub(super) fn wanted_holding(&mut self) -> Option<NodeAllocation> {
         let uid = match &self.node {
-            Told::Unknown => return None,
+            Observed::Unknown => return None,
             // The ranges of a deleted Node are in quarantine: no address of them may be assigned.
-            Told::Absent => return Some(NodeAllocation::default()),
-            Told::There(node) => node.uid.clone(),
+            Observed::Absent => return Some(NodeAllocation::default()),
+            Observed::There(node) => node.uid.clone(),
         };
         if let Some(subnet) = self.subnet().cloned() {
             if let Err(why) = &subnet.spec {
-                self.complain(vec![format!(
+                self.log_errors(vec![format!(
                     "the spec of NodeSubnet {} cannot be read, what was held before goes on: {why}",
                     self.settings.node
                 )]);
@@ -169,7 +176,7 @@ impl Machine {
             }
             if let Some(spec) = subnet.spec_of(Some(&uid)) {
                 let (holding, wrong) = node_allocation::read(spec, &uid);
-                self.complain(wrong);
+                self.log_errors(wrong);
                 return Some(holding);
             }
         }
@@ -186,11 +193,11 @@ impl Machine {
     /// none, no write is attempted.
     fn onto(&mut self) -> Onto {
         match &self.subnet {
-            Told::There(subnet) if self.is_ours(subnet) => Onto::This {
+            Observed::There(subnet) if self.is_ours(subnet) => Onto::This {
                 subnet: Arc::clone(subnet),
                 relisted: std::mem::take(&mut self.relisted),
             },
-            Told::Unknown => Onto::Same,
+            Observed::Unknown => Onto::Same,
             _ => Onto::Nothing,
         }
     }
@@ -215,9 +222,9 @@ impl Machine {
     }
 
     /// Shows the servers which pools there are.
-    fn offer_pools(&mut self, taking: &Taking) {
+    fn offer_pools(&mut self, taking: &PendingAllocation) {
         let holding = &taking.wanted;
-        let shown = self.show(Offer::News);
+        let shown = self.show(PendingOffer::News);
         shown.automatic = holding
             .pools
             .iter()
@@ -225,10 +232,10 @@ impl Machine {
             .map(|it| it.name.clone())
             .collect();
         let giving = holding.blocks.iter().filter(|it| !it.draining);
-        shown.giving = giving.map(|it| it.pool.clone()).collect();
+        shown.allocating_pools = giving.map(|it| it.pool.clone()).collect();
         let spec = taking.subnet.as_deref().map(|it| &it.spec);
         let Some(Ok(spec)) = spec else { return };
-        let (pools, wrong) = serving(&spec.pools, &shown.giving);
+        let (pools, wrong) = serving(&spec.pools, &shown.allocating_pools);
         for text in wrong {
             debug!("{text}");
         }

@@ -4,7 +4,7 @@ use std::io;
 
 /// Why the storage could not be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum StorageFault {
     /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -28,7 +28,7 @@ pub fn advice(error: &io::Error) -> Option<&'static str> {
     })
 }
 
-impl From<redb::Error> for Fault {
+impl From<redb::Error> for StorageFault {
     fn from(error: redb::Error) -> Self {
         match error {
             redb::Error::Io(error) => Self::Io(error),
@@ -42,7 +42,7 @@ impl From<redb::Error> for Fault {
 
 macro_rules! through_redb {
     ($($error:ident)*) => {$(
-        impl From<redb::$error> for Fault {
+        impl From<redb::$error> for StorageFault {
             fn from(error: redb::$error) -> Self {
                 Self::from(redb::Error::from(error))
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadastre_controller::cluster::objects::{Object, Text};
-use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::ObjectEvent;
 
 use super::clock::Time;
 
@@ -155,7 +155,7 @@ impl<T: Versioned> Feed<T> {
         !self.is_watching() || self.cursor < kind.log.len()
     }
 
-    pub fn next(&mut self, kind: &Kind<T>, asked: Duration) -> Option<Change<T>> {
+    pub fn next(&mut self, kind: &Kind<T>, asked: Duration) -> Option<ObjectEvent<T>> {
         if let Stage::Announced = self.stage {
             (self.cursor, self.seen) = (kind.log.len(), kind.version);
             self.stage = Stage::Listing {
@@ -166,19 +166,19 @@ impl<T: Versioned> Feed<T> {
         match &mut self.stage {
             Stage::Down | Stage::Announced => {
                 self.stage = Stage::Announced;
-                Some(Change::Restarted { asked })
+                Some(ObjectEvent::Restarted { asked })
             }
             Stage::Listing { snapshot, next } => {
                 if let Some(object) = snapshot.get(*next) {
                     *next += 1;
-                    return Some(Change::Applied(T::clone(object)));
+                    return Some(ObjectEvent::Applied(T::clone(object)));
                 }
                 self.stage = Stage::Listed;
-                Some(Change::Listed)
+                Some(ObjectEvent::Listed)
             }
             Stage::Listed => {
                 self.stage = Stage::Watching;
-                Some(Change::Reached(self.seen))
+                Some(ObjectEvent::Reached(self.seen))
             }
             Stage::Watching => {
                 let mut logged = kind.log.get(self.cursor)?;
@@ -190,9 +190,9 @@ impl<T: Versioned> Feed<T> {
                 self.seen = logged.object.version();
                 let object = T::clone(&logged.object);
                 Some(if logged.deleted {
-                    Change::Deleted(object)
+                    ObjectEvent::Deleted(object)
                 } else {
-                    Change::Applied(object)
+                    ObjectEvent::Applied(object)
                 })
             }
         }
@@ -219,9 +219,9 @@ impl<T> Default for View<T> {
 
 impl<T: Object + Clone> View<T> {
     /// Records a delivery; returns the objects that it removed.
-    pub fn take(&mut self, change: &Change<T>) -> Vec<T> {
+    pub fn take(&mut self, change: &ObjectEvent<T>) -> Vec<T> {
         match change {
-            Change::Restarted { .. } => {
+            ObjectEvent::Restarted { .. } => {
                 let names = self
                     .objects
                     .values()
@@ -229,7 +229,7 @@ impl<T: Object + Clone> View<T> {
                 self.unseen = Some(names.collect());
                 Vec::new()
             }
-            Change::Applied(object) => {
+            ObjectEvent::Applied(object) => {
                 if let Some(unseen) = &mut self.unseen {
                     unseen.remove(object.name());
                 }
@@ -239,15 +239,15 @@ impl<T: Object + Clone> View<T> {
                     .filter(|b| b.uid() != object.uid())
                     .collect()
             }
-            Change::Reached(_) => Vec::new(),
-            Change::Listed => {
+            ObjectEvent::Reached(_) => Vec::new(),
+            ObjectEvent::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();
                 gone.keys()
                     .filter_map(|name| self.objects.remove(name))
                     .collect()
             }
-            Change::Deleted(object) => {
+            ObjectEvent::Deleted(object) => {
                 if self
                     .objects
                     .get(object.name())

@@ -1,5 +1,5 @@
 //! The usual setup of the controller's tests: a control plane with the CRDs, one running controller, and a
-//! [`Hand`] for the objects.
+//! [`Fixtures`] for the objects.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::control_plane::{ADMIN, ControlPlane, Options};
 use crate::crds;
 use crate::daemon::{Daemon, DaemonOptions};
-use crate::hand::Hand;
+use crate::fixtures::Fixtures;
 
 /// Enough for a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -34,10 +34,10 @@ impl Stage {
         })
     }
 
-    /// Returns a new [`Hand`] of the administrator. Clients belong to the runtime that created them, so each
+    /// Returns a new [`Fixtures`] of the administrator. Clients belong to the runtime that created them, so each
     /// test that shares a stage needs its own.
-    pub async fn hand(&self) -> Result<Hand> {
-        Ok(Hand::new(self.cluster.client().await?))
+    pub async fn fixtures(&self) -> Result<Fixtures> {
+        Ok(Fixtures::new(self.cluster.client().await?))
     }
 
     /// Stops the controller by SIGTERM, runs `meanwhile`, starts another controller with the same log, and

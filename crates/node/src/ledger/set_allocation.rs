@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::fault::Fault;
 use super::super::ops::Now;
+use super::super::storage_fault::StorageFault;
 use super::apply::forget;
 use super::choose::{cooldown_ms, terms};
-use super::kv::Table;
-use super::record::{Address, BlockRecord, BlockState, Stamp, cidr_key, given_back_key};
+use super::kv::KvTable;
+use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, cidr_key, released_key};
 use super::tables::{Read, Write};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
@@ -18,11 +18,11 @@ use cadastre_core::{Cidr, IpRange};
 const MOST_GIVEN_BACK: usize = 1_024;
 
 /// Records the node's ranges and pool terms. Writes nothing if nothing has changed.
-pub(crate) fn hold<W: Write + ?Sized>(
+pub(crate) fn set_allocation<W: Write + ?Sized>(
     kv: &mut W,
     holding: &NodeAllocation,
     now: &Now,
-) -> Result<(), Fault> {
+) -> Result<(), StorageFault> {
     let stamp = kv.stamp(now)?;
     let before = kv.blocks()?;
     let searched = searched(kv, &before)?;
@@ -53,7 +53,7 @@ pub(crate) fn hold<W: Write + ?Sized>(
             remove(kv, *cidr, old)?;
         } else {
             let mut new = old.clone();
-            if !Mutation::WithdrawnBlocksGive.is_on() {
+            if !Mutation::WithdrawnBlocksAssign.is_on() {
                 new.state = BlockState::Withdrawn;
             }
             put_block(kv, *cidr, Some(old), &new, searched.get(cidr))?;
@@ -68,14 +68,14 @@ fn state<R: Read + ?Sized>(
     kv: &R,
     block: &Block,
     old: Option<&BlockRecord>,
-    now: Stamp,
-) -> Result<BlockState, Fault> {
+    now: BootTime,
+) -> Result<BlockState, StorageFault> {
     let Block { cidr, uid, .. } = block;
     if old.is_some_and(|it| it.state == BlockState::Released && it.uid == *uid) {
         return Ok(BlockState::Released);
     }
-    if !kv.was_given_back(*cidr, uid)? || Mutation::ReleasedBlocksForgotten.is_on() {
-        let drains = block.draining && !Mutation::DrainingBlocksGive.is_on();
+    if !kv.was_released(*cidr, uid)? || Mutation::ReleasedBlocksForgotten.is_on() {
+        let drains = block.draining && !Mutation::DrainingBlocksAssign.is_on();
         return Ok(if drains {
             BlockState::Draining
         } else {
@@ -99,7 +99,7 @@ pub(crate) fn release<W: Write + ?Sized>(
     cidr: Cidr,
     uid: &str,
     now: &Now,
-) -> Result<bool, Fault> {
+) -> Result<bool, StorageFault> {
     let stamp = kv.stamp(now)?;
     let Some(old) = kv.block(cidr)?.filter(|block| block.uid == uid) else {
         return Ok(false);
@@ -121,14 +121,14 @@ pub(crate) fn release<W: Write + ?Sized>(
 }
 
 /// Remembers that a block was released, and forgets the oldest of these notes.
-fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), Fault> {
+fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), StorageFault> {
     let sequence = kv.take_sequence()?;
-    kv.put_json(Table::GivenBack, &given_back_key(cidr, uid), &sequence)?;
-    let mut notes = kv.given_back()?;
+    kv.put_json(KvTable::GivenBack, &released_key(cidr, uid), &sequence)?;
+    let mut notes = kv.released_blocks()?;
     notes.sort_unstable();
     let surplus = notes.len().saturating_sub(MOST_GIVEN_BACK);
     for (_, key) in &notes[..surplus] {
-        kv.drop_key(Table::GivenBack, key)?;
+        kv.drop_key(KvTable::GivenBack, key)?;
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), 
 fn searched<W: Write + ?Sized>(
     kv: &W,
     blocks: &[(Cidr, BlockRecord)],
-) -> Result<BTreeMap<Cidr, Vec<IpRange>>, Fault> {
+) -> Result<BTreeMap<Cidr, Vec<IpRange>>, StorageFault> {
     let mut all = BTreeMap::new();
     for (cidr, block) in blocks {
         all.insert(*cidr, left_out(kv, *cidr, block)?);
@@ -149,32 +149,32 @@ fn left_out<W: Write + ?Sized>(
     kv: &W,
     cidr: Cidr,
     block: &BlockRecord,
-) -> Result<Vec<IpRange>, Fault> {
+) -> Result<Vec<IpRange>, StorageFault> {
     let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
     Ok(block.left_out(cidr, &never))
 }
 
-fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), Fault> {
+fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), StorageFault> {
     let mut rank = 0u32;
     let mut names = BTreeSet::new();
     for pool in pools {
         if names.insert(pool.name.as_str()) {
-            kv.put_json(Table::Pools, &rank.to_be_bytes(), pool)?;
+            kv.put_json(KvTable::Pools, &rank.to_be_bytes(), pool)?;
             let key = pool.name.as_bytes();
-            if kv.get(Table::Ranks, key)?.as_deref() != Some(&rank.to_be_bytes()) {
-                kv.put(Table::Ranks, key, &rank.to_be_bytes())?;
+            if kv.get(KvTable::Ranks, key)?.as_deref() != Some(&rank.to_be_bytes()) {
+                kv.put(KvTable::Ranks, key, &rank.to_be_bytes())?;
             }
             rank += 1;
         }
     }
     while kv.pool_at(rank)?.is_some() {
-        kv.remove(Table::Pools, &rank.to_be_bytes())?;
+        kv.remove(KvTable::Pools, &rank.to_be_bytes())?;
         rank += 1;
     }
     let mut after: Option<Vec<u8>> = None;
-    while let Some((key, _)) = kv.next(Table::Ranks, &[], after.as_deref())? {
+    while let Some((key, _)) = kv.next(KvTable::Ranks, &[], after.as_deref())? {
         if !std::str::from_utf8(&key).is_ok_and(|name| names.contains(name)) {
-            kv.remove(Table::Ranks, &key)?;
+            kv.remove(KvTable::Ranks, &key)?;
         }
         after = Some(key);
     }
@@ -187,46 +187,51 @@ fn put_block<W: Write + ?Sized>(
     old: Option<&BlockRecord>,
     new: &BlockRecord,
     searched: Option<&Vec<IpRange>>,
-) -> Result<(), Fault> {
+) -> Result<(), StorageFault> {
     if let Some(old) = old.filter(|old| old.pool != new.pool) {
-        kv.index(Table::Giving, &old.pool, cidr, false)?;
-        kv.index(Table::Open, &old.pool, cidr, false)?;
+        kv.index(KvTable::Giving, &old.pool, cidr, false)?;
+        kv.index(KvTable::Open, &old.pool, cidr, false)?;
     }
     kv.put_block(cidr, new)?;
     let gives = new.state == BlockState::Held;
     let gave = old.is_some_and(|old| old.state == BlockState::Held && old.pool == new.pool);
-    kv.index(Table::Giving, &new.pool, cidr, gives)?;
+    kv.index(KvTable::Giving, &new.pool, cidr, gives)?;
     let anew = !gave || searched != Some(&left_out(kv, cidr, new)?);
     if anew {
-        kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+        kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
     }
     if !gives {
-        kv.index(Table::Open, &new.pool, cidr, false)?;
+        kv.index(KvTable::Open, &new.pool, cidr, false)?;
     } else if anew {
-        kv.index(Table::Open, &new.pool, cidr, true)?;
+        kv.index(KvTable::Open, &new.pool, cidr, true)?;
     }
     Ok(())
 }
 
 /// Makes the next search in a block start at its lowest address.
-fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), Fault> {
+fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), StorageFault> {
     if let Some(block) = kv.block(cidr)? {
-        kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+        kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
         let gives = block.state == BlockState::Held;
-        kv.index(Table::Open, &block.pool, cidr, gives)?;
+        kv.index(KvTable::Open, &block.pool, cidr, gives)?;
     }
     Ok(())
 }
 
 /// Whether no address of a block is in use or cooling.
-fn is_empty<R: Read + ?Sized>(kv: &R, cidr: Cidr, pool: &str, now: Stamp) -> Result<bool, Fault> {
+fn is_empty<R: Read + ?Sized>(
+    kv: &R,
+    cidr: Cidr,
+    pool: &str,
+    now: BootTime,
+) -> Result<bool, StorageFault> {
     let cooldown = cooldown_ms(&terms(kv, pool)?);
     let mut at = kv.address_from(cidr.first())?;
     while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
         match kv.address(addr)? {
-            Some(Address::Used { block, .. }) if block == cidr => return Ok(false),
-            Some(Address::Freed(freed))
-                if freed.block == cidr && freed.at.rests(now, cooldown).is_some() =>
+            Some(AddressRecord::Used { block, .. }) if block == cidr => return Ok(false),
+            Some(AddressRecord::Freed(freed))
+                if freed.block == cidr && freed.at.cooldown_left(now, cooldown).is_some() =>
             {
                 return Ok(Mutation::CoolingBlocksReleased.is_on());
             }
@@ -241,16 +246,20 @@ fn is_empty<R: Read + ?Sized>(kv: &R, cidr: Cidr, pool: &str, now: Stamp) -> Res
 }
 
 /// Removes all records of an empty block.
-fn remove<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, block: &BlockRecord) -> Result<(), Fault> {
-    let rested = Stamp {
+fn remove<W: Write + ?Sized>(
+    kv: &mut W,
+    cidr: Cidr,
+    block: &BlockRecord,
+) -> Result<(), StorageFault> {
+    let rested = BootTime {
         boot: u64::MAX,
         ms: u64::MAX,
     };
     forget(kv, cidr, rested, 0, usize::MAX)?;
-    kv.index(Table::Giving, &block.pool, cidr, false)?;
-    kv.index(Table::Open, &block.pool, cidr, false)?;
-    kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
-    kv.drop_key(Table::Blocks, &cidr_key(cidr))?;
+    kv.index(KvTable::Giving, &block.pool, cidr, false)?;
+    kv.index(KvTable::Open, &block.pool, cidr, false)?;
+    kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
+    kv.drop_key(KvTable::Blocks, &cidr_key(cidr))?;
     // Overlapping blocks may contain addresses whose records were removed: they are unused there now.
     for other in kv.blocks_over(cidr)? {
         search_anew(kv, other)?;

@@ -1,7 +1,7 @@
 //! What the agent's loop and the servers on the node's sockets know of each other.
 //!
-//! The loop owns [`Shown`], its view of the API, and replaces it as a whole when it has changed: nothing changes
-//! under those who read it. The servers write the [`Desk`], which the loop reads before each turn.
+//! The loop owns [`WatchState`], its view of the API, and replaces it as a whole when it has changed: nothing changes
+//! under those who read it. The servers write the [`ServiceState`], which the loop reads before each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -11,23 +11,23 @@ use tokio::sync::watch;
 
 use super::choice::ServingPool;
 use super::namespaces::Namespaces;
+use super::pending_adds::PendingAddBook;
 use super::pods::{Pod, Pods};
-use super::wishes::WishBook;
 use cadastre_api::POOLS_ANNOTATION;
-use cadastre_daemon::events::Notice;
+use cadastre_daemon::events::EventNote;
 use cadastre_node::Add;
 
 /// Shared by the loop and the servers.
 #[derive(Default)]
-pub struct Known {
-    shown: watch::Sender<Arc<Shown>>,
-    desk: Mutex<Desk>,
+pub struct SharedState {
+    shown: watch::Sender<Arc<WatchState>>,
+    desk: Mutex<ServiceState>,
 }
 
 /// The API as the loop last saw it, for the servers.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Shown {
+pub struct WatchState {
     /// The pods of this node
     pub pods: Pods,
     /// Whether the watch of pods is established
@@ -49,36 +49,36 @@ pub struct Shown {
     /// Pools of which the node has as many blocks of a family as its limit allows, with that limit
     pub at_limit: BTreeMap<String, u32>,
     /// Pools with blocks on this node that still assign addresses
-    pub giving: BTreeSet<String>,
+    pub allocating_pools: BTreeSet<String>,
     /// The namespaces of the pods of this node
     pub namespaces: Namespaces,
 }
 
 /// What the servers have met with, for the loop.
 #[derive(Debug, Default)]
-pub struct Desk {
+pub struct ServiceState {
     /// A pod that was refused because the agent knows nothing about it
     pub turned_away: Option<String>,
     /// Which pools ADDs want addresses of
-    pub wishes: WishBook,
+    pub pending_adds: PendingAddBook,
     /// Whether something changed here that the loop should act on
     pub is_changed: bool,
     /// Events to emit
-    pub notices: Vec<Notice>,
+    pub notices: Vec<EventNote>,
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,
     /// The complaints reported so far, by pod UID
     complained: BTreeMap<String, Vec<String>>,
 }
 
-impl Known {
+impl SharedState {
     /// Returns what was offered last.
-    pub fn shown(&self) -> Arc<Shown> {
+    pub fn shown(&self) -> Arc<WatchState> {
         Arc::clone(&self.shown.borrow())
     }
 
     /// Replaces what is shown. With `is_news`, ADDs that wait for their pod look again.
-    pub fn offer(&self, shown: Arc<Shown>, is_news: bool) {
+    pub fn update_served_pools(&self, shown: Arc<WatchState>, is_news: bool) {
         let pods = &shown.pods;
         let is_here = |uid: &String, _: &mut Vec<String>| pods.by_uid(uid).is_some();
         self.lock().complained.retain(is_here);
@@ -89,19 +89,19 @@ impl Known {
     }
 
     /// Returns a receiver that wakes with each offer that `is_news` from now on.
-    pub fn follow(&self) -> watch::Receiver<Arc<Shown>> {
+    pub fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
         self.shown.subscribe()
     }
 
     /// Locks what the servers have met with. The lock must not be held across an await.
-    pub fn lock(&self) -> MutexGuard<'_, Desk> {
+    pub fn lock(&self) -> MutexGuard<'_, ServiceState> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Desk {
+impl ServiceState {
     /// Records what is wrong with a pod now; returns the complaints that were not recorded before.
-    pub fn complain(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
+    pub fn report_errors(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
         let told = self.complained.entry(uid.to_owned()).or_default();
         let fresh = |it: &&String| !told.contains(it);
         let fresh: Vec<String> = complaints.iter().filter(fresh).cloned().collect();
@@ -113,7 +113,7 @@ impl Desk {
     }
 }
 
-impl Shown {
+impl WatchState {
     /// Whether some pod could cause a request for a block.
     pub fn may_ask(&self) -> bool {
         !self.askable.is_empty()
