@@ -129,6 +129,15 @@ impl Sim {
         }
     }
 
+    /// Makes a random machine lose its store.
+    pub fn lose_some_store(&mut self) {
+        let id = self.rng.index(self.machines.hosts.len().max(1));
+        let host = self.machines.hosts.get(id);
+        if host.is_some_and(|host| !host.is_off) {
+            self.doom_store(id);
+        }
+    }
+
     /// Whatever still lasts ends; who is off for good stays so.
     pub fn calm_hosts(&mut self) {
         for id in 0..self.machines.hosts.len() {

@@ -43,6 +43,8 @@ pub struct Plan {
     pub tampering_blocks: bool,
     /// The chance, at each change, of a pod with an address from somebody else.
     pub strangers: u32,
+    /// Chance, with each change of the workload, that a machine loses its store, beside the usual faults.
+    pub lost_stores: u32,
     /// When the API server is backed up, and when it is restored.
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
@@ -159,6 +161,7 @@ impl Plan {
             tampering: rng.chance(2_000),
             tampering_blocks: rng.chance(1_500),
             strangers: 0,
+            lost_stores: 0,
             restore: None,
             agents: true,
             lasting: Lasting::default(),
@@ -201,6 +204,16 @@ impl Plan {
             tampering_blocks: false,
             ..plan.crowd()
         };
+        let only_blocks = |plan: Self| Plan {
+            blocks: 10_000,
+            agents: true,
+            processes: plan.processes.min(2),
+            settle_for: 300 * SECOND,
+            tampering: false,
+            tampering_blocks: false,
+            foreign_allocator: false,
+            ..plan
+        };
         match weather {
             Weather::AsDrawn => self,
             Weather::Crowded | Weather::Untold | Weather::BadClocks => crowded(self, 0),
@@ -220,20 +233,20 @@ impl Plan {
                     ..plan
                 }
             }
-            Weather::CrowdedBlocks | Weather::Restored => crowded(self, 10_000),
+            Weather::CrowdedBlocks => crowded(self, 10_000),
+            Weather::Restored => Plan {
+                names: 6 + self.names % 6,
+                pools: 5,
+                work_every: 5 * SECOND,
+                ..only_blocks(self)
+            },
             Weather::Agents => Plan {
-                blocks: 10_000,
-                agents: true,
-                processes: self.processes.min(2),
                 names: 2 + self.names % 3,
                 pools: self.pools.min(2),
                 rough_for: self.rough_for.min(150 * SECOND),
-                settle_for: 300 * SECOND,
                 work_every: self.work_every.min(SECOND),
-                tampering: false,
-                tampering_blocks: false,
-                foreign_allocator: false,
-                ..self
+                lost_stores: 200,
+                ..only_blocks(self)
             },
             Weather::Behind => {
                 let plan = crowded(self, 0);

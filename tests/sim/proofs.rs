@@ -18,7 +18,8 @@ pub enum Weather {
     Crowded,
     /// Like [`Weather::Crowded`], with blocks.
     CrowdedBlocks,
-    /// Like [`Weather::CrowdedBlocks`], and the API server is restored to an older state.
+    /// Some nodes with blocks only, which live long enough to have some, and the API server is restored to an older
+    /// state.
     Restored,
     /// Leaders are asked to stop every few seconds, and watches lag.
     HandOvers,
@@ -34,7 +35,7 @@ pub enum Weather {
     BadClocks,
     /// Like [`Weather::Crowded`]; many answers are lost and many leaders end.
     Unclear,
-    /// A few nodes with blocks only, and many pods.
+    /// A few nodes with blocks only, and many pods; stores are lost just after an address was assigned.
     Agents,
 }
 
@@ -196,11 +197,11 @@ pub fn proof(mutation: Mutation) -> Proof {
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedBlockQuarantineIgnored => sim(AsDrawn, 5_000),
-        ForgottenBlockNotAdopted => duplicate(Restored, 10_000),
+        ForgottenBlockNotAdopted => duplicate(Restored, 1_000),
         ClaimedBlockAdopted => unit(
             "controller::registry::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
         ),
-        AgentGraceSkipped => duplicate(Restored, 10_000),
+        AgentGraceSkipped => duplicate(Restored, 1_000),
         ProvisionalBlocksNotCounted => {
             unit("controller::demand::tests::what_is_on_its_way_to_a_node_counts")
         }

@@ -93,6 +93,9 @@ impl Sim {
         if self.rng.chance(600) {
             self.befall_some_host();
         }
+        if self.plan.lost_stores > 0 && self.rng.chance(self.plan.lost_stores) {
+            self.lose_some_store();
+        }
         if self.rng.chance(500) {
             self.ask_of_node();
         }

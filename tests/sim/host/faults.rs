@@ -103,11 +103,31 @@ impl Sim {
         self.start_kubelet(id);
     }
 
+    /// Loses the machine's store as soon as nothing uses it: then the runtime alone knows the addresses that were
+    /// assigned last. Half the time the agent is restarted as well, with its watches not yet listed.
+    pub fn doom_store(&mut self, id: usize) {
+        self.machines.hosts[id].is_store_doomed = true;
+        self.lose_doomed_store(id);
+    }
+
+    pub(super) fn lose_doomed_store(&mut self, id: usize) {
+        let host = self.host(id);
+        if !self.rough || !host.is_store_doomed || host.is_in_use() {
+            return;
+        }
+        self.machines.hosts[id].is_store_doomed = false;
+        self.lose_store(id);
+        if self.rng.chance(5_000) {
+            self.kill_process(id);
+            self.start_process(id);
+        }
+    }
+
     /// Deletes the store's file.
     fn lose_store(&mut self, id: usize) {
         let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
-        if host.kubelet.is_setting_up() || !host.calls.is_empty() {
+        if host.is_in_use() {
             return;
         }
         *host.slot.lock().unwrap() = None;

@@ -205,7 +205,8 @@ impl Sim {
             KubeletAct::Answered(number, result) => {
                 let call = self.host_mut(id).calls.get_mut(&number);
                 if call.is_some_and(Call::stop_listening) {
-                    return self.answered(id, number, *result);
+                    self.answered(id, number, *result)?;
+                    self.lose_doomed_store(id);
                 }
             }
             KubeletAct::Patience(number) => self.plugin_gives_up_on_agent(id, number),

@@ -105,6 +105,8 @@ pub struct Host {
     /// The agent's process if it runs, and the number of its current run.
     process: Option<Process>,
     incarnation: u32,
+    /// Whether its store is lost as soon as nothing uses it.
+    is_store_doomed: bool,
     /// How often the machine was booted.
     boot: u32,
     feeds: Feeds,
@@ -131,6 +133,7 @@ impl Host {
             slot: Slot::default(),
             process: None,
             incarnation: 0,
+            is_store_doomed: false,
             boot: 1,
             feeds: Feeds::default(),
             kubelet: Kubelet::default(),
@@ -144,6 +147,11 @@ impl Host {
     pub fn uses<'a>(&'a self, uid: &'a Text) -> impl Iterator<Item = (&'a Key, &'a Held)> {
         let used = move |(_, held): &(&Key, &Held)| held.node == *uid && !held.released;
         self.blocks.iter().filter(used)
+    }
+
+    /// Whether a sandbox is being set up or a plugin runs: the store alone may know of its address.
+    fn is_in_use(&self) -> bool {
+        self.kubelet.is_setting_up() || !self.calls.is_empty()
     }
 
     fn number(&mut self) -> u64 {
