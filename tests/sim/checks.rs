@@ -29,9 +29,9 @@ use cadastre_controller::cluster::intents::WriteIntents;
 use cadastre_controller::cluster::lease::{LeaseContent, LeaseRecord, Takeover};
 use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pool, Subnet, Text};
 use cadastre_controller::cluster::request::{
-    ApiRequest, ObjectSpec, PodCidrAllocation, RequestId, RequestOutcome,
+    ApiRequest, ObjectKind, ObjectSpec, PodCidrAllocation, RequestId, RequestOutcome,
 };
-use cadastre_controller::{EventRecord, OutgoingRequest};
+use cadastre_controller::{EventRecord, OutgoingRequest, Regarding};
 use cadastre_core::{Addr, Cidr};
 
 use super::api::{Api, Author, Commit};
@@ -907,4 +907,38 @@ fn describe(commit: &Commit) -> String {
         Commit::Block(a, b) => format!("block {}", name(a.as_ref(), b.as_ref())),
         Commit::Service | Commit::Pod(..) | Commit::Addresses(..) => String::new(),
     }
+}
+
+#[test]
+fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it() {
+    let place = Where {
+        process: 0,
+        incarnation: 1,
+    };
+    let about = Regarding {
+        kind: ObjectKind::Node,
+        name: "n0".into(),
+        uid: "u0".into(),
+    };
+    let mut checks = Checks::default();
+    // How often both reasons may be reported, in turn.
+    let often = |checks: &mut Checks, reasons: [&'static str; 2]| {
+        let mut is_told = |reason| {
+            let report = EventRecord {
+                about: about.clone(),
+                warning: true,
+                reason,
+                note: String::new(),
+            };
+            checks.reported(place, &report, true).is_ok()
+        };
+        (0..9)
+            .take_while(|_| reasons.into_iter().all(&mut is_told))
+            .count()
+    };
+    assert_eq!(often(&mut checks, ["A", "B"]), 5);
+    checks.allocated.insert("u1".into(), 1);
+    assert_eq!(often(&mut checks, ["B", "A"]), 0, "the block is another node's");
+    checks.allocated.insert("u0".into(), 1);
+    assert_eq!(often(&mut checks, ["A", "B"]), 5);
 }
