@@ -938,7 +938,11 @@ fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it()
     };
     assert_eq!(often(&mut checks, ["A", "B"]), 5);
     checks.allocated.insert("u1".into(), 1);
-    assert_eq!(often(&mut checks, ["B", "A"]), 0, "the block is another node's");
+    assert_eq!(
+        often(&mut checks, ["B", "A"]),
+        0,
+        "the block is another node's"
+    );
     checks.allocated.insert("u0".into(), 1);
     assert_eq!(often(&mut checks, ["A", "B"]), 5);
 }

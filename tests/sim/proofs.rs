@@ -85,13 +85,13 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
         ImpossibleClaimKept => {
-            unit("controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free")
+            unit("controller::allocations::tests::a_claim_that_can_no_longer_come_true_is_free")
         }
         RevivedNodeLosesClaim => unit(
-            "controller::registry::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
+            "controller::allocations::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
         ),
         OverlapsNotReported => {
-            unit("controller::registry::tests::two_nodes_with_common_addresses_are_a_pair")
+            unit("controller::allocations::tests::two_nodes_with_common_addresses_are_a_pair")
         }
         ForeignAllocatorIgnored => unit(
             "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
@@ -100,10 +100,10 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
         ),
         WidePodCidrCounts => unit(
-            "controller::registry::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
+            "controller::allocations::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
         ContestedPodCidrAllocated => {
-            unit("controller::registry::foreign::tests::of_what_another_node_has_nothing_is_given")
+            unit("controller::allocations::foreign::tests::of_what_another_node_has_nothing_is_given")
         }
 
         // Who leads
@@ -149,11 +149,11 @@ pub fn proof(mutation: Mutation) -> Proof {
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeletionNotQuarantined => sim(AsDrawn, 500),
         UnrecordedDeathForgotten => unit(
-            "controller::registry::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
+            "controller::allocations::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
         ),
         RecordedQuarantineNotBounded => sim(AsDrawn, 10_000),
         ShortestQuarantineCounts => unit(
-            "controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
+            "controller::allocations::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
         ),
         PodsNotLookedAt => sim(AsDrawn, 2_000),
         PodIndexNotLookedAt => unit(
@@ -166,7 +166,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
         ),
         ReturnedRangeStillQuarantined => unit(
-            "controller::registry::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
+            "controller::allocations::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
         ),
 
         // Blocks
@@ -174,32 +174,32 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::machine::tests::a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation",
         ),
         BlockDoesNotYieldToPodCidr => unit(
-            "controller::registry::blocks::tests::a_block_yields_to_a_podcidr_that_overlaps_it",
+            "controller::allocations::blocks::tests::a_block_yields_to_a_podcidr_that_overlaps_it",
         ),
         AnswerToEarlierBlockCounts => unit(
-            "controller::registry::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
+            "controller::allocations::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
         ),
         BlocksJudgedDuringList => {
-            unit("controller::registry::blocks::tests::nothing_is_judged_while_a_list_runs")
+            unit("controller::allocations::blocks::tests::nothing_is_judged_while_a_list_runs")
         }
         EditedBlockKeepsItsAge => unit(
-            "controller::registry::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
+            "controller::allocations::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
         ),
         ListedBlocksNotRead => unit(
-            "controller::registry::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
+            "controller::allocations::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
         ),
         LateListIgnored => unit(
-            "controller::registry::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
+            "controller::allocations::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
         ),
         DroppedBlockKeepsItsClaim => unit(
-            "controller::registry::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
+            "controller::allocations::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
         ),
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedBlockQuarantineIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotAdopted => duplicate(Restored, 1_000),
         ClaimedBlockAdopted => unit(
-            "controller::registry::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
+            "controller::allocations::adopt::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
         ),
         AgentGraceSkipped => duplicate(Restored, 1_000),
         ProvisionalBlocksNotCounted => {
@@ -248,16 +248,16 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         // The cache of objects
         GoneByAnswerComesBack => {
-            unit("controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
+            unit("controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone")
         }
         GoneByListComesBack => {
-            unit("controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
+            unit("controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone")
         }
         AnswerBeforeRelistTaken => unit(
-            "controller::cluster::table::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
+            "controller::cluster::object_cache::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
         ),
         GoneByWatchComesBack => unit(
-            "controller::cluster::table::tests::an_answer_never_brings_back_what_the_watch_saw_go",
+            "controller::cluster::object_cache::tests::an_answer_never_brings_back_what_the_watch_saw_go",
         ),
 
         // Requests

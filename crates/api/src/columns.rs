@@ -125,12 +125,13 @@ pub(super) fn block() -> Vec<Column> {
             ".spec.owner.name",
             "The node that has it; in quarantine, the one that had it",
         ),
-        column("date", "Since", ".spec.since", "Since when the owner has it"),
-        text(
-            "Until",
-            ".spec.until",
-            "The earliest end of its quarantine",
+        column(
+            "date",
+            "Since",
+            ".spec.since",
+            "Since when the owner has it",
         ),
+        text("Until", ".spec.until", "The earliest end of its quarantine"),
         age(),
         wide(text("NodeUID", ".spec.owner.uid", "The node's UID")),
     ]

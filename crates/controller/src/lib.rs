@@ -1,8 +1,8 @@
 //! The controller: one state machine, with one file per reconcile loop.
 //!
 //! ```text
-//! watches ──► World ──┐                      ┌──► podcidr     node.spec.podCIDRs, one guarded PATCH per node
-//! answers ──► World ──┼─► Controller ─ Leader ┼──► demand      how many blocks a node has, needs, can spare
+//! watches ──► cache ──┐                      ┌──► podcidr     node.spec.podCIDRs, one guarded PATCH per node
+//! answers ──► cache ──┼─► Controller ─ Leader ┼──► demand      how many blocks a node has, needs, can spare
 //!                     │        │             ├──► block       IPAMBlocks
 //!                     │        │             ├──► subnet      NodeSubnet.spec
 //! lease ──────────────┘        │             ├──► quarantine  ranges of deleted nodes wait, then are free
@@ -17,7 +17,7 @@
 //! | `leader` | the state that exists only while leading: the loops |
 //! | [`reconcile`], `in_flight` | the trait of a loop; which objects have a request in flight |
 //! | [`fence`], `intents` | what a new leader does before it allocates; the writes that the Lease must name |
-//! | `agent_grace`, [`allocations::adopt_of_node`] | allocations that only agents still report, after the API lost them |
+//! | `agent_grace`, [`allocations::adopt`] | allocations that only agents still report, after the API lost them |
 //! | [`allocations`] | the leader's ledger: which node has which range, and what is quarantined |
 //! | [`pools`] | what each pool may do now, and which nodes it serves |
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
