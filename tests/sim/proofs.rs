@@ -102,9 +102,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         WidePodCidrCounts => unit(
             "controller::allocations::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
-        ContestedPodCidrAllocated => {
-            unit("controller::allocations::foreign::tests::of_what_another_node_has_nothing_is_given")
-        }
+        ContestedPodCidrAllocated => unit(
+            "controller::allocations::foreign::tests::of_what_another_node_has_nothing_is_given",
+        ),
 
         // Who leads
         TakeOverCountsAsClean => sim(AsDrawn, 1_000),
@@ -247,12 +247,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
 
         // The cache of objects
-        GoneByAnswerComesBack => {
-            unit("controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone")
-        }
-        GoneByListComesBack => {
-            unit("controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone")
-        }
+        GoneByAnswerComesBack => unit(
+            "controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone",
+        ),
+        GoneByListComesBack => unit(
+            "controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone",
+        ),
         AnswerBeforeRelistTaken => unit(
             "controller::cluster::object_cache::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
         ),

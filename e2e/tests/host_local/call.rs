@@ -93,7 +93,7 @@ impl Answer {
 /// Kind and mode, and content, of every folder and file below a path.
 pub type Tree = BTreeMap<PathBuf, (u32, String)>;
 
-/// The files below a side's folder.
+/// The files below a side's folder, except the notes that ours keeps beside a network's directory.
 pub fn tree(side: &Path) -> Tree {
     let mut tree = Tree::new();
     gather(side, Path::new(""), &mut tree);
@@ -103,6 +103,10 @@ pub fn tree(side: &Path) -> Tree {
 fn gather(side: &Path, below: &Path, tree: &mut Tree) {
     for item in fs::read_dir(side.join(below)).unwrap() {
         let item = item.unwrap();
+        let name = item.file_name().into_string().unwrap_or_default();
+        if name.starts_with('.') && name.ends_with(".index") {
+            continue;
+        }
         let path = below.join(item.file_name());
         let meta = item.metadata().unwrap();
         let bytes = meta.is_file().then(|| fs::read(item.path()).unwrap());

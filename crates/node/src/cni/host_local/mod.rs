@@ -8,9 +8,11 @@
 //! | `config` | the configuration, read and checked |
 //! | `ranges` | ranges, sets of them, the walk through a set |
 //! | `store` | the state directory |
+//! | `index` | a note of what is in its files, which saves reading them |
 //! | `resolv` | `resolvConf` |
 
 mod config;
+mod index;
 mod ranges;
 mod resolv;
 mod store;
@@ -93,7 +95,9 @@ fn add(env: &Env, config: &Config, ours: HostLocal) -> Result<CniResult, CniErro
     netns::check(env)?;
     let mut store = open(config)?;
     let owner = Owner::new(&env.container_id, &env.ifname);
-    result.ips = assign(&mut store, &owner, &ours.sets, ours.requested).map_err(internal)?;
+    let assigned = assign(&mut store, &owner, &ours.sets, ours.requested);
+    store.note();
+    result.ips = assigned.map_err(internal)?;
     Ok(result)
 }
 
@@ -181,6 +185,7 @@ fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     for _ in &ours.sets {
         store.release(&owner);
     }
+    store.note();
     netns::check(env)
 }
 
@@ -212,7 +217,9 @@ fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
 fn gc(config: &Config) -> Result<(), CniError> {
     let valid = config.valid()?;
     if dir(config).map_err(internal)?.is_dir() {
-        open(config)?.collect(&valid);
+        let mut store = open(config)?;
+        store.collect(&valid);
+        store.note();
     }
     Ok(())
 }

@@ -12,8 +12,8 @@
 //! ignored. Nothing is written through symbolic links: whoever can create one here must not choose what root
 //! writes elsewhere.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, DirEntry, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::index::{self, Entry, Files};
 use crate::cni::address::parse_ip;
 use crate::cni::config::Valid;
 use cadastre_core::Addr;
@@ -37,10 +38,13 @@ const MAX_FILE: u64 = 256 * 1024;
 /// A network's directory, locked.
 pub(super) struct Store {
     dir: PathBuf,
-    /// Locked until the store is dropped
+    /// Locked until the store is dropped, unless the file system has no locks
     _lock: File,
-    /// The content of each file that may be an allocation, without the space around it
-    files: BTreeMap<String, String>,
+    locked: bool,
+    /// Each file that may be an allocation
+    files: Files,
+    /// Whether `files` differ from the note of [`index`]
+    changed: bool,
 }
 
 /// The owner of files: what is in them.
@@ -90,42 +94,70 @@ impl Store {
         let lock = open_over(&path, 0o750).map_err(|error| fault("open", &path, &error))?;
         // As host-local: it goes on where the file system has no locks, and each address's file is created by
         // one process alone in any case.
-        let _ = lock.lock();
-        let found = fs::read_dir(dir).map_err(|error| fault("read", dir, &error))?;
-        let files = found.filter_map(|item| {
-            let item = item.ok()?;
-            let name = item.file_name().into_string().ok()?;
-            if name == LOCK || name.starts_with(CURSOR) {
-                return None;
-            }
-            // The directory tells the kind of nearly every file, which saves a call to the kernel for each.
-            let is_file = item.file_type().ok()?.is_file() || item.path().is_file();
-            let content = is_file.then(|| read(&item.path())).flatten()?;
-            Some((name, content.trim().to_owned()))
-        });
+        let locked = lock.lock().is_ok();
+        let noted = if locked { index::load(dir) } else { None };
+        let (files, changed) = match noted {
+            Some(noted) => noted,
+            None => (read_all(dir)?, true),
+        };
         Ok(Self {
             dir: dir.to_owned(),
-            files: files.collect(),
             _lock: lock,
+            locked,
+            files,
+            changed,
         })
+    }
+
+    /// Writes the note that saves the next call reading every file.
+    pub(super) fn note(&self) {
+        if self.locked && self.changed {
+            index::save(&self.dir, &self.files, || self.is_complete());
+        }
+    }
+
+    /// Whether the directory has exactly the known files, and all are plain: where a link leads, a file can change
+    /// without a trace here.
+    fn is_complete(&self) -> bool {
+        let known = |item: io::Result<DirEntry>| {
+            let item = item.ok()?;
+            let name = item.file_name().into_string().ok()?;
+            if !is_allocation(&name) {
+                return Some(0);
+            }
+            let is_file = item.file_type().ok()?.is_file();
+            (is_file && self.files.contains_key(&name)).then_some(1)
+        };
+        let found = fs::read_dir(&self.dir).ok();
+        found.and_then(|found| found.map(known).sum()) == Some(self.files.len())
+    }
+
+    /// Finds files by name and content. As a note may be outdated, the content of a match is read from the file.
+    fn find(&self, is: impl Fn(&str, &str) -> bool) -> Vec<String> {
+        let matches = |(name, Entry(content, _)): &(&String, &Entry)| {
+            is(name, content)
+                && read(&self.dir.join(name)).is_some_and(|content| is(name, content.trim()))
+        };
+        let found = self.files.iter().filter(matches);
+        found.map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the addresses of an owner, with those of its container without interface.
     pub(super) fn addresses(&self, owner: &Owner) -> Vec<Addr> {
-        let names = self.files.iter().filter(|(_, it)| owner.has(it));
-        names.filter_map(|(name, _)| parse_ip(name)).collect()
+        let names = self.find(|_, content| owner.has(content));
+        names.iter().filter_map(|name| parse_ip(name)).collect()
     }
 
     /// Whether an owner, or its container, has any file.
     pub(super) fn has_any(&self, owner: &Owner) -> bool {
-        self.files.values().any(|it| owner.has(it))
+        !self.find(|_, content| owner.has(content)).is_empty()
     }
 
     /// Whether an owner, or its container, has the file of an address.
     pub(super) fn has(&self, owner: &Owner, ip: Addr) -> bool {
-        self.files
-            .get(&ip.to_string())
-            .is_some_and(|it| owner.has(it))
+        let ip = ip.to_string();
+        let found = self.find(|name, content| name == ip && owner.has(content));
+        !found.is_empty()
     }
 
     /// Returns the address assigned last of a range set.
@@ -151,20 +183,19 @@ impl Store {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
             Err(error) => return Err(fault("create", &path, &error)),
         };
+        self.changed = true;
         let cursor = self.dir.join(format!("{CURSOR}{set}"));
         let written = file
             .write_all(owner.new.as_bytes())
             .map_err(|error| fault("write", &path, &error))
             .and_then(|()| {
-                open_over(&cursor, 0o600)
-                    .and_then(|mut file| file.write_all(name.as_bytes()))
-                    .map_err(|error| fault("write", &cursor, &error))
+                replace(&cursor, name.as_bytes()).map_err(|error| fault("write", &cursor, &error))
             });
         if let Err(text) = written {
             let _ = fs::remove_file(&path);
             return Err(text);
         }
-        self.files.insert(name, owner.new.clone());
+        self.files.insert(name, Entry(owner.new.clone(), None));
         Ok(true)
     }
 
@@ -178,9 +209,12 @@ impl Store {
     /// Removes files by name and content; whether there was one.
     fn remove(&mut self, is: impl Fn(&str, &str) -> bool) -> bool {
         let before = self.files.len();
-        self.files.retain(|name, content| {
-            !(is(name, content) && fs::remove_file(self.dir.join(name)).is_ok())
-        });
+        for name in self.find(is) {
+            if fs::remove_file(self.dir.join(&name)).is_ok() {
+                self.files.remove(&name);
+                self.changed = true;
+            }
+        }
         self.files.len() < before
     }
 
@@ -201,8 +235,28 @@ impl Owner {
     }
 }
 
+/// Whether a file may be an allocation, by its name.
+fn is_allocation(name: &str) -> bool {
+    name != LOCK && !name.starts_with(CURSOR)
+}
+
+/// Reads each file of a directory that may be an allocation.
+fn read_all(dir: &Path) -> Result<Files, String> {
+    let found = fs::read_dir(dir).map_err(|error| fault("read", dir, &error))?;
+    let files = found.filter_map(|item| {
+        let item = item.ok()?;
+        let name = item.file_name().into_string().ok();
+        let name = name.filter(|name| is_allocation(name))?;
+        // The directory tells the kind of nearly every file, which saves a call to the kernel for each.
+        let is_file = item.file_type().ok()?.is_file() || item.path().is_file();
+        let entry = is_file.then(|| Entry::read(&item.path())).flatten()?;
+        Some((name, entry))
+    });
+    Ok(files.collect())
+}
+
 /// Reads a plain file.
-fn read(path: &Path) -> Option<String> {
+pub(super) fn read(path: &Path) -> Option<String> {
     let mut content = vec![0; 256];
     let mut file = File::open(path).ok()?;
     let length = file.read(&mut content).ok()?;
@@ -224,12 +278,24 @@ fn fault(what: &str, path: &Path, error: &io::Error) -> String {
     format!("cannot {what} {path}: {error}")
 }
 
-/// Opens a file that is written anew, creates it where it is missing, and fails at a symbolic link.
-fn open_over(path: &Path, mode: u32) -> io::Result<File> {
+/// Replaces the content of a file, creates it where it is missing, and fails at a symbolic link.
+fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = open_over(path, 0o600)?;
+    file.write_all(content)?;
+    // Cut afterwards, and only if needed: some file systems write a file to the disk at once if it was emptied first.
+    let length = content.len() as u64;
+    if file.metadata()?.len() > length {
+        file.set_len(length)?;
+    }
+    Ok(())
+}
+
+/// Opens a file for writing from its beginning, creates it where it is missing, and fails at a symbolic link.
+pub(super) fn open_over(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
         .create(true)
-        .truncate(true)
+        .truncate(false)
         .mode(mode)
         .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(path)

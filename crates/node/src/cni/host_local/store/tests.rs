@@ -55,6 +55,120 @@ fn owners_are_found_in_either_format() {
     assert!(dir.join("10.0.0.5").exists());
 }
 
+/// Makes a file older than a tick of the kernel's clock.
+fn settle(path: &Path) {
+    let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    File::open(path).unwrap().set_modified(past).unwrap();
+}
+
+/// Assigns 10.0.0.2 to `a`, and writes the note.
+fn noted_with_one(dir: &Path) {
+    let mut store = Store::open(dir).unwrap();
+    store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap();
+    store.note();
+}
+
+/// Opens a directory, and writes the note.
+fn noted(dir: &Path) -> Store {
+    let store = Store::open(dir).unwrap();
+    store.note();
+    store
+}
+
+#[test]
+fn a_note_saves_reading_and_hides_nothing() {
+    let scratch = tempdir().unwrap();
+    let dir = scratch.path().join("net");
+    noted_with_one(&dir);
+    settle(&dir.join("10.0.0.2"));
+    drop(noted(&dir));
+    let store = Store::open(&dir).unwrap();
+    assert!(!store.changed, "the note was used");
+    drop(store);
+    // Written over in place, which does not break the seal; twice within a tick, and long ago.
+    for (id, old) in [("b", false), ("c", false), ("d", true)] {
+        fs::write(dir.join("10.0.0.2"), format!("{id}\r\neth0")).unwrap();
+        if old {
+            settle(&dir.join("10.0.0.2"));
+        }
+        let store = noted(&dir);
+        assert!(
+            store.has_any(&owner(id)) && !store.has_any(&owner("a")),
+            "{id}"
+        );
+    }
+    fs::write(dir.join("10.0.0.3"), "e\r\neth0").unwrap();
+    let store = Store::open(&dir).unwrap();
+    assert!(store.has_any(&owner("d")) && store.has_any(&owner("e")));
+}
+
+#[test]
+fn a_match_in_the_note_is_read_from_the_file() {
+    let scratch = tempdir().unwrap();
+    let dir = scratch.path().join("net");
+    noted_with_one(&dir);
+    let path = dir.join("10.0.0.2");
+    settle(&path);
+    let time = fs::metadata(&path).unwrap().modified().unwrap();
+    drop(noted(&dir));
+    // Neither size nor time shows it.
+    fs::write(&path, "b\r\neth0").unwrap();
+    File::open(&path).unwrap().set_modified(time).unwrap();
+    let mut store = Store::open(&dir).unwrap();
+    assert!(!store.changed, "the note was used");
+    assert!(!store.has_any(&owner("a")) && !store.has(&owner("a"), ip("10.0.0.2")));
+    assert_eq!(store.addresses(&owner("a")), []);
+    store.release(&owner("a"));
+    assert!(path.exists());
+}
+
+#[test]
+fn a_file_written_over_in_the_oldest_format_is_released() {
+    let scratch = tempdir().unwrap();
+    let dir = scratch.path().join("net");
+    noted_with_one(&dir);
+    fs::write(dir.join("10.0.0.2"), "a").unwrap();
+    let mut store = Store::open(&dir).unwrap();
+    store.release(&owner("a"));
+    assert!(!dir.join("10.0.0.2").exists());
+}
+
+#[test]
+fn what_people_do_without_the_lock_during_a_call_is_seen_by_the_next() {
+    let scratch = tempdir().unwrap();
+    let dir = scratch.path().join("net");
+    noted_with_one(&dir);
+    let mut store = Store::open(&dir).unwrap();
+    fs::remove_file(dir.join("10.0.0.2")).unwrap();
+    fs::write(dir.join("10.0.0.9"), "c\r\neth0").unwrap();
+    store.reserve(&owner("b"), ip("10.0.0.3"), 0).unwrap();
+    store.note();
+    drop(store);
+    let mut store = Store::open(&dir).unwrap();
+    assert_eq!(store.reserve(&owner("d"), ip("10.0.0.2"), 0), Ok(true));
+    assert!(store.has_any(&owner("c")), "an owner by hand");
+    fs::write(dir.join("10.0.0.10"), "e\r\neth0").unwrap();
+    store.note();
+    drop(store);
+    let store = Store::open(&dir).unwrap();
+    assert!(store.has_any(&owner("e")), "one more, and none removed");
+}
+
+#[test]
+fn where_there_is_a_link_there_is_no_note() {
+    let scratch = tempdir().unwrap();
+    let dir = scratch.path().join("net");
+    noted_with_one(&dir);
+    let elsewhere = scratch.path().join("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, dir.join("10.0.0.3")).unwrap();
+    for id in ["b", "c"] {
+        fs::write(&elsewhere, format!("{id}\r\neth0")).unwrap();
+        settle(&elsewhere);
+        assert!(noted(&dir).has_any(&owner(id)), "{id}");
+        assert_eq!(index::load(&dir), None);
+    }
+}
+
 #[test]
 fn nothing_is_written_through_symbolic_links() {
     let scratch = tempdir().unwrap();
@@ -78,6 +192,8 @@ fn nothing_is_written_through_symbolic_links() {
     drop(store);
     fs::remove_file(dir.join("last_reserved_ip.0")).unwrap();
     fs::remove_file(dir.join("10.0.0.3")).unwrap();
+    link(&root.join(".net.index"));
+    drop(noted(&dir));
     assert_eq!(fs::read(&victim).unwrap(), b"kept");
     fs::remove_file(&victim).unwrap();
     fs::remove_file(dir.join("lock")).unwrap();

@@ -1,0 +1,219 @@
+//! A note of what each file of a network's directory contains, which saves reading all of them at each call.
+//!
+//! host-local's format has the owner inside each address's file and no index, so host-local reads every file. The
+//! note is valid as long as nobody has created, renamed or removed anything in the directory since. The seal shows
+//! that: before a note is written, the directory's modification time is set to a unique moment in the past, which
+//! the note repeats. The kernel sets that time to the present when host-local or a person creates, renames or
+//! removes a file. Then every file is read again.
+//!
+//! - Everything happens under host-local's lock. People do not take it: so the directory is sealed first and then
+//!   listed once more, and the note is written only if the list has not changed. Changes before the seal are in
+//!   the list, later ones break the seal.
+//! - Writing to an existing file does not break the seal. So the note has each file's size and modification time,
+//!   and a file where they differ is read again. A file that was modified less than [`TICK`] before it was read
+//!   may be modified again without a new time, so it is read at the next call, too.
+//! - A match in the note is read from the file itself before it counts ([`super::store`]).
+//! - A note that is torn, older, or of another directory is ignored. So the order in which the disk gets the
+//!   writes does not matter, and nothing is lost with a note.
+//! - host-local never sees the note: host-local reads `<dataDir>/<name>`, the note is `<dataDir>/.<name>.index`,
+//!   and no network's name begins with a dot.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, Stat, stat, statat};
+use serde::{Deserialize, Serialize};
+
+use super::store::{open_over, read};
+
+/// Longer than the step of the kernel's clock for files.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The files of a directory by name.
+pub(super) type Files = BTreeMap<String, Entry>;
+
+/// A file's content without the space around it, and its stamp before it was read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry(pub(super) String, pub(super) Option<Stamp>);
+
+/// Size and modification time, the latter in seconds and nanoseconds.
+type Stamp = (i64, u64, u32);
+
+/// Device, inode and modification time of a directory, the latter in seconds and nanoseconds.
+type Seal = (u64, u64, i64, i64);
+
+impl Entry {
+    pub(super) fn read(path: &Path) -> Option<Self> {
+        let stamp = stamp(&stat(path).ok()?, SystemTime::now());
+        Some(Self(read(path)?.trim().to_owned(), stamp))
+    }
+}
+
+/// Returns the stamp of a file, unless the file may change again without a new one.
+fn stamp(stat: &Stat, now: SystemTime) -> Option<Stamp> {
+    let seconds = u64::try_from(stat.st_mtime).ok()?;
+    let nanoseconds = u32::try_from(stat.st_mtime_nsec).ok()?;
+    let now = now.duration_since(UNIX_EPOCH).ok()?;
+    let age = now.checked_sub(Duration::new(seconds, nanoseconds))?;
+    (age >= TICK).then_some((stat.st_size, seconds, nanoseconds))
+}
+
+/// Returns the files of `dir` and whether they differ from the note, if it is valid.
+pub(super) fn load(dir: &Path) -> Option<(Files, bool)> {
+    let mut files = decode(&fs::read(path(dir)?).ok()?, seal(dir)?)?;
+    // Names are shorter for the kernel to look up than paths.
+    let folder = File::open(dir).ok()?;
+    let mut changed = false;
+    for (name, entry) in &mut files {
+        let stat = statat(&folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+        let stamp = stamp(&stat.ok()?, SystemTime::now());
+        if stamp.is_none() || stamp != entry.1 {
+            *entry = Entry::read(&dir.join(name))?;
+            changed = true;
+        }
+    }
+    Some((files, changed))
+}
+
+/// Seals `dir` and writes the note of its files, if they are `still` complete then. An error only means that there
+/// is no note.
+pub(super) fn save(dir: &Path, files: &Files, still: impl FnOnce() -> bool) {
+    let Some(path) = path(dir) else { return };
+    let Some(seal) = set_seal(dir).filter(|_| still()) else {
+        return;
+    };
+    // The file is not cut: that takes longer than to write it.
+    let _ =
+        encode(files, seal).and_then(|note| open_over(&path, 0o600).ok()?.write_all(&note).ok());
+}
+
+/// Sets the modification time of `dir` to a unique moment.
+fn set_seal(dir: &Path) -> Option<Seal> {
+    // In the past, so that the kernel's clock does not reach it again.
+    let moment = SystemTime::now() - Duration::from_secs(1);
+    File::open(dir).ok()?.set_modified(moment).ok()?;
+    let since = moment.duration_since(UNIX_EPOCH).ok()?;
+    // A file system with coarser times cannot distinguish two seals.
+    seal(dir).filter(|seal| i64::from(since.subsec_nanos()) == seal.3)
+}
+
+fn path(dir: &Path) -> Option<PathBuf> {
+    let name = dir.file_name()?.to_str()?;
+    Some(dir.with_file_name(format!(".{name}.index")))
+}
+
+fn seal(dir: &Path) -> Option<Seal> {
+    let meta = fs::metadata(dir).ok()?;
+    Some((meta.dev(), meta.ino(), meta.mtime(), meta.mtime_nsec()))
+}
+
+const HEADER: usize = 16;
+
+/// Encodes a note: the length of the JSON and its checksum, eight bytes each, and the JSON. The rest of an earlier
+/// and longer note may follow; a torn note does not match the checksum.
+fn encode(files: &Files, seal: Seal) -> Option<Vec<u8>> {
+    // Of about the length of a note, so that it is not enlarged and copied many times.
+    let mut note = Vec::with_capacity(128 * (1 + files.len()));
+    note.resize(HEADER, 0);
+    serde_json::to_writer(&mut note, &(seal, files)).ok()?;
+    let (header, json) = note.split_at_mut(HEADER);
+    let numbers = [json.len() as u64, checksum(json)].map(u64::to_le_bytes);
+    header.copy_from_slice(numbers.as_flattened());
+    Some(note)
+}
+
+fn decode(note: &[u8], seal: Seal) -> Option<Files> {
+    let (length, note) = note.split_first_chunk()?;
+    let (sum, note) = note.split_first_chunk()?;
+    let json = note.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    if u64::from_le_bytes(*sum) != checksum(json) {
+        return None;
+    }
+    let (noted, files): (Seal, Files) = serde_json::from_slice(json).ok()?;
+    (noted == seal).then_some(files)
+}
+
+/// Sums up bytes, eight at a time, so that each of them and their order count.
+fn checksum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks();
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let all = words.chain(rest.iter().map(|&byte| u64::from(byte)));
+    all.fold(0, |sum, word| {
+        (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEAL: Seal = (1, 2, -3, 4);
+
+    fn files() -> Files {
+        let entry = |id: &str, stamp| Entry(format!("{id}\r\neth0"), stamp);
+        Files::from([
+            ("10.0.0.2".to_owned(), entry("a", Some((6, 7, 8)))),
+            ("10.0.0.3".to_owned(), entry("b", None)),
+        ])
+    }
+
+    #[test]
+    fn a_note_is_valid_for_its_seal_alone_and_whole_alone() {
+        let mut note = encode(&files(), SEAL).unwrap();
+        assert_eq!(decode(&note, SEAL), Some(files()));
+        assert_eq!(decode(&note, (1, 2, -3, 5)), None);
+        for length in 0..note.len() {
+            assert_eq!(decode(&note[..length], SEAL), None, "{length}");
+        }
+        note.extend_from_slice(b"of a longer note before");
+        assert_eq!(decode(&note, SEAL), Some(files()));
+        let at = note.len() - 50;
+        note[at] ^= 1;
+        assert_eq!(decode(&note, SEAL), None);
+    }
+
+    #[test]
+    fn a_file_that_changed_within_a_tick_or_in_the_future_has_no_stamp() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (found, time) = (stat(file.path()), file.as_file().metadata());
+        let (found, time) = (found.unwrap(), time.unwrap().modified().unwrap());
+        let short = Duration::from_nanos(1);
+        assert!(stamp(&found, time + TICK).is_some());
+        assert_eq!(stamp(&found, time + TICK - short), None);
+        assert_eq!(stamp(&found, time - short), None);
+    }
+
+    #[test]
+    fn whatever_is_created_renamed_or_removed_breaks_the_seal() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().join("net");
+        fs::create_dir(&dir).unwrap();
+        let none = Files::new();
+        let changes: [&dyn Fn(); 3] = [
+            &|| fs::write(dir.join("a"), "").unwrap(),
+            &|| fs::rename(dir.join("a"), dir.join("b")).unwrap(),
+            &|| fs::remove_file(dir.join("b")).unwrap(),
+        ];
+        for change in changes {
+            // A longer note first, which must not show behind the next.
+            save(&dir, &files(), || true);
+            save(&dir, &none, || true);
+            assert_eq!(load(&dir), Some((Files::new(), false)));
+            change();
+            assert_eq!(load(&dir), None);
+        }
+        save(&dir, &none, || true);
+        fs::rename(&dir, scratch.path().join("old")).unwrap();
+        fs::create_dir(&dir).unwrap();
+        let time = fs::metadata(scratch.path().join("old")).unwrap().modified();
+        File::open(&dir)
+            .unwrap()
+            .set_modified(time.unwrap())
+            .unwrap();
+        assert_eq!(load(&dir), None, "another directory");
+    }
+}
