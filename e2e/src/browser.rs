@@ -17,7 +17,7 @@ use crate::process::{self, Process};
 use crate::wait::until;
 
 /// How long the answer to a command may take.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Flags for unattended use: no display, no dialogs, no connections that the page did not ask for.
 const FLAGS: [&str; 15] = [

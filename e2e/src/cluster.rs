@@ -11,7 +11,7 @@ use crate::daemon::{Daemon, DaemonOptions};
 use crate::fixtures::Fixtures;
 
 /// Enough for a busy machine.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(180);
 
 /// A control plane with a running controller, which ends first when this is dropped.
 pub struct Stage {

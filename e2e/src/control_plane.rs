@@ -39,7 +39,7 @@ use crate::scratch::Scratch;
 pub const ADMIN: &str = "admin";
 
 /// Enough for a busy machine; a start takes about 4 s on an idle one.
-const START_LIMIT: Duration = Duration::from_secs(90);
+const START_LIMIT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(25);
 
 /// Settings of a control plane.

@@ -8,7 +8,7 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, ResourceExt as _};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Applies the CRDs that the code describes, and waits until the API server serves them.
 pub async fn install(client: &Client) -> Result<()> {

@@ -20,7 +20,7 @@ use crate::nodes;
 use crate::wait::until;
 
 /// The limit of waits: generous, as what is waited for takes about a second.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The label that [`Fixtures::node`] sets and that the selector of [`Fixtures::pool`] requires.
 pub const GROUP: &str = "group";

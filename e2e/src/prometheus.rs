@@ -19,7 +19,7 @@ use crate::ports;
 use crate::process::{self, Process};
 use crate::wait::until;
 
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(180);
 
 /// The path of the chart's alert rules.
 pub fn rules() -> PathBuf {

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// How long Cadastre pauses after the last foreign allocation in these tests.
 const HOLD: Duration = Duration::from_secs(8);
 

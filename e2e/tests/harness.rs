@@ -15,7 +15,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 async fn start() -> ControlPlane {
     ControlPlane::start(Options::default()).await.unwrap()

@@ -18,7 +18,7 @@ use rustix::process::Signal;
 /// Enough nodes that a fault happens in the middle of the work.
 const NODES: u32 = 1000;
 const STRIKE_AT: usize = 200;
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 const V4: &str = "10.64.0.0/13";
 const V6: &str = "fd00:64::/48";

@@ -24,7 +24,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use rng::Rng;
 use rustix::process::Signal;
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(180);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SHORT_LEASE: [&str; 2] = ["--lease-duration=3", "--renew-deadline=2"];
 /// The most live nodes; the pool has ranges for 128.

@@ -23,7 +23,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 const LEASE: Duration = Duration::from_secs(3);
 
 /// The default settings of a controller.

@@ -11,7 +11,7 @@ use cadastre_e2e::{Daemon, Fixtures, metrics, nodes, wait};
 use common::{Lab, leads};
 use serde_json::{Value, json};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// The number of nodes in a quiet cluster, none of which may be written at the takeover.
 const NODES: u32 = 50;

@@ -16,7 +16,7 @@ use cadastre_e2e::{ControlPlane, Fixtures, Options};
 use kube::Api;
 use tokio::sync::mpsc;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// The steps of a watch of all Nodes through the wire, as text.
 async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {

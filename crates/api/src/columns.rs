@@ -176,7 +176,7 @@ pub(super) fn subnet() -> Vec<Column> {
         wide(text(
             "Resting2",
             ".spec.quarantined[0].podCIDRs[1].cidr",
-            "What the last node held of the second family",
+            "The second podCIDR of an earlier node of that name",
         )),
         wide(text(
             "NodeUID",

@@ -95,7 +95,7 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<AllocatedBlock>,
 
-    /// Pools that the node may ask for blocks, best first, then the pools of its podCIDRs, then closed pools.
+    /// Pools that the node may ask for blocks, best first, then the pools of its podCIDRs, then retained pools.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -127,7 +127,7 @@ pub struct NodePool {
     #[schemars(length(max = 63))]
     pub name: String,
 
-    /// Blocks: the node may ask for blocks of this pool, unless it is closed. NodeCIDR: one of the node's
+    /// Blocks: the node may ask for blocks of this pool, unless it is retained. NodeCIDR: one of the node's
     /// podCIDRs lies in this pool.
     #[schemars(schema_with = "rules::some_allocation_mode")]
     #[serde(default, skip_serializing_if = "is_default")]

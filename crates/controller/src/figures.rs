@@ -79,7 +79,7 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
 
 /// Returns whether a pool that is being deleted may lose its finalizer: no block was allocated from it, even outside
 /// its present ranges, and another pool keeps every allocated range in it. That is the pool of
-/// [`crate::pools::Pools::keeper`], unless it may lose its own finalizer at any time (`may_lose_it`).
+/// [`crate::pools::PoolStates::guarding_pool`], unless it may lose its own finalizer at any time (`may_lose_it`).
 pub fn may_go(
     state: &PoolState,
     allocations: &AllocationState,

@@ -47,16 +47,16 @@ pub(super) struct SendBudget {
 pub(super) struct Leader {
     pub(super) tenure: Tenure,
     pub(super) loops: Loops,
-    /// Whether the registry is built and the loops run
+    /// Whether the allocations are restored and the loops run
     pub(super) allocating: bool,
     allocations: AllocationState,
     /// A range became free that an agent may use already.
     freed: bool,
-    /// Pools have to be surveyed again.
+    /// Pools have to be evaluated again.
     needs_evaluation: bool,
     /// Ranges of pools have changed, and with them the pools that NodeSubnets name.
     reattribute: bool,
-    /// See [`MachineSettings::foreign_allocator_pause`]
+    /// See [`ControllerSettings::foreign_allocator_pause`]
     foreign_pause: Duration,
 }
 

@@ -45,7 +45,7 @@ pub struct BlockCounts {
 
 impl ClaimLedger {
     /// Carves one block for each of the pool's families and records both as claims of `holder` in state
-    /// [`State::InFlight`], or carves nothing at all.
+    /// [`ClaimState::InFlight`], or carves nothing at all.
     ///
     /// `avoid` returns an address because of which a candidate must not be used, such as a node's or a pod's;
     /// the search then continues after that block. A pool without families yields no block and no error.

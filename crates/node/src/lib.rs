@@ -5,9 +5,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ops` | operations and their results: [`Op`], [`Answer`], [`Refusal`] |
+//! | `ops` | operations and their results: [`Op`], [`OpOutcome`], [`OpError`] |
 //! | `pods` | what the labels and annotations of pods entitle them to |
-//! | `ledger` | the assignments, in the tables of a transaction: [`LedgerClient`] |
+//! | `ledger` | the assignments, in the tables of a transaction: [`AddressLedger`] |
 //! | `store` | the ledger in a file: [`Store`] |
 //! | `store_thread` | the agent's thread that owns the store: [`store_thread::StoreThread`] |
 //! | `wire`, `client` | the plugin's calls to the agent, or directly to the store: [`client::ask`] |

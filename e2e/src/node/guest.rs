@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::process::{Process, Usage, usage};
 
 /// nsenter forks after it has entered the namespaces, which usually takes a millisecond.
-const FORK_LIMIT: Duration = Duration::from_secs(20);
+const FORK_LIMIT: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A running process of a machine, killed when dropped.

@@ -17,8 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::guest::{Guest, first_child};
 use crate::process::{self, Process};
 
-const START_LIMIT: Duration = Duration::from_secs(30);
-const RUN_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(120);
+const RUN_LIMIT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(5);
 
 /// What the holder runs after the caller's script: it reports readiness, then reaps orphaned processes.

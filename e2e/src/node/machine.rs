@@ -18,7 +18,7 @@ use super::{available, node_software};
 use crate::assets::{self, Program};
 use crate::wait;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Sets the machine's namespaces up: `$1` is its folder, `$2` its name. It has its own /etc, /opt, /var and /run
 /// as far as a node reads or writes there; all else is the host's. Mounts become shared only at the end, as

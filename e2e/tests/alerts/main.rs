@@ -17,7 +17,7 @@ use cadastre_node::client::ask;
 use cadastre_node::{Add, Attachment, Op};
 use serde_json::{Value, json};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn file(name: &str) -> PathBuf {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre/files");

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::node;
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(180);
 const NODES: usize = 12;
 /// A Lease that expires within seconds.
 const FLAGS: [&str; 6] = [

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{blocks, node, recall, shared};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 #[tokio::test]
 async fn a_disabled_pool_gives_no_block_and_nodes_use_on_what_they_have() {

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::docs;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// The ServiceAccount of the controller's pods.
 const CONTROLLER: &str = "system:serviceaccount:kube-system:cadastre-controller";
 

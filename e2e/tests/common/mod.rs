@@ -16,7 +16,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(180);
 
 const SHORT_LEASE: [(&str, &str); 3] = [
     ("CADASTRE_LEASE_DURATION", "4"),

@@ -31,7 +31,7 @@ use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::{History, crds, metrics, nodes};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 const POOL: &str = r#"{
   "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": "default"},

@@ -23,7 +23,7 @@ use cadastre_e2e::browser;
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// The function of a test in this binary.
 type Test = fn(&Runtime);

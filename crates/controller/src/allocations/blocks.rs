@@ -45,7 +45,7 @@ impl BlockTable {
         self.entries.get(cidr)
     }
 
-    /// Returns the block for a change of its state. Only [`crate::registry::AllocationState`] changes the owner.
+    /// Returns the block for a change of its state. Only [`crate::allocations::AllocationState`] changes the owner.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }

@@ -16,7 +16,7 @@ use cadastre_api::{
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
 
-/// Ranges of the pools surveyed so far.
+/// Ranges of the pools evaluated so far.
 #[derive(Default)]
 pub(super) struct Older(BTreeMap<Cidr, Text>);
 

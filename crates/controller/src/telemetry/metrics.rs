@@ -124,7 +124,7 @@ impl ControllerMetrics {
             )?,
             blocks: gauges(
                 "cadastre_blocks",
-                "Affinity blocks by state: held by a node, recalled, provisional (not confirmed yet), quarantined, or overdue because a pod still has an address in it",
+                "Affinity blocks by state: allocated to a node, recalled, provisional (not confirmed yet), quarantined, or overdue because a pod still has an address in it",
                 &["state"],
             )?,
             leaks: gauges(
