@@ -1,6 +1,6 @@
 //! The shell around the state machine: it brings events in and carries effects out, and decides nothing.
 //!
-//! One task owns the [`Machine`]. Slow work (the store, the runtime, the API server) runs in other tasks, whose
+//! One task owns the [`AgentMachine`]. Slow work (the store, the runtime, the API server) runs in other tasks, whose
 //! results come back as events.
 
 use std::time::Duration;

@@ -174,7 +174,7 @@ pub(super) fn subnet() -> Vec<Column> {
             "The pool of the second family",
         )),
         wide(text(
-            "Resting2",
+            "Quarantined2",
             ".spec.quarantined[0].podCIDRs[1].cidr",
             "The second podCIDR of an earlier node of that name",
         )),

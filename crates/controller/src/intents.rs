@@ -4,7 +4,7 @@
 //! - An assignment of podCIDRs is sent only after the success of a Lease write that names it and that was begun after
 //!   the node was read; it stays named until its outcome is known.
 //! - Every other allocating write gets a number when it is decided, and is sent only after the success of a Lease
-//!   write that was begun later (see [`crate::cluster::lease_task::Gate`]). So a write that a leader decides after it
+//!   write that was begun later (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader decides after it
 //!   lost its Lease is never sent.
 //! - The size of the names in the Lease is bounded.
 

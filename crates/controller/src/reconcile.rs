@@ -5,7 +5,7 @@
 //! | gather | a key that is due is popped from a queue, and its objects are looked up |
 //! | decide | nothing, nothing yet, or one request |
 //! | write | the request is returned with its [`Purpose`]; nothing else has an effect outside |
-//! | report | the answer comes back: the loop updates its state and tells other loops ([`Noted`]) |
+//! | report | the answer comes back: the loop updates its state and tells other loops ([`AffectedLoops`]) |
 
 use std::time::Duration;
 

@@ -120,7 +120,7 @@ impl From<Addr> for IpRange {
 }
 
 impl fmt::Display for IpRange {
-    /// Writes the form that [`FilledRange::parse`] accepts: `low-high`, or a single address.
+    /// Writes the form that [`IpRange::parse`] accepts: `low-high`, or a single address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.first == self.last {
             return self.first.fmt(f);

@@ -2,7 +2,7 @@
 //!
 //! The ledger records what exists, even where claims overlap: a cluster may already contain duplicates, and a
 //! bad object must not hide a good one. An address is free only if no claim covers it, whatever the state of
-//! the claim. Only [`ClaimLedger::carve`](super::Ledger::carve) allocates, and never a range that overlaps a claim.
+//! the claim. Only [`ClaimLedger::carve`](super::ClaimLedger::carve) allocates, and never a range that overlaps a claim.
 //!
 //! Two CIDRs are disjoint or one contains the other. So the space of a family only stores the outermost claims,
 //! which are disjoint. Claims inside or equal to another are *nested* and kept in a separate sorted set, which

@@ -4,15 +4,15 @@
 //! |---|---|
 //! | `cidr` | [`Family`], [`Addr`], [`Cidr`]: one code path for IPv4 and IPv6 |
 //! | `text` | parsing of addresses and CIDRs: strictly, and as leniently as old API servers did |
-//! | `ip_range` | [`FilledRange`]: an interval that need not be a CIDR |
+//! | `ip_range` | [`IpRange`]: an interval that need not be a CIDR |
 //! | `dual` | [`Dual`]: one value for each family |
 //! | `pool` | [`Pool`]: which blocks may be carved, and where the next search starts |
 //! | `family_pool` | the same for one family of a pool |
 //! | `claims` | storage of [`Claim`]s, listed by holder |
 //! | `space`, `fits`, `search` | a trie of the covered and the free space of one family |
-//! | `ledger` | [`LedgerClient`]: every claim, by interval, holder and id |
+//! | `ledger` | [`ClaimLedger`]: every claim, by interval, holder and id |
 //! | `serde` | addresses, CIDRs and spans as text |
-//! | `carve` | the search for the next free block: [`LedgerClient::carve`], [`LedgerClient::room`] |
+//! | `carve` | the search for the next free block: [`ClaimLedger::carve`], [`ClaimLedger::block_counts`] |
 //! | [`node_allocation`] | which ranges a node may assign addresses from, and on what terms |
 //! | [`mod@usable`] | which addresses of a block may be assigned, and with which gateway |
 //! | [`inert`] | escaping of untrusted text before it is displayed |

@@ -13,21 +13,21 @@ spent   10.9.0.0/24     100%                               4       3         Tru
 ";
 
 const POOLS_WIDE: &str = r#"
-BLOCK4   FREE4   HELD4   QUARANTINED4   EXHAUSTSAT4   BLOCK6   HELD6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
-24       323     187     2                            64       187     2              false                                     serves the nodes it selects
-                                                                                      false
-26       0       4       0                                                            true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
+BLOCK4   FREE4   ALLOCATED4   QUARANTINED4   EXHAUSTSAT4   BLOCK6   ALLOCATED6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
+24       323     187          2                            64       187          2              false                                     serves the nodes it selects
+                                                                                                false
+26       0       4            0                                                                 true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
 "#;
 
 const SUBNETS: &str = "
-NAME   CIDR            POOL   CIDR2       BLOCK            BLOCKPOOL   RESTING         UNTIL                  AGE
+NAME   CIDR            POOL   CIDR2       BLOCK            BLOCKPOOL   QUARANTINED     UNTIL                  AGE
 gone                                                                   10.244.9.0/24   2026-11-21T10:00:00Z
 n1     10.244.1.0/24   dual   fd00::/64
 n2     192.0.2.0/24                       10.244.1.64/26   default     10.244.3.0/24   2026-11-21T10:00:00Z
 ";
 
 const SUBNETS_WIDE: &str = "
-POOL2   RESTING2        NODEUID   PROVIDERID
+POOL2   QUARANTINED2    NODEUID   PROVIDERID
         fd00:0:9::/64
 dual                    u1        cloud:///n1
                         u2

@@ -104,7 +104,7 @@ fn gather(side: &Path, below: &Path, tree: &mut Tree) {
     for item in fs::read_dir(side.join(below)).unwrap() {
         let item = item.unwrap();
         let name = item.file_name().into_string().unwrap_or_default();
-        if name.starts_with('.') && name.ends_with(".index") {
+        if name.starts_with('.') && Path::new(&name).extension().is_some_and(|it| it == "index") {
             continue;
         }
         let path = below.join(item.file_name());

@@ -10,7 +10,7 @@ use cadastre_daemon::watch::WatchStep;
 use cadastre_node::Now;
 
 impl AgentMachine {
-    /// Records an event; [`Machine::turn`] then decides what to do.
+    /// Records an event; [`AgentMachine::turn`] then decides what to do.
     pub fn on(&mut self, event: AgentEvent, now: &Now) {
         let now = now.since_boot;
         self.is_news |= !matches!(event, AgentEvent::Answer(_));

@@ -84,7 +84,7 @@ pub enum StoreQuestion {
         /// The addresses in use
         known: Vec<RememberedAttachment>,
     },
-    /// Read everything, and renew the answer to STATUS: [`StoreAnswer::LeakScan`]
+    /// Read everything, and renew the answer to STATUS: [`StoreAnswer::Looked`]
     Look,
     /// Do this with the store, as a whole or not at all
     Transact(Transaction),
@@ -208,7 +208,7 @@ pub struct FilesReported {
 /// An action for the shell to carry out. Effects of a turn are started in their order.
 #[derive(Debug)]
 pub enum AgentEffect {
-    /// Ask this; answered by [`AgentEvent::StoreAnswer`]
+    /// Ask this; answered by [`AgentEvent::Answer`]
     Ask(StoreQuestion),
     /// Prove these leaks in the boot with this id, by the API, the runtime and the kernel: [`AgentEvent::Proven`]
     Prove(Vec<LeakedAttachment>, String),

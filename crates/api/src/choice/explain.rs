@@ -1,4 +1,4 @@
-//! A [`Choice`] as text: one line per pool, short enough for an event or a terminal.
+//! A [`PoolChoice`] as text: one line per pool, short enough for an event or a terminal.
 
 use std::fmt;
 

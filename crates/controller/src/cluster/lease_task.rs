@@ -39,7 +39,7 @@ impl WriteGate {
         WriteGate { leadership, clock }
     }
 
-    /// Waits until the Lease is written under that term for that number (see [`super::lease::WantedFiles`]). Returns how
+    /// Waits until the Lease is written under that term for that number (see [`super::lease::LeaseContent`]). Returns how
     /// much longer writes may be sent, or `None` if they may not.
     ///
     /// The successful write of the Lease is the proof: whatever a later leader does comes after this decision. The

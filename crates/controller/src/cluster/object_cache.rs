@@ -32,7 +32,7 @@ pub struct ObjectUpdate<T> {
 /// The state of a table when a request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheMark {
-    /// See [`Table::answer`].
+    /// See [`ObjectCache::answer`].
     pub epoch: u64,
     /// The highest version known at that time, and the highest that the watch had delivered
     latest: u64,
@@ -125,7 +125,7 @@ impl<T: Object> ObjectCache<T> {
         is_whole && self.is_listed_since(listed_since) && self.reached >= version
     }
 
-    /// Returns the number of the list on which the table is based; see [`Table::answer`].
+    /// Returns the number of the list on which the table is based; see [`ObjectCache::answer`].
     #[cfg(test)]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch

@@ -13,7 +13,7 @@ use cadastre_core::{Addr, Cidr};
 /// A shared, immutable string: names, UIDs, terms.
 pub type Text = Arc<str>;
 
-/// An object that a [`super::table::Table`] can contain.
+/// An object that a [`super::object_cache::ObjectCache`] can contain.
 pub trait Object {
     /// Returns the name, which is the key of the table.
     fn name(&self) -> &Text;

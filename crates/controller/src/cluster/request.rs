@@ -261,6 +261,6 @@ pub struct OutgoingRequest {
     pub term: Option<Text>,
     /// Name of the loop that sends it
     pub loop_name: &'static str,
-    /// For writes, the number (see [`super::lease::WantedFiles`]) for which the Lease must be written before
+    /// For writes, the number (see [`super::lease::LeaseContent`]) for which the Lease must be written before
     pub number: u64,
 }

@@ -192,7 +192,7 @@ impl Store {
         all.unwrap_or_else(|error| ops.iter().map(|_| Err(error.refusal())).collect())
     }
 
-    /// Records the ranges of the node: see [`LedgerClient::set_allocation`].
+    /// Records the ranges of the node: see [`AddressLedger::set_allocation`].
     pub fn set_allocation(
         &mut self,
         holding: &NodeAllocation,
@@ -201,7 +201,7 @@ impl Store {
         self.transact(now, |ledger| ledger.set_allocation(holding))
     }
 
-    /// Releases an empty block: see [`LedgerClient::release`].
+    /// Releases an empty block: see [`AddressLedger::release`].
     pub fn release(&mut self, cidr: Cidr, uid: &str, now: &Now) -> Result<bool, StoreError> {
         self.transact(now, |ledger| ledger.release(cidr, uid))
     }

@@ -158,7 +158,7 @@ pub struct Tenure {
     pub inherited: Option<Arc<WriteIntents>>,
     /// Since when the API server has answered without a gap: lists from before may show a lost state
     pub answered_since: Mono,
-    /// The highest [`WantedFiles::number`] for which the Lease was written in this tenure
+    /// The highest [`LeaseContent::number`] for which the Lease was written in this tenure
     pub named: u64,
 }
 
