@@ -110,10 +110,16 @@ impl Cluster {
         (output.status.code().unwrap(), said)
     }
 
-    /// Starts another machine; does not wait for its Node.
+    /// Starts another machine, and waits until it is a Node: the chart counts Nodes when it is installed.
     pub async fn one_more(&self) -> Machine {
         let machine = self.site.machine(MachineOptions::default()).await;
-        machine.unwrap()
+        let machine = machine.unwrap();
+        until("the machine is a Node", LIMIT, async || {
+            Ok(self.hand.nodes.get_opt(machine.name()).await?)
+        })
+        .await
+        .unwrap();
+        machine
     }
 
     /// Applies the chart's CRDs by the command in docs/upgrade.md.
