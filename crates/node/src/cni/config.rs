@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::address::IpNet;
 use super::error::{CniError, DECODING_FAILURE, INVALID_CONFIG, IO_FAILURE};
-use super::request::is_name;
+use super::request::{NAME_RULE, is_name};
 
 /// The largest config that is read, in bytes. One with 8,000 valid attachments has 1,000,000.
 const MAX_CONFIG: usize = 1024 * 1024;
@@ -27,7 +27,7 @@ pub(super) struct Config {
 
 /// An attachment that the runtime lists as valid.
 #[derive(Deserialize, Debug)]
-pub(super) struct Valid {
+pub(super) struct ValidAttachment {
     #[serde(rename = "containerid")]
     pub(super) container_id: String,
     pub(super) ifname: String,
@@ -65,13 +65,12 @@ impl Config {
             name: String::new(),
             root,
         };
-        let name: Option<String> = config.get(&["name"]).map_err(undecodable)?;
-        config.name = name.unwrap_or_default();
+        config.name = config.get_or_default(&["name"]).map_err(undecodable)?;
         if is_name(&config.name) {
             return Ok(config);
         }
         let msg = format!(
-            "the network config has the name {:?}: it has to begin with a letter or digit and to consist of letters, digits, `_`, `.` and `-`",
+            "the network config has the name {:?}: {NAME_RULE}",
             config.name
         );
         Err(CniError::new(INVALID_CONFIG, msg))
@@ -100,6 +99,14 @@ impl Config {
         })
     }
 
+    /// Decodes the value at a path of keys; without one it is the default, such as an empty list.
+    pub(super) fn get_or_default<T>(&self, path: &[&str]) -> Result<T, String>
+    where
+        T: DeserializeOwned + Default,
+    {
+        self.get(path).map(Option::unwrap_or_default)
+    }
+
     fn find(&self, path: &[&str]) -> Option<&Value> {
         let mut keys = path.iter().map(|key| key.to_ascii_lowercase());
         keys.try_fold(&self.root, |value, key| value.get(key))
@@ -114,7 +121,7 @@ impl Config {
 
     /// Returns the attachments that are valid. Without a complete list nothing may be released, so that is
     /// an error.
-    pub(super) fn valid(&self) -> Result<Vec<Valid>, CniError> {
+    pub(super) fn valid(&self) -> Result<Vec<ValidAttachment>, CniError> {
         // The second spelling is that of an early text of the specification; libcni sends both.
         let list = self.get(&["cni.dev/valid-attachments"]).transpose();
         let list = list.or_else(|| self.get(&["cni.dev/attachments"]).transpose());

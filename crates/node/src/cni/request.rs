@@ -72,7 +72,7 @@ impl Env {
         }
         if attachment && !is_name(&self.container_id) {
             return Err(wrong(format!(
-                "CNI_CONTAINERID is {:?}: it has to begin with a letter or digit and to consist of letters, digits, `_`, `.` and `-`",
+                "CNI_CONTAINERID is {:?}: {NAME_RULE}",
                 self.container_id
             )));
         }
@@ -85,6 +85,10 @@ impl Env {
         Ok(())
     }
 }
+
+/// The rule of [`is_name`], for errors.
+pub(super) const NAME_RULE: &str =
+    "it has to begin with a letter or digit and to consist of letters, digits, `_`, `.` and `-`";
 
 /// Whether a text can be a container id or a network's name. The rule also makes it safe as a file name:
 /// it has no slash, and no dot at the start.

@@ -26,39 +26,30 @@ impl HostLocal {
     /// this order.
     pub(super) fn load(config: &Config, version: &str, args: &str) -> Result<Self, String> {
         let args = CniArgs::parse(args, |key| key == "IP")?;
-        let texts = |path: &[&str]| {
-            config
-                .get::<Vec<String>>(path)
-                .map(Option::unwrap_or_default)
-        };
         let ip = args.get("IP").filter(|ip| !ip.is_empty());
         let mut requested = Vec::new();
         for text in ip
             .map(str::to_owned)
             .into_iter()
-            .chain(texts(&["args", "cni", "ips"])?)
-            .chain(texts(&["runtimeConfig", "ips"])?)
+            .chain(config.get_or_default::<Vec<_>>(&["args", "cni", "ips"])?)
+            .chain(config.get_or_default::<Vec<_>>(&["runtimeConfig", "ips"])?)
         {
             let ip = parse_host(&text).map_err(|error| format!("a requested address: {error}"))?;
             if !requested.contains(&ip) {
                 requested.push(ip);
             }
         }
-        let sets = |path: &[&str]| {
-            config
-                .get::<Vec<Vec<RangeConfig>>>(path)
-                .map(Option::unwrap_or_default)
-        };
-        let mut written = sets(&["runtimeConfig", "ipRanges"])?;
+        let mut written: Vec<Vec<RangeConfig>> =
+            config.get_or_default(&["runtimeConfig", "ipRanges"])?;
         if config.has(&["ipam", "subnet"]) {
             written.push(config.get(&["ipam"])?.into_iter().collect());
         }
-        written.extend(sets(&["ipam", "ranges"])?);
+        written.extend(config.get_or_default::<Vec<_>>(&["ipam", "ranges"])?);
         Ok(Self {
             sets: check(written, version)?,
             requested,
-            routes: config.get(&["ipam", "routes"])?.unwrap_or_default(),
-            resolv_conf: config.get(&["ipam", "resolvConf"])?.unwrap_or_default(),
+            routes: config.get_or_default(&["ipam", "routes"])?,
+            resolv_conf: config.get_or_default(&["ipam", "resolvConf"])?,
         })
     }
 

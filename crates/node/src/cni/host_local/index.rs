@@ -1,25 +1,26 @@
-//! A note of what each file of a network's directory contains, which saves reading all of them at each call.
+//! An index of what each file of a network's directory contains, which saves reading all of them at each call.
 //!
 //! host-local's format has the owner inside each address's file and no index, so host-local reads every file. The
-//! note is valid as long as nobody has created, renamed or removed anything in the directory since. The seal shows
-//! that: before a note is written, the directory's modification time is set to a unique moment in the past, which
-//! the note repeats. The kernel sets that time to the present when host-local or a person creates, renames or
+//! index is valid as long as nobody has created, renamed or removed anything in the directory since. The seal shows
+//! that: before an index is written, the directory's modification time is set to a unique moment in the past, which
+//! the index repeats. The kernel sets that time to the present when host-local or a person creates, renames or
 //! removes a file. Then every file is read again.
 //!
 //! - Everything happens under host-local's lock. People do not take it: so the directory is sealed first and then
-//!   listed once more, and the note is written only if the list has not changed. Changes before the seal are in
+//!   listed once more, and the index is written only if the list has not changed. Changes before the seal are in
 //!   the list, later ones break the seal.
-//! - Writing to an existing file does not break the seal. So the note has each file's size and modification time,
+//! - Writing to an existing file does not break the seal. So the index has each file's size and modification time,
 //!   and a file where they differ is read again. A file that was modified less than [`TICK`] before it was read
 //!   may be modified again without a new time, so it is read at the next call, too.
-//! - A match in the note is read from the file itself before it counts ([`super::store`]).
-//! - A note that is torn, older, or of another directory is ignored. So the order in which the disk gets the
-//!   writes does not matter, and nothing is lost with a note.
-//! - host-local never sees the note: host-local reads `<dataDir>/<name>`, the note is `<dataDir>/.<name>.index`,
+//! - A match in the index is read from the file itself before it counts ([`super::store`]).
+//! - An index that is torn, older, or of another directory is ignored. So the order in which the disk gets the
+//!   writes does not matter, and nothing is lost with an index.
+//! - host-local never sees the index: host-local reads `<dataDir>/<name>`, the index is `<dataDir>/.<name>.index`,
 //!   and no network's name begins with a dot.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hasher as _};
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ fn stamp(stat: &Stat, now: SystemTime) -> Option<Stamp> {
     (age >= TICK).then_some((stat.st_size, seconds, nanoseconds))
 }
 
-/// Returns the files of `dir` and whether they differ from the note, if it is valid.
+/// Returns the files of `dir` and whether they differ from the index, if it is valid.
 pub(super) fn load(dir: &Path) -> Option<(Files, bool)> {
     let mut files = decode(&fs::read(path(dir)?).ok()?, seal(dir)?)?;
     // Names are shorter for the kernel to look up than paths.
@@ -79,8 +80,8 @@ pub(super) fn load(dir: &Path) -> Option<(Files, bool)> {
     Some((files, changed))
 }
 
-/// Seals `dir` and writes the note of its files, if they are `still` complete then. An error only means that there
-/// is no note.
+/// Seals `dir` and writes the index of its files, if they are `still` complete then. An error only means that there
+/// is no index.
 pub(super) fn save(dir: &Path, files: &Files, still: impl FnOnce() -> bool) {
     let Some(path) = path(dir) else { return };
     let Some(seal) = set_seal(dir).filter(|_| still()) else {
@@ -88,7 +89,7 @@ pub(super) fn save(dir: &Path, files: &Files, still: impl FnOnce() -> bool) {
     };
     // The file is not cut: that takes longer than to write it.
     let _ =
-        encode(files, seal).and_then(|note| open_over(&path, 0o600).ok()?.write_all(&note).ok());
+        encode(files, seal).and_then(|index| open_over(&path, 0o600).ok()?.write_all(&index).ok());
 }
 
 /// Sets the modification time of `dir` to a unique moment.
@@ -113,38 +114,35 @@ fn seal(dir: &Path) -> Option<Seal> {
 
 const HEADER: usize = 16;
 
-/// Encodes a note: the length of the JSON and its checksum, eight bytes each, and the JSON. The rest of an earlier
-/// and longer note may follow; a torn note does not match the checksum.
+/// Encodes an index: the length of the JSON and its checksum, eight bytes each, and the JSON. The rest of an earlier
+/// and longer index may follow; a torn index does not match the checksum.
 fn encode(files: &Files, seal: Seal) -> Option<Vec<u8>> {
-    // Of about the length of a note, so that it is not enlarged and copied many times.
-    let mut note = Vec::with_capacity(128 * (1 + files.len()));
-    note.resize(HEADER, 0);
-    serde_json::to_writer(&mut note, &(seal, files)).ok()?;
-    let (header, json) = note.split_at_mut(HEADER);
+    // Of about the length of an index, so that it is not enlarged and copied many times.
+    let mut index = Vec::with_capacity(128 * (1 + files.len()));
+    index.resize(HEADER, 0);
+    serde_json::to_writer(&mut index, &(seal, files)).ok()?;
+    let (header, json) = index.split_at_mut(HEADER);
     let numbers = [json.len() as u64, checksum(json)].map(u64::to_le_bytes);
     header.copy_from_slice(numbers.as_flattened());
-    Some(note)
+    Some(index)
 }
 
-fn decode(note: &[u8], seal: Seal) -> Option<Files> {
-    let (length, note) = note.split_first_chunk()?;
-    let (sum, note) = note.split_first_chunk()?;
-    let json = note.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+fn decode(index: &[u8], seal: Seal) -> Option<Files> {
+    let (length, index) = index.split_first_chunk()?;
+    let (sum, index) = index.split_first_chunk()?;
+    let json = index.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
     if u64::from_le_bytes(*sum) != checksum(json) {
         return None;
     }
-    let (noted, files): (Seal, Files) = serde_json::from_slice(json).ok()?;
-    (noted == seal).then_some(files)
+    let (sealed, files): (Seal, Files) = serde_json::from_slice(json).ok()?;
+    (sealed == seal).then_some(files)
 }
 
-/// Sums up bytes, eight at a time, so that each of them and their order count.
+/// Returns a checksum. Another build may have another one, and then writes the index anew.
 fn checksum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks();
-    let words = words.iter().map(|word| u64::from_le_bytes(*word));
-    let all = words.chain(rest.iter().map(|&byte| u64::from(byte)));
-    all.fold(0, |sum, word| {
-        (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    })
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -162,18 +160,18 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_valid_for_its_seal_alone_and_whole_alone() {
-        let mut note = encode(&files(), SEAL).unwrap();
-        assert_eq!(decode(&note, SEAL), Some(files()));
-        assert_eq!(decode(&note, (1, 2, -3, 5)), None);
-        for length in 0..note.len() {
-            assert_eq!(decode(&note[..length], SEAL), None, "{length}");
+    fn an_index_is_valid_for_its_seal_alone_and_whole_alone() {
+        let mut index = encode(&files(), SEAL).unwrap();
+        assert_eq!(decode(&index, SEAL), Some(files()));
+        assert_eq!(decode(&index, (1, 2, -3, 5)), None);
+        for length in 0..index.len() {
+            assert_eq!(decode(&index[..length], SEAL), None, "{length}");
         }
-        note.extend_from_slice(b"of a longer note before");
-        assert_eq!(decode(&note, SEAL), Some(files()));
-        let at = note.len() - 50;
-        note[at] ^= 1;
-        assert_eq!(decode(&note, SEAL), None);
+        index.extend_from_slice(b"of a longer index before");
+        assert_eq!(decode(&index, SEAL), Some(files()));
+        let at = index.len() - 50;
+        index[at] ^= 1;
+        assert_eq!(decode(&index, SEAL), None);
     }
 
     #[test]
@@ -199,7 +197,7 @@ mod tests {
             &|| fs::remove_file(dir.join("b")).unwrap(),
         ];
         for change in changes {
-            // A longer note first, which must not show behind the next.
+            // A longer index first, which must not show behind the next.
             save(&dir, &files(), || true);
             save(&dir, &none, || true);
             assert_eq!(load(&dir), Some((Files::new(), false)));

@@ -8,7 +8,7 @@
 //! | `config` | the configuration, read and checked |
 //! | `ranges` | ranges, sets of them, the walk through a set |
 //! | `store` | the state directory |
-//! | `index` | a note of what is in its files, which saves reading them |
+//! | `index` | an index of what is in its files, which saves reading them |
 //! | `resolv` | `resolvConf` |
 
 mod config;
@@ -73,8 +73,8 @@ pub(super) fn run(
 }
 
 fn dir(config: &Config) -> Result<std::path::PathBuf, String> {
-    let data_dir: Option<String> = config.get(&["ipam", "dataDir"])?;
-    Ok(store::dir(&data_dir.unwrap_or_default(), &config.name))
+    let data_dir: String = config.get_or_default(&["ipam", "dataDir"])?;
+    Ok(store::dir(&data_dir, &config.name))
 }
 
 fn open(config: &Config) -> Result<Store, CniError> {
@@ -96,7 +96,7 @@ fn add(env: &Env, config: &Config, ours: HostLocal) -> Result<CniResult, CniErro
     let mut store = open(config)?;
     let owner = Owner::new(&env.container_id, &env.ifname);
     let assigned = assign(&mut store, &owner, &ours.sets, ours.requested);
-    store.note();
+    store.save_index();
     result.ips = assigned.map_err(internal)?;
     Ok(result)
 }
@@ -185,7 +185,7 @@ fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     for _ in &ours.sets {
         store.release(&owner);
     }
-    store.note();
+    store.save_index();
     netns::check(env)
 }
 
@@ -219,7 +219,7 @@ fn gc(config: &Config) -> Result<(), CniError> {
     if dir(config).map_err(internal)?.is_dir() {
         let mut store = open(config)?;
         store.collect(&valid);
-        store.note();
+        store.save_index();
     }
     Ok(())
 }

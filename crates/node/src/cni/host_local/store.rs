@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use super::index::{self, Entry, Files};
 use crate::cni::address::parse_ip;
-use crate::cni::config::Valid;
+use crate::cni::config::ValidAttachment;
 use cadastre_core::Addr;
 
 /// Where host-local keeps its networks by default.
@@ -43,7 +43,7 @@ pub(super) struct Store {
     locked: bool,
     /// Each file that may be an allocation
     files: Files,
-    /// Whether `files` differ from the note of [`index`]
+    /// Whether `files` differ from the index ([`index`])
     changed: bool,
 }
 
@@ -60,6 +60,10 @@ impl Owner {
             new: format!("{container_id}\r\n{ifname}"),
             old: container_id.to_owned(),
         }
+    }
+
+    fn has(&self, content: &str) -> bool {
+        content == self.new || content == self.old
     }
 }
 
@@ -95,9 +99,9 @@ impl Store {
         // As host-local: it goes on where the file system has no locks, and each address's file is created by
         // one process alone in any case.
         let locked = lock.lock().is_ok();
-        let noted = if locked { index::load(dir) } else { None };
-        let (files, changed) = match noted {
-            Some(noted) => noted,
+        let indexed = if locked { index::load(dir) } else { None };
+        let (files, changed) = match indexed {
+            Some(indexed) => indexed,
             None => (read_all(dir)?, true),
         };
         Ok(Self {
@@ -109,8 +113,8 @@ impl Store {
         })
     }
 
-    /// Writes the note that saves the next call reading every file.
-    pub(super) fn note(&self) {
+    /// Writes the index that saves the next call reading every file.
+    pub(super) fn save_index(&self) {
         if self.locked && self.changed {
             index::save(&self.dir, &self.files, || self.is_complete());
         }
@@ -132,7 +136,7 @@ impl Store {
         found.and_then(|found| found.map(known).sum()) == Some(self.files.len())
     }
 
-    /// Finds files by name and content. As a note may be outdated, the content of a match is read from the file.
+    /// Finds files by name and content. As an index may be outdated, the content of a match is read from the file.
     fn find(&self, is: impl Fn(&str, &str) -> bool) -> Vec<String> {
         let matches = |(name, Entry(content, _)): &(&String, &Entry)| {
             is(name, content)
@@ -220,18 +224,12 @@ impl Store {
 
     /// Removes what belongs to no valid attachment: files with an address for a name and an owner in them,
     /// or nothing at all, which is what a crash leaves.
-    pub(super) fn collect(&mut self, valid: &[Valid]) {
+    pub(super) fn collect(&mut self, valid: &[ValidAttachment]) {
         let valid = valid
             .iter()
             .map(|it| Owner::new(&it.container_id, &it.ifname));
         let valid: BTreeSet<String> = valid.flat_map(|it| [it.new, it.old]).collect();
         self.remove(|name, content| parse_ip(name).is_some() && !valid.contains(content));
-    }
-}
-
-impl Owner {
-    fn has(&self, content: &str) -> bool {
-        content == self.new || content == self.old
     }
 }
 

@@ -62,10 +62,7 @@ impl RequestedAddresses {
         let known = |key: &str| key == "IP" || key.starts_with("K8S_POD_");
         let env = CniArgs::parse(env_args, known)
             .map_err(|text| CniError::new(INVALID_ENVIRONMENT, text))?;
-        let texts = |path: &[&str]| {
-            let texts: Option<Vec<String>> = config.get(path).map_err(wrong)?;
-            Ok(texts.unwrap_or_default())
-        };
+        let texts = |path: &[&str]| config.get_or_default::<Vec<String>>(path).map_err(wrong);
         let pools = texts(&["ipam", "pools"])?;
         if pools.iter().any(String::is_empty) {
             return Err(wrong("ipam.pools has an empty name: remove it"));

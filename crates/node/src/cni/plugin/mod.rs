@@ -73,16 +73,15 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
     };
     let op = match command {
         "ADD" => {
-            let of_config: Option<Vec<Route>> = config.get(&["ipam", "routes"]).map_err(wrong)?;
-            routes = of_config.unwrap_or_default();
-            let wishes = RequestedAddresses::read(config, &env.args)?;
+            routes = config.get_or_default(&["ipam", "routes"]).map_err(wrong)?;
+            let requested = RequestedAddresses::read(config, &env.args)?;
             netns::check(env)?;
             Op::Add(Add {
                 attachment: attachment(),
                 netns: env.netns.clone(),
-                pod: wishes.pod,
-                pools: wishes.pools,
-                addresses: wishes.addresses,
+                pod: requested.pod,
+                pools: requested.pools,
+                addresses: requested.addresses,
                 decided: false,
                 bound: Vec::new(),
             })

@@ -61,29 +61,29 @@ fn settle(path: &Path) {
     File::open(path).unwrap().set_modified(past).unwrap();
 }
 
-/// Assigns 10.0.0.2 to `a`, and writes the note.
-fn noted_with_one(dir: &Path) {
+/// Assigns 10.0.0.2 to `a`, and writes the index.
+fn indexed_with_one(dir: &Path) {
     let mut store = Store::open(dir).unwrap();
     store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap();
-    store.note();
+    store.save_index();
 }
 
-/// Opens a directory, and writes the note.
-fn noted(dir: &Path) -> Store {
+/// Opens a directory, and writes the index.
+fn indexed(dir: &Path) -> Store {
     let store = Store::open(dir).unwrap();
-    store.note();
+    store.save_index();
     store
 }
 
 #[test]
-fn a_note_saves_reading_and_hides_nothing() {
+fn an_index_saves_reading_and_hides_nothing() {
     let scratch = tempdir().unwrap();
     let dir = scratch.path().join("net");
-    noted_with_one(&dir);
+    indexed_with_one(&dir);
     settle(&dir.join("10.0.0.2"));
-    drop(noted(&dir));
+    drop(indexed(&dir));
     let store = Store::open(&dir).unwrap();
-    assert!(!store.changed, "the note was used");
+    assert!(!store.changed, "the index was used");
     drop(store);
     // Written over in place, which does not break the seal; twice within a tick, and long ago.
     for (id, old) in [("b", false), ("c", false), ("d", true)] {
@@ -91,7 +91,7 @@ fn a_note_saves_reading_and_hides_nothing() {
         if old {
             settle(&dir.join("10.0.0.2"));
         }
-        let store = noted(&dir);
+        let store = indexed(&dir);
         assert!(
             store.has_any(&owner(id)) && !store.has_any(&owner("a")),
             "{id}"
@@ -103,19 +103,19 @@ fn a_note_saves_reading_and_hides_nothing() {
 }
 
 #[test]
-fn a_match_in_the_note_is_read_from_the_file() {
+fn a_match_in_the_index_is_read_from_the_file() {
     let scratch = tempdir().unwrap();
     let dir = scratch.path().join("net");
-    noted_with_one(&dir);
+    indexed_with_one(&dir);
     let path = dir.join("10.0.0.2");
     settle(&path);
     let time = fs::metadata(&path).unwrap().modified().unwrap();
-    drop(noted(&dir));
+    drop(indexed(&dir));
     // Neither size nor time shows it.
     fs::write(&path, "b\r\neth0").unwrap();
     File::open(&path).unwrap().set_modified(time).unwrap();
     let mut store = Store::open(&dir).unwrap();
-    assert!(!store.changed, "the note was used");
+    assert!(!store.changed, "the index was used");
     assert!(!store.has_any(&owner("a")) && !store.has(&owner("a"), ip("10.0.0.2")));
     assert_eq!(store.addresses(&owner("a")), []);
     store.release(&owner("a"));
@@ -126,7 +126,7 @@ fn a_match_in_the_note_is_read_from_the_file() {
 fn a_file_written_over_in_the_oldest_format_is_released() {
     let scratch = tempdir().unwrap();
     let dir = scratch.path().join("net");
-    noted_with_one(&dir);
+    indexed_with_one(&dir);
     fs::write(dir.join("10.0.0.2"), "a").unwrap();
     let mut store = Store::open(&dir).unwrap();
     store.release(&owner("a"));
@@ -137,34 +137,34 @@ fn a_file_written_over_in_the_oldest_format_is_released() {
 fn what_people_do_without_the_lock_during_a_call_is_seen_by_the_next() {
     let scratch = tempdir().unwrap();
     let dir = scratch.path().join("net");
-    noted_with_one(&dir);
+    indexed_with_one(&dir);
     let mut store = Store::open(&dir).unwrap();
     fs::remove_file(dir.join("10.0.0.2")).unwrap();
     fs::write(dir.join("10.0.0.9"), "c\r\neth0").unwrap();
     store.reserve(&owner("b"), ip("10.0.0.3"), 0).unwrap();
-    store.note();
+    store.save_index();
     drop(store);
     let mut store = Store::open(&dir).unwrap();
     assert_eq!(store.reserve(&owner("d"), ip("10.0.0.2"), 0), Ok(true));
     assert!(store.has_any(&owner("c")), "an owner by hand");
     fs::write(dir.join("10.0.0.10"), "e\r\neth0").unwrap();
-    store.note();
+    store.save_index();
     drop(store);
     let store = Store::open(&dir).unwrap();
     assert!(store.has_any(&owner("e")), "one more, and none removed");
 }
 
 #[test]
-fn where_there_is_a_link_there_is_no_note() {
+fn where_there_is_a_link_there_is_no_index() {
     let scratch = tempdir().unwrap();
     let dir = scratch.path().join("net");
-    noted_with_one(&dir);
+    indexed_with_one(&dir);
     let elsewhere = scratch.path().join("elsewhere");
     std::os::unix::fs::symlink(&elsewhere, dir.join("10.0.0.3")).unwrap();
     for id in ["b", "c"] {
         fs::write(&elsewhere, format!("{id}\r\neth0")).unwrap();
         settle(&elsewhere);
-        assert!(noted(&dir).has_any(&owner(id)), "{id}");
+        assert!(indexed(&dir).has_any(&owner(id)), "{id}");
         assert_eq!(index::load(&dir), None);
     }
 }
@@ -193,7 +193,7 @@ fn nothing_is_written_through_symbolic_links() {
     fs::remove_file(dir.join("last_reserved_ip.0")).unwrap();
     fs::remove_file(dir.join("10.0.0.3")).unwrap();
     link(&root.join(".net.index"));
-    drop(noted(&dir));
+    drop(indexed(&dir));
     assert_eq!(fs::read(&victim).unwrap(), b"kept");
     fs::remove_file(&victim).unwrap();
     fs::remove_file(dir.join("lock")).unwrap();
@@ -220,7 +220,7 @@ fn garbage_is_what_nobody_valid_owns() {
     }
     drop(store);
     store = Store::open(&dir).unwrap();
-    store.collect(&[Valid {
+    store.collect(&[ValidAttachment {
         container_id: "a".to_owned(),
         ifname: "eth0".to_owned(),
     }]);
