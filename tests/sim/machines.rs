@@ -1,4 +1,4 @@
-//! All machines: which Node is which of them, what comes to them, and the pods that they run.
+//! The machines: which Node each of them is, what happens to them, and the pods that they run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,43 +10,43 @@ use super::clock::{MS, SECOND, Time};
 use super::host::Host;
 use super::run::{Due, Sim};
 
-/// What comes to a machine.
+/// A scheduled event on a machine. Pods are named by UID.
 pub enum Act {
-    /// It starts again.
+    /// The machine boots.
     Start,
-    /// Its kubelet hears that a pod is gone or finished.
+    /// The kubelet learns that a pod is deleted or has finished.
     PodEnded(Text),
-    /// Its kubelet starts a pod (again) that the server has brought back.
+    /// The kubelet starts a pod that a restore of the API server has brought back.
     PodStarts(Text),
 }
 
-/// All machines, and which runs what.
+/// All machines, with the Nodes and pods that belong to each.
 #[derive(Default)]
 pub struct Machines {
     pub hosts: Vec<Host>,
-    /// The machine behind each Node UID that ever was.
+    /// The machine of each Node that ever existed, by the Node's UID.
     pub of_node: BTreeMap<Text, usize>,
-    /// The last machine behind each name.
+    /// The last machine of each Node name.
     last: BTreeMap<Text, (MachineIdentity, usize)>,
-    /// The machine and the Node UID that each pod was made for, by its UID.
+    /// The machine and the Node UID that each pod was bound to, by the pod's UID.
     pub of_pod: BTreeMap<Text, (usize, Text)>,
     pub last_write: Time,
 }
 
 impl Machines {
-    /// The machine that the Node with that UID is.
+    /// Returns the machine of the Node with this UID.
     pub fn of(&self, uid: &str) -> Option<&Host> {
         self.hosts.get(*self.of_node.get(uid)?)
     }
 
-    /// It has got another id.
+    /// Records a changed machine id or provider id of a Node.
     pub fn identify(&mut self, node: &Node) {
         if let Some((machine, _)) = self.last.get_mut(&node.name) {
             machine.clone_from(&node.machine);
         }
     }
 
-    /// The UID of the Node that the machine is, while that exists.
+    /// Returns the UID of the Node that the machine is, if it exists.
     pub fn live_node(&self, id: usize, api: &Api) -> Option<Text> {
         let uid = &api.nodes.get(&self.hosts[id].name)?.uid;
         (self.of_node.get(uid) == Some(&id)).then(|| uid.clone())
@@ -54,7 +54,7 @@ impl Machines {
 }
 
 impl Sim {
-    /// A Node registers: on the machine that had the name before if it is the same, else on a new one.
+    /// Gives a new Node its machine: the one that had the name before if it is the same, else a new one.
     pub fn settle_in(&mut self, node: &Node) {
         let same = self.machines.last.get(&node.name);
         let same = same.filter(|(machine, _)| machine.same(&node.machine));
@@ -67,7 +67,7 @@ impl Sim {
         } else if self.machines.hosts[id].is_off {
             self.after(MS, Due::Machine(id, Act::Start));
         }
-        // The machine that bore the name before has come to its end.
+        // A machine that had the name before is gone: nothing that it had is in use any more.
         for (other, host) in self.machines.hosts.iter_mut().enumerate() {
             if other != id && host.name == node.name {
                 host.forgotten.clear();
@@ -79,12 +79,12 @@ impl Sim {
         self.machines.of_node.insert(node.uid.clone(), id);
     }
 
-    /// Agents' watches get what concerns them.
+    /// Queues a change for the watches of the agents that it concerns.
     pub fn tell_agents(&mut self, commit: &Commit) {
         for id in 0..self.machines.hosts.len() {
             self.tell_host(id, commit);
         }
-        // Whoever deletes a Node says that its machine is gone, with all that it ever had.
+        // Deleting a Node means that its machine is gone, with all ranges that it ever had.
         if let Commit::Node(Some(gone), after) = commit
             && after.as_ref().is_none_or(|after| after.uid != gone.uid)
             && let Some(id) = self.machines.of_node.get(&gone.uid)
@@ -93,7 +93,7 @@ impl Sim {
         }
     }
 
-    /// Something comes to a machine.
+    /// Carries out a scheduled event on a machine.
     pub fn act(&mut self, id: usize, act: &Act) {
         match act {
             Act::Start if self.was_restored() && !self.host(id).is_off => {}
@@ -108,7 +108,7 @@ impl Sim {
         }
     }
 
-    /// Whether the Node that the agent takes its machine for has been deleted, and it has not heard of that.
+    /// Whether the Node that the agent believes to be its own is deleted without the agent knowing it.
     pub fn is_outlived(&self, id: usize) -> bool {
         let host = self.host(id);
         let is_so = |uid: &Text| {
@@ -118,27 +118,30 @@ impl Sim {
         host.node.as_ref().is_some_and(is_so)
     }
 
-    /// Something befalls one of them.
-    pub fn befall_some_host(&mut self) {
+    /// Draws a machine; returns none if it is off.
+    fn draw_host(&mut self) -> Option<usize> {
         let id = self.rng.index(self.machines.hosts.len().max(1));
+        let host = self.machines.hosts.get(id)?;
+        (!host.is_off).then_some(id)
+    }
+
+    /// Injects a random fault into a random machine, if agents may be disturbed now.
+    pub fn inject_host_fault(&mut self) {
+        let host = self.draw_host();
         let what = self.rng.below(100);
-        let is_spared = self.is_listened_to();
-        let host = self.machines.hosts.get(id);
-        if host.is_some_and(|host| !host.is_off && !is_spared) {
-            self.befall_host(id, what);
+        if let Some(id) = host.filter(|_| !self.is_listened_to()) {
+            self.inject_fault(id, what);
         }
     }
 
     /// Makes a random machine lose its store.
     pub fn lose_some_store(&mut self) {
-        let id = self.rng.index(self.machines.hosts.len().max(1));
-        let host = self.machines.hosts.get(id);
-        if host.is_some_and(|host| !host.is_off) {
+        if let Some(id) = self.draw_host() {
             self.doom_store(id);
         }
     }
 
-    /// Whatever still lasts ends; who is off for good stays so.
+    /// Ends all pauses and wrong clock rates. Machines that are off for good stay off.
     pub fn calm_hosts(&mut self) {
         for id in 0..self.machines.hosts.len() {
             let now = self.now;
@@ -149,9 +152,7 @@ impl Sim {
         }
     }
 
-    // Pods that get their addresses from an agent.
-
-    /// A pod is bound to a node, and asks the agent there.
+    /// Creates a pod, binds it to the Node, and has the kubelet there start it.
     pub fn bind_pod(&mut self, node: &Arc<Node>) {
         let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
             return;
@@ -181,7 +182,7 @@ impl Sim {
         self.after(lives, end);
     }
 
-    /// The kubelet tells the pod's addresses, if the machine is still that Node.
+    /// Has the kubelet report the pod's addresses, if the machine is still that Node.
     pub fn pod_reports(&mut self, uid: &Text) {
         let Some((id, node)) = self.machines.of_pod.get(uid) else {
             return;
@@ -203,7 +204,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Its work is done: it no longer uses its addresses, and stays for a while.
+    /// Lets a pod finish: it no longer uses its addresses, and is deleted some time later.
     pub fn pod_finishes(&mut self, name: &Text) {
         let Some(pod) = self.api.pods.get(name).cloned() else {
             return;
@@ -224,11 +225,11 @@ impl Sim {
         self.after(stays, Due::PodGone(name.clone()));
     }
 
-    /// The machine hears of it: mostly before the API does, as it is the kubelet that ends a pod.
+    /// Schedules the end of a pod on its machine: mostly before the API shows it, as the kubelet ends pods.
     pub fn pod_ended(&mut self, uid: &Text) {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
             let id = *id;
-            // It may be cut off from the API server, which forgets the pod.
+            // With a forced deletion the API forgets the pod while it still runs.
             let is_forced = self.rough && self.rng.chance(1_500);
             let lag = if is_forced {
                 self.rng.between(20, 150) * SECOND

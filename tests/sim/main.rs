@@ -12,7 +12,7 @@
 //! | `run` | the run of one seed: what is due, step after step |
 //! | `plan` | what a seed draws first: size, roughness, length |
 //! | `api`, `object_log` | the API server: guards, versions, lists and watches |
-//! | `host` | one machine: the shipped agent, its store, its kubelet, and what befalls them |
+//! | `host` | one machine: the shipped agent, its store, its kubelet, and their faults |
 //! | `machines` | all machines, which Nodes they are, and the pods they run |
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
 //! | `workload`, `faults` | changes of objects, faults of processes |

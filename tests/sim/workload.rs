@@ -91,7 +91,7 @@ impl Sim {
     /// Creates many pods at once and causes faults of agents, in runs with blocks.
     fn crowd_in(&mut self) {
         if self.rng.chance(600) {
-            self.befall_some_host();
+            self.inject_host_fault();
         }
         if self.plan.lost_stores > 0 && self.rng.chance(self.plan.lost_stores) {
             self.lose_some_store();

@@ -483,17 +483,9 @@ mod tests {
 
     fn node(uid: &str, cidr: &str) -> Node {
         Node {
-            name: "n1".into(),
             uid: uid.into(),
-            version: 1,
-            labels: [].into(),
-            term: None,
-            annotated: false,
-            deleting: false,
             pod_cidrs: [Cidr::parse_strict(cidr).unwrap()].into(),
-            unreadable: [].into(),
-            addresses: [].into(),
-            machine: MachineIdentity::default(),
+            ..crate::demand::tests::node("n1")
         }
     }
 

@@ -7,7 +7,7 @@ use crate::run::{Due, Sim};
 
 impl Sim {
     /// Causes a fault of the machine; `what`, a number below 100, selects which.
-    pub fn befall_host(&mut self, id: usize, what: u64) {
+    pub fn inject_fault(&mut self, id: usize, what: u64) {
         let name = self.machines.hosts[id].name.clone();
         let length = self.rng.stretch(100 * MS, 120 * SECOND);
         match what {

@@ -248,17 +248,17 @@ mod tests {
         assert_eq!(allocations.too_wide().count(), 0);
     }
 
+    /// A pool that allocates whole /18 blocks.
+    fn of_wide_blocks() -> Pool {
+        let mut pool = pool("p", "10.0.0.0/16");
+        let spec = pool.spec.as_mut().unwrap();
+        spec.ipv4.as_mut().unwrap().block_size = Some(18);
+        pool
+    }
+
     #[test]
     fn what_a_pool_gives_counts_and_goes_on_to_count_when_its_pools_give_less() {
-        let mut wide = pool("p", "10.0.0.0/16");
-        wide.spec
-            .as_mut()
-            .unwrap()
-            .ipv4
-            .as_mut()
-            .unwrap()
-            .block_size = Some(18);
-        let mut cache = cache(vec![has("liar", "10.0.64.0/18")], vec![wide]);
+        let mut cache = cache(vec![has("liar", "10.0.64.0/18")], vec![of_wide_blocks()]);
         let allocations = rebuilt(&cache);
         assert_eq!(free(&allocations), 3);
         let liar = cache.nodes.get("liar").unwrap();
@@ -283,15 +283,10 @@ mod tests {
         let mut allocations = rebuilt(&cache);
         allocations.recount_pod_cidrs(&cache);
         assert_eq!(allocations.too_wide().count(), 1);
-        let mut wide = pool("p", "10.0.0.0/16");
-        wide.version = 2;
-        wide.spec
-            .as_mut()
-            .unwrap()
-            .ipv4
-            .as_mut()
-            .unwrap()
-            .block_size = Some(18);
+        let wide = Pool {
+            version: 2,
+            ..of_wide_blocks()
+        };
         list(&mut cache.pools, vec![wide]);
         allocations.pools.evaluate(&cache, &[], Duration::ZERO);
         assert_eq!(allocations.recount_pod_cidrs(&cache), ["liar".into()]);

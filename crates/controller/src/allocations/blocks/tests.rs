@@ -14,7 +14,7 @@ use crate::demand::Demand;
 use crate::purpose::Step;
 use crate::reconcile::{Loop as _, RequestAnswer};
 use crate::{Context, Now, Purpose};
-use cadastre_api::{AllocatedBlock, FINALIZER, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
+use cadastre_api::{AllocatedBlock, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::{Cidr, ClaimState};
 use cadastre_daemon::watch::ObjectEvent;
 
@@ -33,17 +33,9 @@ fn now() -> Now {
 
 fn node(name: &str, uid: &str, ranges: &[&str]) -> Node {
     Node {
-        name: name.into(),
         uid: uid.into(),
-        version: 1,
-        labels: [].into(),
-        term: None,
-        annotated: false,
-        deleting: false,
         pod_cidrs: ranges.iter().map(|it| cidr(it)).collect(),
-        unreadable: [].into(),
-        addresses: [].into(),
-        machine: MachineIdentity::default(),
+        ..crate::demand::tests::node(name)
     }
 }
 
@@ -281,18 +273,11 @@ fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
 #[test]
 fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
     let pool = |name: &str, range: &str, priority: i32| Pool {
-        name: name.into(),
-        uid: name.into(),
-        version: 1,
-        generation: 1,
-        created: 0,
-        deleting: false,
-        finalizers: vec![FINALIZER.to_owned()],
         spec: serde_json::from_value::<IPPoolSpec>(serde_json::json!({
             "ipv4": {"cidrs": [range]}, "priority": priority,
         }))
         .map_err(|error| error.to_string()),
-        status: None,
+        ..crate::demand::tests::pool(name, range)
     };
     let first = node("a", "alive", &[]);
     let mut cache = cache(&[first.clone(), node("x", "x", &[BLOCK])], &[], &[]);
@@ -362,17 +347,23 @@ fn nothing_is_judged_while_a_list_runs() {
     assert_eq!(judged(&cache), [BLOCK]);
 }
 
-#[test]
-fn a_block_that_nobody_has_heard_of_ends_with_its_node() {
-    let gone = node("a", "a", &[]);
+/// Allocations with a block that is chosen for a node and not yet sent.
+fn with_chosen_block(node: &Node) -> AllocationState {
     let mut allocations = AllocationState::default();
     let holder = allocations
         .holders
-        .intern(HolderUse::Blocks, &gone.name, &gone.uid);
+        .intern(HolderUse::Blocks, &node.name, &node.uid);
     let claim = allocations
         .ledger
         .record(holder, cidr(BLOCK), ClaimState::InFlight);
-    allocations.begin_block(claim, cidr(BLOCK), &"p".into(), &gone, now());
+    allocations.begin_block(claim, cidr(BLOCK), &"p".into(), node, now());
+    allocations
+}
+
+#[test]
+fn a_block_that_nobody_has_heard_of_ends_with_its_node() {
+    let gone = node("a", "a", &[]);
+    let mut allocations = with_chosen_block(&gone);
     allocations.quarantine_blocks(&gone.name, &gone.uid, &gone.machine, now());
     assert!(
         allocations
@@ -386,14 +377,7 @@ fn a_block_that_nobody_has_heard_of_ends_with_its_node() {
 #[test]
 fn a_block_that_was_chosen_only_gives_way_to_what_somebody_else_gave() {
     let waits = node("a", "a", &[]);
-    let mut allocations = AllocationState::default();
-    let holder = allocations
-        .holders
-        .intern(HolderUse::Blocks, &waits.name, &waits.uid);
-    let claim = allocations
-        .ledger
-        .record(holder, cidr(BLOCK), ClaimState::InFlight);
-    allocations.begin_block(claim, cidr(BLOCK), &"p".into(), &waits, now());
+    let mut allocations = with_chosen_block(&waits);
     let elsewhere = cidr("10.1.0.0/24");
     assert!(allocations.drop_unsent(&[elsewhere]).is_empty());
     let asked = |allocations: &mut AllocationState, is: bool| {
