@@ -157,8 +157,9 @@ impl Leader {
         if loops.podcidrs.take_recount() | loops.demand.take_recount() {
             loops.pools.mark();
         }
-        let dealing = cx.allocations.intents.is_known() && loops.podcidrs.queue.has_ready(now.mono);
-        if stopping || !room.background || dealing {
+        let podcidrs_due =
+            cx.allocations.intents.is_known() && loops.podcidrs.queue.has_ready(now.mono);
+        if stopping || !room.background || podcidrs_due {
             return None;
         }
         if loops.pools.is_due(now.mono) {

@@ -331,12 +331,12 @@ impl Shell {
         if self.allocating != view.allocating {
             self.allocating = view.allocating;
             info!(
-                dealing = view.allocating,
+                allocating = view.allocating,
                 "{}",
                 if view.allocating {
-                    "fence done: dealing"
+                    "allocating"
                 } else {
-                    "no longer dealing"
+                    "no longer allocating"
                 }
             );
         }

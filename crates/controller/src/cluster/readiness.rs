@@ -90,7 +90,7 @@ fn page(state: &State) -> (bool, String) {
         }
         Some(Leadership::Leading(_)) => {
             let what = progress.fencing.as_deref().unwrap_or("taking over");
-            (false, format!("leader, not dealing yet: {what}"))
+            (false, format!("leader, not allocating yet: {what}"))
         }
         Some(Leadership::Released) => (false, "stopping".to_owned()),
         _ if !progress.missing.is_empty() => (
@@ -146,7 +146,7 @@ mod tests {
             fencing: Some("3 nodes to touch".into()),
             ..ControllerProgress::default()
         });
-        said(false, "leader, not dealing yet: 3 nodes to touch");
+        said(false, "leader, not allocating yet: 3 nodes to touch");
         readiness.update(ControllerProgress {
             allocating: true,
             ..ControllerProgress::default()

@@ -260,7 +260,7 @@ impl Leader {
         self.needs_evaluation = true;
         let ranges: Vec<String> = foreign.iter().map(ToString::to_string).collect();
         let note = format!(
-            "podCIDRs {} were written by somebody else while Cadastre deals: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
+            "podCIDRs {} were written by a foreign allocator while Cadastre allocates them: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
             ranges.join(", ")
         );
         reports.push(EventRecord::warning(
