@@ -23,7 +23,9 @@ use super::context::IN_USE_PAUSE;
 use super::node_balance::{NodeNeed, demand, node_balance};
 use super::queue::{Load, Queue};
 use super::reconcile::Loop;
-use super::report::{BLOCK_ALLOCATED, BLOCK_LIMIT, EventRecord, Regarding, WAITING_FOR_BLOCK};
+use super::report::{
+    BLOCK_ALLOCATED, BLOCK_LIMIT, EventRecord, RecentReports, Regarding, WAITING_FOR_BLOCK,
+};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::cache::report_of;
@@ -50,6 +52,8 @@ pub struct WaitingNode {
     need: NodeNeed,
     /// Whether it has a block of the pool
     has_some: bool,
+    /// The number of its blocks of the pool when the wait began
+    blocks: usize,
 }
 
 /// State of the demand loop.
@@ -64,6 +68,9 @@ pub struct Demand {
     full: BTreeMap<Text, String>,
     /// Nodes (by UID) and pools for which it was reported that the node wants more than its limit
     limited: BTreeSet<(Text, Text)>,
+    /// What was reported lately about nodes and pools. While pods fail and are tried again, the demand comes and goes
+    /// every few seconds.
+    recent: RecentReports,
     recall_at: Option<Duration>,
     /// Whether space may have become free
     woken: bool,
@@ -114,6 +121,7 @@ impl Demand {
     /// Ends the waits of a node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.limited.retain(|(uid, _)| *uid != node.uid);
+        self.recent.forget(&node.uid);
         let pools: Vec<Text> = self.waiting.keys().cloned().collect();
         for pool in pools {
             let wait = self.waiting.get(&pool).and_then(|it| it.get(&node.name));
@@ -282,7 +290,7 @@ impl Demand {
             };
             lacks_first &= !has_any(cx);
             if asked == 0 && !lacks_first {
-                self.no_longer_waits(&pool, node, cx.reports);
+                self.no_longer_waits(&pool, node, cx);
             } else if asked > 0 {
                 done.insert(pool.clone());
                 if let Some(lacking) = lacking {
@@ -321,7 +329,7 @@ impl Demand {
             let limited = account.is_at_limit(state);
             if missing == 0 || limited {
                 self.report_limit(pool, node, missing > 0 && limited, cx);
-                self.no_longer_waits(pool, node, cx.reports);
+                self.no_longer_waits(pool, node, cx);
                 return None;
             }
             // A node without blocks gets one; more only after all others have their first.
@@ -361,12 +369,12 @@ impl Demand {
         }
     }
 
-    /// Reports, once, that a node wants more than its limit.
+    /// Reports that a node wants more than its limit.
     fn report_limit(&mut self, pool: &Text, node: &Node, limited: bool, cx: &mut Context) {
         let key = (node.uid.clone(), pool.clone());
         if !limited {
             self.limited.remove(&key);
-        } else if self.limited.insert(key) {
+        } else if self.limited.insert(key) && self.recent.is_due(node, pool, BLOCK_LIMIT, cx.now) {
             let note = format!(
                 "wants more addresses of pool \"{pool}\" than its blocks hold, but has as many blocks as it may: raise spec.maxBlocksPerNode (at most {MOST_BLOCKS}), or use larger blocks"
             );
@@ -388,7 +396,8 @@ impl Demand {
         let waits = self.waiting.entry(pool.clone()).or_default();
         let known = waits.get(&node.name).filter(|w| w.uid == node.uid);
         let since = known.map_or(cx.now.mono, |wait| wait.since);
-        if known.is_none() {
+        let blocks = known.map_or_else(|| blocks_of(pool, node, cx), |wait| wait.blocks);
+        if known.is_none() && self.recent.is_due(node, pool, WAITING_FOR_BLOCK, cx.now) {
             let note = format!(
                 "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
                 cx.allocations
@@ -408,23 +417,35 @@ impl Demand {
             missing,
             need,
             has_some,
+            blocks,
         };
         waits.insert(node.name.clone(), wait);
     }
 
-    fn no_longer_waits(&mut self, pool: &Text, node: &Node, reports: &mut Vec<EventRecord>) {
+    /// Ends a node's wait, and reports so if the node has got a block: its demand may also just have ended.
+    fn no_longer_waits(&mut self, pool: &Text, node: &Node, cx: &mut Context) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;
         };
-        if wait.uid == node.uid {
+        if wait.uid != node.uid || blocks_of(pool, node, cx) <= wait.blocks {
+            return;
+        }
+        if self.recent.end(node, pool, WAITING_FOR_BLOCK) {
             let note = format!("has blocks of pool \"{pool}\" after a wait");
-            reports.push(EventRecord::info(
+            cx.reports.push(EventRecord::info(
                 Regarding::node(node),
                 BLOCK_ALLOCATED,
                 note,
             ));
         }
     }
+}
+
+/// Returns how many blocks of a pool a node has or is getting.
+fn blocks_of(pool: &Text, node: &Node, cx: &Context) -> usize {
+    let own = cx.allocations.blocks.of(&node.uid);
+    own.filter(|entry| entry.pool == *pool && !entry.is_leaving())
+        .count()
 }
 
 #[cfg(test)]

@@ -1,7 +1,14 @@
 //! Reports that become Kubernetes events; each is made once, when a state changes.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::now::Now;
 use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::ObjectKind;
+
+/// How long a state that comes and goes is not reported again.
+const REPORT_PAUSE: Duration = Duration::from_secs(600);
 
 /// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +62,44 @@ impl EventRecord {
             warning: false,
             ..EventRecord::warning(about, reason, note)
         }
+    }
+}
+
+/// When reports about a node (by UID) and a pool were made last, by their reason, so that a state that comes and goes
+/// is not reported each time.
+#[derive(Debug, Default)]
+pub(crate) struct RecentReports {
+    /// Monotonic
+    made: BTreeMap<(Text, Text, &'static str), Duration>,
+}
+
+impl RecentReports {
+    /// Returns whether a report is due, which then counts as made.
+    pub(crate) fn is_due(
+        &mut self,
+        node: &Node,
+        pool: &Text,
+        reason: &'static str,
+        now: Now,
+    ) -> bool {
+        let key = (node.uid.clone(), pool.clone(), reason);
+        let made = self.made.get(&key);
+        let is_due = made.is_none_or(|at| *at + REPORT_PAUSE <= now.mono);
+        if is_due {
+            self.made.insert(key, now.mono);
+        }
+        is_due
+    }
+
+    /// Makes a report due at once if the state comes back. Returns whether it had been made.
+    pub(crate) fn end(&mut self, node: &Node, pool: &Text, reason: &'static str) -> bool {
+        let key = (node.uid.clone(), pool.clone(), reason);
+        self.made.remove(&key).is_some()
+    }
+
+    /// Removes the reports about a node that is gone.
+    pub(crate) fn forget(&mut self, uid: &Text) {
+        self.made.retain(|(of, ..), _| of != uid);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{
     Block, BlockReport, BlockSpec, MachineIdentity, Object, Owner, Pod, Pool, Subnet,
 };
-use cadastre_api::{AllocatedBlock, FINALIZER, NodeSubnetSpec, Requests, block_name};
+use cadastre_api::{AllocatedBlock, FINALIZER, FirstBlock, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::ObjectEvent;
 
@@ -440,4 +440,44 @@ fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
         let asked_back = own.filter(|it| it.recall.is_some()).count();
         assert_eq!(asked_back, recalled, "{busy} busy, {known} known");
     }
+}
+
+/// Pods that fail and are tried again: their node's demand comes and goes while its pool stays exhausted.
+#[test]
+fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_only_much_later() {
+    let pools = |range: &str| {
+        let mut pool = pool("p", range);
+        pool.spec.as_mut().unwrap().first_block = FirstBlock::OnDemand;
+        vec![pool]
+    };
+    let nodes = |wanted| vec![subnet("a", &[], wanted), subnet("b", &["10.0.0.0/28"], 16)];
+    let (mut demand, mut allocations) = looked(pools("10.0.0.0/28"), nodes(0));
+    // Looks at both nodes; returns the reasons of the reports.
+    let mut look = |minutes: u64, range: &str, wanted: u64| {
+        let mut cache = ClusterCache::default();
+        list(&mut cache.pools, pools(range));
+        list(&mut cache.nodes, vec![node("a"), node("b")]);
+        list(&mut cache.subnets, nodes(wanted));
+        allocations.pools.evaluate(&cache, &[], NOW.mono);
+        demand.requeue();
+        demand.add_name(&"a".into(), &cache, &allocations);
+        let mut reports = Vec::new();
+        let now = Now {
+            mono: NOW.mono + Duration::from_secs(60 * minutes),
+            ..NOW
+        };
+        let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
+        demand.work(&mut cx);
+        let reasons: Vec<_> = reports.iter().map(|report| report.reason).collect();
+        reasons
+    };
+    let exhausted = "10.0.0.0/28";
+    assert_eq!(look(0, exhausted, 5), [WAITING_FOR_BLOCK]);
+    for minute in 1..9 {
+        let wanted = 5 * (minute % 2);
+        assert!(look(minute, exhausted, wanted).is_empty(), "{minute}");
+    }
+    assert_eq!(look(30, exhausted, 5), [WAITING_FOR_BLOCK]);
+    assert_eq!(look(31, "10.0.0.0/24", 5), [BLOCK_ALLOCATED]);
+    assert!(look(32, "10.0.0.0/24", 0).is_empty());
 }
