@@ -264,13 +264,15 @@ impl Sim {
         };
         let name = self.machines.hosts[id].name.clone();
         let live = self.machines.live_node(id, &self.api);
+        let nodes = &self.machines.of_node;
         let agent = &mut self.machines.hosts[id];
         let node: Text = snapshot.node_uid.as_deref().unwrap_or_default().into();
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
         for block in &snapshot.blocks {
-            // podCIDRs are not blocks, and neither are adopted ranges that are not listed yet.
-            if *block.uid == *node || block.uid.is_empty() {
+            // podCIDRs, which have the UID of their Node, now or earlier, are not blocks, and neither are adopted
+            // ranges that are not listed yet.
+            if nodes.contains_key(&*block.uid) || block.uid.is_empty() {
                 continue;
             }
             let key: Key = (block.cidr, block.uid.as_str().into());
