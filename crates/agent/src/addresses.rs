@@ -29,7 +29,7 @@ use cadastre_node::{Attachment, AttachmentRecord, PodRef, Snapshot};
 /// The pod interface whose addresses the container runtime reports.
 const OWN_INTERFACE: &str = "eth0";
 /// While an address is younger than this, its pod is expected to report it soon.
-pub const TO_BE_REPORTED: Duration = Duration::from_secs(10);
+pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
 /// Builds the list of addresses in use. `boot` is the current boot id, by which superseded sandboxes are found.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
@@ -84,7 +84,7 @@ fn pod_name(pod: &PodRef) -> String {
 
 /// Whether the list should be written before its interval is over. `named`: addresses that the controller or a
 /// user wants released; `wall_ms`: the time of day in Unix milliseconds.
-pub fn is_urgent(
+pub(crate) fn is_urgent(
     published: &NodeAddressesSpec,
     named: &BTreeSet<Addr>,
     snapshot: &Snapshot,
@@ -119,7 +119,7 @@ pub fn is_urgent(
 
 /// Decides when to write the list. All times are those of one monotonic clock.
 #[derive(Debug)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     interval: Duration,
     soon: Duration,
     jitter: Jitter,
@@ -131,7 +131,7 @@ pub struct Schedule {
 
 /// What [`Schedule::next`] asks the caller to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ListStep {
+pub(crate) enum ListStep {
     /// Write the list, then call [`Schedule::written`]
     Write,
     /// Ask again at this time
@@ -161,7 +161,7 @@ pub struct PartialList {
 impl Schedule {
     /// Writes once per `interval`, or after `soon` if the change is urgent; `random` seeds the jitter that sets
     /// nodes apart.
-    pub fn new(interval: Duration, soon: Duration, random: u64, now: Duration) -> Self {
+    pub(crate) fn new(interval: Duration, soon: Duration, random: u64, now: Duration) -> Self {
         let mut new = Self {
             interval,
             soon: soon.min(interval),
@@ -178,7 +178,7 @@ impl Schedule {
     }
 
     /// Returns what to do now. `differs`: whether the addresses in use differ from the published list.
-    pub fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> ListStep {
+    pub(crate) fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> ListStep {
         if self.is_writing {
             return ListStep::Nothing;
         }
@@ -200,7 +200,7 @@ impl Schedule {
     }
 
     /// Records that a write has ended; unless `done`, it is repeated after `soon`.
-    pub fn written(&mut self, done: bool, now: Duration) {
+    pub(crate) fn written(&mut self, done: bool, now: Duration) {
         self.is_writing = false;
         self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);
         self.next_at = self.soon_at;
@@ -211,13 +211,13 @@ impl Schedule {
     }
 
     /// Returns for how long a write has been overdue.
-    pub fn lag(&self, now: Duration) -> Duration {
+    pub(crate) fn lag(&self, now: Duration) -> Duration {
         let since = self.overdue_since;
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
     /// Whether a write is under way.
-    pub fn is_writing(&self) -> bool {
+    pub(crate) fn is_writing(&self) -> bool {
         self.is_writing
     }
 }

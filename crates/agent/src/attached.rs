@@ -60,7 +60,7 @@ struct Entry {
 }
 
 /// Reads Multus' annotations of a pod; `annotation` returns the value of one by name.
-pub fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNetworks {
+pub(crate) fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNetworks {
     let wanted = annotation(WANTED).is_some_and(|it| !matches!(it.trim(), "" | "[]"));
     let unknown = if wanted {
         SecondNetworks::Unknown

@@ -41,7 +41,7 @@ pub(super) struct Carrier {
 }
 
 impl Carrier {
-    pub fn new(
+    pub(crate) fn new(
         settings: AgentSettings,
         parts: AgentParts,
         witnesses: LeakVerifier,
@@ -58,16 +58,16 @@ impl Carrier {
         }
     }
 
-    pub fn service(&self) -> Arc<Service> {
+    pub(crate) fn service(&self) -> Arc<Service> {
         Arc::clone(&self.parts.service)
     }
 
-    pub fn stop(&self) -> CancellationToken {
+    pub(crate) fn stop(&self) -> CancellationToken {
         self.parts.stop.clone()
     }
 
     /// Returns what the servers on the node's sockets have met with: waiting ADDs and trouble with the store.
-    pub fn serving(&self, now: Duration) -> ServiceView {
+    pub(crate) fn serving(&self, now: Duration) -> ServiceView {
         let ledger = &self.parts.ledger;
         let (trouble, is_open) = (ledger.trouble(), ledger.is_open());
         let mut desk = self.parts.service.known.lock();
@@ -83,13 +83,13 @@ impl Carrier {
 
     /// Waits for the next task to end and returns its event; `None` if no task is running. An error is one that
     /// needs an administrator.
-    pub async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
+    pub(crate) async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
         let done = self.tasks.join_next().await?;
         Some(done.unwrap_or_else(|error| Err(error.into())))
     }
 
     /// Starts an effect. Returns the event at once if the effect takes no time; else [`Self::answer`] returns it.
-    pub fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
+    pub(crate) fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
         let service = &self.parts.service;
         match effect {
             AgentEffect::Ask(question) => return self.ask(question),

@@ -45,7 +45,7 @@ pub struct ServingPool {
 
 /// What an ADD asks for, and for whom.
 #[derive(Clone, Copy, Debug)]
-pub struct PodRequest<'a> {
+pub(crate) struct PodRequest<'a> {
     /// The name of the interface in the container
     pub ifname: &'a str,
     /// The pools that the CNI config names
@@ -60,7 +60,7 @@ pub struct PodRequest<'a> {
 
 /// The pools and addresses to try for an ADD.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct PodPools {
+pub(crate) struct PodPools {
     /// Pools, best first
     pub pools: PoolOrder,
     /// Only these addresses may be assigned; empty: any
@@ -73,7 +73,7 @@ pub struct PodPools {
 
 impl PodPools {
     /// Drops the complaints and keeps what the store needs.
-    pub fn into_choice(self) -> PodChoice {
+    pub(crate) fn into_choice(self) -> PodChoice {
         PodChoice {
             pools: self.pools,
             addresses: self.addresses,
@@ -84,12 +84,12 @@ impl PodPools {
 
 impl ServingPool {
     /// Whether the pool serves only some namespaces.
-    pub fn is_bound(&self) -> bool {
+    pub(crate) fn is_bound(&self) -> bool {
         self.namespace.specificity() > 0
     }
 
     /// Whether the pool serves only some pods, by either selector.
-    pub fn is_selective(&self) -> bool {
+    pub(crate) fn is_selective(&self) -> bool {
         self.is_bound() || self.pod.specificity() > 0
     }
 }
@@ -106,7 +106,10 @@ impl fmt::Display for Unknown {
 /// Returns the pools that may serve pods on this node, in their order, and errors about selectors that cannot be
 /// parsed. `giving`: pools with a block on this node that still assigns addresses; a `closed` pool without such a
 /// block is left out.
-pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPool>, Vec<String>) {
+pub(crate) fn serving(
+    pools: &[NodePool],
+    giving: &BTreeSet<String>,
+) -> (Vec<ServingPool>, Vec<String>) {
     let mut wrong = Vec::new();
     let mut serving = Vec::with_capacity(pools.len());
     for pool in pools {
@@ -133,7 +136,7 @@ pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPoo
 
 /// Chooses pools and addresses for an ADD. `serving` is sorted best first; `others` are pools with ranges on this
 /// node that are not in `serving`, such as that of a podCIDR: they serve any pod, after all others.
-pub fn decide(asked: &PodRequest, serving: &[ServingPool], others: &[String]) -> PodPools {
+pub(crate) fn decide(asked: &PodRequest, serving: &[ServingPool], others: &[String]) -> PodPools {
     let mut chosen = PodPools::default();
     // Annotations apply only to the pod's own interface, and only if the pod is known.
     let pod = asked.pod.filter(|_| asked.ifname == OWN_INTERFACE);

@@ -17,6 +17,7 @@ use cadastre_node::PodRef;
 
 #[allow(
     missing_docs,
+    unreachable_pub,
     unused_qualifications,
     clippy::pedantic,
     clippy::unwrap_used,
@@ -46,7 +47,7 @@ pub struct Sandbox {
 
 /// The container runtime of this node.
 #[derive(Clone, Debug)]
-pub struct Runtime {
+pub(crate) struct Runtime {
     socket: PathBuf,
     limit: Duration,
 }
@@ -57,14 +58,14 @@ pub struct Runtime {
     "the container runtime does not answer on {}: {source}: check --cri-socket, and that the runtime runs",
     socket.display()
 )]
-pub struct CriError {
+pub(crate) struct CriError {
     socket: PathBuf,
     source: tonic::Status,
 }
 
 impl Runtime {
     /// Returns a client of the runtime that listens on `socket`; it connects with each call.
-    pub fn new(socket: &Path) -> Self {
+    pub(crate) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
             limit: LIMIT,
@@ -72,13 +73,13 @@ impl Runtime {
     }
 
     /// Returns the ids of all sandboxes, including those that have ended but are not removed yet.
-    pub async fn sandboxes(&self) -> Result<BTreeSet<String>, CriError> {
+    pub(crate) async fn sandboxes(&self) -> Result<BTreeSet<String>, CriError> {
         let all = self.list(&mut self.client()).await?;
         Ok(all.into_iter().map(|it| it.id).collect())
     }
 
     /// Returns all sandboxes with their addresses, with one more call for each sandbox.
-    pub async fn addresses(&self) -> Result<Vec<Sandbox>, CriError> {
+    pub(crate) async fn addresses(&self) -> Result<Vec<Sandbox>, CriError> {
         let mut client = self.client();
         let mut all = Vec::new();
         for sandbox in self.list(&mut client).await? {

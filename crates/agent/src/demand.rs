@@ -21,11 +21,11 @@ use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
 /// The number of ADDs that wait, or did lately, for an address, by the pool that should have served them.
-pub type PendingAdds = BTreeMap<String, u64>;
+pub(crate) type PendingAdds = BTreeMap<String, u64>;
 
 /// Demand and capacity of one pool on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolWant {
+pub(crate) struct PoolWant {
     /// Addresses wanted of each family, including those in use
     pub demand: u64,
     /// Addresses that the blocks can assign in all, of the family that has fewer
@@ -34,7 +34,7 @@ pub struct PoolWant {
 
 impl PoolWant {
     /// Whether the node needs more blocks.
-    pub fn is_lacking(&self) -> bool {
+    pub(crate) fn is_lacking(&self) -> bool {
         self.demand > self.capacity
     }
 }
@@ -47,7 +47,7 @@ struct Sums {
 }
 
 /// Returns the demand for each pool that may be asked for blocks; pools without demand are left out.
-pub fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<String, PoolWant> {
+pub(crate) fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<String, PoolWant> {
     let sums = sums(snapshot);
     let fixed = of_pod_cidrs(snapshot);
     let with_blocks = sums.keys().copied();
@@ -75,7 +75,7 @@ pub fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<String, Poo
 }
 
 /// Returns the empty blocks to release, with their UIDs: surplus blocks and recalled ones.
-pub fn to_release(
+pub(crate) fn to_release(
     snapshot: &Snapshot,
     wishes: &PendingAdds,
     recalled: &BTreeSet<Cidr>,

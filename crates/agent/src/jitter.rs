@@ -4,15 +4,15 @@ use std::time::Duration;
 
 /// A pseudo-random sequence; nodes with different seeds get different ones.
 #[derive(Debug)]
-pub struct Jitter(u64);
+pub(crate) struct Jitter(u64);
 
 impl Jitter {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed | 1)
     }
 
     /// Returns a random duration below `of`.
-    pub fn part(&mut self, of: Duration) -> Duration {
+    pub(crate) fn part(&mut self, of: Duration) -> Duration {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -25,7 +25,7 @@ const PAGE: u32 = 50;
 
 /// The sources of proof.
 #[derive(Clone)]
-pub struct LeakVerifier {
+pub(crate) struct LeakVerifier {
     /// Connects to the API server
     pub client: Client,
     /// The name of the Node
@@ -36,7 +36,7 @@ pub struct LeakVerifier {
 
 impl LeakVerifier {
     /// Returns the candidates that are proven to be leaked. A source that does not answer proves nothing.
-    pub async fn prove(
+    pub(crate) async fn prove(
         &self,
         candidates: Vec<LeakedAttachment>,
         boot: String,
@@ -67,7 +67,7 @@ impl LeakVerifier {
     }
 
     /// Returns all sandboxes of this node with their addresses; none if the runtime may not be asked.
-    pub async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
+    pub(crate) async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
         match &self.runtime {
             Some(runtime) => runtime.addresses().await,
             None => Ok(Vec::new()),
@@ -105,7 +105,7 @@ impl LeakVerifier {
 
 /// Returns which of these network namespaces are gone. A missing path proves this only if its directory is in `roots`,
 /// where such paths were seen: an agent without access to the host's directory sees nothing in it.
-pub fn gone<'a>(
+pub(crate) fn gone<'a>(
     paths: impl Iterator<Item = &'a str>,
     roots: &BTreeSet<PathBuf>,
 ) -> BTreeSet<String> {
@@ -132,7 +132,7 @@ fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
 
 /// Adds the directories of those paths that exist now. So the agent knows where it can see network namespaces even
 /// before it has served an ADD.
-pub fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
+pub(crate) fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
     for path in paths.map(Path::new) {
         if let Some(root) = netns_root(path)
             && !roots.contains(root)

@@ -100,7 +100,7 @@ impl LeakReason {
 
     /// Whether the runtime's list of sandboxes is evidence: the sandboxes of pods are the runtime's, and a sandbox
     /// that a user declared gone must not be in the list.
-    pub fn asks_runtime(self) -> bool {
+    pub(crate) fn asks_runtime(self) -> bool {
         self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }
 }
@@ -123,7 +123,7 @@ pub struct NodeEvidence {
 
 /// What the controller and users claim about attachments.
 #[derive(Clone, Copy, Debug)]
-pub struct LeakClaims<'a> {
+pub(crate) struct LeakClaims<'a> {
     /// Addresses that the controller named
     pub leak_candidates: &'a [LeakCandidate],
     /// Addresses with the handles of containers that a user declared gone
@@ -146,7 +146,7 @@ pub struct LeakedAttachment {
 
 /// Remembers since when each attachment is a leak candidate.
 #[derive(Debug)]
-pub struct LeakDetector {
+pub(crate) struct LeakDetector {
     grace: Duration,
     since: BTreeMap<Attachment, (LeakReason, Duration)>,
 }
@@ -162,7 +162,7 @@ pub struct Look {
 
 impl LeakDetector {
     /// Starts without candidates. An attachment must be one for `grace` before its leak is proven.
-    pub fn new(grace: Duration) -> Self {
+    pub(crate) fn new(grace: Duration) -> Self {
         Self {
             grace,
             since: BTreeMap::new(),
@@ -170,7 +170,7 @@ impl LeakDetector {
     }
 
     /// Returns all candidates with their reasons.
-    pub fn reasons(&self) -> Reasons {
+    pub(crate) fn reasons(&self) -> Reasons {
         let each =
             |(it, (reason, _)): (&Attachment, &(LeakReason, Duration))| (it.clone(), *reason);
         self.since.iter().map(each).collect()
@@ -178,7 +178,7 @@ impl LeakDetector {
 
     /// Returns addresses whose pods are gone or finished by the watch of pods, sorted, with the pods' UIDs: `named`
     /// ones at once, others after twice the grace period, in which this node had time to release them and did not.
-    pub fn orphans(
+    pub(crate) fn orphans(
         &self,
         snapshot: &Snapshot,
         named: &BTreeSet<Addr>,
@@ -199,7 +199,7 @@ impl LeakDetector {
     }
 
     /// Finds candidates among all attachments; `evidence` needs no sandboxes for that.
-    pub fn look(
+    pub(crate) fn look(
         &mut self,
         snapshot: &Snapshot,
         pods: &Pods,
@@ -289,7 +289,7 @@ impl LeakedAttachment {
 }
 
 /// Returns the network namespaces to look up before a look: those of attachments without a pod.
-pub fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
+pub(crate) fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     let others = snapshot
         .attachments
         .iter()
@@ -362,7 +362,7 @@ pub(super) mod testing {
     use super::*;
 
     /// Neither the controller nor a user claims anything.
-    pub const NO_CLAIMS: LeakClaims<'static> = LeakClaims {
+    pub(crate) const NO_CLAIMS: LeakClaims<'static> = LeakClaims {
         leak_candidates: &[],
         container_gone: &BTreeSet::new(),
     };

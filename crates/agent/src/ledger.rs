@@ -79,7 +79,7 @@ impl LedgerClient {
     }
 
     /// Whether the store is open; it may still be in trouble.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!(*self.lock(), State::Open { .. })
     }
 

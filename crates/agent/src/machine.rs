@@ -72,9 +72,10 @@ use cycle::Asked;
 use opening::Opening;
 use publishing::{Files, Masquerade};
 
+pub(crate) use messages::CountedEvent;
 pub use messages::{
-    AgentEffect, AgentEvent, CountedEvent, FilesReported, LeakScan, ServiceView, StoreAnswer,
-    StoreFound, StoreQuestion, StoreTrouble, Transaction,
+    AgentEffect, AgentEvent, FilesReported, LeakScan, ServiceView, StoreAnswer, StoreFound,
+    StoreQuestion, StoreTrouble, Transaction,
 };
 
 /// The longest pause between checks that the store's file still exists.
@@ -289,7 +290,7 @@ impl AgentMachine {
     }
 
     /// Whether an answer is outstanding that the agent should wait for before it ends.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         let is_asked = self.asked.is_some() && self.answer.is_none();
         is_asked || self.publisher.is_writing() || self.schedule.is_writing()
     }

@@ -40,7 +40,7 @@ type Run = (Addr, Addr);
 
 /// The tables as they were written last.
 #[derive(Debug, Default)]
-pub struct Masquerade {
+pub(crate) struct Masquerade {
     written: BTreeMap<Family, Vec<Run>>,
     next_check: Duration,
     trouble: Option<String>,
@@ -48,13 +48,13 @@ pub struct Masquerade {
 
 impl Masquerade {
     /// Returns why packets are not masqueraded as they should be.
-    pub fn trouble(&self) -> Option<&str> {
+    pub(crate) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
     /// Writes the tables that are out of date. `pod_ranges` are the ranges of all pools as in the NodeSubnet; `None`
     /// until it has been read.
-    pub fn refresh(
+    pub(crate) fn refresh(
         &mut self,
         pod_ranges: Option<&[String]>,
         holding: &NodeAllocation,

@@ -167,7 +167,7 @@ impl AgentMetrics {
     }
 
     /// Sets for how long the stored status has differed or the list has been overdue.
-    pub fn set_publish_lag(&self, lag: Duration) {
+    pub(crate) fn set_publish_lag(&self, lag: Duration) {
         self.behind.set(lag.as_secs_f64());
     }
 
@@ -177,7 +177,7 @@ impl AgentMetrics {
     }
 
     /// Sets the number of leak candidates.
-    pub fn set_leak_candidates(&self, count: usize) {
+    pub(crate) fn set_leak_candidates(&self, count: usize) {
         self.leak_candidates
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -188,7 +188,7 @@ impl AgentMetrics {
     }
 
     /// Counts an event that could not be written.
-    pub fn event_dropped(&self) {
+    pub(crate) fn event_dropped(&self) {
         self.dropped.inc();
     }
 

@@ -50,7 +50,7 @@ struct Entry {
 
 impl Namespaces {
     /// Records that a new pod of this namespace is on the node.
-    pub fn pod_came(&mut self, namespace: &str) {
+    pub(crate) fn pod_came(&mut self, namespace: &str) {
         if let Some(entry) = self.0.get_mut(namespace) {
             entry.wanted = true;
             return;
@@ -63,7 +63,7 @@ impl Namespaces {
     }
 
     /// Forgets namespaces without a pod on this node.
-    pub fn keep_those_of(&mut self, pods: &Pods) {
+    pub(crate) fn keep_those_of(&mut self, pods: &Pods) {
         let of_pods: BTreeSet<&str> = pods.iter().map(|it| it.namespace.as_str()).collect();
         self.0.retain(|name, _| of_pods.contains(name.as_str()));
     }

@@ -16,7 +16,7 @@ const OTHER_INTERFACE: &str = "net1";
 
 /// The notes in the store, and whether they may be out of date.
 #[derive(Debug, Default)]
-pub struct Notes {
+pub(crate) struct Notes {
     /// By namespace and name; `None` until they have been read
     kept: Option<BTreeMap<(String, String), PodNote>>,
     /// Whether something changed since the last look
@@ -27,7 +27,7 @@ pub struct Notes {
 
 /// The changes to write.
 #[derive(Debug, Default, PartialEq)]
-pub struct UnsavedNotes {
+pub(crate) struct UnsavedNotes {
     /// New or changed notes
     pub notes: Vec<PodNote>,
     /// Pods whose notes are to be deleted
@@ -36,39 +36,39 @@ pub struct UnsavedNotes {
 
 impl Notes {
     /// Records that a pod, its namespace or a pool has changed.
-    pub fn changed(&mut self) {
+    pub(crate) fn changed(&mut self) {
         self.is_due = true;
     }
 
     /// Returns when to look; `None` if nothing has changed.
-    pub fn due_at(&self) -> Option<Duration> {
+    pub(crate) fn due_at(&self) -> Option<Duration> {
         self.is_due.then(|| self.looked_at + PAUSE)
     }
 
     /// Whether the notes have to be read from the store first.
-    pub fn is_unread(&self) -> bool {
+    pub(crate) fn is_unread(&self) -> bool {
         self.kept.is_none()
     }
 
     /// Records the notes that the store has.
-    pub fn read(&mut self, notes: Vec<PodNote>) {
+    pub(crate) fn read(&mut self, notes: Vec<PodNote>) {
         let by_name = notes.into_iter().map(|note| (name(&note.pod), note));
         self.kept = Some(by_name.collect());
     }
 
     /// Forgets the notes because the store is, or may be, another one.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.kept = None;
         self.is_due = true;
     }
 
     /// Records that the store could not be read or written; the next attempt follows after a pause.
-    pub fn failed(&mut self, now: Duration) {
+    pub(crate) fn failed(&mut self, now: Duration) {
         (self.looked_at, self.is_due) = (now, true);
     }
 
     /// Returns the changes to write; none until all pods and pools are known.
-    pub fn look(&mut self, known: &WatchState, now: Duration) -> UnsavedNotes {
+    pub(crate) fn look(&mut self, known: &WatchState, now: Duration) -> UnsavedNotes {
         self.is_due = false;
         let Some(kept) = &self.kept else {
             return UnsavedNotes::default();
@@ -93,7 +93,7 @@ impl Notes {
     }
 
     /// Records that changes were written.
-    pub fn written(&mut self, news: UnsavedNotes) {
+    pub(crate) fn written(&mut self, news: UnsavedNotes) {
         let Some(kept) = &mut self.kept else {
             return;
         };
@@ -106,7 +106,7 @@ impl Notes {
 }
 
 impl UnsavedNotes {
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }

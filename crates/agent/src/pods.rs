@@ -73,7 +73,7 @@ impl Pods {
     }
 
     /// Whether a list was completed and no other is under way.
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.listed && self.unseen.is_none()
     }
 
@@ -87,7 +87,7 @@ impl Pods {
     }
 
     /// Finds a pod by its own UID or that of the static pod it mirrors.
-    pub fn by_uid(&self, uid: &str) -> Option<&Arc<Pod>> {
+    pub(crate) fn by_uid(&self, uid: &str) -> Option<&Arc<Pod>> {
         let own = self.by_uid.get(uid);
         own.or_else(|| self.by_uid.get(self.mirrored.get(uid)?))
     }
@@ -178,7 +178,7 @@ pub(super) mod testing {
     use super::*;
 
     /// Returns a pod in the namespace `default`.
-    pub fn pod(uid: &str, labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> Pod {
+    pub(crate) fn pod(uid: &str, labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> Pod {
         Pod {
             namespace: "default".to_owned(),
             name: format!("pod-{uid}"),

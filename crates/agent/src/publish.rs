@@ -38,7 +38,7 @@ const CONFLICT_PAUSE: Duration = Duration::from_secs(5);
 
 /// Decides when to write the status. All times are those of one monotonic clock.
 #[derive(Debug)]
-pub struct Publisher {
+pub(crate) struct Publisher {
     interval: Duration,
     jitter: Jitter,
     seen: Option<Seen>,
@@ -114,7 +114,7 @@ struct Seen {
 
 /// What [`Publisher::next`] asks the caller to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PublishStep {
+pub(crate) enum PublishStep {
     /// Write the status, then call [`Publisher::written`]
     Write {
         /// The resourceVersion that the write requires
@@ -148,7 +148,7 @@ pub enum WriteOutcome {
 
 impl Publisher {
     /// Writes changes that are not urgent once per `interval`; `seed` sets the jitter of nodes apart.
-    pub fn new(interval: Duration, seed: u64, now: Duration) -> Self {
+    pub(crate) fn new(interval: Duration, seed: u64, now: Duration) -> Self {
         let mut new = Self {
             interval,
             jitter: Jitter::new(seed),
@@ -170,13 +170,13 @@ impl Publisher {
     }
 
     /// Announces that the next call of [`Self::seen`] is from a list.
-    pub fn relisted(&mut self) {
+    pub(crate) fn relisted(&mut self) {
         self.relisted = true;
     }
 
     /// Records the NodeSubnet as the watch shows it. A version older than the answer to the last write is ignored,
     /// unless it comes from a list: then the API server was restored to an older state.
-    pub fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
+    pub(crate) fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
         let is_older = |it: &Seen| is_older(version, &it.version);
         if std::mem::take(&mut self.relisted) {
             // The API server answers again.
@@ -199,7 +199,7 @@ impl Publisher {
     }
 
     /// Records that there is no NodeSubnet to write to. Failures so far do not delay writes to the next one.
-    pub fn lost(&mut self) {
+    pub(crate) fn lost(&mut self) {
         self.seen = None;
         self.behind_since = None;
         self.cut = None;
@@ -209,23 +209,23 @@ impl Publisher {
     }
 
     /// Returns for how long the stored status has differed from the wanted one.
-    pub fn lag(&self, now: Duration) -> Duration {
+    pub(crate) fn lag(&self, now: Duration) -> Duration {
         let since = self.behind_since;
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
     /// Whether a write is under way.
-    pub fn is_writing(&self) -> bool {
+    pub(crate) fn is_writing(&self) -> bool {
         self.in_flight.is_some()
     }
 
     /// Returns the conditions of the version that the next write requires.
-    pub fn conditions(&self) -> &[Condition] {
+    pub(crate) fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
 
     /// Returns what to do if the status should be `status`.
-    pub fn next(
+    pub(crate) fn next(
         &mut self,
         status: &NodeSubnetStatus,
         wants: &BTreeMap<String, PoolWant>,
@@ -273,7 +273,7 @@ impl Publisher {
     }
 
     /// Records the outcome of the write under way.
-    pub fn written(&mut self, written: WriteOutcome, now: Duration) {
+    pub(crate) fn written(&mut self, written: WriteOutcome, now: Duration) {
         let onto = self.in_flight.take();
         match written {
             WriteOutcome::Done {
@@ -338,7 +338,7 @@ fn is_older(version: &str, than: &str) -> bool {
 }
 
 /// Whether the stored status is the wanted one. Conditions of types that `wanted` lacks are the controller's.
-pub fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
+pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),
         ..wanted.clone()

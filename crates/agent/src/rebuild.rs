@@ -31,7 +31,7 @@ use cadastre_node::{Attachment, PodRef, RememberedAttachment};
 const INTERFACE: &str = "eth0";
 
 /// Returns what is in use. `network` is the CNI network if no source names another.
-pub fn known(
+pub(crate) fn known(
     holding: &NodeAllocation,
     list: Option<&NodeAddressesSpec>,
     sandboxes: &[Sandbox],
@@ -116,7 +116,7 @@ pub fn known(
 }
 
 /// Returns the pods on second networks for which no source shows their addresses there.
-pub fn unknown(pods: &Pods) -> Vec<String> {
+pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
     let living = pods.iter().filter(|it| !it.finished);
     let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
     unknown

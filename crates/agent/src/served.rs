@@ -11,7 +11,7 @@ use cadastre_api::SERVED_BY_OTHERS;
 
 /// Returns the condition to set, without its times; `None` to leave the one in `before` as it is. `own` is the path
 /// of our file, `None` if none is wanted. That all is well is reported only where `before` says otherwise.
-pub fn condition(
+pub(crate) fn condition(
     standing: Option<&PodNetworkOwner>,
     own: Option<&Path>,
     before: &[Condition],
@@ -57,7 +57,7 @@ pub fn condition(
 }
 
 /// Whether `is` has all conditions of `wanted`, apart from their times.
-pub fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
+pub(crate) fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
     let says = |a: &Condition, b: &Condition| {
         (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
     };
@@ -66,7 +66,11 @@ pub fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
 
 /// Returns `is` with `wanted` in place of conditions of the same types; the controller's conditions stay. Where the
 /// status changes, the transition time is `now`.
-pub fn merged(is: &[Condition], wanted: &[Condition], now: jiff::Timestamp) -> Vec<Condition> {
+pub(crate) fn merged(
+    is: &[Condition],
+    wanted: &[Condition],
+    now: jiff::Timestamp,
+) -> Vec<Condition> {
     let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
     let mut all = is.to_vec();
     for condition in wanted {

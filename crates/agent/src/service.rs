@@ -213,7 +213,7 @@ impl AddNews {
 }
 
 /// Returns the directory that network namespaces like this one appear in; `/proc` for all paths below it.
-pub fn netns_root(path: &Path) -> Option<&Path> {
+pub(crate) fn netns_root(path: &Path) -> Option<&Path> {
     if !path.is_absolute() {
         return None;
     }

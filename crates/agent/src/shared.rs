@@ -78,7 +78,7 @@ impl SharedState {
     }
 
     /// Replaces what is shown. With `is_news`, ADDs that wait for their pod look again.
-    pub fn update_served_pools(&self, shown: Arc<WatchState>, is_news: bool) {
+    pub(crate) fn update_served_pools(&self, shown: Arc<WatchState>, is_news: bool) {
         let pods = &shown.pods;
         let is_here = |uid: &String, _: &mut Vec<String>| pods.by_uid(uid).is_some();
         self.lock().complained.retain(is_here);
@@ -101,7 +101,7 @@ impl SharedState {
 
 impl ServiceState {
     /// Records what is wrong with a pod now; returns the complaints that were not recorded before.
-    pub fn report_errors(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
+    pub(crate) fn report_errors(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
         let told = self.complained.entry(uid.to_owned()).or_default();
         let fresh = |it: &&String| !told.contains(it);
         let fresh: Vec<String> = complaints.iter().filter(fresh).cloned().collect();
@@ -115,23 +115,23 @@ impl ServiceState {
 
 impl WatchState {
     /// Whether some pod could cause a request for a block.
-    pub fn may_ask(&self) -> bool {
+    pub(crate) fn may_ask(&self) -> bool {
         !self.askable.is_empty()
     }
 
     /// Whether blocks are allocated only when a pod needs one.
-    pub fn waits_for_pods(&self) -> bool {
+    pub(crate) fn waits_for_pods(&self) -> bool {
         self.may_ask() && !self.gives_unasked
     }
 
     /// Whether the result of an ADD depends on labels or annotations of its pod; assumed until pools are known.
-    pub fn depends_on_pod(&self, add: &Add) -> bool {
+    pub(crate) fn depends_on_pod(&self, add: &Add) -> bool {
         let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
     }
 
     /// Whether the pools of the pod can be decided: its namespace must be known unless that cannot matter.
-    pub fn is_decidable(&self, pod: &Pod) -> bool {
+    pub(crate) fn is_decidable(&self, pod: &Pod) -> bool {
         let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
         let has_namespace = self.namespaces.get(&pod.namespace).is_some();
         let is_of_use = !names_pools || self.serving.iter().any(ServingPool::is_bound);
@@ -139,7 +139,7 @@ impl WatchState {
     }
 
     /// Whether waiting would bring no more knowledge about a pod soon.
-    pub fn is_enough(&self, found: Option<&Pod>) -> bool {
+    pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)
     }

@@ -5,44 +5,44 @@ use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_node::{AttachmentRecord, BlockCount, BlockState, Snapshot};
 
 /// Whether a range is a podCIDR, which the agent neither requests nor releases.
-pub fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
+pub(crate) fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
     snapshot.node_uid.as_deref() == Some(block.uid.as_str())
 }
 
 /// Whether new addresses may be assigned from the block.
-pub fn assigns(block: &BlockCount) -> bool {
+pub(crate) fn assigns(block: &BlockCount) -> bool {
     block.state == BlockState::Held
 }
 
 /// Returns the number of addresses of a block that are in use or in cooldown.
-pub fn busy(block: &BlockCount) -> u64 {
+pub(crate) fn busy(block: &BlockCount) -> u64 {
     block.counts.used.saturating_add(block.counts.cooling)
 }
 
 /// Returns the number of addresses of a block that it can assign, including those it has assigned.
-pub fn capacity(block: &BlockCount) -> u64 {
+pub(crate) fn capacity(block: &BlockCount) -> u64 {
     busy(block).saturating_add(block.counts.free)
 }
 
 /// Returns the settings of a pool, if they are known.
-pub fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTerms> {
+pub(crate) fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTerms> {
     let mut pools = snapshot.pools.iter().map(|it| &it.terms);
     pools.find(|terms| terms.name == pool)
 }
 
 /// Returns the addresses of an attachment.
-pub fn addresses(tenant: &AttachmentRecord) -> impl Iterator<Item = Addr> {
+pub(crate) fn addresses(tenant: &AttachmentRecord) -> impl Iterator<Item = Addr> {
     tenant.given.addresses.iter().map(|it| it.address)
 }
 
 /// Returns the UID of the attachment's pod; empty if the runtime passed none.
-pub fn pod_uid(tenant: &AttachmentRecord) -> &str {
+pub(crate) fn pod_uid(tenant: &AttachmentRecord) -> &str {
     tenant.pod.as_ref().map_or("", |pod| pod.uid.as_str())
 }
 
 /// Returns the node's ranges as far as the store knows them, for files and watchers even without the API. Reserved
 /// addresses are left out.
-pub fn as_holding(snapshot: &Snapshot) -> NodeAllocation {
+pub(crate) fn as_holding(snapshot: &Snapshot) -> NodeAllocation {
     let listed = |it: &&BlockCount| it.state.is_listed();
     let block = |it: &BlockCount| Block {
         cidr: it.cidr,
@@ -69,7 +69,7 @@ pub(crate) mod testing {
     };
 
     /// Returns a pool of these families with low and high mark `warm`.
-    pub fn pool(name: &str, warm: (u32, u32), ipv4: bool, ipv6: bool) -> PoolTerms {
+    pub(crate) fn pool(name: &str, warm: (u32, u32), ipv4: bool, ipv6: bool) -> PoolTerms {
         PoolTerms {
             warm,
             ipv4: ipv4.then(FamilyTerms::default),
@@ -79,7 +79,7 @@ pub(crate) mod testing {
     }
 
     /// Returns a block with this many addresses in use, in cooldown and free.
-    pub fn block(cidr: &str, pool: &str, used: u64, cooling: u64, free: u64) -> BlockCount {
+    pub(crate) fn block(cidr: &str, pool: &str, used: u64, cooling: u64, free: u64) -> BlockCount {
         BlockCount {
             cidr: Cidr::parse_strict(cidr).unwrap(),
             uid: format!("uid-of-{cidr}"),
@@ -95,7 +95,7 @@ pub(crate) mod testing {
     }
 
     /// Returns the snapshot of a node with the UID `node`.
-    pub fn snapshot(pools: &[PoolTerms], blocks: &[BlockCount]) -> Snapshot {
+    pub(crate) fn snapshot(pools: &[PoolTerms], blocks: &[BlockCount]) -> Snapshot {
         let pool = |terms: &PoolTerms| PoolCount {
             terms: terms.clone(),
             counts: cadastre_core::Dual::default(),
@@ -109,7 +109,7 @@ pub(crate) mod testing {
     }
 
     /// Returns an attachment `net`/`container`/`eth0` of a pod in the boot `boot`.
-    pub fn tenant(container: &str, pod_uid: &str, addresses: &[&str]) -> AttachmentRecord {
+    pub(crate) fn tenant(container: &str, pod_uid: &str, addresses: &[&str]) -> AttachmentRecord {
         let given = |text: &&str| {
             let address = Addr::parse_strict(text).unwrap();
             AssignedAddress {

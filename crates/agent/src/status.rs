@@ -22,7 +22,7 @@ const MOST_DEMAND: u64 = 1_000_000;
 
 /// Returns the status of the node in the boot `boot`, without conditions ([`super::served`]). `orphans`: addresses
 /// whose pods are gone or finished, with the UIDs of these pods, sorted.
-pub fn status(
+pub(crate) fn status(
     snapshot: &Snapshot,
     wants: &BTreeMap<String, PoolWant>,
     orphans: &[(Addr, String)],

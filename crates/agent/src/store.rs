@@ -11,7 +11,7 @@ const WAIT: Duration = Duration::from_secs(3);
 
 /// The state of the store's file.
 #[derive(Debug)]
-pub enum Found {
+pub(crate) enum Found {
     /// The file can be used
     Whole,
     /// There is no file
@@ -27,7 +27,7 @@ pub enum Found {
 
 /// Checks the file; a damaged one is renamed. Errors say what to do; after one for which [`is_final`] is true a retry
 /// is of no use.
-pub async fn find(path: &Path) -> Result<Found, StoreError> {
+pub(crate) async fn find(path: &Path) -> Result<Found, StoreError> {
     let path = path.to_owned();
     blocking(move || match Store::open_existing(&path, WAIT) {
         Ok(_) => Ok(Found::Whole),
@@ -45,13 +45,13 @@ pub async fn find(path: &Path) -> Result<Found, StoreError> {
 }
 
 /// Whether only an administrator can resolve the error.
-pub fn is_final(error: &StoreError) -> bool {
+pub(crate) fn is_final(error: &StoreError) -> bool {
     matches!(error, StoreError::Format { .. })
 }
 
 /// Creates a new file with the node's ranges and the addresses that other sources show as in use. Returns how many
 /// attachments lost an address because another one claims it, too.
-pub async fn make(
+pub(crate) async fn make(
     path: &Path,
     holding: NodeAllocation,
     known: Vec<RememberedAttachment>,

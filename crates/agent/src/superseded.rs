@@ -20,7 +20,10 @@ use super::snapshot::pod_uid;
 use cadastre_node::{Attachment, AttachmentRecord};
 
 /// Returns the attachments that a newer one supersedes. `boot` is the current boot id.
-pub fn superseded<'a>(tenants: &'a [AttachmentRecord], boot: &str) -> BTreeSet<&'a Attachment> {
+pub(crate) fn superseded<'a>(
+    tenants: &'a [AttachmentRecord],
+    boot: &str,
+) -> BTreeSet<&'a Attachment> {
     let mut newest: BTreeMap<Key<'_>, Age> = BTreeMap::new();
     for tenant in tenants {
         if let Some(key) = key(tenant) {

@@ -86,7 +86,7 @@ impl OnlyOne {
 }
 
 /// Creates the folder with mode 0700 if it is missing.
-pub fn make_folder(folder: &Path) -> Result<(), SocketError> {
+pub(crate) fn make_folder(folder: &Path) -> Result<(), SocketError> {
     if folder.is_dir() {
         return Ok(());
     }
@@ -106,7 +106,7 @@ pub struct Socket {
 
 /// A connection of an accepted peer.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// The connection itself
     pub stream: tokio::net::UnixStream,
     /// Must be kept as long as the connection is served
@@ -162,7 +162,7 @@ impl Socket {
     }
 
     /// Waits for a free slot and the next peer that may be served; the connections of others are closed.
-    pub async fn accept(&self) -> Peer {
+    pub(crate) async fn accept(&self) -> Peer {
         loop {
             let permit = match Arc::clone(&self.slots).acquire_owned().await {
                 Ok(permit) => permit,

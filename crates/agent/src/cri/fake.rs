@@ -13,7 +13,7 @@ use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 
 /// How the runtime answers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Mood {
+pub(crate) enum Mood {
     /// With the sandboxes that were added
     #[default]
     Well,
@@ -25,10 +25,10 @@ pub enum Mood {
 
 /// The answers of the runtime, shared by the service and the test.
 #[derive(Clone, Default)]
-pub struct State(Arc<Mutex<(Mood, Vec<v1::PodSandbox>, u32)>>);
+pub(crate) struct State(Arc<Mutex<(Mood, Vec<v1::PodSandbox>, u32)>>);
 
 /// A running fake; dropping it ends the server and leaves the socket file behind, as a killed process does.
-pub struct Fake {
+pub(crate) struct Fake {
     /// Survives restarts
     pub state: State,
     path: PathBuf,
@@ -37,7 +37,7 @@ pub struct Fake {
 
 impl Fake {
     /// Listens on a socket and serves `state`.
-    pub fn start(path: &Path, state: State) -> Self {
+    pub(crate) fn start(path: &Path, state: State) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
         let incoming = futures::stream::unfold(listener, async |listener| {
@@ -57,26 +57,26 @@ impl Fake {
     }
 
     /// Ends without cleaning up, as by SIGKILL, and starts again on the same socket.
-    pub async fn restart(self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
         let (path, state) = (self.path.clone(), self.state.clone());
         self.kill().await;
         Self::start(&path, state)
     }
 
     /// Ends without cleaning up, as by SIGKILL.
-    pub async fn kill(self) {
+    pub(crate) async fn kill(self) {
         self.server.abort();
         let _ = self.server.await;
     }
 }
 
 impl State {
-    pub fn be(&self, mood: Mood) {
+    pub(crate) fn be(&self, mood: Mood) {
         self.0.lock().unwrap().0 = mood;
     }
 
     /// Adds a sandbox of a pod in the namespace `default`.
-    pub fn add(&self, id: &str, pod_uid: &str) {
+    pub(crate) fn add(&self, id: &str, pod_uid: &str) {
         let sandbox = v1::PodSandbox {
             id: id.to_owned(),
             metadata: Some(v1::PodSandboxMetadata {
@@ -89,12 +89,12 @@ impl State {
         self.0.lock().unwrap().1.push(sandbox);
     }
 
-    pub fn remove(&self, id: &str) {
+    pub(crate) fn remove(&self, id: &str) {
         self.0.lock().unwrap().1.retain(|it| it.id != id);
     }
 
     /// Returns how many times all sandboxes were listed.
-    pub fn asked(&self) -> u32 {
+    pub(crate) fn asked(&self) -> u32 {
         self.0.lock().unwrap().2
     }
 

@@ -129,7 +129,7 @@ impl Template {
     }
 
     /// Returns the text of the file; `None` while the node has no range, unless it `waits_for_pods`.
-    pub fn render(
+    pub(crate) fn render(
         &self,
         holding: &NodeAllocation,
         waits_for_pods: bool,

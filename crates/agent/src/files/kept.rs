@@ -59,12 +59,12 @@ impl KeptFiles {
     }
 
     /// Returns why a wanted file is missing or out of date.
-    pub fn unwritten(&self) -> Option<&str> {
+    pub(crate) fn unwritten(&self) -> Option<&str> {
         self.unwritten.as_deref()
     }
 
     /// Whether the CNI configuration exists on the disk.
-    pub fn is_configured(&self) -> bool {
+    pub(crate) fn is_configured(&self) -> bool {
         let conf = self.wanted.cni_conf.as_ref();
         conf.is_some_and(|(path, _, _)| path.exists())
     }
@@ -88,7 +88,12 @@ impl KeptFiles {
 
     /// Writes the files that are out of date. A failure is logged when it changes, and retried with the next call.
     /// `waits_for_pods`: the node gets its first range only when a pod needs it.
-    pub fn refresh(&mut self, holding: &NodeAllocation, waits_for_pods: bool, now: Duration) {
+    pub(crate) fn refresh(
+        &mut self,
+        holding: &NodeAllocation,
+        waits_for_pods: bool,
+        now: Duration,
+    ) {
         let overdue = now.saturating_sub(self.checked_at) > CHECK_PAUSE;
         if overdue {
             self.checked_at = now;

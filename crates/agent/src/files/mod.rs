@@ -51,7 +51,7 @@ impl FileError {
 
 /// Replaces a file unless it has these bytes and this mode already; creates its directory if it is missing.
 /// Returns whether anything was written.
-pub fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
+pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
     if is_as(path, bytes, mode) {
         return Ok(false);
     }

@@ -40,7 +40,7 @@ enum Kind {
 
 /// The files in the directory that runtimes would load, except our own file, sorted by name.
 #[derive(Clone, Debug, Default)]
-pub struct OtherConfigs(Vec<(String, Kind)>);
+pub(crate) struct OtherConfigs(Vec<(String, Kind)>);
 
 /// Which network new pods of the node get, as far as the files show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub enum PodNetworkOwner {
 
 impl OtherConfigs {
     /// Reads the directory of `own`, our file. `network` is the name of our network.
-    pub fn look(own: &Path, network: &str) -> io::Result<Self> {
+    pub(crate) fn look(own: &Path, network: &str) -> io::Result<Self> {
         let name = own.file_name().unwrap_or_default();
         let folder = own.parent().unwrap_or(Path::new("."));
         let entries = match fs::read_dir(folder) {
@@ -96,7 +96,12 @@ impl OtherConfigs {
     }
 
     /// Returns the standing of our file. `is_there`: it was written before; `over_others`: write it in any case.
-    pub fn standing(&self, own: &Path, is_there: bool, over_others: bool) -> PodNetworkOwner {
+    pub(crate) fn standing(
+        &self,
+        own: &Path,
+        is_there: bool,
+        over_others: bool,
+    ) -> PodNetworkOwner {
         if !is_there && !over_others {
             let taken = self.taken();
             if !taken.is_empty() {

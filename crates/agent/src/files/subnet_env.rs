@@ -21,7 +21,7 @@ pub struct Links {
 }
 
 /// Renders the file; `None` while the node has no podCIDR.
-pub fn render(holding: &NodeAllocation, links: Links) -> Option<String> {
+pub(crate) fn render(holding: &NodeAllocation, links: Links) -> Option<String> {
     let mut text = String::new();
     for family in Family::ALL {
         let Some((network, range)) = of_family(holding, family) else {

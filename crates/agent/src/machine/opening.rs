@@ -56,7 +56,7 @@ pub(super) struct Memory {
 
 impl Opening {
     /// Starts with a first attempt at `now`.
-    pub fn new(now: Duration) -> Self {
+    pub(super) fn new(now: Duration) -> Self {
         Self {
             try_at: now,
             is_lost: false,

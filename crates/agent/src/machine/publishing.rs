@@ -68,7 +68,7 @@ pub(super) struct Files {
 
 impl Files {
     /// Starts without having written anything.
-    pub fn new(conf_is_wanted: bool) -> Self {
+    pub(super) fn new(conf_is_wanted: bool) -> Self {
         let told = FilesReported {
             standing: conf_is_wanted.then_some(PodNetworkOwner::Open),
             ..FilesReported::default()
@@ -80,20 +80,20 @@ impl Files {
         }
     }
 
-    pub fn written(&mut self, told: FilesReported) {
+    pub(super) fn written(&mut self, told: FilesReported) {
         self.desired.is_on_its_way = false;
         self.reported = told;
         self.is_told = true;
     }
 
     /// When to check the files again if nothing changes; `None` while they are being written.
-    pub fn check_at(&self) -> Option<Duration> {
+    pub(super) fn check_at(&self) -> Option<Duration> {
         let (_, at) = self.desired.wanted.as_ref()?;
         (!self.desired.is_on_its_way).then(|| *at + CHECK_PAUSE)
     }
 
     /// Whether the last write has ended and no other is under way, even if a part failed.
-    pub fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         self.is_told && !self.desired.is_on_its_way
     }
 
@@ -111,18 +111,18 @@ pub(super) struct Masquerade {
 }
 
 impl Masquerade {
-    pub fn written(&mut self, trouble: Option<String>) {
+    pub(super) fn written(&mut self, trouble: Option<String>) {
         self.desired.is_on_its_way = false;
         self.trouble = trouble;
     }
 
     /// Why packets are not masqueraded as they should be.
-    pub fn trouble(&self) -> Option<&str> {
+    pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
     /// Whether no write is under way, even if the last one failed.
-    pub fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         !self.desired.is_on_its_way
     }
 }

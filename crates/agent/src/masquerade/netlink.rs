@@ -7,11 +7,11 @@ use rustix::net::{
 };
 
 /// Flags of netlink messages.
-pub const REQUEST: u16 = 1;
-pub const ACK: u16 = 4;
-pub const EXCLUSIVE: u16 = 0x200;
-pub const CREATE: u16 = 0x400;
-pub const APPEND: u16 = 0x800;
+pub(super) const REQUEST: u16 = 1;
+pub(super) const ACK: u16 = 4;
+pub(super) const EXCLUSIVE: u16 = 0x200;
+pub(super) const CREATE: u16 = 0x400;
+pub(super) const APPEND: u16 = 0x800;
 
 const ERROR: u16 = 2;
 const HEADER: usize = 16;
@@ -20,11 +20,11 @@ const NESTED: u16 = 0x8000;
 
 /// A sequence of messages, or of the attributes in one.
 #[derive(Debug, Default)]
-pub struct Bytes(Vec<u8>);
+pub(super) struct Bytes(Vec<u8>);
 
 impl Bytes {
     /// Appends an `nfnetlink` message with `body`.
-    pub fn message(
+    pub(super) fn message(
         mut self,
         kind: u16,
         flags: u16,
@@ -45,7 +45,7 @@ impl Bytes {
     }
 
     /// Appends an attribute, padded to four bytes.
-    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+    pub(super) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -55,24 +55,24 @@ impl Bytes {
     }
 
     /// Appends a number in network byte order, as nf_tables expects.
-    pub fn number(self, kind: u16, value: u32) -> Self {
+    pub(super) fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
     /// Appends a zero-terminated string.
-    pub fn text(self, kind: u16, value: &str) -> Self {
+    pub(super) fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), &[0]].concat())
     }
 
     /// Appends an attribute that contains other attributes.
-    pub fn nested(self, kind: u16, inner: &Self) -> Self {
+    pub(super) fn nested(self, kind: u16, inner: &Self) -> Self {
         self.bytes(kind | NESTED, &inner.0)
     }
 }
 
 /// Sends messages, at least one of which must ask for an answer, and returns the first error. The kernel carries
 /// messages out and answers them while `send` runs.
-pub fn exchange(messages: &Bytes) -> io::Result<()> {
+pub(super) fn exchange(messages: &Bytes) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let netfilter = Some(netlink::NETFILTER);
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, netfilter)?;

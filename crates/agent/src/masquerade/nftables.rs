@@ -71,7 +71,7 @@ const V6: Kind = Kind {
 
 /// Writes the table of a family, replacing an existing one, unless `only_if_absent`. Returns whether anything was
 /// written.
-pub fn put(family: Family, spared: &[Run], only_if_absent: bool) -> io::Result<bool> {
+pub(super) fn put(family: Family, spared: &[Run], only_if_absent: bool) -> io::Result<bool> {
     match exchange(&table(family, spared, only_if_absent)) {
         Ok(()) => Ok(true),
         Err(error) if only_if_absent && error.kind() == io::ErrorKind::AlreadyExists => Ok(false),

@@ -14,9 +14,9 @@ use cadastre_daemon::watch::WatchStep;
 use cadastre_node::{AddressCounts, BlockCount, BlockState, PoolCount};
 
 /// The UID of the Node.
-pub const NODE: &str = "node";
+pub(super) const NODE: &str = "node";
 
-pub struct Bench {
+pub(crate) struct Bench {
     pub machine: AgentMachine,
     pub now: Now,
     pub serving: ServiceView,
@@ -34,7 +34,7 @@ pub struct Bench {
 
 impl Bench {
     /// Returns a bench whose watches have shown nothing yet.
-    pub fn blank() -> Self {
+    pub(crate) fn blank() -> Self {
         let now = Now {
             boot: "boot".to_owned(),
             since_boot: Duration::from_secs(1000),
@@ -65,14 +65,14 @@ impl Bench {
     }
 
     /// Returns a bench that has seen all objects and has not acted yet. The NodeSubnet has version 1.
-    pub fn seen(spec: Value) -> Self {
+    pub(super) fn seen(spec: Value) -> Self {
         let mut bench = Self::blank();
         bench.show_all(spec);
         bench
     }
 
     /// Returns a bench that has nothing left to do.
-    pub fn resting(spec: Value) -> Self {
+    pub(super) fn resting(spec: Value) -> Self {
         let mut bench = Self::seen(spec);
         bench.run();
         if bench.machine.publisher.is_writing() {
@@ -82,7 +82,7 @@ impl Bench {
         bench
     }
 
-    pub fn show_all(&mut self, spec: Value) {
+    pub(crate) fn show_all(&mut self, spec: Value) {
         let uid = NODE.to_owned();
         self.on(AgentEvent::Node(WatchStep::Change(ObjectEvent::Applied(
             NodeSeen { uid },
@@ -95,31 +95,31 @@ impl Bench {
     }
 
     /// Has the watch show this NodeSubnet.
-    pub fn subnet(&mut self, version: u64, spec: Value) {
+    pub(super) fn subnet(&mut self, version: u64, spec: Value) {
         let seen = subnet(version, spec);
         self.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Applied(
             seen,
         ))));
     }
 
-    pub fn pod(&mut self, uid: &str) {
+    pub(super) fn pod(&mut self, uid: &str) {
         let pod: Pod = pod(uid, &[], &[]);
         self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(
             pod,
         ))));
     }
 
-    pub fn on(&mut self, event: AgentEvent) {
+    pub(super) fn on(&mut self, event: AgentEvent) {
         self.machine.on(event, &self.now);
     }
 
-    pub fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         self.now.since_boot += time;
         self.now.wall_ms += i64::try_from(time.as_millis()).unwrap();
     }
 
     /// Runs one turn; a question stays open.
-    pub fn turn(&mut self) -> Vec<AgentEffect> {
+    pub(super) fn turn(&mut self) -> Vec<AgentEffect> {
         let mut effects = Vec::new();
         let serving = self.serving.clone();
         let wake = self.machine.turn(serving, &self.now, &mut effects);
@@ -140,7 +140,7 @@ impl Bench {
     }
 
     /// Answers the open question, and runs a turn.
-    pub fn answer(&mut self, answer: StoreAnswer) -> Vec<AgentEffect> {
+    pub(super) fn answer(&mut self, answer: StoreAnswer) -> Vec<AgentEffect> {
         assert!(self.open.take().is_some(), "nothing was asked");
         self.on(AgentEvent::Answer(answer));
         self.turn()
@@ -148,7 +148,7 @@ impl Bench {
 
     /// Turns and answers until a question comes for which `stop` returns true, or no more comes. Writes to the API
     /// stay unanswered.
-    pub fn run_until(&mut self, stop: impl Fn(&StoreQuestion) -> bool) -> Vec<AgentEffect> {
+    pub(crate) fn run_until(&mut self, stop: impl Fn(&StoreQuestion) -> bool) -> Vec<AgentEffect> {
         let mut all = Vec::new();
         let mut effects = if self.open.is_some() {
             Vec::new()
@@ -182,12 +182,12 @@ impl Bench {
         panic!("it does not come to rest: {all:#?}")
     }
 
-    pub fn run(&mut self) -> Vec<AgentEffect> {
+    pub(super) fn run(&mut self) -> Vec<AgentEffect> {
         self.run_until(|_| false)
     }
 
     /// Runs until a question of this kind is open.
-    pub fn run_to(&mut self, kind: &str) -> Vec<AgentEffect> {
+    pub(crate) fn run_to(&mut self, kind: &str) -> Vec<AgentEffect> {
         let effects = self.run_until(|question| name(question) == kind);
         let is = self.open.as_ref().map(name);
         assert_eq!(is, Some(kind), "never asked: {effects:#?}");
@@ -195,7 +195,7 @@ impl Bench {
     }
 
     /// Runs until files are to be written, which stays unanswered.
-    pub fn run_until_files(&mut self) -> Vec<AgentEffect> {
+    pub(crate) fn run_until_files(&mut self) -> Vec<AgentEffect> {
         let mut all = self.turn();
         while let Some(question) = self.open.clone() {
             let answer = self.answer_to(question);
@@ -207,13 +207,13 @@ impl Bench {
     }
 
     /// Answers the request for the namespace `default`, in which all pods are.
-    pub fn answer_namespace(&mut self) {
+    pub(crate) fn answer_namespace(&mut self) {
         let answer = Some(Namespace::default());
         self.on(AgentEvent::Namespace("default".to_owned(), answer));
     }
 
     /// Returns the answer of an environment in which nothing fails.
-    pub fn answer_to(&mut self, question: StoreQuestion) -> StoreAnswer {
+    pub(crate) fn answer_to(&mut self, question: StoreQuestion) -> StoreAnswer {
         match question {
             StoreQuestion::Open => StoreAnswer::Opened(StoreFound::Open),
             StoreQuestion::Close(_) => StoreAnswer::Closed,
@@ -241,7 +241,7 @@ impl Bench {
         }
     }
 
-    pub fn looked(&self) -> LeakScan {
+    pub(super) fn looked(&self) -> LeakScan {
         LeakScan {
             snapshot: self.snapshot.clone(),
             gone: BTreeSet::new(),
@@ -273,13 +273,13 @@ impl Bench {
     }
 
     /// Returns what was published since the last call.
-    pub fn told(&mut self) -> Vec<&'static str> {
+    pub(super) fn told(&mut self) -> Vec<&'static str> {
         mem::take(&mut self.on_their_way)
     }
 }
 
 /// Returns a NodeSubnet with this version and spec.
-pub fn subnet(version: u64, mut spec: Value) -> SubnetSeen {
+pub(super) fn subnet(version: u64, mut spec: Value) -> SubnetSeen {
     spec["nodeUID"] = json!(NODE);
     SubnetSeen {
         uid: "subnet".to_owned(),
@@ -292,7 +292,7 @@ pub fn subnet(version: u64, mut spec: Value) -> SubnetSeen {
 }
 
 /// Returns a spec with blocks of the pool `p`.
-pub fn blocks(blocks: &[&str]) -> Value {
+pub(super) fn blocks(blocks: &[&str]) -> Value {
     let block = |cidr: &&str| json!({"cidr": cidr, "uid": format!("uid-{cidr}"), "pool": "p"});
     let blocks: Vec<Value> = blocks.iter().map(block).collect();
     let pool = json!({
@@ -302,7 +302,7 @@ pub fn blocks(blocks: &[&str]) -> Value {
 }
 
 /// Returns a spec with podCIDRs.
-pub fn pod_cidrs(cidrs: &[&str]) -> Value {
+pub(super) fn pod_cidrs(cidrs: &[&str]) -> Value {
     let cidrs: Vec<Value> = cidrs.iter().map(|it| json!({"cidr": it})).collect();
     json!({"podCIDRs": cidrs})
 }
@@ -321,7 +321,7 @@ fn told(effect: &AgentEffect) -> Option<&'static str> {
 }
 
 /// Returns the kind of a question.
-pub fn name(question: &StoreQuestion) -> &'static str {
+pub(super) fn name(question: &StoreQuestion) -> &'static str {
     match question {
         StoreQuestion::Open => "open",
         StoreQuestion::Close(_) => "close",
@@ -337,7 +337,7 @@ pub fn name(question: &StoreQuestion) -> &'static str {
 }
 
 /// Returns the kinds of the questions, in order.
-pub fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
+pub(super) fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
     let questions = effects.iter().filter_map(|it| match it {
         AgentEffect::Ask(question) => Some(name(question)),
         _ => None,
@@ -346,7 +346,7 @@ pub fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
 }
 
 /// Returns the resource versions that statuses were written to.
-pub fn written_onto(effects: &[AgentEffect]) -> Vec<&str> {
+pub(crate) fn written_onto(effects: &[AgentEffect]) -> Vec<&str> {
     let versions = effects.iter().filter_map(|it| match it {
         AgentEffect::WriteStatus { version, .. } => Some(version.as_str()),
         _ => None,
