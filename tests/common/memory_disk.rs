@@ -24,6 +24,8 @@ pub enum Fate {
     Tears(u64),
     /// From the n-th on, writes fail because the disk is full
     Full(u64),
+    /// From the n-th on, writes and syncs fail with an I/O error
+    Fails(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -183,6 +185,7 @@ impl State {
             Some(Fate::Full(n)) if at >= n && is_write => {
                 Err(io::Error::from_raw_os_error(28)) // ENOSPC
             }
+            Some(Fate::Fails(n)) if at >= n => Err(io::Error::from_raw_os_error(5)), // EIO
             _ => Ok(true),
         }
     }

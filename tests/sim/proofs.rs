@@ -107,7 +107,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
 
         // Who leads
-        TakeOverCountsAsClean => sim(AsDrawn, 1_000),
+        TakeOverCountsAsClean => sim(AsDrawn, 5_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         CacheBehindTrusted => sim(Behind, 4_000),
         UnansweredTimeForgotten => {
@@ -277,13 +277,14 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("node::ledger::tests::what_was_given_back_is_used_again_as_another_block_only")
         }
         DrainingBlocksAssign => sim(Agents, 5_000),
-        DeleteFreesWholePod => sim(Agents, 3_000),
+        DeleteFreesWholePod => sim(Agents, 10_000),
         OneProofIsEnough => sim(Agents, 3_000),
         WithdrawnBlocksAssign => {
             unit("node::ledger::tests::what_is_no_longer_listed_stays_with_who_has_it")
         }
         ReleaseReportedBeforeStored => sim(Agents, 1_000),
         AnsweredBeforeStored => sim(Agents, 3_000),
+        FailedWriteIgnored => sim(Agents, 5_000),
         CooldownIgnored => sim(Agents, 3_000),
         SandboxesIgnored => sim(Agents, 1_000),
         NewStoreAtOnce => sim(Agents, 3_000),

@@ -234,6 +234,8 @@ mutations! {
     ReleaseReportedBeforeStored,
     /// The plugin gets its answer before the store has written it.
     AnsweredBeforeStored,
+    /// An operation is answered as done although the disk has rejected its writes.
+    FailedWriteIgnored,
     /// A released address is assigned before its cooldown is over.
     CooldownIgnored,
     /// A block is released while some of its addresses are cooling.

@@ -324,6 +324,10 @@ impl StoreWorker {
         if done.is_ok() {
             self.store = Some(store);
         }
+        let done = match done {
+            Err(_) if Mutation::FailedWriteIgnored.is_on() => Ok(()),
+            done => done,
+        };
         finish(group, &done.map_err(Arc::new));
     }
 }

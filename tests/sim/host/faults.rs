@@ -1,5 +1,6 @@
 //! Faults of machines with the shipped agent.
 
+use super::DiskTrouble;
 use crate::clock::{MS, SECOND, Time};
 use crate::machines::Act;
 use crate::rng::Rng;
@@ -32,7 +33,8 @@ impl Sim {
                 self.relist_host(id, true);
             }
             75..85 => self.renew_sandbox(id),
-            85..93 => self.lose_store(id),
+            85..90 => self.lose_store(id),
+            90..93 => self.break_disk(id, length, what == 90),
             _ => {
                 self.end_host(id);
                 self.log(Some(&name), || format!("machine {id} is off for good"));
@@ -123,6 +125,15 @@ impl Sim {
         }
     }
 
+    /// The disk is full, or fails, for some time.
+    fn break_disk(&mut self, id: usize, length: Time, is_full: bool) {
+        let name = self.machines.hosts[id].name.clone();
+        let until = self.now + length;
+        self.machines.hosts[id].disk_trouble = DiskTrouble { until, is_full };
+        let what = if is_full { "is full" } else { "fails" };
+        self.log(Some(&name), || format!("the disk of machine {id} {what}"));
+    }
+
     /// Deletes the store's file.
     fn lose_store(&mut self, id: usize) {
         let name = self.machines.hosts[id].name.clone();
@@ -143,6 +154,7 @@ impl Sim {
 
     /// Ends the faults of the machine.
     pub fn calm_host(&mut self, id: usize) {
+        self.machines.hosts[id].disk_trouble = DiskTrouble::default();
         if !self.host(id).is_off {
             self.start_process(id);
         }

@@ -20,7 +20,9 @@
 //! - The store thread, sockets and their protocols, gRPC, the formats of CNI: the simulation calls the code behind
 //!   them.
 //! - A store is lost only while no sandbox is being set up, as nothing else knows yet of the address that it has
-//!   just assigned. Stores are never damaged, full, or restored to an older state.
+//!   just assigned. Stores are never damaged. They are never replaced by an older copy, which docs/backup.md says
+//!   nobody can repair.
+//! - After a failed sync, the next sync writes the same data. Kernels may drop that data.
 //! - podCIDRs of foreign allocators are used, without guarantees.
 //! - Second networks, static pods, pools for some pods or namespaces only, requested addresses, GC and CHECK of
 //!   CNI, files and masquerading.
@@ -81,6 +83,14 @@ pub struct Held {
     pub released: bool,
 }
 
+/// A time in which writes to the disk fail.
+#[derive(Clone, Copy, Debug, Default)]
+struct DiskTrouble {
+    until: Time,
+    /// The disk is full; otherwise writes and syncs fail with an I/O error
+    is_full: bool,
+}
+
 /// A machine, which is not a Node: it may register again as another Node, with the same store.
 pub struct Host {
     pub name: Text,
@@ -107,6 +117,8 @@ pub struct Host {
     incarnation: u32,
     /// Whether its store is lost as soon as nothing uses it.
     is_store_doomed: bool,
+    /// Until then its disk is full or fails.
+    disk_trouble: DiskTrouble,
     /// How often the machine was booted.
     boot: u32,
     feeds: Feeds,
@@ -134,6 +146,7 @@ impl Host {
             process: None,
             incarnation: 0,
             is_store_doomed: false,
+            disk_trouble: DiskTrouble::default(),
             boot: 1,
             feeds: Feeds::default(),
             kubelet: Kubelet::default(),

@@ -281,6 +281,8 @@ impl Sim {
         let now = self.host_now(id);
         let name = self.machines.hosts[id].name.clone();
         let virtual_now = self.now;
+        let at = self.rng.below(12);
+        self.set_disk_fate(id, at);
         let host = self.host_mut(id);
         let Some(call) = host.calls.get(&number) else {
             return Ok(());

@@ -107,6 +107,7 @@ impl Sim {
         let now = self.host_now(id);
         let dies = self.rough && self.rng.chance(60);
         let at = self.rng.below(12);
+        self.set_disk_fate(id, at);
         let host = self.host_mut(id);
         let disk = host.disk();
         let Some(process) = &mut host.process else {
@@ -162,6 +163,21 @@ impl Sim {
         Ok(())
     }
 
+    /// Decides whether the next accesses to the disk fail, from the `at`-th write on.
+    pub(super) fn set_disk_fate(&mut self, id: usize, at: u64) {
+        let trouble = self.host(id).disk_trouble;
+        let fate = if self.now >= trouble.until {
+            Fate::Lasts
+        } else if trouble.is_full {
+            Fate::Full(at)
+        } else {
+            Fate::Fails(at)
+        };
+        if let Some(disk) = self.host(id).disk() {
+            disk.set_fate(fate);
+        }
+    }
+
     /// Schedules closing the file after a time without work.
     pub(super) fn close_when_idle(&mut self, id: usize) {
         let process = self.process(id);
@@ -176,6 +192,9 @@ impl Sim {
     pub(super) fn do_question(&mut self, id: usize, question: StoreQuestion) -> Verdict {
         let now = self.host_now(id);
         let is_silent = self.rough && self.rng.chance(500);
+        let at = self.rng.below(12);
+        self.set_disk_fate(id, at);
+        let is_broken = self.now < self.host(id).disk_trouble.until;
         let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
         let slot = Arc::clone(&host.slot);
@@ -209,6 +228,9 @@ impl Sim {
             }
             StoreQuestion::Make { holding, known } => {
                 let disk = MemoryDisk::default();
+                if is_broken {
+                    disk.set_fate(Fate::Fails(at));
+                }
                 let made = disk.create().and_then(|mut store| {
                     store.transact(&now, |ledger| ledger.take_over(&holding, &known))
                 });
