@@ -3,6 +3,7 @@
 //! All kinds share one revision counter. Reads and lists are consistent. A write that changes nothing keeps the
 //! version, as in etcd. The history has every change with its time and author.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use cadastre_agent::seen::AddressesSeen;
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus, Requests, block_name};
 use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
+use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{
     AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition, Text,
 };
@@ -40,7 +42,7 @@ pub enum Author {
     Controller {
         process: usize,
         incarnation: u32,
-        term: Text,
+        term: LeaderTerm,
     },
 }
 
@@ -52,25 +54,25 @@ pub enum Commit {
     Block(Option<Arc<Block>>, Option<Arc<Block>>),
     Service,
     /// The pod's node, the pod, and whether it still exists.
-    Pod(Text, Arc<Pod>, bool),
+    Pod(NodeName, Arc<Pod>, bool),
     /// The node, and its NodeAddresses if they exist.
-    Addresses(Text, Option<AddressesSeen>),
+    Addresses(NodeName, Option<AddressesSeen>),
 }
 
 /// The content of etcd at one moment.
 pub struct State {
     revision: u64,
-    pub nodes: BTreeMap<Text, Arc<Node>>,
-    pools: BTreeMap<Text, Arc<Pool>>,
-    subnets: BTreeMap<Text, Arc<Subnet>>,
+    pub nodes: BTreeMap<NodeName, Arc<Node>>,
+    pools: BTreeMap<PoolName, Arc<Pool>>,
+    subnets: BTreeMap<NodeName, Arc<Subnet>>,
     pub blocks: BTreeMap<Text, Arc<Block>>,
     services: BTreeMap<Text, Arc<ServiceRange>>,
     pub pods: BTreeMap<Text, Arc<Pod>>,
     pub lease: Option<LeaseRecord>,
-    finalized: BTreeSet<Text>,
-    placed: BTreeMap<Text, Text>,
-    statuses: BTreeMap<Text, NodeSubnetStatus>,
-    addresses: BTreeMap<Text, AddressesSeen>,
+    finalized: BTreeSet<ObjectUid>,
+    placed: BTreeMap<ObjectUid, NodeName>,
+    statuses: BTreeMap<ObjectUid, NodeSubnetStatus>,
+    addresses: BTreeMap<NodeName, AddressesSeen>,
 }
 
 #[derive(Default)]
@@ -87,16 +89,16 @@ pub struct Api {
     /// When each version of the Lease was written, by the wall clock of the writer.
     pub renewals: BTreeMap<String, Timestamp>,
     /// UIDs of nodes that have the finalizer of somebody else.
-    pub finalized: BTreeSet<Text>,
+    pub finalized: BTreeSet<ObjectUid>,
     /// Statuses of NodeSubnets by UID, and NodeAddresses by name, which agents have written.
-    pub statuses: BTreeMap<Text, NodeSubnetStatus>,
-    pub addresses: BTreeMap<Text, AddressesSeen>,
+    pub statuses: BTreeMap<ObjectUid, NodeSubnetStatus>,
+    pub addresses: BTreeMap<NodeName, AddressesSeen>,
     /// Each pod's node, by the pod's UID.
-    pub placed: BTreeMap<Text, Text>,
+    pub placed: BTreeMap<ObjectUid, NodeName>,
     /// Whether the Lease loses the intents that are written to it.
     pub forgets_intents: bool,
     /// The terms of a node before touches that the mutation `TouchWithoutEffect` ignored.
-    overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
+    overlooked: BTreeMap<ObjectUid, BTreeSet<Option<LeaderTerm>>>,
     /// Duplicates that only the test of the UID, and only the test of the term, has prevented.
     pub averted: (u64, u64),
     /// Changes since they were last taken out.
@@ -104,7 +106,7 @@ pub struct Api {
 }
 
 impl Api {
-    pub fn uid(&mut self) -> Text {
+    pub fn uid(&mut self) -> ObjectUid {
         self.uids += 1;
         format!("u{}", self.uids).into()
     }
@@ -160,7 +162,7 @@ impl Api {
     }
 
     /// Deletes a node at once, or only marks it if it has a finalizer.
-    pub fn delete_node(&mut self, name: &str, at: Time) {
+    pub fn delete_node(&mut self, name: &NodeName, at: Time) {
         let Some(node) = self.nodes.get(name).cloned() else {
             return;
         };
@@ -187,7 +189,7 @@ impl Api {
         after
     }
 
-    pub fn delete_pool(&mut self, name: &str, at: Time) {
+    pub fn delete_pool(&mut self, name: &PoolName, at: Time) {
         let Some(pool) = self.pools.get(name).cloned() else {
             return;
         };
@@ -206,7 +208,7 @@ impl Api {
         }
     }
 
-    fn remove_pool(&mut self, name: &str, at: Time) {
+    fn remove_pool(&mut self, name: &PoolName, at: Time) {
         let version = self.revision();
         let before = self.pools.remove(name, version, at);
         self.commits.push(Commit::Pool(before, None));
@@ -221,7 +223,7 @@ impl Api {
         after
     }
 
-    pub fn delete_subnet(&mut self, name: &str, at: Time) {
+    pub fn delete_subnet(&mut self, name: &NodeName, at: Time) {
         let version = self.revision();
         let before = self.subnets.remove(name, version, at);
         if let Some(subnet) = &before {
@@ -246,7 +248,7 @@ impl Api {
         after
     }
 
-    pub fn delete_block(&mut self, name: &str, at: Time) {
+    pub fn delete_block(&mut self, name: &Text, at: Time) {
         let version = self.revision();
         let before = self.blocks.remove(name, version, at);
         if before.is_some() {
@@ -260,20 +262,20 @@ impl Api {
         self.commits.push(Commit::Service);
     }
 
-    pub fn delete_service(&mut self, name: &str, at: Time) {
+    pub fn delete_service(&mut self, name: &Text, at: Time) {
         let version = self.revision();
         self.services.remove(name, version, at);
         self.commits.push(Commit::Service);
     }
 
-    pub fn put_pod(&mut self, pod: Pod, node: Text, at: Time) {
+    pub fn put_pod(&mut self, pod: Pod, node: NodeName, at: Time) {
         let version = self.revision();
         self.placed.insert(pod.uid.clone(), node.clone());
         let pod = self.pods.put(pod, version, at);
         self.commits.push(Commit::Pod(node, pod, true));
     }
 
-    pub fn delete_pod(&mut self, name: &str, at: Time) {
+    pub fn delete_pod(&mut self, name: &Text, at: Time) {
         let version = self.revision();
         if let Some(pod) = self.pods.remove(name, version, at) {
             let node = self.placed.remove(&pod.uid).unwrap_or_else(|| "".into());
@@ -281,11 +283,11 @@ impl Api {
         }
     }
 
-    pub fn pods_on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Arc<Pod>> {
+    pub fn pods_on<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = &'a Arc<Pod>> {
         self.pods
             .live
             .values()
-            .filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| &**n == node))
+            .filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| n == node))
     }
 
     // Requests of controllers.
@@ -306,11 +308,11 @@ impl Api {
             ApiRequest::Read(Of::Pool, name) => found(&self.pools, name, RequestOutcome::Pool),
             ApiRequest::ReadKubeadm => RequestOutcome::Kubeadm(None),
             ApiRequest::Create(name, ObjectSpec::Pool(spec)) => {
-                if self.pools.get(name).is_some() {
+                if self.pools.get(&**name).is_some() {
                     return guard("already exists");
                 }
                 let pool = Pool {
-                    name: name.clone(),
+                    name: (**name).into(),
                     uid: self.uid(),
                     version: 0,
                     generation: 1,
@@ -370,12 +372,12 @@ impl Api {
             ApiRequest::AssignPodCidrs(assignment) => self.assign(assignment, at),
             ApiRequest::TouchNode(touch) => self.touch(touch, at),
             ApiRequest::Create(name, ObjectSpec::Subnet(spec)) => {
-                if self.subnets.get(name).is_some() {
+                if self.subnets.get(&**name).is_some() {
                     return guard("already exists");
                 }
                 let uid = self.uid();
                 let subnet = Subnet {
-                    name: name.clone(),
+                    name: (**name).into(),
                     uid,
                     version: 0,
                     spec: Ok(spec.clone()),
@@ -386,7 +388,7 @@ impl Api {
                 RequestOutcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
             ApiRequest::Replace(read, ObjectSpec::Subnet(spec)) => {
-                let Some(known) = self.subnets.get(&read.name).cloned() else {
+                let Some(known) = self.subnets.get(&*read.name).cloned() else {
                     return missing();
                 };
                 if KnownObject::of(&*known) != *read {
@@ -403,13 +405,14 @@ impl Api {
                 RequestOutcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
             ApiRequest::Delete(Of::Subnet, read) => {
-                let Some(known) = self.subnets.get(&read.name) else {
+                let Some(known) = self.subnets.get(&*read.name) else {
                     return RequestOutcome::Gone;
                 };
                 if KnownObject::of(&**known) != *read {
                     return guard("precondition failed");
                 }
-                self.delete_subnet(&read.name, at);
+                let name = known.name.clone();
+                self.delete_subnet(&name, at);
                 RequestOutcome::Gone
             }
             ApiRequest::Replace(_, ObjectSpec::Pool(_))
@@ -417,7 +420,7 @@ impl Api {
                 panic!("no controller asks for it: {request:?}")
             }
             ApiRequest::SetPoolFinalizers(read, finalizers) => {
-                let Some(known) = self.pools.get(&read.name).cloned() else {
+                let Some(known) = self.pools.get(&*read.name).cloned() else {
                     return missing();
                 };
                 if KnownObject::of(&*known) != *read {
@@ -433,7 +436,7 @@ impl Api {
                 self.update_pool(&known, pool, at)
             }
             ApiRequest::SetPoolStatus(read, status) => {
-                let Some(known) = self.pools.get(&read.name).cloned() else {
+                let Some(known) = self.pools.get(&*read.name).cloned() else {
                     return missing();
                 };
                 if KnownObject::of(&*known) != *read {
@@ -454,7 +457,7 @@ impl Api {
         conditions: &[SubnetCondition],
         at: Time,
     ) -> RequestOutcome {
-        let Some(known) = self.subnets.get(&read.name).cloned() else {
+        let Some(known) = self.subnets.get(&*read.name).cloned() else {
             return missing();
         };
         if KnownObject::of(&*known) != *read {
@@ -478,7 +481,7 @@ impl Api {
     /// Writes the status of an agent if the version matches; returns what is then stored.
     pub fn publish_status(
         &mut self,
-        name: &Text,
+        name: &NodeName,
         version: u64,
         status: NodeSubnetStatus,
         at: Time,
@@ -516,8 +519,8 @@ impl Api {
     /// Writes an agent's list of addresses.
     pub fn write_addresses(
         &mut self,
-        name: &Text,
-        owner: &Text,
+        name: &NodeName,
+        owner: &ObjectUid,
         is_new: bool,
         list: NodeAddressesSpec,
     ) -> bool {
@@ -648,13 +651,16 @@ fn found<T: Versioned>(
     kind: &Kind<T>,
     name: &str,
     outcome: fn(T) -> RequestOutcome,
-) -> RequestOutcome {
+) -> RequestOutcome
+where
+    T::Name: Borrow<str>,
+{
     kind.get(name)
         .map_or_else(missing, |object| outcome(T::clone(object)))
 }
 
 /// The guard of the term annotation: JSON Patch can test a child only if its parent exists.
-fn same_term(node: &Node, term: Option<&Text>, annotated: bool) -> bool {
+fn same_term(node: &Node, term: Option<&LeaderTerm>, annotated: bool) -> bool {
     if annotated {
         node.annotated && node.term.as_ref() == term
     } else {

@@ -15,6 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocationMode, NodeSubnetSpec};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{
     Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text,
 };
@@ -38,15 +39,15 @@ const HEEDED: Time = 120 * SECOND;
 pub struct BlockChecks {
     lives: BTreeMap<Key, Life>,
     /// When each node was deleted, by UID.
-    pub died: BTreeMap<Text, Time>,
+    pub died: BTreeMap<ObjectUid, Time>,
 }
 
 #[derive(Clone, Default)]
 struct Life {
     /// UIDs of the nodes for which it was listed.
-    listed: BTreeSet<Text>,
+    listed: BTreeSet<ObjectUid>,
     /// UIDs of the nodes whose agents have released it.
-    released: BTreeSet<Text>,
+    released: BTreeSet<ObjectUid>,
     /// Whether another range claimed its addresses.
     contested: bool,
     /// Whether somebody edited its object.
@@ -59,17 +60,21 @@ fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
         .unwrap_or_default()
 }
 
-fn owner(subnet: Option<&Subnet>) -> Option<Text> {
+fn owner(subnet: Option<&Subnet>) -> Option<ObjectUid> {
     let spec: &NodeSubnetSpec = subnet?.spec.as_ref().ok()?;
-    spec.node_uid.as_deref().map(Text::from)
+    spec.node_uid.as_deref().map(ObjectUid::from)
 }
 
-fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Verdict {
+fn wrong(
+    rule: &'static str,
+    text: String,
+    names: impl IntoIterator<Item = impl Into<Text>>,
+) -> Verdict {
     Err(Violation::new(rule, text, names))
 }
 
-fn lives(api: &Api, uid: &str) -> bool {
-    api.nodes.live.values().any(|node| *node.uid == *uid)
+fn lives(api: &Api, uid: &ObjectUid) -> bool {
+    api.nodes.live.values().any(|node| node.uid == *uid)
 }
 
 impl BlockChecks {
@@ -218,7 +223,7 @@ impl Checks {
         life.is_some_and(|life| life.listed.contains(&spec.owner.uid))
     }
 
-    fn block_created(&mut self, uid: Option<&Text>, spec: &BlockSpec, api: &Api) {
+    fn block_created(&mut self, uid: Option<&ObjectUid>, spec: &BlockSpec, api: &Api) {
         let Some(uid) = uid else { return };
         let cidr = spec.cidr;
         let others = api.blocks.live.values().filter(|b| b.uid != *uid);
@@ -289,7 +294,7 @@ impl Checks {
             }
             return Ok(());
         }
-        let held = |uid: &Text| {
+        let held = |uid: &ObjectUid| {
             let pods = api.pods_on(&owner.name);
             let pods = pods.filter(|pod| !self.given_too_late.contains(&pod.uid));
             let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
@@ -319,7 +324,7 @@ impl Checks {
     }
 
     /// The shortest quarantine of all versions of the pool, measured by the fastest clock.
-    fn quarantine_of(&self, pool: &Text) -> Time {
+    fn quarantine_of(&self, pool: &PoolName) -> Time {
         let versions = self.shapes.iter().filter(|shape| shape.name == *pool);
         let shortest = versions.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
         shortest - shortest * self.skew * 2 / 1_000_000
@@ -340,7 +345,7 @@ impl Checks {
                 "{place} carves {} of {} for {} ({}): {what}",
                 spec.cidr, spec.pool, owner.name, owner.uid
             );
-            wrong("policy", text, [owner.name.clone(), spec.pool.clone()])
+            wrong("policy", text, [&*owner.name, &*spec.pool])
         };
         let told = known.subnets.objects.get(&spec.owner.name);
         // A quarantined block is recorded again, and so is one that its agent uses; a node gains nothing by that.
@@ -381,7 +386,7 @@ impl Checks {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
         // The request may have waited since the decision.
-        let heeded = |uid: &Text| known.is_shown_since(uid, now.saturating_sub(HEEDED));
+        let heeded = |uid: &ObjectUid| known.is_shown_since(uid, now.saturating_sub(HEEDED));
         let mut services = known.services.objects.values();
         let covers = |s: &&ServiceRange| {
             let there = api.services.get(&s.name).is_some();
@@ -426,7 +431,7 @@ impl Checks {
     }
 }
 
-fn owner_is(subnet: Option<&Subnet>, uid: &Text) -> bool {
+fn owner_is(subnet: Option<&Subnet>, uid: &ObjectUid) -> bool {
     owner(subnet).as_ref() == Some(uid)
 }
 
@@ -509,12 +514,12 @@ impl Sim {
     }
 
     /// Checks an address that an agent assigns to a pod.
-    pub fn check_given(&self, id: usize, pod: &Text, addr: Addr, block: &Key) -> Verdict {
+    pub fn check_given(&self, id: usize, pod: &ObjectUid, addr: Addr, block: &Key) -> Verdict {
         let agent = &self.machines.hosts[id];
         let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
             return Ok(());
         };
-        let says = |who: String, other: Text| {
+        let says = |who: String, other: NodeName| {
             let text = format!(
                 "{addr} of {} {} goes to pod {pod} on {} ({uid}), and {who} has it",
                 block.0, block.1, agent.name

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::Text;
 use cadastre_controller::cluster::request::{
     ApiRequest, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
@@ -77,7 +78,7 @@ impl Budget {
         self.most[2] = self.most[2].max(all);
         if all > ALL * self.pace {
             let text = format!("{place} asks {all} times in a minute");
-            return Err(Violation::new("budget", text, []));
+            return Err(Violation::new("budget", text, None::<&str>));
         }
         // A request that was not sent costs the server nothing.
         if matches!(outcome, RequestOutcome::Rejected(Rejection::NotSent)) {
@@ -121,13 +122,13 @@ impl Budget {
                 "{place} asks {count} times in a minute for what comes to nothing: {}",
                 of_request(request)
             );
-            return Err(Violation::new("budget", text, name_of(request).cloned()));
+            return Err(Violation::new("budget", text, name_of(request)));
         }
         Ok(())
     }
 
     /// A Node of that name was created: earlier reads concerned another object.
-    pub fn born(&mut self, name: &Text) {
+    pub fn born(&mut self, name: &NodeName) {
         let of_it: [Text; 2] = [
             format!("read of node {name}").into(),
             format!("pods of {name}").into(),
@@ -141,7 +142,7 @@ impl Budget {
         self.most[3] = self.most[3].max(count);
         if count > WAKES * self.pace {
             let text = format!("{place} wakes {count} times in a minute by its clock alone");
-            return Err(Violation::new("budget", text, []));
+            return Err(Violation::new("budget", text, None::<&str>));
         }
         Ok(())
     }
@@ -149,7 +150,7 @@ impl Budget {
 
 /// The object of the request: kind and name, or the UID of a node.
 fn object(request: &ApiRequest) -> Option<Text> {
-    let of = |kind: &str, name: &Text| Some(format!("{kind} {name}").into());
+    let of = |kind: &str, name: &str| Some(format!("{kind} {name}").into());
     match request {
         ApiRequest::AssignPodCidrs(a) => of("node", &a.uid),
         ApiRequest::TouchNode(touch) => of("node", &touch.uid),

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use cadastre_api::{AllocationMode, FINALIZER, NodeSubnetSpec};
 use cadastre_controller::cluster::intents::WriteIntents;
 use cadastre_controller::cluster::lease::{LeaseContent, LeaseRecord, Takeover};
+use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pool, Subnet, Text};
 use cadastre_controller::cluster::request::{
     ApiRequest, ObjectKind, ObjectSpec, PodCidrAllocation, RequestId, RequestOutcome,
@@ -54,11 +55,15 @@ pub struct Violation {
 }
 
 impl Violation {
-    pub fn new(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Self {
+    pub fn new(
+        rule: &'static str,
+        text: String,
+        names: impl IntoIterator<Item = impl Into<Text>>,
+    ) -> Self {
         Violation {
             rule,
             text,
-            names: names.into_iter().collect(),
+            names: names.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -66,8 +71,8 @@ impl Violation {
 /// A deleted node, and its ranges.
 #[derive(Clone)]
 pub struct DeadNode {
-    pub name: Text,
-    pub uid: Text,
+    pub name: NodeName,
+    pub uid: ObjectUid,
     pub machine: MachineIdentity,
     pub ranges: Vec<Cidr>,
     pub died: Time,
@@ -85,39 +90,39 @@ pub struct Checks {
     pub clocks_lie: bool,
     pub skew: u64,
     /// UIDs of nodes whose podCIDRs a controller has allocated.
-    pub ours: BTreeSet<Text>,
+    pub ours: BTreeSet<ObjectUid>,
     pub dead_nodes: Vec<DeadNode>,
     /// For ranges that were chosen for a node (by UID): UIDs of the dead nodes whose quarantine the last process
     /// that chose them had to respect.
-    considered_dead: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
-    born: BTreeMap<Text, Time>,
+    considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
+    born: BTreeMap<ObjectUid, Time>,
     /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
-    finalizer_dropped: BTreeMap<(Text, u64), Time>,
+    finalizer_dropped: BTreeMap<(ObjectUid, u64), Time>,
     /// All versions of all pools.
     pub shapes: Vec<Shape>,
     /// The holder of the Lease, and since when.
     lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
     /// When the Lease was last written in each term, and its intents then.
-    leases: BTreeMap<Text, (Time, Option<Arc<WriteIntents>>)>,
+    leases: BTreeMap<LeaderTerm, (Time, Option<Arc<WriteIntents>>)>,
     /// The last of these terms.
-    last_term: Option<Text>,
+    last_term: Option<LeaderTerm>,
     pub last_write: (Time, String),
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
     pub parcels: BlockChecks,
     /// UIDs of pods that a restore has brought back: the addresses in their statuses are outdated.
-    pub ghosts: BTreeSet<Text>,
+    pub ghosts: BTreeSet<ObjectUid>,
     /// UIDs of pods to which an agent assigned addresses after its Node was deleted: nothing is guaranteed for a
     /// machine that outlives its Node.
-    pub given_too_late: BTreeSet<Text>,
+    pub given_too_late: BTreeSet<ObjectUid>,
     /// Addresses that an agent has released, with the machine, the UID of its Node, and the end of the cooldown.
-    pub cooling: BTreeMap<Addr, (usize, Text, Time)>,
+    pub cooling: BTreeMap<Addr, (usize, ObjectUid, Time)>,
     /// How often each process reported each text, and its last report about each object.
     reported: BTreeMap<(Where, String), Told>,
     last_told: BTreeMap<(Where, String), String>,
     /// How many blocks were allocated to the Node of each UID.
-    pub allocated: BTreeMap<Text, u64>,
+    pub allocated: BTreeMap<ObjectUid, u64>,
 }
 
 /// How often something was reported since a block was allocated to the node last.
@@ -172,7 +177,7 @@ impl Checks {
                 "{place} was told {:?} and writes under {:?}",
                 known.term, outgoing.term
             );
-            return Err(Violation::new("leader writes", text, []));
+            return Err(Violation::new("leader writes", text, None::<&str>));
         }
         if matches!(request, ApiRequest::AssignPodCidrs(_)) {
             self.fenced(place, known, api)?;
@@ -216,7 +221,7 @@ impl Checks {
         };
         let graves = self.dead_nodes.iter().filter(hits);
         let graves = graves.filter(|it| it.recorded || known.buried.contains(&it.uid));
-        let minded: BTreeSet<Text> = graves.map(|it| it.uid.clone()).collect();
+        let minded: BTreeSet<ObjectUid> = graves.map(|it| it.uid.clone()).collect();
         self.considered_dead.insert(key.clone(), minded.clone());
         known.minded.insert(key.clone(), minded);
         known.decided.insert(key, now);
@@ -266,8 +271,8 @@ impl Checks {
         now: Time,
     ) -> Verdict {
         if let Some(nonce) = record.holder.as_ref().and_then(|it| it.rsplit('_').next()) {
-            let term: Text = format!("{}-{nonce}", record.transitions).into();
-            self.last_term = Some(Text::clone(&term));
+            let term: LeaderTerm = format!("{}-{nonce}", record.transitions).into();
+            self.last_term = Some(term.clone());
             self.leases.insert(term, (now, record.intents.clone()));
         }
         let before = std::mem::replace(&mut self.intents, record.intents.clone());
@@ -290,7 +295,7 @@ impl Checks {
     }
 
     /// Whether the term's leader still has the Lease.
-    pub fn is_leading(&self, term: Option<&Text>) -> bool {
+    pub fn is_leading(&self, term: Option<&LeaderTerm>) -> bool {
         term.is_none() || term == self.last_term.as_ref()
     }
 
@@ -307,7 +312,7 @@ impl Checks {
         };
         if outgoing.request.is_numbered() && *at < decided {
             let text = format!("{place} sends what it decided after the Lease was written last");
-            return Err(Violation::new("leader writes", text, []));
+            return Err(Violation::new("leader writes", text, None::<&str>));
         }
         if let (ApiRequest::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
             let mut named = intents.iter().flat_map(|all| &all.assignments);
@@ -376,7 +381,7 @@ impl Checks {
             return wrong("no pool it has seen could have".to_owned());
         };
         let before = |pool: &&Shape| self.starting_before(pool, labels, known, api);
-        let better: Option<Vec<Text>> = pools.iter().map(before).collect();
+        let better: Option<Vec<PoolName>> = pools.iter().map(before).collect();
         if let (false, Some(better)) = (returns, better) {
             return wrong(format!(
                 "of {}, and {} is about to serve it",
@@ -446,7 +451,7 @@ impl Checks {
         labels: Option<&BTreeSet<Labels>>,
         known: &Known,
         api: &Api,
-    ) -> Option<Text> {
+    ) -> Option<PoolName> {
         // An answer may have shown a newer version than the watch.
         let is_so = |pool: &&Pool| {
             let now = api.pools.get(&pool.name);
@@ -485,7 +490,7 @@ impl Checks {
     fn had_before(&self, a: &PodCidrAllocation, known: &Known) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
         let buried = |grave: &DeadNode| grave.name == a.name && all(&grave.ranges);
-        let chosen = |(name, ranges): &(Text, Vec<Cidr>)| *name == a.name && all(ranges);
+        let chosen = |(name, ranges): &(NodeName, Vec<Cidr>)| *name == a.name && all(ranges);
         let told = known.subnets.objects.get(&a.name);
         let told = told.into_iter().flat_map(|subnet| subnet.spec.iter());
         let told: Vec<Cidr> = told.flat_map(records).map(|r| r.range).collect();
@@ -760,16 +765,12 @@ impl Checks {
         let Some(shape) = Shape::new(before).filter(|_| dropped) else {
             return Ok(());
         };
-        let wrong = |name: &Text, what: &str| {
+        let wrong = |name: &str, what: &str| {
             let text = format!(
                 "pool {} loses its finalizer while {name} {what}",
                 before.name
             );
-            Err(Violation::new(
-                "finalizer",
-                text,
-                [before.name.clone(), name.clone()],
-            ))
+            Err(Violation::new("finalizer", text, [&before.name, name]))
         };
         if !before.deleting {
             return wrong(&before.name, "lives");
@@ -820,7 +821,7 @@ impl Checks {
         Ok(())
     }
 
-    fn versions_of(&self, pool: &Text) -> Vec<Shape> {
+    fn versions_of(&self, pool: &ObjectUid) -> Vec<Shape> {
         let versions = self.shapes.iter().filter(|shape| shape.uid == *pool);
         versions.cloned().collect()
     }
@@ -852,7 +853,7 @@ impl Checks {
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
             let text = format!("{place} tells {times} times: {text}");
-            return Err(Violation::new("reports", text, []));
+            return Err(Violation::new("reports", text, None::<&str>));
         }
         Ok(())
     }
@@ -898,7 +899,8 @@ fn describe(commit: &Commit) -> String {
         a: Option<&Arc<T>>,
         b: Option<&Arc<T>>,
     ) -> String {
-        a.or(b).map(|o| o.name().to_string()).unwrap_or_default()
+        let name: Option<Text> = a.or(b).map(|o| o.name().clone().into());
+        name.unwrap_or_default().to_string()
     }
     match commit {
         Commit::Node(a, b) => format!("node {}", name(a.as_ref(), b.as_ref())),

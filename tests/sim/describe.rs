@@ -65,7 +65,7 @@ fn node(node: &Node) -> String {
 }
 
 /// The object of a request; `None` if it concerns all.
-pub fn name_of(request: &ApiRequest) -> Option<&Text> {
+pub fn name_of(request: &ApiRequest) -> Option<&str> {
     match request {
         ApiRequest::ListPodsOf { node } => Some(node),
         ApiRequest::Create(_, ObjectSpec::Block(spec))
@@ -191,7 +191,7 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
     ) -> (Option<Text>, String) {
         let line = |object: &T, verb: &str| {
             (
-                Some(object.name().clone()),
+                Some(object.name().clone().into()),
                 format!("{kind} {verb}{}", more(object)),
             )
         };
@@ -223,9 +223,11 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
                 format!("v{} {} {what}", b.version, b.uid)
             });
             let owner = match change {
-                ObjectEvent::Applied(b) | ObjectEvent::Deleted(b) => {
-                    b.spec.as_ref().ok().map(|spec| spec.owner.name.clone())
-                }
+                ObjectEvent::Applied(b) | ObjectEvent::Deleted(b) => b
+                    .spec
+                    .as_ref()
+                    .ok()
+                    .map(|spec| spec.owner.name.clone().into()),
                 _ => None,
             };
             (owner, text)

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_controller::cluster::lease::{Leadership, Takeover};
+use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre_controller::cluster::request::RequestOutcome;
 use cadastre_core::Cidr;
@@ -27,11 +28,11 @@ pub struct Known {
     pub services: View<ServiceRange>,
     pub pods: View<Pod>,
     /// All sets of labels with which a node was received, by UID.
-    pub labels: BTreeMap<Text, BTreeSet<Labels>>,
+    pub labels: BTreeMap<ObjectUid, BTreeSet<Labels>>,
     /// All versions of pools that were received.
     pub shapes: Vec<Shape>,
     /// The term that the controller was last told it leads in.
-    pub term: Option<Text>,
+    pub term: Option<LeaderTerm>,
     pub takeover: Option<Takeover>,
     /// Whether the Lease contained the intents of earlier leaders.
     pub is_told: bool,
@@ -41,24 +42,24 @@ pub struct Known {
     pub lists: bool,
     /// Nodes that were received alive with podCIDRs. Watch events of a node that is dead already may come after
     /// newer ones of its name, and are rightly ignored.
-    met: BTreeSet<Text>,
+    met: BTreeSet<ObjectUid>,
     /// Those of them whose deletion was received, whoever led.
-    pub buried: BTreeSet<Text>,
+    pub buried: BTreeSet<ObjectUid>,
     /// Everything it has chosen for a node's name: it may choose the same again, even if no node ever had it.
-    pub chosen: BTreeSet<(Text, Vec<Cidr>)>,
+    pub chosen: BTreeSet<(NodeName, Vec<Cidr>)>,
     /// Blocks that it received or requested, with the name of their node: creating them again is a repair.
-    pub had: BTreeSet<(Cidr, Text)>,
+    pub had: BTreeSet<(Cidr, NodeName)>,
     /// Blocks that the node's agent uses according to its NodeSubnet or an answer: they may be adopted.
-    pub used: BTreeSet<(Cidr, Text)>,
+    pub used: BTreeSet<(Cidr, NodeName)>,
     /// The newest version of each pool, by UID, in a watch event or an answer.
-    newest: BTreeMap<Text, u64>,
+    newest: BTreeMap<ObjectUid, u64>,
     /// Since when each pool has had its received generation, and each service range and pod its received version.
-    shown: BTreeMap<Text, (i64, Time)>,
+    shown: BTreeMap<ObjectUid, (i64, Time)>,
     /// When it first requested these ranges for a node (by UID).
-    pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
+    pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
     /// UIDs of the dead nodes whose quarantine had to be respected when these ranges were chosen for a node, by
     /// this process or by the one it inherited them from.
-    pub minded: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
+    pub minded: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 
 impl Known {
@@ -109,7 +110,7 @@ impl Known {
     }
 
     /// Records the version of an object when it is received for the first time.
-    pub fn note(&mut self, uid: &Text, version: i64, now: Time) {
+    pub fn note(&mut self, uid: &ObjectUid, version: i64, now: Time) {
         let shown = self.shown.entry(uid.clone()).or_insert((-1, now));
         if shown.0 != version {
             *shown = (version, now);
@@ -117,7 +118,7 @@ impl Known {
     }
 
     /// Whether it has known the object in its present version since then.
-    pub fn is_shown_since(&self, uid: &Text, then: Time) -> bool {
+    pub fn is_shown_since(&self, uid: &ObjectUid, then: Time) -> bool {
         self.shown.get(uid).is_some_and(|(_, at)| *at <= then)
     }
 
@@ -149,7 +150,8 @@ impl Known {
     pub fn begins_to_deal(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.deals, true);
         if begins {
-            let live: BTreeSet<&Text> = api.nodes.live.values().map(|node| &node.uid).collect();
+            let live: BTreeSet<&ObjectUid> =
+                api.nodes.live.values().map(|node| &node.uid).collect();
             self.met.retain(|uid| live.contains(uid));
         }
         begins && !self.lists && self.takeover == Some(Takeover::Unclean)

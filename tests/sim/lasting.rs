@@ -103,7 +103,7 @@ impl Lasting {
 impl Trouble {
     /// Whether the request is concerned: either all of its kind, or those of every third object.
     fn concerns(&self, request: &ApiRequest) -> bool {
-        let (subject, name) = match request {
+        let (subject, name): (_, &str) = match request {
             ApiRequest::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
             ApiRequest::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
             ApiRequest::Create(name, ObjectSpec::Block(_)) => (Subject::BlockCreations, name),

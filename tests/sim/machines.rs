@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pod, Text};
 
 use super::api::{Api, Commit};
@@ -15,9 +16,9 @@ pub enum Act {
     /// The machine boots.
     Start,
     /// The kubelet learns that a pod is deleted or has finished.
-    PodEnded(Text),
+    PodEnded(ObjectUid),
     /// The kubelet starts a pod that a restore of the API server has brought back.
-    PodStarts(Text),
+    PodStarts(ObjectUid),
 }
 
 /// All machines, with the Nodes and pods that belong to each.
@@ -25,17 +26,17 @@ pub enum Act {
 pub struct Machines {
     pub hosts: Vec<Host>,
     /// The machine of each Node that ever existed, by the Node's UID.
-    pub of_node: BTreeMap<Text, usize>,
+    pub of_node: BTreeMap<ObjectUid, usize>,
     /// The last machine of each Node name.
-    last: BTreeMap<Text, (MachineIdentity, usize)>,
+    last: BTreeMap<NodeName, (MachineIdentity, usize)>,
     /// The machine and the Node UID that each pod was bound to, by the pod's UID.
-    pub of_pod: BTreeMap<Text, (usize, Text)>,
+    pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
 }
 
 impl Machines {
     /// Returns the machine of the Node with this UID.
-    pub fn of(&self, uid: &str) -> Option<&Host> {
+    pub fn of(&self, uid: &ObjectUid) -> Option<&Host> {
         self.hosts.get(*self.of_node.get(uid)?)
     }
 
@@ -47,7 +48,7 @@ impl Machines {
     }
 
     /// Returns the UID of the Node that the machine is, if it exists.
-    pub fn live_node(&self, id: usize, api: &Api) -> Option<Text> {
+    pub fn live_node(&self, id: usize, api: &Api) -> Option<ObjectUid> {
         let uid = &api.nodes.get(&self.hosts[id].name)?.uid;
         (self.of_node.get(uid) == Some(&id)).then(|| uid.clone())
     }
@@ -111,7 +112,7 @@ impl Sim {
     /// Whether the Node that the agent believes to be its own is deleted without the agent knowing it.
     pub fn is_outlived(&self, id: usize) -> bool {
         let host = self.host(id);
-        let is_so = |uid: &Text| {
+        let is_so = |uid: &ObjectUid| {
             let node = self.api.nodes.get(&host.name);
             node.is_none_or(|node| node.uid != *uid) && !host.forgotten.contains(uid)
         };
@@ -183,7 +184,7 @@ impl Sim {
     }
 
     /// Has the kubelet report the pod's addresses, if the machine is still that Node.
-    pub fn pod_reports(&mut self, uid: &Text) {
+    pub fn pod_reports(&mut self, uid: &ObjectUid) {
         let Some((id, node)) = self.machines.of_pod.get(uid) else {
             return;
         };
@@ -226,7 +227,7 @@ impl Sim {
     }
 
     /// Schedules the end of a pod on its machine: mostly before the API shows it, as the kubelet ends pods.
-    pub fn pod_ended(&mut self, uid: &Text) {
+    pub fn pod_ended(&mut self, uid: &ObjectUid) {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
             let id = *id;
             // With a forced deletion the API forgets the pod while it still runs.

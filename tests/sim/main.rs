@@ -71,7 +71,6 @@ mod shell;
 mod trace;
 mod workload;
 
-use cadastre_controller::cluster::objects::Text;
 use cadastre_core::mutation::Mutation;
 use run::{Failure, Sim};
 use trace::Trace;

@@ -3,11 +3,13 @@
 //! A list is a consistent snapshot. A watch delivers later changes in order, with any delay. A watch that restarts
 //! delivers the objects that exist, and does not report deletions that happened meanwhile.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre_controller::cluster::objects::{Object, Text};
+use cadastre_controller::cluster::names::ObjectUid;
+use cadastre_controller::cluster::objects::Object;
 use cadastre_daemon::watch::ObjectEvent;
 
 use super::clock::Time;
@@ -42,14 +44,14 @@ pub struct Logged<T> {
 }
 
 /// All objects of a kind, and their history.
-pub struct Kind<T> {
-    pub live: BTreeMap<Text, Arc<T>>,
+pub struct Kind<T: Object> {
+    pub live: BTreeMap<T::Name, Arc<T>>,
     pub log: Vec<Logged<T>>,
     /// The version of the kind's last change.
     version: u64,
 }
 
-impl<T> Default for Kind<T> {
+impl<T: Object> Default for Kind<T> {
     fn default() -> Self {
         Kind {
             live: BTreeMap::new(),
@@ -60,7 +62,10 @@ impl<T> Default for Kind<T> {
 }
 
 impl<T: Versioned> Kind<T> {
-    pub fn get(&self, name: &str) -> Option<&Arc<T>> {
+    pub fn get<N: Ord + ?Sized>(&self, name: &N) -> Option<&Arc<T>>
+    where
+        T::Name: Borrow<N>,
+    {
         self.live.get(name)
     }
 
@@ -78,7 +83,7 @@ impl<T: Versioned> Kind<T> {
     }
 
     /// Removes an object; watches receive its last state with the version of the removal.
-    pub fn remove(&mut self, name: &str, version: u64, at: Time) -> Option<Arc<T>> {
+    pub fn remove(&mut self, name: &T::Name, version: u64, at: Time) -> Option<Arc<T>> {
         let last = self.live.remove(name)?;
         self.version = version;
         let mut object = T::clone(&last);
@@ -92,7 +97,7 @@ impl<T: Versioned> Kind<T> {
     }
 
     /// Restores the objects and the version of a backup. Watches receive nothing.
-    pub fn put_back(&mut self, live: BTreeMap<Text, Arc<T>>, version: u64) {
+    pub fn put_back(&mut self, live: BTreeMap<T::Name, Arc<T>>, version: u64) {
         (self.live, self.version) = (live, version);
     }
 }
@@ -201,13 +206,13 @@ impl<T: Versioned> Feed<T> {
 
 /// What a process has received of one kind, for the checks. An object counts as known until the process has
 /// received its deletion, or a complete list without it.
-pub struct View<T> {
-    pub objects: BTreeMap<Text, T>,
-    unseen: Option<BTreeMap<Text, Text>>,
+pub struct View<T: Object> {
+    pub objects: BTreeMap<T::Name, T>,
+    unseen: Option<BTreeMap<T::Name, ObjectUid>>,
     pub listed: bool,
 }
 
-impl<T> Default for View<T> {
+impl<T: Object> Default for View<T> {
     fn default() -> Self {
         View {
             objects: BTreeMap::new(),

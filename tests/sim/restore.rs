@@ -21,7 +21,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cadastre_controller::cluster::objects::{Node, Pod, Text};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
+use cadastre_controller::cluster::objects::{Node, Pod};
 
 use super::api::State;
 use super::block_checks::BlockChecks;
@@ -97,7 +98,7 @@ impl Sim {
     }
 
     fn put_back(&mut self, backup: Backup) {
-        let known: BTreeSet<Text> = backup
+        let known: BTreeSet<ObjectUid> = backup
             .state
             .blocks
             .values()
@@ -190,7 +191,7 @@ impl Sim {
     }
 
     /// Deletes a Node whose machine is gone, in the place of people.
-    pub fn unmake(&mut self, name: &Text, uid: &Text) {
+    pub fn unmake(&mut self, name: &NodeName, uid: &ObjectUid) {
         let is_it = |node: &Arc<Node>| node.uid == *uid;
         if self.api.nodes.get(name).is_some_and(is_it) {
             self.delete_node_named(name);

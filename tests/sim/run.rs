@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use cadastre_controller::OutgoingRequest;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Node, Text};
 use cadastre_controller::cluster::request::{RequestId, RequestOutcome};
 use jiff::Timestamp;
@@ -45,7 +46,7 @@ pub enum Due {
     Fault,
     Start(usize),
     /// Changes the node that a late write is for.
-    Disturb(Text),
+    Disturb(NodeName),
     /// Many nodes are created at once.
     Rush,
     /// A process ends without a hand-over.
@@ -79,10 +80,10 @@ pub enum Due {
     /// A write of a shipped agent arrives.
     Landing(usize, Box<Landing>),
     /// A pod's status gets its addresses (UID); a pod finishes (name).
-    PodReports(Text),
+    PodReports(ObjectUid),
     PodFinishes(Text),
     /// Somebody removes a finalizer from a node (name, UID).
-    Unbind(Text, Text),
+    Unbind(NodeName, ObjectUid),
     PodGone(Text),
     /// The API server is backed up; the server is restored.
     Backup,
@@ -90,7 +91,7 @@ pub enum Due {
     /// A machine whose Node the server has lost registers again.
     Register(Box<Node>),
     /// A Node whose machine is gone is deleted by hand (name, UID).
-    Unmake(Text, Text),
+    Unmake(NodeName, ObjectUid),
 }
 
 impl Due {
@@ -221,7 +222,7 @@ pub struct Sim {
     /// Until then the API server does not answer.
     pub down_until: Time,
     /// Names of lost Nodes that will register again.
-    pub registering: BTreeSet<Text>,
+    pub registering: BTreeSet<NodeName>,
     heap: BinaryHeap<Reverse<Entry>>,
     order: u64,
 }
@@ -519,7 +520,7 @@ impl Sim {
         self.is_alive(place)
     }
 
-    pub fn log(&mut self, about: Option<&Text>, text: impl FnOnce() -> String) {
+    pub fn log(&mut self, about: Option<&str>, text: impl FnOnce() -> String) {
         self.trace.push((self.step, self.now), about, text);
     }
 

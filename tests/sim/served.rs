@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocationMode, Recall};
 use cadastre_controller::cluster::lease::Leadership;
-use cadastre_controller::cluster::objects::{Node, Text};
+use cadastre_controller::cluster::names::{ObjectUid, PoolName};
+use cadastre_controller::cluster::objects::Node;
 use cadastre_core::{Cidr, Family};
 
 use super::checks::{Violation, records};
@@ -38,7 +39,7 @@ const DOUBT: Time = 180 * SECOND;
 /// Nodes (by UID) that wait for a pool: since when, and what has been free for them since then in each family.
 #[derive(Default)]
 pub struct Served {
-    waits: BTreeMap<(Text, Text), Wait>,
+    waits: BTreeMap<(ObjectUid, PoolName), Wait>,
 }
 
 struct Wait {
@@ -75,7 +76,11 @@ impl Sim {
                     (self.now - wait.since) / SECOND,
                     free.join(" and ")
                 );
-                return Err(Violation::new("served in time", text, [node.name, pool]));
+                return Err(Violation::new(
+                    "served in time",
+                    text,
+                    [&*node.name, &*pool],
+                ));
             }
             self.served.waits.insert(key, wait);
         }
@@ -133,10 +138,10 @@ impl Sim {
     }
 
     /// Nodes that lack something from a pool, and what is free for them in each of its families.
-    fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, Text, Vec<BTreeSet<Cidr>>)> {
+    fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, PoolName, Vec<BTreeSet<Cidr>>)> {
         let mut found = Vec::new();
         let serving = self.serving();
-        let mut free: BTreeMap<Text, Vec<BTreeSet<Cidr>>> = BTreeMap::new();
+        let mut free: BTreeMap<PoolName, Vec<BTreeSet<Cidr>>> = BTreeMap::new();
         for node in self.api.nodes.live.values().filter(|node| !node.deleting) {
             for shape in serving.iter().filter(|it| it.matches(&node.labels)) {
                 let lacks = match shape.allocation_mode {

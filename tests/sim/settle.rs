@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use cadastre_api::{AddressStatus, AllocationMode, FamilyStatus};
 use cadastre_controller::cluster::lease::Leadership;
+use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
@@ -36,7 +37,11 @@ impl Sim {
             .count()
             != 1
         {
-            return Err(wrong("progress", "not one process leads".to_owned(), []));
+            return Err(wrong(
+                "progress",
+                "not one process leads".to_owned(),
+                None::<&str>,
+            ));
         }
         for id in 0..self.machines.hosts.len() {
             self.mirror(id)?;
@@ -63,7 +68,7 @@ impl Sim {
             .or((*at + QUIET > self.now).then_some(what));
         if let Some(what) = at_last {
             let text = format!("{what} still goes out shortly before the end");
-            return Err(wrong("quiet", text, []));
+            return Err(wrong("quiet", text, None::<&str>));
         }
         Ok(())
     }
@@ -289,11 +294,7 @@ impl Sim {
                     "{} ({}) waits, and pool {} could serve it",
                     node.name, node.uid, shape.name
                 );
-                return Err(wrong(
-                    "served",
-                    text,
-                    [node.name.clone(), shape.name.clone()],
-                ));
+                return Err(wrong("served", text, [&*node.name, &*shape.name]));
             }
         }
         Ok(())
@@ -399,7 +400,7 @@ impl Sim {
     }
 
     /// Nodes with a range that counts for the pool: it counts for the oldest pool that contains it.
-    fn holders(&self, shape: &Shape) -> BTreeSet<Text> {
+    fn holders(&self, shape: &Shape) -> BTreeSet<NodeName> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
             shape.overlaps(range)
@@ -481,6 +482,10 @@ impl Blocked {
     }
 }
 
-fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Violation {
+fn wrong(
+    rule: &'static str,
+    text: String,
+    names: impl IntoIterator<Item = impl Into<Text>>,
+) -> Violation {
     Violation::new(rule, text, names)
 }

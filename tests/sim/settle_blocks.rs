@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocatedBlock, AllocationMode, Recall};
+use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_controller::cluster::objects::{AgentReport, Block, Node, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
@@ -16,7 +17,11 @@ use super::shape::Shape;
 
 type Verdict = Result<(), Violation>;
 
-fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Verdict {
+fn wrong(
+    rule: &'static str,
+    text: String,
+    names: impl IntoIterator<Item = impl Into<Text>>,
+) -> Verdict {
     Err(Violation::new(rule, text, names))
 }
 
@@ -64,7 +69,7 @@ impl Standing {
 
 impl Sim {
     pub fn check_blocks(&self) -> Verdict {
-        let mut listed: BTreeMap<Key, (Text, AllocatedBlock)> = BTreeMap::new();
+        let mut listed: BTreeMap<Key, (ObjectUid, AllocatedBlock)> = BTreeMap::new();
         for node in self.api.nodes.live.values() {
             for held in self.listed_to(node) {
                 listed.insert(key(&held), (node.uid.clone(), held));
@@ -78,7 +83,7 @@ impl Sim {
             let theirs = object.and_then(|b| b.spec.as_ref().ok());
             if theirs.is_none_or(|spec| spec.cidr != *cidr || spec.owner.uid != *owner) {
                 let text = format!("{cidr} {uid} is listed to {owner}, its object says {theirs:?}");
-                return wrong("blocks", text, []);
+                return wrong("blocks", text, None::<&str>);
             }
         }
         for node in self.api.nodes.live.values() {
@@ -111,7 +116,7 @@ impl Sim {
     }
 
     /// The addresses of a block in use and cooling, according to its agent's store, else to its last status.
-    pub fn store_of(&self, cidr: Cidr, block: &Text, node: &Text) -> Option<(u64, u64)> {
+    pub fn store_of(&self, cidr: Cidr, block: &ObjectUid, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
             let key = (cidr, block.clone());
@@ -141,7 +146,7 @@ impl Sim {
     fn check_object(
         &self,
         block: &Block,
-        listed: &BTreeMap<Key, (Text, AllocatedBlock)>,
+        listed: &BTreeMap<Key, (ObjectUid, AllocatedBlock)>,
     ) -> Verdict {
         // The owner of an unreadable block is unknown; another check makes sure that listed ones can be parsed.
         let Ok(spec) = &block.spec else {
@@ -208,7 +213,7 @@ impl Sim {
             let unreadable = self
                 .api
                 .pools
-                .get(&held.pool)
+                .get(&*held.pool)
                 .is_some_and(|p| p.spec.is_err());
             let pool = shapes.iter().find(|shape| *shape.name == *held.pool);
             let stays = pool.is_some_and(|pool| {
@@ -218,11 +223,7 @@ impl Sim {
             let is_empty = word.is_some_and(|word| word.used + word.cooling == 0);
             if !stays && !unreadable && is_empty {
                 let text = format!("{} keeps {cidr} of pool {}", node.name, held.pool);
-                return wrong(
-                    "recall",
-                    text,
-                    [node.name.clone(), held.pool.as_str().into()],
-                );
+                return wrong("recall", text, [&*node.name, held.pool.as_str()]);
             }
             let worth = word.map_or(0, |word| word.used + word.cooling + word.free);
             let blocks = free.entry((&held.pool, cidr.family())).or_default();
@@ -259,7 +260,7 @@ impl Sim {
                     "{} keeps the last blocks of pool {} for nothing: {:?}",
                     node.name, shape.name, state.blocks
                 );
-                return wrong("recall", text, [node.name.clone(), shape.name.clone()]);
+                return wrong("recall", text, [&*node.name, &*shape.name]);
             }
         }
         Ok(())
@@ -330,11 +331,7 @@ impl Sim {
                         "{} ({}) waits with {own:?} for pool {}, and {} keeps {freed:?}: {theirs:?}",
                         node.name, node.uid, shape.name, other.name
                     );
-                    return wrong(
-                        "lent",
-                        text,
-                        [node.name.clone(), other.name.clone(), shape.name.clone()],
-                    );
+                    return wrong("lent", text, [&*node.name, &*other.name, &*shape.name]);
                 }
             }
         }
@@ -383,7 +380,7 @@ impl Sim {
                     "{} ({}) wants {wanted} of pool {}, has {lists:?}, and there is room",
                     node.name, node.uid, shape.name
                 );
-                return wrong("supplied", text, [node.name.clone(), shape.name.clone()]);
+                return wrong("supplied", text, [&*node.name, &*shape.name]);
             }
             if shape.on_sight && room && !shape.is_passed_over(&all, &node.labels) {
                 could_be_first = could_be_first.or(Some(shape.name.clone()));
@@ -394,7 +391,7 @@ impl Sim {
             .filter(|(_, it)| it.recall != Some(Recall::Drain));
         if let Some(pool) = could_be_first.filter(|_| lasting.next().is_none()) {
             let text = format!("{} has no block of pool {pool}", node.name);
-            return wrong("supplied", text, [node.name.clone(), pool]);
+            return wrong("supplied", text, [&*node.name, &*pool]);
         }
         Ok(())
     }

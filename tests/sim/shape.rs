@@ -1,6 +1,7 @@
 //! Pools as the checks understand them: derived from the spec independently of the product, except for parsing CIDRs.
 
 use cadastre_api::{AllocationMode, AssignmentMode, FINALIZER, FirstBlock, IPPoolSpec};
+use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
@@ -20,8 +21,8 @@ pub fn is_counted(cidr: &Cidr) -> bool {
 /// One version of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    pub name: Text,
-    pub uid: Text,
+    pub name: PoolName,
+    pub uid: ObjectUid,
     pub created: i64,
     pub allocation_mode: AllocationMode,
     /// CIDRs and block length of each family.
@@ -100,7 +101,7 @@ impl Shape {
 
     /// Sorts pools by which of two overlapping ones serves: the older one, unless it allocates podCIDRs and is
     /// being deleted.
-    pub fn age(&self) -> (bool, i64, &Text) {
+    pub fn age(&self) -> (bool, i64, &PoolName) {
         let leaves = self.deleting && self.allocation_mode == AllocationMode::NodeCIDR;
         (leaves, self.created, &self.name)
     }

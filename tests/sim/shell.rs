@@ -68,7 +68,7 @@ impl Sim {
             self.step += 1;
             if self.trace.is_on() {
                 let (about, text) = describe(&event);
-                self.log(about.as_ref(), || format!("{place} sees {text}"));
+                self.log(about.as_deref(), || format!("{place} sees {text}"));
             }
         }
         if let Some(run) = &mut self.processes[place.process].run {
@@ -129,7 +129,7 @@ impl Sim {
                 return Err(Violation::new(
                     "rest",
                     format!("{place} asks without end: {outgoing:?}"),
-                    [],
+                    None::<&str>,
                 ));
             }
             let verdict = self
@@ -148,7 +148,7 @@ impl Sim {
                 return Err(Violation::new(
                     "identity",
                     format!("{place} uses {id:?} twice"),
-                    [],
+                    None::<&str>,
                 ));
             }
             if self.rough && self.rng.chance(self.plan.network.gap) {
@@ -264,7 +264,7 @@ impl Sim {
         if let (true, Some(name)) = (last, name_of(&outgoing.request)) {
             self.fall_silent(place);
             let soon = self.rng.stretch(MS, 20 * SECOND);
-            self.after(soon, Due::Disturb(name.clone()));
+            self.after(soon, Due::Disturb(name.into()));
             let rush = self.rng.between(17 * SECOND, 35 * SECOND);
             self.after(rush, Due::Rush);
         }

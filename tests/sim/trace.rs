@@ -39,14 +39,14 @@ impl Trace {
     pub fn push(
         &mut self,
         (step, at): (u64, Time),
-        about: Option<&Text>,
+        about: Option<&str>,
         text: impl FnOnce() -> String,
     ) {
         if let Some(lines) = &mut self.lines {
             lines.push(Line {
                 step,
                 at,
-                about: about.cloned(),
+                about: about.map(Text::from),
                 text: text(),
             });
         }

@@ -7,6 +7,7 @@ use cadastre_api::{
     AddressTerms, AllocationMode, AssignmentMode, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
     Requests, Warm,
 };
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{
     Block, MachineIdentity, Node, Pod, Pool, ServiceRange, Subnet, Text,
 };
@@ -24,15 +25,15 @@ use super::shape::counted;
 #[derive(Default)]
 pub struct World {
     /// The last machine of each node name.
-    machines: BTreeMap<Text, MachineIdentity>,
+    machines: BTreeMap<NodeName, MachineIdentity>,
     /// The specs of pools before they became unreadable, by UID.
-    specs: BTreeMap<Text, IPPoolSpec>,
+    specs: BTreeMap<ObjectUid, IPPoolSpec>,
     count: u64,
 }
 
 impl World {
     /// Makes the next Node of that name another machine.
-    pub fn forget_machine(&mut self, name: &Text) {
+    pub fn forget_machine(&mut self, name: &NodeName) {
         self.machines.remove(name);
     }
 }
@@ -134,7 +135,7 @@ impl Sim {
         }
     }
 
-    fn some_name(&mut self) -> Text {
+    fn some_name(&mut self) -> NodeName {
         format!("n{}", self.rng.below(self.plan.names)).into()
     }
 
@@ -150,7 +151,7 @@ impl Sim {
         }
     }
 
-    fn create_node_named(&mut self, name: Text) {
+    fn create_node_named(&mut self, name: NodeName) {
         let uid = self.api.uid();
         self.cache.count += 1;
         let count = self.cache.count;
@@ -231,7 +232,7 @@ impl Sim {
         }
     }
 
-    pub fn delete_node_named(&mut self, name: &Text) {
+    pub fn delete_node_named(&mut self, name: &NodeName) {
         if let Some(node) = self.api.nodes.get(name).cloned() {
             self.delete(&node);
         }
@@ -264,7 +265,7 @@ impl Sim {
     }
 
     /// Changes what a write under way was decided for.
-    pub fn disturb(&mut self, name: &Text) {
+    pub fn disturb(&mut self, name: &NodeName) {
         let Some(node) = self.api.nodes.get(name).cloned().filter(|_| self.rough) else {
             return;
         };
@@ -310,7 +311,7 @@ impl Sim {
         }
     }
 
-    pub fn unbind(&mut self, name: &Text, uid: &Text) {
+    pub fn unbind(&mut self, name: &NodeName, uid: &ObjectUid) {
         self.api.finalized.remove(uid);
         if self
             .api
@@ -427,7 +428,7 @@ impl Sim {
     }
 
     fn create_pool(&mut self) {
-        let name: Text = format!("p{}", self.rng.below(self.plan.pools)).into();
+        let name: PoolName = format!("p{}", self.rng.below(self.plan.pools)).into();
         if self.api.pools.get(&name).is_some() {
             return;
         }
@@ -642,7 +643,7 @@ impl Sim {
     }
 
     fn delete_pool(&mut self) {
-        let name: Text = format!("p{}", self.rng.below(self.plan.pools)).into();
+        let name: PoolName = format!("p{}", self.rng.below(self.plan.pools)).into();
         self.log(Some(&name), || "pool is deleted".to_owned());
         self.api.delete_pool(&name, self.now);
     }
@@ -650,7 +651,7 @@ impl Sim {
     fn change_services(&mut self) {
         let third = self.rng.below(16) * 4;
         if self.api.services.get("more").is_some() {
-            self.api.delete_service("more", self.now);
+            self.api.delete_service(&"more".into(), self.now);
         } else {
             self.api
                 .put_service(service("more", &format!("10.244.{third}.0/22")), self.now);
@@ -718,7 +719,7 @@ impl Sim {
             return;
         };
         let owner = block.spec.as_ref().ok().map(|spec| spec.owner.name.clone());
-        self.log(owner.as_ref(), || {
+        self.log(owner.as_deref(), || {
             format!("{} {} is tampered with", block.name, block.uid)
         });
         let mut block = Block {
@@ -799,7 +800,7 @@ impl Sim {
                 self.schedule_delivery(place, kind);
             }
         }
-        let names: Vec<(Text, Text)> = self
+        let names: Vec<(NodeName, ObjectUid)> = self
             .api
             .nodes
             .live

@@ -18,7 +18,7 @@ use super::render::{self, Columns, Style, VerbReport};
 use super::{ExitVerdict, Flags};
 use cadastre_api::DRAIN_ANNOTATION;
 use cadastre_controller::allocations::blocks::BlockEntry;
-use cadastre_controller::cluster::objects::Text;
+use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_core::{Cidr, Family};
 
 /// Drain blocks: assign no new address from them, and return them to their pool once they are empty
@@ -116,7 +116,7 @@ pub enum DrainState {
 /// Returns the empty blocks that a node does not need. It keeps the first block of each pool and family, unless it has
 /// no address of the pool in use and pods on other nodes wait for that pool (`wanted`), or the pool allocates blocks
 /// only on demand.
-pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
+pub fn surplus(uid: &ObjectUid, inventory: &Inventory, wanted: &BTreeSet<PoolName>) -> Vec<Cidr> {
     let mut kept: BTreeMap<(&str, Family), bool> = BTreeMap::new();
     let entries: Vec<&BlockEntry> = inventory
         .registry
@@ -135,7 +135,7 @@ pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec
         kept.insert((&entry.pool, entry.cidr.family()), true);
         used.insert(&entry.pool);
     }
-    let is_wanted = |pool: &Text| {
+    let is_wanted = |pool: &PoolName| {
         let state = inventory.registry.pools.get(pool);
         let state = state.filter(|it| it.is_serving());
         state.is_some_and(|it| !it.terms.first_immediate || wanted.contains(pool))
@@ -153,15 +153,15 @@ pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec
 
 /// Returns the blocks of one pool that nodes do not need, of all nodes.
 pub(crate) fn surplus_of_pool(
-    pool: &str,
+    pool: &PoolName,
     inventory: &Inventory,
-    wanted: &BTreeSet<Text>,
+    wanted: &BTreeSet<PoolName>,
 ) -> Vec<Cidr> {
     let nodes = inventory.cache.nodes.iter();
     let all = nodes.flat_map(|node| surplus(&node.uid, inventory, wanted));
     let of_pool = |cidr: &Cidr| {
         let entry = inventory.registry.blocks.get(cidr);
-        entry.is_some_and(|entry| *entry.pool == *pool)
+        entry.is_some_and(|entry| entry.pool == *pool)
     };
     all.filter(of_pool).collect()
 }

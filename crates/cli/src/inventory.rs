@@ -25,8 +25,9 @@ use cadastre_controller::allocations::AllocationState;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::cache::ClusterCache;
 use cadastre_controller::cluster::convert;
+use cadastre_controller::cluster::names::{NodeName, PoolName};
 use cadastre_controller::cluster::object_cache::ObjectCache;
-use cadastre_controller::cluster::objects::{Node, Object, PodUid, Text};
+use cadastre_controller::cluster::objects::{Node, Object, PodUid};
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
@@ -40,7 +41,7 @@ pub struct Inventory {
     /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
     /// NodeSubnets with everything that agents report, by name
-    pub subnets: BTreeMap<Text, SubnetFact>,
+    pub subnets: BTreeMap<NodeName, SubnetFact>,
     /// Namespaces by name
     pub namespaces: BTreeMap<String, Labelled>,
     /// The controllers, agents and leases of Cadastre itself
@@ -90,7 +91,7 @@ pub struct PodFact {
 #[derive(Clone, Debug)]
 pub struct SubnetFact {
     /// The name, which is also that of the node
-    pub name: Text,
+    pub name: NodeName,
     /// `metadata.resourceVersion`, which a write requires
     pub version: String,
     /// The spec, or why it cannot be parsed
@@ -118,7 +119,7 @@ pub struct SubnetFact {
 #[derive(Clone, Debug)]
 pub struct AddressInUse {
     /// The node of the agent
-    pub node: Text,
+    pub node: NodeName,
     /// The entry of the agent's list
     pub allocation: AddressEntry,
     /// Whether the agent reports for the Node that exists now
@@ -130,9 +131,9 @@ pub enum Cover<'a> {
     /// A block, of a node or in quarantine
     Block(&'a BlockEntry),
     /// The podCIDR of the live node with this name
-    PodCidr(Cidr, Text),
+    PodCidr(Cidr, NodeName),
     /// The podCIDR of a node that is gone, with its name and the end of the quarantine
-    Rest(Cidr, Text, Timestamp),
+    Rest(Cidr, NodeName, Timestamp),
 }
 
 impl Inventory {
@@ -350,7 +351,7 @@ impl Inventory {
     /// Finds a pool by name; the error lists the pools that exist.
     pub fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
         self.registry.pools.get(name).ok_or_else(|| {
-            let names: Vec<&Text> = self.registry.pools.iter().map(|pool| &pool.name).collect();
+            let names: Vec<&PoolName> = self.registry.pools.iter().map(|pool| &pool.name).collect();
             if names.is_empty() {
                 anyhow::anyhow!("there is no pool \"{name}\", and no other one: create an IPPool")
             } else {

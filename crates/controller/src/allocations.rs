@@ -28,13 +28,14 @@ use crate::allocations::blocks::BlockTable;
 use crate::allocations::foreign::{AllTooWide, is_wide};
 use crate::allocations::holders::{HolderIds, HolderUse};
 use crate::cluster::cache::ClusterCache;
+use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{MachineIdentity, Node, PodUid, Subnet, Text};
 use cadastre_api::{AllocatedRange, QuarantinedNode};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId, ClaimLedger, ClaimState, Holder};
 
 /// Key of a quarantine: the name and the UID of the deleted node.
-pub(crate) type QuarantineKey = (Text, Text);
+pub(crate) type QuarantineKey = (NodeName, ObjectUid);
 
 /// podCIDRs of a deleted node, in quarantine.
 #[derive(Clone, Debug)]
@@ -62,7 +63,7 @@ pub struct SyncOutcome {
     /// Whether a range became free.
     pub freed: bool,
     /// Name and UID of nodes that have some of the same addresses, with the range.
-    pub overlaps: Vec<(Text, Text, Cidr)>,
+    pub overlaps: Vec<(NodeName, ObjectUid, Cidr)>,
 }
 
 /// Which node has which range, with all that depends on it.
@@ -77,7 +78,7 @@ pub struct AllocationState {
     /// Affinity blocks
     pub blocks: BlockTable,
     /// Leak candidates that nodes are asked about, by the node's UID
-    pub leak_candidates: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
+    pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents use but cannot have now
     pub unadopted: UnadoptedBlocks,
     /// Whether decisions about blocks wait until agents have reported.
@@ -101,7 +102,7 @@ impl AllocationState {
         cache: &ClusterCache,
         flag_services: &[Cidr],
         now: Now,
-    ) -> (Self, Vec<(Text, SyncOutcome)>) {
+    ) -> (Self, Vec<(NodeName, SyncOutcome)>) {
         let mut allocations = AllocationState::default();
         let mut overlapping = Vec::new();
         allocations.pools.evaluate(cache, flag_services, now.mono);
@@ -122,12 +123,12 @@ impl AllocationState {
     }
 
     /// Returns the ledger's holder for the podCIDRs of a node's UID, creating it if need be.
-    pub fn holder(&mut self, name: &Text, uid: &Text) -> Holder {
+    pub fn holder(&mut self, name: &NodeName, uid: &ObjectUid) -> Holder {
         self.holders.intern(HolderUse::PodCidrs, name, uid)
     }
 
     /// Returns the claims of a node's UID to podCIDRs.
-    pub(crate) fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, ClaimState)> {
+    pub(crate) fn claims_of(&self, uid: &ObjectUid) -> Vec<(ClaimId, Cidr, ClaimState)> {
         let Some(holder) = self.holders.get(HolderUse::PodCidrs, uid) else {
             return Vec::new();
         };
@@ -166,7 +167,7 @@ impl AllocationState {
     }
 
     /// Returns name and UID of the node behind a holder.
-    pub fn node_of(&self, holder: Holder) -> Option<&(Text, Text)> {
+    pub fn node_of(&self, holder: Holder) -> Option<&(NodeName, ObjectUid)> {
         self.holders.node_of(holder)
     }
 
@@ -274,7 +275,7 @@ impl AllocationState {
     /// Returns the quarantines under a node's name.
     pub fn quarantined_of<'a>(
         &'a self,
-        name: &'a Text,
+        name: &'a NodeName,
     ) -> impl Iterator<Item = (&'a QuarantineKey, &'a QuarantinedRanges)> {
         self.quarantined
             .range((name.clone(), "".into())..)
@@ -322,14 +323,14 @@ impl AllocationState {
         let quarantine = self.quarantine_of(&ranges);
         self.restore_to_quarantine(
             &subnet.name,
-            uid,
+            &uid.into(),
             QuarantinedRanges::new(machine, ranges, quarantine, now),
         );
     }
 
     fn restore_quarantined(
         &mut self,
-        name: &Text,
+        name: &NodeName,
         previous: &QuarantinedNode,
         live: Option<&str>,
         now: Now,
@@ -345,7 +346,7 @@ impl AllocationState {
         let mut rest = QuarantinedRanges::new(machine, ranges, Duration::ZERO, now);
         rest.until_wall = previous.until.0;
         rest.until = now.mono + left_of(rest.until_wall, self.quarantine_of(&rest.ranges), now);
-        self.restore_to_quarantine(name, &previous.node_uid, rest);
+        self.restore_to_quarantine(name, &previous.node_uid.as_str().into(), rest);
     }
 
     /// Quarantines ranges of nodes that this process saw deleted before it led, and that no NodeSubnet records.
@@ -386,13 +387,12 @@ impl AllocationState {
         }
     }
 
-    fn restore_to_quarantine(&mut self, name: &Text, uid: &str, rest: QuarantinedRanges) {
-        let uid: Text = uid.into();
-        let holder = self.holder(name, &uid);
+    fn restore_to_quarantine(&mut self, name: &NodeName, uid: &ObjectUid, rest: QuarantinedRanges) {
+        let holder = self.holder(name, uid);
         for cidr in &rest.ranges {
             self.ledger.record(holder, *cidr, ClaimState::Quarantined);
         }
-        self.quarantined.insert((name.clone(), uid), rest);
+        self.quarantined.insert((name.clone(), uid.clone()), rest);
     }
 
     fn quarantine_of(&self, ranges: &[Cidr]) -> Duration {
@@ -409,7 +409,7 @@ impl AllocationState {
         counts.unwrap_or(DEFAULT_QUARANTINE)
     }
 
-    fn conflicts_of(&mut self, holder: Holder) -> Vec<(Text, Text, Cidr)> {
+    fn conflicts_of(&mut self, holder: Holder) -> Vec<(NodeName, ObjectUid, Cidr)> {
         let mut found = Vec::new();
         let mine: Vec<(ClaimId, Cidr)> = self
             .ledger
@@ -533,7 +533,7 @@ mod tests {
             .record(holder, wanted, ClaimState::Indeterminate);
         assert!(allocations.sync(&has, None).freed);
         assert!(allocations.ledger.overlapping(&wanted).next().is_none());
-        assert_eq!(allocations.claims_of("u1").len(), 1);
+        assert_eq!(allocations.claims_of(&"u1".into()).len(), 1);
     }
 
     #[test]
@@ -550,7 +550,7 @@ mod tests {
             .record(holder, wanted, ClaimState::InFlight);
         assert!(allocations.quarantine(&empty, NOW));
         allocations.sync(&empty, None);
-        let claims = allocations.claims_of("u1");
+        let claims = allocations.claims_of(&"u1".into());
         let states: Vec<ClaimState> = claims.iter().map(|(_, _, state)| *state).collect();
         assert_eq!(states, [ClaimState::Indeterminate]);
         assert!(allocations.quarantined.is_empty());

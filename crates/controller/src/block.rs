@@ -15,6 +15,7 @@ use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::report::{EventRecord, KEPT, Regarding};
 use super::{Context, Purpose};
 use crate::allocations::blocks::{AffectedLoops, BlockEntry, sound};
+use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{Block, Text};
 use crate::cluster::request::{
     ApiRequest, KnownObject, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
@@ -35,7 +36,7 @@ pub(crate) struct BlockLoop {
     /// All other blocks
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
-    checking: BTreeSet<Text>,
+    checking: BTreeSet<ObjectUid>,
     /// Blocks kept beyond their quarantine for which that was reported
     kept: BTreeSet<Cidr>,
 }
@@ -190,14 +191,14 @@ impl BlockLoop {
             return;
         };
         if self.kept.insert(cidr) {
-            let about = Regarding::new(ObjectKind::Block, &block_name(&cidr).into(), &uid);
+            let about = Regarding::new(ObjectKind::Block, block_name(&cidr), &uid);
             let note = format!("its node is gone and its quarantine is over, but {what}");
             cx.reports.push(EventRecord::info(about, KEPT, note));
         }
     }
 
     /// Takes in the last list of a deleted node's pods: its unused blocks whose quarantine is over are deleted.
-    fn looked_at_pods(&mut self, uid: &Text, outcome: &RequestOutcome, cx: &mut Context) {
+    fn looked_at_pods(&mut self, uid: &ObjectUid, outcome: &RequestOutcome, cx: &mut Context) {
         self.checking.remove(uid);
         let now = cx.now.mono;
         let over = |entry: &&BlockEntry| {
@@ -205,7 +206,7 @@ impl BlockLoop {
                 && entry.step == Step::Settled
                 && entry.rests_until.is_some_and(|until| until <= now)
         };
-        let due: Vec<(Cidr, Text)> = cx
+        let due: Vec<(Cidr, NodeName)> = cx
             .allocations
             .blocks
             .of(uid)

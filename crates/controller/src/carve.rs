@@ -2,7 +2,8 @@
 
 use super::Context;
 use crate::allocations::holders::HolderUse;
-use crate::cluster::objects::{Node, Text};
+use crate::cluster::names::PoolName;
+use crate::cluster::objects::Node;
 use cadastre_core::{Cidr, Dual, PoolExhausted};
 
 /// Limit of how many bits longer than the pool's block size a smaller block's prefix may be.
@@ -10,7 +11,7 @@ const SMALLER: u8 = 6;
 
 /// Allocates one block per family of the pool, or smaller ones where no whole one is left.
 pub(super) fn carve(
-    pool: &Text,
+    pool: &PoolName,
     node: &Node,
     cx: &mut Context,
 ) -> Result<Vec<Cidr>, PoolExhausted> {

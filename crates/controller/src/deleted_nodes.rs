@@ -14,8 +14,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::object_cache::ObjectUpdate;
-use crate::cluster::objects::{MachineIdentity, Node, Subnet, Text};
+use crate::cluster::objects::{MachineIdentity, Node, Subnet};
 use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
 
@@ -29,8 +30,8 @@ pub(crate) struct DeletedNodes(VecDeque<DeletedNode>);
 /// A deleted node.
 #[derive(Clone, Debug)]
 pub(crate) struct DeletedNode {
-    pub name: Text,
-    pub uid: Text,
+    pub name: NodeName,
+    pub uid: ObjectUid,
     pub machine: MachineIdentity,
     pub ranges: Vec<Cidr>,
     /// When its deletion was seen, monotonic
@@ -89,8 +90,8 @@ impl DeletedNodes {
     }
 }
 
-fn rests(spec: &NodeSubnetSpec, uid: &str) -> bool {
-    spec.quarantined.iter().any(|it| it.node_uid == uid)
+fn rests(spec: &NodeSubnetSpec, uid: &ObjectUid) -> bool {
+    spec.quarantined.iter().any(|it| it.node_uid == **uid)
 }
 
 #[cfg(test)]

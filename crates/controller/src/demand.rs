@@ -29,7 +29,8 @@ use super::report::{
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::cache::report_of;
-use crate::cluster::objects::{AgentReport, Node, Text};
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::objects::{AgentReport, Node};
 use cadastre_api::{AllocationMode, MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 
@@ -43,7 +44,7 @@ const RECALL_PAUSE: Duration = Duration::from_secs(1);
 /// A node that waits for blocks of a pool.
 #[derive(Clone, Debug)]
 pub struct WaitingNode {
-    uid: Text,
+    uid: ObjectUid,
     /// Start of the wait, monotonic
     since: Duration,
     /// Addresses that it lacks
@@ -60,14 +61,14 @@ pub struct WaitingNode {
 #[derive(Debug, Default)]
 pub struct Demand {
     /// Nodes without a block
-    first: Queue<Text>,
+    first: Queue<NodeName>,
     /// Nodes with blocks
-    more: Queue<Text>,
-    waiting: BTreeMap<Text, BTreeMap<Text, WaitingNode>>,
+    more: Queue<NodeName>,
+    waiting: BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>,
     /// Exhausted pools, with the reason, until space may have become free
-    full: BTreeMap<Text, String>,
+    full: BTreeMap<PoolName, String>,
     /// Nodes (by UID) and pools for which it was reported that the node wants more than its limit
-    limited: BTreeSet<(Text, Text)>,
+    limited: BTreeSet<(ObjectUid, PoolName)>,
     /// What was reported lately about nodes and pools. While pods fail and are tried again, the demand comes and goes
     /// every few seconds.
     recent: RecentReports,
@@ -109,7 +110,7 @@ impl Demand {
     /// Queues the node of that name, if it exists.
     pub(crate) fn add_name(
         &mut self,
-        name: &Text,
+        name: &NodeName,
         cache: &ClusterCache,
         allocations: &AllocationState,
     ) {
@@ -122,7 +123,7 @@ impl Demand {
     pub fn gone(&mut self, node: &Node) {
         self.limited.retain(|(uid, _)| *uid != node.uid);
         self.recent.forget(&node.uid);
-        let pools: Vec<Text> = self.waiting.keys().cloned().collect();
+        let pools: Vec<PoolName> = self.waiting.keys().cloned().collect();
         for pool in pools {
             let wait = self.waiting.get(&pool).and_then(|it| it.get(&node.name));
             if wait.is_some_and(|wait| wait.uid == node.uid) {
@@ -132,13 +133,13 @@ impl Demand {
     }
 
     /// Returns whether another node waits for the pool with a more urgent need than an unused first block.
-    fn is_needed_elsewhere(&self, pool: &Text, node: &Node) -> bool {
+    fn is_needed_elsewhere(&self, pool: &PoolName, node: &Node) -> bool {
         let mut waits = self.waiting.get(pool).into_iter().flatten();
         waits.any(|(name, wait)| *name != node.name && wait.need < NodeNeed::Unused)
     }
 
     /// Ends a node's wait. Nodes that waited only because of it are looked at again.
-    fn end_wait(&mut self, pool: &Text, node: &Text) -> Option<WaitingNode> {
+    fn end_wait(&mut self, pool: &PoolName, node: &NodeName) -> Option<WaitingNode> {
         let waits = self.waiting.get_mut(pool)?;
         let ended = waits.remove(node)?;
         self.recount = true;
@@ -160,7 +161,7 @@ impl Demand {
     fn requeue_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());
-        let mut names: Vec<(NodeNeed, Duration, &Text, bool)> = self
+        let mut names: Vec<(NodeNeed, Duration, &NodeName, bool)> = self
             .waiting
             .values()
             .flat_map(BTreeMap::iter)
@@ -184,13 +185,13 @@ impl Demand {
     }
 
     /// Returns the waiting nodes, each after its pool.
-    pub fn waiting_nodes(&self) -> impl Iterator<Item = (&Text, &Text)> {
+    pub fn waiting_nodes(&self) -> impl Iterator<Item = (&PoolName, &NodeName)> {
         let by_pool = self.waiting.iter();
         by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
     }
 
     /// Returns the pools for which pods wait.
-    pub fn wanted_by_pods(&self) -> impl Iterator<Item = &Text> {
+    pub fn wanted_by_pods(&self) -> impl Iterator<Item = &PoolName> {
         let pods_wait = |wait: &WaitingNode| matches!(wait.need, NodeNeed::First | NodeNeed::Pods);
         let pools = self.waiting.iter();
         let pools = pools.filter(move |(_, waits)| waits.values().any(pods_wait));
@@ -198,7 +199,7 @@ impl Demand {
     }
 
     /// Returns the number of waiting nodes per pool.
-    pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize)> {
+    pub fn waiting(&self) -> impl Iterator<Item = (&PoolName, usize)> {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
     }
 
@@ -269,7 +270,7 @@ impl Demand {
         // A node without any block gets one without demand, from the best pool that has one.
         let mut lacks_first = !has_any(cx);
         let mut first_full = None;
-        let mut done: BTreeSet<Text> = BTreeSet::new();
+        let mut done: BTreeSet<PoolName> = BTreeSet::new();
         for (pool, by_name) in choices {
             let state = cx.allocations.pools.get(&pool);
             let pools = &cx.allocations.pools;
@@ -313,7 +314,7 @@ impl Demand {
     /// Allocates what the node lacks of a pool. If the pool is exhausted, returns what is still missing.
     fn provide_from(
         &mut self,
-        pool: &Text,
+        pool: &PoolName,
         wanted: u64,
         node: &Node,
         report: Option<&AgentReport>,
@@ -370,7 +371,7 @@ impl Demand {
     }
 
     /// Reports that a node wants more than its limit.
-    fn report_limit(&mut self, pool: &Text, node: &Node, limited: bool, cx: &mut Context) {
+    fn report_limit(&mut self, pool: &PoolName, node: &Node, limited: bool, cx: &mut Context) {
         let key = (node.uid.clone(), pool.clone());
         if !limited {
             self.limited.remove(&key);
@@ -386,7 +387,7 @@ impl Demand {
         }
     }
 
-    fn waits(&mut self, pool: &Text, node: &Node, lacking: Lacking, cx: &mut Context) {
+    fn waits(&mut self, pool: &PoolName, node: &Node, lacking: Lacking, cx: &mut Context) {
         let Lacking {
             missing,
             need,
@@ -423,7 +424,7 @@ impl Demand {
     }
 
     /// Ends a node's wait, and reports so if the node has got a block: its demand may also just have ended.
-    fn no_longer_waits(&mut self, pool: &Text, node: &Node, cx: &mut Context) {
+    fn no_longer_waits(&mut self, pool: &PoolName, node: &Node, cx: &mut Context) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;
         };
@@ -442,7 +443,7 @@ impl Demand {
 }
 
 /// Returns how many blocks of a pool a node has or is getting.
-fn blocks_of(pool: &Text, node: &Node, cx: &Context) -> usize {
+fn blocks_of(pool: &PoolName, node: &Node, cx: &Context) -> usize {
     let own = cx.allocations.blocks.of(&node.uid);
     own.filter(|entry| entry.pool == *pool && !entry.is_leaving())
         .count()

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::Purpose;
 use super::queue::{self, backoff};
-use crate::cluster::objects::Text;
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
@@ -33,27 +33,27 @@ const TOLD_AGAIN: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectCall {
     /// Write of a node's podCIDRs, by its UID
-    AssignPodCidrs(Text),
+    AssignPodCidrs(ObjectUid),
     /// A read of a node, by UID
-    ReadNode(Text),
+    ReadNode(ObjectUid),
     /// List of the pods bound to a node name, for any UID of that name
-    ListPods(Text),
+    ListPods(NodeName),
     /// Write of a NodeSubnet's spec
-    WriteSubnet(Text),
+    WriteSubnet(NodeName),
     /// Read of a NodeSubnet
-    ReadSubnet(Text),
+    ReadSubnet(NodeName),
     /// Write of the controller's conditions in a NodeSubnet's status
-    SetSubnetConditions(Text),
+    SetSubnetConditions(NodeName),
     /// Creation, change or deletion of an IPAMBlock
     WriteBlock(Cidr),
     /// Read of an IPAMBlock
     ReadBlock(Cidr),
     /// Write of a pool's finalizers
-    SetPoolFinalizers(Text),
+    SetPoolFinalizers(PoolName),
     /// Write of a pool's status
-    SetPoolStatus(Text),
+    SetPoolStatus(PoolName),
     /// Read of a pool
-    ReadPool(Text),
+    ReadPool(PoolName),
 }
 
 impl ObjectCall {

@@ -33,8 +33,9 @@ use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::intents::SeenVersions;
 use crate::cluster::lease::{Takeover, Tenure};
+use crate::cluster::names::{LeaderTerm, NodeName, ObjectUid};
 use crate::cluster::object_cache::ObjectCache;
-use crate::cluster::objects::{Node, Object, Text};
+use crate::cluster::objects::{Node, Object};
 use crate::cluster::request::{ApiRequest, NodeTouch, ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::mutation::Mutation;
 
@@ -45,7 +46,7 @@ const LASTING: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,
-    term: Text,
+    term: LeaderTerm,
     /// Whether it is known from the Lease what earlier leaders have in flight
     is_told: bool,
     /// If a watch may replace a list: the versions that it must have reached, and since when it must have run
@@ -55,12 +56,12 @@ pub(crate) struct Fence {
     step: Step,
     lists: Lists,
     /// Nodes (name, UID) that are not proven to be touched yet
-    left: BTreeSet<(Text, Text)>,
-    queue: Queue<(Text, Text)>,
+    left: BTreeSet<(NodeName, ObjectUid)>,
+    queue: Queue<(NodeName, ObjectUid)>,
     /// Nodes whose touch was rejected or is indeterminate, which are read first
-    to_read: BTreeSet<(Text, Text)>,
+    to_read: BTreeSet<(NodeName, ObjectUid)>,
     /// Nodes whose rejected touch was reported
-    reported: BTreeSet<(Text, Text)>,
+    reported: BTreeSet<(NodeName, ObjectUid)>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -128,7 +129,7 @@ impl Fence {
 
     /// Returns how many nodes are still to be touched, and for how many of them that keeps failing.
     pub(crate) fn left(&self) -> (usize, usize) {
-        let failing = |key: &&(Text, Text)| self.queue.failures(key) >= LASTING;
+        let failing = |key: &&(NodeName, ObjectUid)| self.queue.failures(key) >= LASTING;
         (self.left.len(), self.left.iter().filter(failing).count())
     }
 
@@ -214,7 +215,7 @@ impl Fence {
             let known = cache.nodes.get(&name).filter(|node| node.uid == uid);
             let (false, Some(node)) = (self.to_read.remove(&key), known) else {
                 return Some((
-                    ApiRequest::Read(ObjectKind::Node, name.clone()),
+                    ApiRequest::Read(ObjectKind::Node, name.clone().into()),
                     Purpose::Touch { name, uid },
                 ));
             };
@@ -258,7 +259,13 @@ impl Fence {
     }
 
     /// Takes in the answer to a touch, or to the read after one.
-    fn touched(&mut self, name: &Text, uid: &Text, outcome: &RequestOutcome, cx: &mut Context) {
+    fn touched(
+        &mut self,
+        name: &NodeName,
+        uid: &ObjectUid,
+        outcome: &RequestOutcome,
+        cx: &mut Context,
+    ) {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
             RequestOutcome::Node(node) if node.uid != *uid => true,
@@ -286,7 +293,7 @@ impl Fence {
         if let RequestOutcome::Rejected(Rejection::Rejected(why)) = outcome
             && self.reported.insert(key)
         {
-            let about = Regarding::new(ObjectKind::Node, name, uid);
+            let about = Regarding::new(ObjectKind::Node, name.clone(), uid);
             let note = format!(
                 "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
             );

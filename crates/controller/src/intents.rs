@@ -15,7 +15,8 @@ use std::time::Duration;
 use super::queue::Queue;
 use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
 use crate::cluster::lease::LeaseContent;
-use crate::cluster::objects::{Node, Text};
+use crate::cluster::names::{LeaderTerm, NodeName, ObjectUid};
+use crate::cluster::objects::Node;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
@@ -31,12 +32,12 @@ const ASIDE: usize = 128 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct IntentBook {
     past: InheritedIntents,
-    named: BTreeMap<(Text, Vec<Cidr>), IntentEntry>,
+    named: BTreeMap<(ObjectUid, Vec<Cidr>), IntentEntry>,
     /// Number and bytes of the named assignments that are not set aside; bytes of those that are
     open: (usize, usize),
     aside: usize,
     /// Nodes for whose assignments there was no room
-    waiting: Queue<Text>,
+    waiting: Queue<NodeName>,
     /// The number last passed to the elector, and the one up to which the Lease is known to be written
     handed: u64,
     confirmed: u64,
@@ -61,9 +62,9 @@ enum InheritedIntents {
 
 #[derive(Debug)]
 struct IntentEntry {
-    name: Text,
+    name: NodeName,
     /// The term annotation that the write tests. If it changes, the assignment has to be named again
-    guard: (Option<Text>, bool),
+    guard: (Option<LeaderTerm>, bool),
     since: u64,
     is_aside: bool,
 }
@@ -138,8 +139,8 @@ impl IntentBook {
     fn add(
         &mut self,
         node: &Node,
-        key: (Text, Vec<Cidr>),
-        guard: (Option<Text>, bool),
+        key: (ObjectUid, Vec<Cidr>),
+        guard: (Option<LeaderTerm>, bool),
         since: u64,
     ) {
         let bytes = size(&node.name, &key);
@@ -155,7 +156,7 @@ impl IntentBook {
     }
 
     /// Stops naming the assignments of a UID, as the outcome of all its writes is known.
-    pub(crate) fn settled(&mut self, uid: &Text) {
+    pub(crate) fn settled(&mut self, uid: &ObjectUid) {
         for key in self.of_uid(uid) {
             if let Some(named) = self.named.remove(&key) {
                 let bytes = size(&named.name, &key);
@@ -171,7 +172,7 @@ impl IntentBook {
 
     /// Sets aside the assignments of a UID, which keep failing: they stay named, but no longer take room from others,
     /// unless too many are set aside already.
-    pub(crate) fn set_aside(&mut self, uid: &Text) {
+    pub(crate) fn set_aside(&mut self, uid: &ObjectUid) {
         if Mutation::FailingNamesTakeRoom.is_on() {
             return;
         }
@@ -188,14 +189,14 @@ impl IntentBook {
         }
     }
 
-    fn of_uid(&self, uid: &Text) -> Vec<(Text, Vec<Cidr>)> {
+    fn of_uid(&self, uid: &ObjectUid) -> Vec<(ObjectUid, Vec<Cidr>)> {
         let from = self.named.range((uid.clone(), Vec::new())..);
         let of_uid = from.take_while(|((it, _), _)| it == uid);
         of_uid.map(|(key, _)| key.clone()).collect()
     }
 
     /// Records that the Lease is written up to that number. Returns the nodes that waited for it.
-    pub(crate) fn confirmed(&mut self, number: u64) -> Vec<Text> {
+    pub(crate) fn confirmed(&mut self, number: u64) -> Vec<NodeName> {
         let (from, to) = (self.confirmed, number.max(self.confirmed));
         self.confirmed = to;
         if from == to {
@@ -208,12 +209,12 @@ impl IntentBook {
 
     /// Returns nodes that had to wait for room, once half the room is free: in batches, so that many nodes cost few
     /// writes of the Lease.
-    pub(crate) fn room(&mut self) -> Vec<Text> {
+    pub(crate) fn room(&mut self) -> Vec<NodeName> {
         if self.open.0 > LIMIT / 2 || self.open.1 > BYTES / 2 {
             return Vec::new();
         }
         let next = std::iter::from_fn(|| self.waiting.pop(Duration::ZERO));
-        let next: Vec<Text> = next.take(LIMIT - self.open.0).collect();
+        let next: Vec<NodeName> = next.take(LIMIT - self.open.0).collect();
         // These nodes are named by a write soon, which also leaves out settled assignments.
         self.less &= next.is_empty();
         next
@@ -222,7 +223,7 @@ impl IntentBook {
     /// Returns the content that the Lease should get, if a write waits for it. Settled assignments are left out of
     /// it, but cause a write of the Lease only when none is left: it is harmless to name too many. `known` has the
     /// versions that the cache has reached.
-    pub(crate) fn take(&mut self, term: &Text, known: SeenVersions) -> Option<LeaseContent> {
+    pub(crate) fn take(&mut self, term: &LeaderTerm, known: SeenVersions) -> Option<LeaseContent> {
         let asked = std::mem::take(&mut self.asked);
         let empty = self.less && self.named.is_empty();
         if !asked && !empty {
@@ -251,7 +252,7 @@ impl IntentBook {
 }
 
 /// Returns the approximate bytes of an entry in the Lease.
-fn size(name: &Text, (uid, cidrs): &(Text, Vec<Cidr>)) -> usize {
+fn size(name: &NodeName, (uid, cidrs): &(ObjectUid, Vec<Cidr>)) -> usize {
     name.len() + uid.len() + 20 * cidrs.len() + 10
 }
 
@@ -266,7 +267,7 @@ mod tests {
         vec![Cidr::parse_strict(text).unwrap()]
     }
 
-    fn term() -> Text {
+    fn term() -> LeaderTerm {
         "1-a".into()
     }
 
@@ -368,7 +369,8 @@ mod tests {
         let mut intents = IntentBook::of_leader(true);
         let cidrs = range("10.0.0.0/24");
         let mut queue: VecDeque<Node> = (0..5_000).map(|i| node(&format!("n{i}"))).collect();
-        let all: BTreeMap<Text, Node> = queue.iter().map(|n| (n.name.clone(), n.clone())).collect();
+        let all: BTreeMap<NodeName, Node> =
+            queue.iter().map(|n| (n.name.clone(), n.clone())).collect();
         let (mut writes, mut done) = (0, 0);
         while done < 5_000 {
             while let Some(node) = queue.pop_front() {

@@ -17,7 +17,7 @@ use super::{Context, Now, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::lease::{LeaseContent, Takeover, Tenure};
-use crate::cluster::objects::Text;
+use crate::cluster::names::PoolName;
 use crate::cluster::request::ApiRequest;
 use crate::settings::ControllerSettings;
 use cadastre_core::{Cidr, ClaimState};
@@ -355,8 +355,8 @@ impl Leader {
 }
 
 /// Counts the nodes that wait for each pool. Called only when a status is due, not for each request.
-fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> {
-    let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
+fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<PoolName, i64> {
+    let mut waiting: BTreeMap<PoolName, i64> = BTreeMap::new();
     for reason in podcidrs.waiting() {
         if let WaitReason::Full { pools } | WaitReason::Barred { pools } = reason {
             for pool in pools {

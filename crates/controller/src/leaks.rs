@@ -20,7 +20,8 @@ use super::report::{DUPLICATE_ADDRESS, EventRecord, Regarding};
 use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::report_of;
-use crate::cluster::objects::{AgentReport, Node, PodUid, Subnet, Text};
+use crate::cluster::names::{NodeName, ObjectUid};
+use crate::cluster::objects::{AgentReport, Node, PodUid, Subnet};
 use crate::cluster::request::{ApiRequest, ObjectKind, RequestOutcome};
 use cadastre_api::LeakCandidate;
 use cadastre_core::mutation::Mutation;
@@ -39,12 +40,12 @@ pub struct Leaks {
     /// How long an address may be without a pod before its node is asked about it
     grace: Duration,
     /// Nodes with addresses that have been without a pod for the grace period
-    pub queue: Queue<Text>,
+    pub queue: Queue<NodeName>,
     /// Addresses without a pod, by node, with the start of that time (monotonic)
-    since: BTreeMap<Text, BTreeMap<(Addr, PodUid), Duration>>,
+    since: BTreeMap<NodeName, BTreeMap<(Addr, PodUid), Duration>>,
     scan_at: Duration,
     /// When the pods of a node were last listed, monotonic
-    looked_at: BTreeMap<Text, Duration>,
+    looked_at: BTreeMap<NodeName, Duration>,
     /// Addresses that several pods reported at the last scan, and whether that is reported already
     doubled: BTreeMap<Addr, bool>,
 }
@@ -129,7 +130,7 @@ impl Leaks {
         self.scan_at = Duration::ZERO;
     }
 
-    fn look(&mut self, name: &Text, cx: &mut Context) -> KeyDecision {
+    fn look(&mut self, name: &NodeName, cx: &mut Context) -> KeyDecision {
         let Some(node) = cx.cache.nodes.get(name) else {
             return KeyDecision::Done;
         };
@@ -148,7 +149,7 @@ impl Leaks {
     fn scan(&mut self, cx: &mut Context) {
         let (now, grace) = (cx.now.mono, self.grace);
         let mut before = std::mem::take(&mut self.since);
-        let mut live: BTreeSet<Text> = BTreeSet::new();
+        let mut live: BTreeSet<ObjectUid> = BTreeSet::new();
         for subnet in cx.cache.subnets.iter() {
             let Some(node) = cx.cache.nodes.get(&subnet.name) else {
                 continue;
@@ -200,7 +201,7 @@ impl Leaks {
             if told == Some(false) {
                 let range = Cidr::host(*addr);
                 if let Some(pool) = cx.allocations.pools.of(&range) {
-                    let about = Regarding::new(ObjectKind::Pool, &pool.name, &pool.uid);
+                    let about = Regarding::new(ObjectKind::Pool, pool.name.clone(), &pool.uid);
                     let note = format!(
                         "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
                     );
@@ -222,7 +223,7 @@ fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
 }
 
 /// Returns whether no pod uses the address.
-fn is_orphan((addr, uid): (Addr, PodUid), node: &str, cx: &Context) -> bool {
+fn is_orphan((addr, uid): (Addr, PodUid), node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
 }
@@ -240,7 +241,7 @@ impl AllocationState {
     /// Returns the addresses that a node is asked about: leak candidates that its agent still reports.
     pub(crate) fn leak_candidates_of(
         &self,
-        uid: &str,
+        uid: &ObjectUid,
         report: Option<&AgentReport>,
     ) -> Vec<LeakCandidate> {
         let Some(report) = report else {

@@ -23,8 +23,9 @@ use super::view::ControllerView;
 use super::{Now, Purpose};
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::lease::{Leadership, LeaseContent};
+use crate::cluster::names::LeaderTerm;
 use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
-use crate::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
+use crate::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet};
 use crate::cluster::request::{
     ApiRequest, KnownObject, ObjectKind, OutgoingRequest, RequestId, RequestOutcome,
 };
@@ -56,7 +57,7 @@ pub enum ControllerEvent {
 struct Pending {
     purpose: Purpose,
     wrote: bool,
-    term: Text,
+    term: LeaderTerm,
     /// State of the cache table when the request was sent: it shows whether the answer may be outdated.
     sent: CacheMark,
     /// The object that the request is about, as known when it was sent.

@@ -10,7 +10,8 @@ use super::allocations::AllocationState;
 use super::pools::{PoolPhase, PoolState};
 use crate::allocations::blocks::BlockEntry;
 use crate::cluster::cache::report_of;
-use crate::cluster::objects::{AgentReport, BlockReport, Node, Text};
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::objects::{AgentReport, BlockReport, Node};
 use cadastre_api::{MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family};
@@ -79,7 +80,7 @@ impl NodeBalance {
 }
 
 /// Returns how many addresses of each family the agent wants from a pool.
-pub(super) fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
+pub(super) fn demand(report: Option<&AgentReport>, pool: &PoolName) -> u64 {
     let demands = report.into_iter().flat_map(|report| &report.demand);
     let mut of_pool = demands.filter(|(name, _)| name == pool);
     of_pool.next().map_or(0, |(_, demand)| *demand)
@@ -128,7 +129,7 @@ fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
 
 /// Sums up a node's blocks of a pool.
 pub(super) fn node_balance(
-    pool: &Text,
+    pool: &PoolName,
     wanted: u64,
     node: &Node,
     report: Option<&AgentReport>,
@@ -178,7 +179,7 @@ pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> 
 /// demand exceeds the reserve: pods are about to use the blocks.
 pub(super) fn unused_since(
     pool: &PoolState,
-    uid: &Text,
+    uid: &ObjectUid,
     report: Option<&AgentReport>,
     allocations: &AllocationState,
 ) -> Option<Duration> {
@@ -200,11 +201,11 @@ pub(super) fn unused_since(
 /// family.
 pub(super) fn recall_candidate(
     pool: &PoolState,
-    name: &Text,
-    uid: &Text,
+    name: &NodeName,
+    uid: &ObjectUid,
     need: NodeNeed,
     cx: &Context,
-) -> Option<(u64, Cidr, Text, Text)> {
+) -> Option<(u64, Cidr, NodeName, ObjectUid)> {
     let node = cx.cache.nodes.get(name).filter(|node| node.uid == *uid)?;
     let report = report_of(node, cx.cache)?;
     let report = Some(report);

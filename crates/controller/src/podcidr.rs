@@ -24,7 +24,8 @@ use super::report::{EventRecord, POD_CIDR_ALLOCATED, Regarding, WAITING};
 use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Node, Text};
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::objects::Node;
 use crate::cluster::request::{
     ApiRequest, ObjectKind, PodCidrAllocation, Rejection, RequestOutcome,
 };
@@ -36,21 +37,21 @@ use cadastre_core::{Addr, Cidr, ClaimState, Family, PoolExhausted};
 #[derive(Debug, Default)]
 pub struct PodCidrs {
     /// Names of nodes to look at
-    pub queue: Queue<Text>,
+    pub queue: Queue<NodeName>,
     /// Requests by the node's UID
-    requests: InFlight<Text>,
+    requests: InFlight<ObjectUid>,
     /// Nodes that wait for a pool, by name
-    waiting: BTreeMap<Text, Waiting>,
+    waiting: BTreeMap<NodeName, Waiting>,
     /// Exhausted pools, with the reason, until space may have become free. Thousands of nodes may wait for one pool,
     /// and a look at an exhausted pool takes time in proportion to its size.
-    full: BTreeMap<Text, String>,
+    full: BTreeMap<PoolName, String>,
     /// Whether `waiting` has changed since it was last counted
     recount: bool,
 }
 
 #[derive(Debug)]
 struct Waiting {
-    uid: Text,
+    uid: ObjectUid,
     reason: WaitReason,
     /// Since when the node waits for a pool, monotonic
     since: Duration,
@@ -65,9 +66,9 @@ pub enum WaitReason {
     /// No pool selects the node; this is not an error.
     Unmanaged,
     /// The pools that select the node do not serve now.
-    Barred { pools: Vec<Text> },
+    Barred { pools: Vec<PoolName> },
     /// The serving pools that select the node are exhausted.
-    Full { pools: Vec<Text> },
+    Full { pools: Vec<PoolName> },
 }
 
 impl WaitReason {
@@ -123,11 +124,11 @@ impl PodCidrs {
         cx: &mut Context,
         stopping: bool,
     ) -> Option<(ApiRequest, Purpose)> {
-        let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, stopping, cx);
+        let look = |it: &mut Self, name: &NodeName, cx: &mut Context| it.look(name, stopping, cx);
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    fn look(&mut self, name: &Text, stopping: bool, cx: &mut Context) -> KeyDecision {
+    fn look(&mut self, name: &NodeName, stopping: bool, cx: &mut Context) -> KeyDecision {
         let Some(node) = cx.cache.nodes.get(name).cloned() else {
             self.forget_waiting(name);
             return KeyDecision::Done;
@@ -152,7 +153,7 @@ impl PodCidrs {
             PodCidrDecision::Wait(reason, note) => self.wait(&node, reason, note, cx),
             PodCidrDecision::Read => {
                 self.requests.send(uid.clone(), ());
-                let request = ApiRequest::Read(ObjectKind::Node, name.clone());
+                let request = ApiRequest::Read(ObjectKind::Node, name.clone().into());
                 return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }
             // The node is queued again once the Lease names the write.
@@ -193,10 +194,10 @@ impl PodCidrs {
             .choices(mode, node, &allocations.ledger, &self.full);
         // podCIDRs cannot be requested by pool name.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
-        let choices: Vec<Text> = choices.map(|(name, _)| name).collect();
-        let wait_for = |pools: &PoolStates, best: Option<&Text>| {
+        let choices: Vec<PoolName> = choices.map(|(name, _)| name).collect();
+        let wait_for = |pools: &PoolStates, best: Option<&PoolName>| {
             let soon = pools.starting_before(mode, node, best);
-            let pools: Vec<Text> = soon.map(|state| state.name.clone()).collect();
+            let pools: Vec<PoolName> = soon.map(|state| state.name.clone()).collect();
             let some = !pools.is_empty() && !Mutation::BetterPoolNotAwaited.is_on();
             some.then(|| PodCidrDecision::Wait(WaitReason::Barred { pools }, String::new()))
         };
@@ -281,7 +282,7 @@ impl PodCidrs {
         );
     }
 
-    fn forget_waiting(&mut self, name: &Text) {
+    fn forget_waiting(&mut self, name: &NodeName) {
         self.recount |= self.waiting.remove(name).is_some();
     }
 
@@ -291,7 +292,7 @@ impl PodCidrs {
     }
 
     /// Returns whether the UID is gone; its claims are in quarantine, and no write can succeed any more.
-    fn is_over(&mut self, name: &Text, uid: &Text, cx: &Context) -> bool {
+    fn is_over(&mut self, name: &NodeName, uid: &ObjectUid, cx: &Context) -> bool {
         let gone = cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
             self.requests.forget(uid);
@@ -340,7 +341,7 @@ impl PodCidrs {
     }
 
     /// Returns the waiting nodes with their reasons.
-    pub fn waiting_nodes(&self) -> impl Iterator<Item = (&Text, &WaitReason)> {
+    pub fn waiting_nodes(&self) -> impl Iterator<Item = (&NodeName, &WaitReason)> {
         self.waiting.iter().map(|(node, wait)| (node, &wait.reason))
     }
 
@@ -358,7 +359,7 @@ impl PodCidrs {
 }
 
 /// Updates the claims of a node after the answer to a write.
-fn written(uid: &Text, outcome: &RequestOutcome, allocations: &mut AllocationState) {
+fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut AllocationState) {
     match outcome {
         RequestOutcome::Node(node) if node.uid == *uid => {}
         RequestOutcome::Rejected(Rejection::Guard(_)) => {}
@@ -467,7 +468,7 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
     Some(ranges)
 }
 
-fn exhausted_note(pool: &str, full: &PoolExhausted) -> String {
+fn exhausted_note(pool: &PoolName, full: &PoolExhausted) -> String {
     format!("pool \"{pool}\": {full}")
 }
 

@@ -19,7 +19,8 @@ use super::report::{EventRecord, Regarding};
 use super::totals::{Totals, totals};
 use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
-use crate::cluster::objects::{Pool, Text};
+use crate::cluster::names::{ObjectUid, PoolName};
+use crate::cluster::objects::Pool;
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, RequestOutcome};
 use cadastre_api::{FINALIZER, IPPoolStatus};
 use cadastre_core::mutation::Mutation;
@@ -35,21 +36,21 @@ const COUNT_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct PoolLoop {
     /// Names of pools to look at
-    pub queue: Queue<Text>,
-    requests: InFlight<Text>,
+    pub queue: Queue<PoolName>,
+    requests: InFlight<PoolName>,
     /// How many nodes wait for each pool
-    pub waiting: BTreeMap<Text, i64>,
+    pub waiting: BTreeMap<PoolName, i64>,
     /// Whether anything that is counted has changed.
     dirty: bool,
     counted_at: Option<Duration>,
-    written_at: BTreeMap<Text, Duration>,
+    written_at: BTreeMap<PoolName, Duration>,
     /// Addresses by pool and family, from the last count.
-    totals: BTreeMap<(Text, Family), Totals>,
+    totals: BTreeMap<(PoolName, Family), Totals>,
     totals_at: Option<Duration>,
     /// Whether anything has changed since `totals` was counted.
     outdated: bool,
     /// The last reported status and reason of a condition, by pool UID and type.
-    reported: BTreeMap<(Text, &'static str), (String, String)>,
+    reported: BTreeMap<(ObjectUid, &'static str), (String, String)>,
 }
 
 impl Loop for PoolLoop {
@@ -98,7 +99,7 @@ impl PoolLoop {
 
     /// Returns a write of a finalizer that a pool needs before it can serve.
     pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(ApiRequest, Purpose)> {
-        let may_set = |name: &Text| {
+        let may_set = |name: &PoolName| {
             let call = ObjectCall::SetPoolFinalizers(name.clone());
             !self.requests.is_open(name) && cx.paused(&call).is_none()
         };
@@ -133,7 +134,7 @@ impl PoolLoop {
         self.forget_gone(cx);
     }
 
-    fn look(&mut self, name: &Text, cx: &mut Context) -> KeyDecision {
+    fn look(&mut self, name: &PoolName, cx: &mut Context) -> KeyDecision {
         if self.requests.is_sent(name) {
             return KeyDecision::Done;
         }
@@ -143,7 +144,7 @@ impl PoolLoop {
                 return KeyDecision::Later(at);
             }
             self.requests.send(name.clone(), ());
-            let request = ApiRequest::Read(ObjectKind::Pool, name.clone());
+            let request = ApiRequest::Read(ObjectKind::Pool, name.clone().into());
             return KeyDecision::Send(request, Purpose::PoolStatus { name });
         }
         let (Some(pool), Some(state)) =
@@ -211,7 +212,7 @@ impl PoolLoop {
     fn forget_gone(&mut self, cx: &Context) {
         let pools = &cx.cache.pools;
         self.written_at.retain(|name, _| pools.get(name).is_some());
-        let uids: BTreeSet<&Text> = pools.iter().map(|pool| &pool.uid).collect();
+        let uids: BTreeSet<&ObjectUid> = pools.iter().map(|pool| &pool.uid).collect();
         self.reported.retain(|(uid, _), _| uids.contains(uid));
     }
 
@@ -233,7 +234,7 @@ impl PoolLoop {
             if before.as_ref() == Some(&state) || !(bad || was_bad) {
                 continue;
             }
-            let about = Regarding::new(ObjectKind::Pool, &pool.name, &pool.uid);
+            let about = Regarding::new(ObjectKind::Pool, pool.name.clone(), &pool.uid);
             let reason = event_reason(kind, bad);
             reports.push(EventRecord {
                 about,
@@ -276,7 +277,7 @@ mod tests {
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         allocations.intents = crate::intents::IntentBook::of_leader(true);
         let mut pools = PoolLoop::default();
-        let mut dropped = |pools: &mut PoolLoop, cache: &ClusterCache, second: u64| -> Vec<Text> {
+        let mut dropped = |pools: &mut PoolLoop, cache: &ClusterCache, second| -> Vec<PoolName> {
             pools.mark();
             let mono = Duration::from_secs(second);
             allocations.pools.evaluate(cache, &[], mono);
@@ -285,10 +286,11 @@ mod tests {
             let mut names = Vec::new();
             while let Some((request, _)) = pools.next(&mut cx) {
                 match request {
-                    ApiRequest::SetPoolFinalizers(pool, _) => names.push(pool.name),
+                    ApiRequest::SetPoolFinalizers(pool, _) => names.push((*pool.name).into()),
                     ApiRequest::SetPoolStatus(pool, _) => {
-                        pools.requests.forget(&pool.name);
-                        pools.written_at.insert(pool.name, mono);
+                        let name: PoolName = (*pool.name).into();
+                        pools.requests.forget(&name);
+                        pools.written_at.insert(name, mono);
                     }
                     other => panic!("{other:?}"),
                 }
@@ -299,7 +301,7 @@ mod tests {
         cache
             .pools
             .change(ObjectEvent::Applied(going("q", 1, true)));
-        let none: [Text; 0] = [];
+        let none: [PoolName; 0] = [];
         assert_eq!(dropped(&mut pools, &cache, 10), none, "who knows of p");
         let gone = RequestAnswer::to_write(&Purpose::DefaultPool, &RequestOutcome::Gone);
         pools.requests.answered(&"p".into(), &gone);

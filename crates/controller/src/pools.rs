@@ -7,6 +7,7 @@
 mod evaluate;
 mod index;
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
 #[cfg(test)]
@@ -16,7 +17,8 @@ use std::time::Duration;
 use self::evaluate::{Older, evaluate_pool};
 use self::index::PoolRangeIndex;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Node, Pool, Text};
+use crate::cluster::names::{ObjectUid, PoolName};
+use crate::cluster::objects::{Node, Pool};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, Selector, choose, lacking};
 use cadastre_api::{AllocationMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
@@ -32,9 +34,9 @@ const KUBERNETES: &str = "kubernetes";
 #[derive(Debug)]
 pub struct PoolState {
     /// Name of the pool
-    pub name: Text,
+    pub name: PoolName,
     /// UID of the pool
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// Creation time, in seconds since 1970
     pub created: i64,
     /// Whether it allocates podCIDRs or blocks
@@ -99,7 +101,7 @@ pub enum PoolPhase {
     Starting,
     /// An older pool has some of the same addresses.
     Overlaps {
-        older: Text,
+        older: PoolName,
         range: Cidr,
         theirs: Cidr,
     },
@@ -157,13 +159,13 @@ impl PoolState {
 /// All pools with their state.
 #[derive(Debug, Default)]
 pub struct PoolStates {
-    states: BTreeMap<Text, PoolState>,
+    states: BTreeMap<PoolName, PoolState>,
     /// Names by age, oldest first; NodeCIDR pools that are being deleted come last.
-    by_age: Vec<Text>,
+    by_age: Vec<PoolName>,
     /// The ranges of the pools, by their positions in `by_age`.
     index: PoolRangeIndex,
     /// Names of serving pools, best first. The free room, which decides ties, is not considered.
-    by_rank: Vec<Text>,
+    by_rank: Vec<PoolName>,
     /// The ranges of all pools, as NodeSubnets list them
     pod_ranges: Vec<String>,
     /// The family of the first service range
@@ -240,12 +242,18 @@ impl PoolStates {
     }
 
     /// Returns the pool of that name.
-    pub fn get(&self, name: &str) -> Option<&PoolState> {
+    pub fn get<N: Ord + ?Sized>(&self, name: &N) -> Option<&PoolState>
+    where
+        PoolName: Borrow<N>,
+    {
         self.states.get(name)
     }
 
     /// Returns the pool of that name, to allocate from.
-    pub fn get_mut(&mut self, name: &str) -> Option<&mut PoolState> {
+    pub fn get_mut<N: Ord + ?Sized>(&mut self, name: &N) -> Option<&mut PoolState>
+    where
+        PoolName: Borrow<N>,
+    {
         self.states.get_mut(name)
     }
 
@@ -306,7 +314,7 @@ impl PoolStates {
             .index
             .touching(range)
             .filter_map(|place| self.at(place));
-        let by_name: BTreeMap<&Text, &PoolState> = states.map(|it| (&it.name, it)).collect();
+        let by_name: BTreeMap<&PoolName, &PoolState> = states.map(|it| (&it.name, it)).collect();
         by_name.into_values()
     }
 
@@ -322,8 +330,8 @@ impl PoolStates {
         allocate: AllocationMode,
         node: &Node,
         ledger: &ClaimLedger,
-        full: &BTreeMap<Text, V>,
-    ) -> Vec<(Text, bool)> {
+        full: &BTreeMap<PoolName, V>,
+    ) -> Vec<(PoolName, bool)> {
         let room = |candidate: &PoolCandidate| match self.states.get(candidate.name) {
             Some(state) if !full.contains_key(candidate.name) => state.room(ledger),
             _ => 0,
@@ -374,7 +382,7 @@ impl PoolStates {
         &'a self,
         allocate: AllocationMode,
         node: &'a Node,
-        best: Option<&'a Text>,
+        best: Option<&'a PoolName>,
     ) -> impl Iterator<Item = &'a PoolState> {
         let best = best.and_then(|name| self.get(name)).map(PoolState::rank);
         self.states.values().filter(move |state| {

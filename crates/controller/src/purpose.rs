@@ -1,6 +1,6 @@
 //! What each request is for: the key by which its answer finds the loop that sent it.
 
-use crate::cluster::objects::Text;
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::ObjectKind;
 use cadastre_core::{Cidr, ClaimId};
 
@@ -35,13 +35,13 @@ pub enum Purpose {
     /// The consistent list of NodeSubnets that ends the time in which agents are listened to
     Listening,
     /// The fence's touch of a node, or the read after a touch of indeterminate outcome
-    Touch { name: Text, uid: Text },
+    Touch { name: NodeName, uid: ObjectUid },
     /// The write of a node's podCIDRs, or the read after a write of indeterminate outcome
-    Assign { name: Text, uid: Text },
+    Assign { name: NodeName, uid: ObjectUid },
     /// A write of a NodeSubnet, or the read after one; `urgent` if its node waits for it
-    Subnet { name: Text, urgent: bool },
+    Subnet { name: NodeName, urgent: bool },
     /// The last list of a deleted node's pods before its podCIDRs become free
-    Quarantine { name: Text, uid: Text },
+    Quarantine { name: NodeName, uid: ObjectUid },
     /// A write of a block's object (`step`) or a read (no step). `claim` tells blocks of the same CIDR apart: an
     /// answer for an earlier block must not reach the next one
     Block {
@@ -50,17 +50,17 @@ pub enum Purpose {
         step: Option<Step>,
     },
     /// The last list of a deleted node's pods before its blocks become free
-    BlockPods { name: Text, uid: Text },
+    BlockPods { name: NodeName, uid: ObjectUid },
     /// The list of a node's pods before its agent is asked about leak candidates
-    LeakPods { name: Text, uid: Text },
+    LeakPods { name: NodeName, uid: ObjectUid },
     /// The read of kubeadm's configuration, or the creation of the default pool
     DefaultPool,
     /// A write of the status conditions that answer an agent's report
-    Answer { name: Text },
+    Answer { name: NodeName },
     /// A write of a pool's finalizers
-    PoolFinalizers { name: Text },
+    PoolFinalizers { name: PoolName },
     /// A write of a pool's status, or the read after a write of indeterminate outcome
-    PoolStatus { name: Text },
+    PoolStatus { name: PoolName },
 }
 
 impl Purpose {

@@ -13,7 +13,8 @@ use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Pod, Text};
+use crate::cluster::names::{NodeName, ObjectUid};
+use crate::cluster::objects::Pod;
 use crate::cluster::request::{ApiRequest, RequestOutcome};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
@@ -92,8 +93,12 @@ impl Quarantine {
 
     /// Frees ranges under that name whose quarantine has ended and that no NodeSubnet records any more. Returns
     /// whether a range became free.
-    pub fn release(name: &Text, cache: &ClusterCache, allocations: &mut AllocationState) -> bool {
-        let mentioned = |uid: &Text| {
+    pub fn release(
+        name: &NodeName,
+        cache: &ClusterCache,
+        allocations: &mut AllocationState,
+    ) -> bool {
+        let mentioned = |uid: &ObjectUid| {
             cache
                 .subnets
                 .get(name)
@@ -113,7 +118,7 @@ impl Quarantine {
     }
 }
 
-fn mentions(subnet: &crate::cluster::objects::Subnet, uid: &Text) -> bool {
+fn mentions(subnet: &crate::cluster::objects::Subnet, uid: &ObjectUid) -> bool {
     // An unreadable spec may name any node.
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)
@@ -121,7 +126,7 @@ fn mentions(subnet: &crate::cluster::objects::Subnet, uid: &Text) -> bool {
     })
 }
 
-fn in_use(node: &str, ranges: &[Cidr], cache: &ClusterCache) -> bool {
+fn in_use(node: &NodeName, ranges: &[Cidr], cache: &ClusterCache) -> bool {
     let unseen = Mutation::PodIndexNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
     let mut used = ranges
         .iter()

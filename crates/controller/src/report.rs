@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::now::Now;
+use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::ObjectKind;
 
@@ -16,19 +17,19 @@ const REPORT_PAUSE: Duration = Duration::from_secs(600);
 pub struct Regarding {
     pub kind: ObjectKind,
     pub name: Text,
-    pub uid: Text,
+    pub uid: ObjectUid,
 }
 
 impl Regarding {
     /// Names an object of a kind by its name and UID.
-    pub(crate) fn new(kind: ObjectKind, name: &Text, uid: &Text) -> Self {
-        let (name, uid) = (name.clone(), uid.clone());
+    pub(crate) fn new(kind: ObjectKind, name: impl Into<Text>, uid: &ObjectUid) -> Self {
+        let (name, uid) = (name.into(), uid.clone());
         Regarding { kind, name, uid }
     }
 
     /// Names a node by its name and UID.
     pub fn node(node: &Node) -> Self {
-        Regarding::new(ObjectKind::Node, &node.name, &node.uid)
+        Regarding::new(ObjectKind::Node, node.name.clone(), &node.uid)
     }
 }
 
@@ -70,7 +71,7 @@ impl EventRecord {
 #[derive(Debug, Default)]
 pub(crate) struct RecentReports {
     /// Monotonic
-    made: BTreeMap<(Text, Text, &'static str), Duration>,
+    made: BTreeMap<(ObjectUid, PoolName, &'static str), Duration>,
 }
 
 impl RecentReports {
@@ -78,7 +79,7 @@ impl RecentReports {
     pub(crate) fn is_due(
         &mut self,
         node: &Node,
-        pool: &Text,
+        pool: &PoolName,
         reason: &'static str,
         now: Now,
     ) -> bool {
@@ -92,13 +93,13 @@ impl RecentReports {
     }
 
     /// Makes a report due at once if the state comes back. Returns whether it had been made.
-    pub(crate) fn end(&mut self, node: &Node, pool: &Text, reason: &'static str) -> bool {
+    pub(crate) fn end(&mut self, node: &Node, pool: &PoolName, reason: &'static str) -> bool {
         let key = (node.uid.clone(), pool.clone(), reason);
         self.made.remove(&key).is_some()
     }
 
     /// Removes the reports about a node that is gone.
-    pub(crate) fn forget(&mut self, uid: &Text) {
+    pub(crate) fn forget(&mut self, uid: &ObjectUid) {
         self.made.retain(|(of, ..), _| of != uid);
     }
 }

@@ -21,6 +21,7 @@ use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::cache::report_of;
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Subnet, SubnetCondition, Text};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
 use cadastre_api::{
@@ -44,21 +45,21 @@ const WRITES_REJECTED: &str = "WritesRejected";
 #[derive(Debug, Default)]
 pub struct Subnets {
     /// Names to look at first, as nodes wait for their lists
-    pub urgent: Queue<Text>,
+    pub urgent: Queue<NodeName>,
     /// Names to look at
-    pub queue: Queue<Text>,
+    pub queue: Queue<NodeName>,
     /// Names of nodes that got podCIDRs, with the time, oldest first
-    unrecorded: VecDeque<(Duration, Text)>,
+    unrecorded: VecDeque<(Duration, NodeName)>,
     /// Conditions whose write is in flight
-    answering: BTreeMap<Text, Vec<SubnetCondition>>,
+    answering: BTreeMap<NodeName, Vec<SubnetCondition>>,
     /// Requests by name, with the spec that is written
-    requests: InFlight<Text, Option<NodeSubnetSpec>>,
+    requests: InFlight<NodeName, Option<NodeSubnetSpec>>,
     /// Nodes (by UID) whose NodeSubnet lacks some of their pools, with the reported text
-    cut: BTreeMap<Text, String>,
+    cut: BTreeMap<ObjectUid, String>,
     /// Names of nodes for which a write has succeeded, or was rejected for good, since this process leads
-    heard: BTreeSet<Text>,
+    heard: BTreeSet<NodeName>,
     /// Names of nodes with podCIDRs that are withheld from the agent because other nodes have part of them
-    withheld: BTreeSet<Text>,
+    withheld: BTreeSet<NodeName>,
 }
 
 impl Loop for Subnets {
@@ -68,7 +69,8 @@ impl Loop for Subnets {
 
     /// Returns the next request for a NodeSubnet that is not as it should be.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
-        let look = |it: &mut Self, name: &Text, cx: &mut Context| match it.look(name, false, cx) {
+        let look = |it: &mut Self, name: &NodeName, cx: &mut Context| match it.look(name, false, cx)
+        {
             KeyDecision::Done => it.answer(name, cx),
             // The conditions report what the API server rejects.
             KeyDecision::Later(at) => {
@@ -99,7 +101,7 @@ impl Loop for Subnets {
 impl Subnets {
     /// Returns the next request that a node waits for.
     pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
-        let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, true, cx);
+        let look = |it: &mut Self, name: &NodeName, cx: &mut Context| it.look(name, true, cx);
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
@@ -111,7 +113,7 @@ impl Subnets {
     }
 
     /// Queues the NodeSubnet of a node that got podCIDRs.
-    pub(crate) fn has_podcidrs(&mut self, name: &Text, now: Duration) {
+    pub(crate) fn has_podcidrs(&mut self, name: &NodeName, now: Duration) {
         self.unrecorded.push_back((now, name.clone()));
         self.queue.add(name.clone());
     }
@@ -131,7 +133,7 @@ impl Subnets {
         None
     }
 
-    fn look(&mut self, name: &Text, urgent: bool, cx: &mut Context) -> KeyDecision {
+    fn look(&mut self, name: &NodeName, urgent: bool, cx: &mut Context) -> KeyDecision {
         if self.requests.is_sent(name) {
             return KeyDecision::Done;
         }
@@ -147,7 +149,7 @@ impl Subnets {
         }
         if read {
             self.requests.send(name.clone(), None);
-            let request = ApiRequest::Read(ObjectKind::Subnet, name.clone());
+            let request = ApiRequest::Read(ObjectKind::Subnet, name.clone().into());
             let urgent = false;
             return KeyDecision::Send(request, Purpose::Subnet { name, urgent });
         }
@@ -208,7 +210,7 @@ impl Subnets {
     }
 
     /// Records that a write for the node succeeded, or is rejected for good.
-    pub(crate) fn heard_of(&mut self, name: Text) {
+    pub(crate) fn heard_of(&mut self, name: NodeName) {
         if self.heard.insert(name.clone()) {
             self.queue.add(name);
         }
@@ -216,7 +218,7 @@ impl Subnets {
 
     /// Writes the conditions: which part of the agent's status is invalid, which pools are left out, and what the API
     /// server rejects.
-    fn answer(&mut self, name: &Text, cx: &Context) -> KeyDecision {
+    fn answer(&mut self, name: &NodeName, cx: &Context) -> KeyDecision {
         // A write in flight changes the version that the conditions are written on.
         let is_open = self.is_open(name) || self.answering.contains_key(name);
         let Some(subnet) = cx.cache.subnets.get(name).filter(|_| !is_open) else {
@@ -289,7 +291,7 @@ impl Subnets {
     }
 
     /// Returns whether a write for the name may still take effect.
-    pub fn is_open(&self, name: &Text) -> bool {
+    pub fn is_open(&self, name: &NodeName) -> bool {
         self.requests.is_open(name)
     }
 
@@ -312,7 +314,7 @@ impl Subnets {
 
 /// Returns the spec that should be, or `None` if the NodeSubnet should not exist.
 fn wanted(
-    name: &Text,
+    name: &NodeName,
     is: Option<&Subnet>,
     cache: &ClusterCache,
     allocations: &AllocationState,
@@ -420,7 +422,7 @@ fn pools(
         );
     }
     for held in blocks {
-        let pool = allocations.pools.get(&held.pool);
+        let pool = allocations.pools.get(&*held.pool);
         let readable = pool.filter(|pool| !matches!(pool.phase, PoolPhase::Invalid(_)));
         // If the pool is gone or invalid, its last known settings stay in force.
         let told = readable.map(|pool| &pool.node_view).or_else(|| {
@@ -494,13 +496,13 @@ fn acceptance(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
             strange.len()
         ));
     }
-    let unknown = |pool: &&Text| {
+    let unknown = |pool: &&PoolName| {
         !cx.allocations
             .pools
-            .get(pool)
+            .get(*pool)
             .is_some_and(|it| it.selects(node))
     };
-    let pools: Vec<&Text> = report
+    let pools: Vec<&PoolName> = report
         .demand
         .iter()
         .map(|(pool, _)| pool)
@@ -603,13 +605,16 @@ fn refused(node: &Node, allocations: &AllocationState) -> Option<String> {
 }
 
 fn difference(
-    name: &Text,
+    name: &NodeName,
     wanted: Option<NodeSubnetSpec>,
     is: Option<&Subnet>,
 ) -> Option<ApiRequest> {
     match (wanted, is) {
         (None, None) => None,
-        (Some(spec), None) => Some(ApiRequest::Create(name.clone(), ObjectSpec::Subnet(spec))),
+        (Some(spec), None) => Some(ApiRequest::Create(
+            name.clone().into(),
+            ObjectSpec::Subnet(spec),
+        )),
         (Some(spec), Some(is)) if !is.is_partial && is.spec.as_ref() == Ok(&spec) => None,
         (Some(spec), Some(is)) => Some(ApiRequest::Replace(
             KnownObject::of(is),
@@ -812,7 +817,7 @@ mod tests {
             reports: &mut Vec::new(),
             now: NOW,
         });
-        let cidr = allocations.blocks.of("n").next().unwrap().cidr;
+        let cidr = allocations.blocks.of(&"n".into()).next().unwrap().cidr;
         let wanted = |allocations: &AllocationState| wanted(&"n".into(), None, &cache, allocations);
         assert!(wanted(&allocations).is_none(), "one write will do");
         for _ in 0..3 {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::cache::report_of;
-use crate::cluster::objects::Text;
+use crate::cluster::names::PoolName;
 use cadastre_api::AddressStatus;
 use cadastre_core::Family;
 
@@ -39,8 +39,8 @@ impl Totals {
 pub fn totals(
     cache: &ClusterCache,
     allocations: &AllocationState,
-) -> BTreeMap<(Text, Family), Totals> {
-    let mut all: BTreeMap<(Text, Family), Totals> = BTreeMap::new();
+) -> BTreeMap<(PoolName, Family), Totals> {
+    let mut all: BTreeMap<(PoolName, Family), Totals> = BTreeMap::new();
     for entry in allocations.blocks.iter() {
         let key = (entry.pool.clone(), entry.cidr.family());
         let totals = all.entry(key).or_default();

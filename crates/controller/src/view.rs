@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::cluster::objects::Text;
+use crate::cluster::names::PoolName;
 use crate::cluster::request::ObjectKind;
 use crate::figures::FamilyCounts;
 use crate::queue::Load;
@@ -20,9 +20,9 @@ pub struct ControllerView {
     /// Whether this process leads and allocates
     pub allocating: bool,
     /// Counts of every pool and family
-    pub pools: Vec<(Text, Family, FamilyCounts)>,
+    pub pools: Vec<(PoolName, Family, FamilyCounts)>,
     /// Addresses of every pool and family with blocks
-    pub addresses: Vec<(Text, Family, Totals)>,
+    pub addresses: Vec<(PoolName, Family, Totals)>,
     /// Blocks by state: held, recalled, provisional, quarantined, overdue
     pub blocks: BTreeMap<&'static str, usize>,
     /// Addresses whose pods are gone, the age of the oldest, and the number of addresses that nodes are asked about
@@ -40,11 +40,11 @@ pub struct ControllerView {
     /// Waiting nodes, by reason
     pub waiting: BTreeMap<&'static str, usize>,
     /// Number of nodes that wait for each pool, without zeros
-    pub pool_waiting: BTreeMap<Text, i64>,
+    pub pool_waiting: BTreeMap<PoolName, i64>,
     /// The longest wait of a node for a pool
     pub oldest_wait: Duration,
     /// When pools will be exhausted, by their forecasts
-    pub exhausts: Vec<(Text, Family, jiff::Timestamp)>,
+    pub exhausts: Vec<(PoolName, Family, jiff::Timestamp)>,
     /// Pairs of nodes with some of the same addresses
     pub overlaps: usize,
     /// podCIDRs over pools that are too wide to count

@@ -7,7 +7,8 @@ use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, NodeSeen, SubnetSeen};
 use cadastre_api::{AllocatedBlock, Recall};
-use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet, Text};
+use cadastre_controller::cluster::names::ObjectUid;
+use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::{ObjectEvent, WatchStep};
 
@@ -58,7 +59,7 @@ impl Feeds {
     }
 
     /// Updates these ranges for a NodeSubnet that the agent received, and the UID of its Node.
-    fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&Text>, now: Time) {
+    fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&ObjectUid>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
         // After a new podCIDR the agent assigns nothing until it knows all existing addresses in it.
         let Some(spec) = spec.filter(|spec| spec.pod_cidrs.is_empty()) else {
@@ -77,7 +78,7 @@ impl Feeds {
     }
 
     /// Updates the UID of the Node after a step of its watch.
-    fn node_shown(&mut self, change: &ObjectEvent<NodeSeen>, node: &mut Option<Text>) {
+    fn node_shown(&mut self, change: &ObjectEvent<NodeSeen>, node: &mut Option<ObjectUid>) {
         match change {
             ObjectEvent::Restarted { .. } => self.node_listed = false,
             ObjectEvent::Applied(seen) => {
@@ -140,7 +141,7 @@ fn listing<T>(asked: Duration, all: impl IntoIterator<Item = T>) -> VecDeque<Wat
 
 impl Sim {
     /// Whether the Node is this machine's, which does not see another Node of its name.
-    fn is_host_of(&self, id: usize, uid: &Text) -> bool {
+    fn is_host_of(&self, id: usize, uid: &ObjectUid) -> bool {
         self.machines.of_node.get(uid) == Some(&id)
     }
 

@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_agent::cri::Sandbox as Told;
+use cadastre_controller::cluster::names::ObjectUid;
+use cadastre_controller::cluster::objects::Text;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef, Snapshot};
 
 use super::requests::{Call, outline};
 use super::{Key, Verdict};
-use crate::Text;
 use crate::checks::{DUPLICATE, Violation};
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
@@ -25,7 +26,7 @@ pub const NETWORK: &str = "pods";
 /// Something that happens at a kubelet. Acts from before a reboot are dropped.
 pub enum KubeletAct {
     /// Creates a sandbox for a pod that needs one.
-    Start(Text),
+    Start(ObjectUid),
     /// A plugin gets the agent's answer; gives up waiting for it; works on the store itself; tries to reach the
     /// agent again.
     Answered(u64, Box<Result<OpOutcome, OpError>>),
@@ -48,14 +49,14 @@ struct Sandbox {
     /// Its addresses in podCIDRs of a foreign allocator: no guarantee covers them.
     foreign: BTreeSet<Addr>,
     /// The UID of the machine's Node when it was set up: nothing is guaranteed for sandboxes that outlive that Node.
-    node: Option<Text>,
+    node: Option<ObjectUid>,
 }
 
 #[derive(Default)]
 pub struct Kubelet {
     sandboxes: BTreeMap<String, Sandbox>,
     /// The pods that should run, by UID.
-    pods: BTreeMap<Text, PodRef>,
+    pods: BTreeMap<ObjectUid, PodRef>,
     count: u64,
 }
 
@@ -124,7 +125,7 @@ impl Kubelet {
     }
 
     /// The live sandbox, set up under that Node, that has the address.
-    pub fn holder(&self, addr: Addr, node: &Text) -> Option<&str> {
+    pub fn holder(&self, addr: Addr, node: &ObjectUid) -> Option<&str> {
         let has = |it: &Sandbox| {
             it.is_alive
                 && it.node.as_ref() == Some(node)
@@ -152,7 +153,7 @@ impl Kubelet {
 
 impl Sim {
     /// The kubelet learns of a pod that is bound to its Node.
-    pub fn host_runs(&mut self, id: usize, uid: &Text, name: &Text) {
+    pub fn host_runs(&mut self, id: usize, uid: &ObjectUid, name: &Text) {
         let (namespace, name) = name.split_once('/').unwrap();
         let pod = PodRef {
             namespace: namespace.to_owned(),
@@ -165,7 +166,7 @@ impl Sim {
         self.kubelet_due(id, lag, KubeletAct::Start(uid.clone()));
     }
 
-    pub fn host_ends(&mut self, id: usize, uid: &Text) {
+    pub fn host_ends(&mut self, id: usize, uid: &ObjectUid) {
         let host = self.host_mut(id);
         host.kubelet.pods.remove(uid);
         let own = host.kubelet.sandboxes.iter();
@@ -220,7 +221,7 @@ impl Sim {
         Ok(())
     }
 
-    fn start_sandbox(&mut self, id: usize, uid: &Text) {
+    fn start_sandbox(&mut self, id: usize, uid: &ObjectUid) {
         let host = self.host_mut(id);
         let kubelet = &mut host.kubelet;
         let Some(pod) = kubelet.pods.get(uid).cloned() else {
@@ -316,7 +317,7 @@ impl Sim {
         given: &cadastre_node::AddressAssignment,
     ) -> Verdict {
         let container = &add.attachment.container_id;
-        let uid: Text = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
+        let uid: ObjectUid = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
         let node = self.machines.live_node(id, &self.api);
         let host = self.host_mut(id);
         // The runtime has given the sandbox up meanwhile: nothing uses its addresses.
@@ -510,7 +511,7 @@ impl Sim {
     pub(super) fn start_kubelet(&mut self, id: usize) {
         let host = self.host_mut(id);
         let old: Vec<String> = host.kubelet.sandboxes.keys().cloned().collect();
-        let pods: Vec<Text> = host.kubelet.pods.keys().cloned().collect();
+        let pods: Vec<ObjectUid> = host.kubelet.pods.keys().cloned().collect();
         host.calls.clear();
         for container in old {
             self.kill_sandbox(id, &container);
@@ -525,7 +526,7 @@ impl Sim {
         let host = self.host(id);
         let up = host.kubelet.sandboxes.iter();
         let up = up.filter(|(_, it)| it.is_alive && it.is_up);
-        let up: Vec<(String, Text)> = up
+        let up: Vec<(String, ObjectUid)> = up
             .map(|(id, it)| (id.clone(), it.pod.uid.as_str().into()))
             .collect();
         if up.is_empty() {

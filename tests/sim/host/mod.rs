@@ -40,6 +40,7 @@ use std::time::Duration;
 
 use cadastre_agent::machine;
 use cadastre_api::AllocatedBlock;
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::Now;
 
@@ -47,7 +48,6 @@ use super::checks::Violation;
 use super::clock::{Clocks, Time};
 use super::memory_disk::MemoryDisk;
 use super::run::Sim;
-use crate::Text;
 
 pub use kubelet::KubeletAct;
 pub use process::{Landing, ProcessAct};
@@ -63,7 +63,7 @@ type Verdict = Result<(), Violation>;
 type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 
 /// Names a block: its CIDR and the UID of its object.
-pub type Key = (Cidr, Text);
+pub type Key = (Cidr, ObjectUid);
 
 pub fn key(told: &AllocatedBlock) -> Key {
     (
@@ -76,7 +76,7 @@ pub fn key(told: &AllocatedBlock) -> Key {
 #[derive(Clone, Debug)]
 pub struct Held {
     /// The UID of the Node for which it was last listed.
-    pub node: Text,
+    pub node: ObjectUid,
     /// Whether the NodeSubnet lists it: from other blocks nothing new is assigned.
     pub listed: bool,
     /// Whether the agent has released it, which is final.
@@ -93,9 +93,9 @@ struct DiskTrouble {
 
 /// A machine, which is not a Node: it may register again as another Node, with the same store.
 pub struct Host {
-    pub name: Text,
+    pub name: NodeName,
     /// The UID of its Node as its agent has heard; none once that is gone.
-    pub node: Option<Text>,
+    pub node: Option<ObjectUid>,
     /// It is off, for now or for good.
     pub is_off: bool,
     /// For good: what it had is nobody's, though a Node may still stand for it.
@@ -106,7 +106,7 @@ pub struct Host {
     pub held_until: Time,
     pub clocks: Clocks,
     /// UIDs of its Nodes that the server has forgotten while it lived: what it has of them is in use.
-    pub forgotten: BTreeSet<Text>,
+    pub forgotten: BTreeSet<ObjectUid>,
     /// What its store says: blocks, how many addresses of each cool, and of which each assigned address is.
     pub blocks: BTreeMap<Key, Held>,
     pub cooling: BTreeMap<Key, u64>,
@@ -129,7 +129,7 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn new(name: Text, seed: u64) -> Self {
+    pub fn new(name: NodeName, seed: u64) -> Self {
         Host {
             name,
             node: None,
@@ -157,7 +157,7 @@ impl Host {
     }
 
     /// The blocks that it uses as that node, not released.
-    pub fn uses<'a>(&'a self, uid: &'a Text) -> impl Iterator<Item = (&'a Key, &'a Held)> {
+    pub fn uses<'a>(&'a self, uid: &'a ObjectUid) -> impl Iterator<Item = (&'a Key, &'a Held)> {
         let used = move |(_, held): &(&Key, &Held)| held.node == *uid && !held.released;
         self.blocks.iter().filter(used)
     }
@@ -188,7 +188,7 @@ impl Host {
     }
 }
 
-fn settings(name: &Text) -> machine::MachineSettings {
+fn settings(name: &NodeName) -> machine::MachineSettings {
     machine::MachineSettings {
         node: name.to_string(),
         publish_interval: Duration::from_secs(5),
@@ -210,7 +210,7 @@ impl Sim {
     }
 
     /// The addresses of a pod that runs.
-    pub fn addresses_on_host(&self, id: usize, uid: &str) -> Box<[Addr]> {
+    pub fn addresses_on_host(&self, id: usize, uid: &ObjectUid) -> Box<[Addr]> {
         let addresses = self.host(id).kubelet.addresses_of(uid);
         addresses.into_iter().collect()
     }

@@ -15,6 +15,7 @@ use cadastre_agent::publish::WriteOutcome;
 use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod};
 use cadastre_agent::shared::{ServiceState, WatchState};
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
+use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_node::{OpError, store_thread};
 
 use super::feeds::Line;
@@ -261,7 +262,7 @@ impl Sim {
                 is_new,
                 list,
             } => {
-                let owner: crate::Text = owner.as_str().into();
+                let owner: ObjectUid = owner.as_str().into();
                 self.send_from_host(id, Writing::List(owner, is_new, list));
             }
             AgentEffect::WriteFiles { .. } => {
@@ -429,7 +430,7 @@ pub enum Writing {
     /// The version that it replaces, and the status.
     Status(u64, Box<NodeSubnetStatus>),
     /// The UID of the owning NodeSubnet, whether the object is new, and the list.
-    List(crate::Text, bool, Box<NodeAddressesSpec>),
+    List(ObjectUid, bool, Box<NodeAddressesSpec>),
 }
 
 impl Writing {

@@ -10,6 +10,7 @@ use cadastre_agent::ledger::look;
 use cadastre_agent::machine::{
     AgentEvent, LeakScan, StoreAnswer, StoreFound, StoreQuestion, StoreTrouble,
 };
+use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::store_thread::{self, CallTimes, StoreRequest};
 use cadastre_node::{
@@ -18,7 +19,6 @@ use cadastre_node::{
 
 use super::process::{Out, ProcessAct};
 use super::{Held, Key, Slot, Verdict};
-use crate::Text;
 use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
@@ -288,7 +288,7 @@ impl Sim {
         let live = self.machines.live_node(id, &self.api);
         let nodes = &self.machines.of_node;
         let agent = &mut self.machines.hosts[id];
-        let node: Text = snapshot.node_uid.as_deref().unwrap_or_default().into();
+        let node: ObjectUid = snapshot.node_uid.as_deref().unwrap_or_default().into();
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
         for block in &snapshot.blocks {

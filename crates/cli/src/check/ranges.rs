@@ -182,7 +182,7 @@ fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>)
             "no new address is assigned from it, and it is released when it is empty; to keep it, create the pool again".to_owned(),
         ));
     }
-    if inventory.cache.blocks.get(&name).is_none() {
+    if inventory.cache.blocks.get(&*name).is_none() {
         findings.push(Finding::new(
             Severity::Warning,
             "ListedWithoutObject",

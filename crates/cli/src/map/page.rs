@@ -137,7 +137,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
         all.push(("exhausted, if growth continues", left, false));
     }
     all.push(("nodes", row.nodes.to_string(), false));
-    let pool = inventory.cache.pools.get(&row.pool);
+    let pool = inventory.cache.pools.get(&*row.pool);
     let waiting = pool.and_then(|it| it.status.as_ref()?.waiting);
     let waiting = waiting.filter(|it| *it > 0);
     all.extend(waiting.map(|it| ("nodes wait", it.to_string(), true)));

@@ -166,7 +166,7 @@ pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventor
                 continue;
             };
             let size = pool.spec[field]["blockSize"].as_u64();
-            let by_default = inventory.registry.pools.get(&name).and_then(|state| {
+            let by_default = inventory.registry.pools.get(&*name).and_then(|state| {
                 let family = range.family();
                 state.space.block_len(family).map(u64::from)
             });

@@ -12,7 +12,7 @@ use super::whatif::{PlanOutcome, simulate_now};
 use crate::inventory::Inventory;
 use crate::render::{Columns, Style, VerbReport, count, left, some};
 use cadastre_controller::allocations::AllocationState;
-use cadastre_controller::cluster::objects::Text;
+use cadastre_controller::cluster::names::{NodeName, PoolName};
 use cadastre_controller::figures::{FamilyCounts, figures};
 use cadastre_controller::forecast::Trend;
 use cadastre_controller::node_balance::must_leave;
@@ -113,9 +113,9 @@ pub(super) fn judge(
 ) -> PlanReport {
     let (is, then) = (simulate_now(before), simulate_now(after));
     let hits = hits(before, after, changes);
-    let waits_now: BTreeSet<&Text> = is.waits();
-    let waits_then: BTreeSet<&Text> = then.waits();
-    let why = |node: &Text| {
+    let waits_now: BTreeSet<&NodeName> = is.waits();
+    let waits_then: BTreeSet<&NodeName> = then.waits();
+    let why = |node: &NodeName| {
         then.notes
             .get(node)
             .map(|notes| notes.join("; "))
@@ -223,7 +223,12 @@ fn pools(
 }
 
 /// Returns when the pool would be exhausted, by the growth in its status.
-fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Option<Timestamp> {
+fn full_at(
+    pool: &PoolName,
+    family: Family,
+    free: u128,
+    inventory: &Inventory,
+) -> Option<Timestamp> {
     let status = inventory.cache.pools.get(pool)?.status.as_ref()?;
     let told = match family {
         Family::V4 => status.ipv4.as_ref(),

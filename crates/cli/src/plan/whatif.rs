@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::inventory::Inventory;
 use cadastre_controller::allocations::AllocationState;
-use cadastre_controller::cluster::objects::Text;
+use cadastre_controller::cluster::names::{NodeName, PoolName};
 use cadastre_controller::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_controller::demand::Demand;
 use cadastre_controller::podcidr::{PodCidrs, WaitReason};
@@ -17,20 +17,20 @@ use cadastre_core::Cidr;
 /// The result of a simulation.
 pub(crate) struct PlanOutcome {
     /// The ranges that nodes would get, by node
-    pub served: BTreeMap<Text, Vec<Cidr>>,
+    pub served: BTreeMap<NodeName, Vec<Cidr>>,
     /// Nodes that would wait, by pool
-    pub waiting: BTreeMap<Text, BTreeSet<Text>>,
+    pub waiting: BTreeMap<PoolName, BTreeSet<NodeName>>,
     /// Pools for which pods would wait
-    pub wanted_by_pods: BTreeSet<Text>,
+    pub wanted_by_pods: BTreeSet<PoolName>,
     /// Messages about nodes that would wait, by node
-    pub notes: BTreeMap<Text, Vec<String>>,
+    pub notes: BTreeMap<NodeName, Vec<String>>,
     /// The owners of all ranges afterwards
     pub registry: AllocationState,
 }
 
 impl PlanOutcome {
     /// Returns the nodes that would wait for any pool.
-    pub(crate) fn waits(&self) -> BTreeSet<&Text> {
+    pub(crate) fn waits(&self) -> BTreeSet<&NodeName> {
         self.waiting.values().flatten().collect()
     }
 }
@@ -78,7 +78,7 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
         }
     }
     for (node, reason) in podcidrs.waiting_nodes() {
-        let pools: &[Text] = match reason {
+        let pools: &[PoolName] = match reason {
             WaitReason::Unmanaged => &[],
             WaitReason::Barred { pools } | WaitReason::Full { pools } => pools,
         };
@@ -92,7 +92,7 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
     outcome.wanted_by_pods = demand.wanted_by_pods().cloned().collect();
     let of_node = |it: &EventRecord| it.warning && it.about.kind == ObjectKind::Node;
     for report in reports.into_iter().filter(of_node) {
-        let notes = outcome.notes.entry(report.about.name);
+        let notes = outcome.notes.entry((*report.about.name).into());
         notes.or_default().push(report.note);
     }
     outcome.registry = registry;
@@ -100,7 +100,7 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
 }
 
 impl PlanOutcome {
-    fn waits_for(&mut self, pool: &Text, node: &Text) {
+    fn waits_for(&mut self, pool: &PoolName, node: &NodeName) {
         let nodes = self.waiting.entry(pool.clone()).or_default();
         nodes.insert(node.clone());
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::inventory::Inventory;
 use crate::render::{Columns, FactLines, Style, VerbReport, count, left};
 use cadastre_api::{AllocationMode, FamilyStatus};
-use cadastre_controller::cluster::objects::Text;
+use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::figures::{figures, holders};
 use cadastre_controller::pools::PoolState;
 use cadastre_controller::totals::{Totals, totals};
@@ -59,7 +59,7 @@ pub fn pools(inventory: &Inventory) -> PoolsReport {
 /// Returns the rows of a pool; none if its spec cannot be parsed.
 pub(super) fn rows(
     state: &PoolState,
-    totals: &BTreeMap<(Text, Family), Totals>,
+    totals: &BTreeMap<(PoolName, Family), Totals>,
     inventory: &Inventory,
 ) -> Vec<PoolRow> {
     let registry = &inventory.registry;

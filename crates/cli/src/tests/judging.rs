@@ -322,15 +322,15 @@ fn surplus_is_what_is_empty_beyond_the_first() {
     cluster.subnet("b", &["10.0.0.16/28", "10.0.0.64/28", "10.0.0.80/28"], &[]);
     let inventory = cluster.inventory();
     let none = BTreeSet::new();
-    let all = drain::surplus("node-b", &inventory, &["p".into()].into());
+    let all = drain::surplus(&"node-b".into(), &inventory, &["p".into()].into());
     assert_eq!(all.len(), 3, "pods of another node wait for the pool");
-    let used = drain::surplus("node-a", &inventory, &["p".into()].into());
+    let used = drain::surplus(&"node-a".into(), &inventory, &["p".into()].into());
     assert_eq!(used, [], "what is in use stays");
     assert_eq!(
-        drain::surplus("node-b", &inventory, &none),
+        drain::surplus(&"node-b".into(), &inventory, &none),
         [cidr("10.0.0.64/28"), cidr("10.0.0.80/28")]
     );
-    assert_eq!(drain::surplus("node-a", &inventory, &none), []);
+    assert_eq!(drain::surplus(&"node-a".into(), &inventory, &none), []);
     assert_eq!(drain::judge(cidr("10.0.0.64/28"), &inventory).unwrap(), "b");
     let why = drain::judge(cidr("10.0.0.64/27"), &inventory)
         .unwrap_err()

@@ -22,7 +22,8 @@ use crate::Now;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::cache::report_of;
-use crate::cluster::objects::{AgentReport, BlockReport, Node, Text};
+use crate::cluster::names::{NodeName, ObjectUid};
+use crate::cluster::objects::{AgentReport, BlockReport, Node};
 use crate::pools::PoolState;
 use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
@@ -31,7 +32,7 @@ use cadastre_core::{Addr, Cidr};
 /// Blocks that agents use but cannot have now, because somebody has a claim to part of it or the pool has changed; by
 /// the node's name. Nobody else gets any part of them.
 #[derive(Debug, Default)]
-pub struct UnadoptedBlocks(BTreeMap<Text, Vec<Cidr>>);
+pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
 impl UnadoptedBlocks {
     /// Returns an address of the range that lies in a block that an agent uses.
@@ -42,7 +43,7 @@ impl UnadoptedBlocks {
     }
 
     /// Returns whether an agent uses part of the block. The agent of `node` may use exactly this block.
-    pub(crate) fn conflict_with(&self, block: &Cidr, node: &Text) -> bool {
+    pub(crate) fn conflict_with(&self, block: &Cidr, node: &NodeName) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
             let is_it = |it: &Cidr| name == node && it == block;
@@ -51,21 +52,21 @@ impl UnadoptedBlocks {
     }
 
     /// Returns the nodes whose agents use such blocks.
-    pub fn nodes(&self) -> Vec<Text> {
+    pub fn nodes(&self) -> Vec<NodeName> {
         self.0.keys().cloned().collect()
     }
 
     /// Forgets and returns the blocks of a node that is gone or whose report is to be read again.
-    pub fn remove(&mut self, node: &Text) -> Vec<Cidr> {
+    pub fn remove(&mut self, node: &NodeName) -> Vec<Cidr> {
         self.0.remove(node).unwrap_or_default()
     }
 
-    fn of(&self, node: &Text) -> &[Cidr] {
+    fn of(&self, node: &NodeName) -> &[Cidr] {
         self.0.get(node).map_or(&[], Vec::as_slice)
     }
 
     /// Returns whether the node's agent uses any such block.
-    pub fn contains(&self, node: &str) -> bool {
+    pub fn contains(&self, node: &NodeName) -> bool {
         self.0.contains_key(node)
     }
 
@@ -75,7 +76,7 @@ impl UnadoptedBlocks {
     }
 
     /// Records the blocks that a node's agent uses. The caller bounds their number.
-    fn insert(&mut self, node: &Text, blocks: Vec<Cidr>) {
+    fn insert(&mut self, node: &NodeName, blocks: Vec<Cidr>) {
         self.0.insert(node.clone(), blocks);
     }
 }
@@ -85,7 +86,7 @@ impl AllocationState {
     /// stopped using a block that others may have now.
     pub fn adopt_of_node(
         &mut self,
-        name: &Text,
+        name: &NodeName,
         cache: &ClusterCache,
         now: Now,
     ) -> (Vec<Cidr>, bool) {
@@ -96,7 +97,7 @@ impl AllocationState {
         (taken, ended)
     }
 
-    fn adopt_unclaimed(&mut self, name: &Text, cache: &ClusterCache, now: Now) -> Vec<Cidr> {
+    fn adopt_unclaimed(&mut self, name: &NodeName, cache: &ClusterCache, now: Now) -> Vec<Cidr> {
         let Some(node) = cache.nodes.get(name).cloned() else {
             return Vec::new();
         };
@@ -142,8 +143,8 @@ impl AllocationState {
     /// Records unclaimed blocks that the agent of a deleted node used, so that they are quarantined.
     pub(crate) fn keep_for_quarantine(
         &mut self,
-        name: &Text,
-        uid: &Text,
+        name: &NodeName,
+        uid: &ObjectUid,
         cache: &ClusterCache,
         now: Now,
     ) {
@@ -281,7 +282,7 @@ mod tests {
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         // Not adopted: a block that is larger than the pool's blocks, and one outside all pools.
         assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
-        let listed = allocations.listed_blocks("n1", None);
+        let listed = allocations.listed_blocks(&"n1".into(), None);
         let listed: Vec<&str> = listed.iter().map(|it| it.cidr.as_str()).collect();
         assert_eq!(listed, ["10.0.0.16/28", "10.0.0.32/28"]);
         assert!(
@@ -296,7 +297,7 @@ mod tests {
         let cache = cache(vec![using("n1", &[block], &[]), using("n2", &[], &[block])]);
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         assert!(taken(&mut allocations, &cache, "n2").is_empty());
-        assert!(allocations.unadopted.contains("n2"));
+        assert!(allocations.unadopted.contains(&"n2".into()));
         allocations.drop_block(&cidr(block));
         assert_eq!(taken(&mut allocations, &cache, "n2"), [block]);
         assert!(allocations.unadopted.is_empty());
@@ -411,7 +412,10 @@ mod tests {
         };
         let (mut allocations, cache) = of_one_block(subnet());
         assert!(taken(&mut allocations, &cache, "n1").is_empty());
-        assert!(allocations.unadopted.contains("n1"), "it may be, some day");
+        assert!(
+            allocations.unadopted.contains(&"n1".into()),
+            "it may be, some day"
+        );
         allocations.after_gap = true;
         assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
         let mut letting_go = subnet();
@@ -429,7 +433,10 @@ mod tests {
         });
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
         assert!(taken(&mut allocations, &cache, "n1").is_empty());
-        assert!(allocations.unadopted.contains("n1"), "it may be, some day");
+        assert!(
+            allocations.unadopted.contains(&"n1".into()),
+            "it may be, some day"
+        );
         change_pool(&mut cache, 3, |spec| {
             spec.allocation_mode = AllocationMode::Blocks;
         });

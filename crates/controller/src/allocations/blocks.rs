@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::objects::Text;
+use crate::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::Cidr;
 
 mod entry;
@@ -32,9 +32,9 @@ pub(crate) use objects::sound;
 #[derive(Debug, Default)]
 pub struct BlockTable {
     entries: BTreeMap<Cidr, BlockEntry>,
-    by_owner: BTreeMap<Text, BTreeSet<Cidr>>,
+    by_owner: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
     /// Name and UID of nodes with blocks
-    owners: BTreeSet<(Text, Text)>,
+    owners: BTreeSet<(NodeName, ObjectUid)>,
     /// Provisional blocks whose objects the watch has shown
     to_judge: BTreeSet<Cidr>,
 }
@@ -56,13 +56,13 @@ impl BlockTable {
     }
 
     /// Returns the blocks of a node's UID in address order.
-    pub fn of<'a>(&'a self, uid: &str) -> impl Iterator<Item = &'a BlockEntry> + use<'a> {
+    pub fn of<'a>(&'a self, uid: &ObjectUid) -> impl Iterator<Item = &'a BlockEntry> + use<'a> {
         let cidrs = self.by_owner.get(uid).into_iter().flatten();
         cidrs.filter_map(|cidr| self.entries.get(cidr))
     }
 
     /// Returns whether the UID has any block.
-    pub fn has(&self, uid: &str) -> bool {
+    pub fn has(&self, uid: &ObjectUid) -> bool {
         self.by_owner.contains_key(uid)
     }
 
@@ -88,7 +88,7 @@ impl BlockTable {
     }
 
     /// Returns the UIDs under a node's name that have blocks.
-    fn uids<'a>(&'a self, name: &'a Text) -> impl Iterator<Item = &'a Text> {
+    fn uids<'a>(&'a self, name: &'a NodeName) -> impl Iterator<Item = &'a ObjectUid> {
         self.owners
             .range((name.clone(), "".into())..)
             .take_while(move |(n, _)| n == name)
@@ -102,9 +102,9 @@ pub struct AffectedLoops {
     /// Blocks whose object may need a request
     pub blocks: Vec<Cidr>,
     /// Names of nodes whose list of blocks may have changed, or that may need another block
-    pub nodes: Vec<Text>,
+    pub nodes: Vec<NodeName>,
     /// Whether space may have become free in some pool
     pub freed: bool,
     /// NodeSubnets to look at; some may no longer need to record a quarantined range
-    pub subnets: Vec<Text>,
+    pub subnets: Vec<NodeName>,
 }

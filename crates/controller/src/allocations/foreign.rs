@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Node, Subnet, Text};
+use crate::cluster::names::{NodeName, ObjectUid};
+use crate::cluster::objects::{Node, Subnet};
 use crate::cluster::request::ObjectKind;
 use crate::pools::PoolState;
 use crate::report::{EventRecord, PODCIDR_TOO_WIDE, Regarding};
@@ -35,7 +36,7 @@ pub(crate) fn is_wide(range: &Cidr) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TooWide {
     /// The Node's name
-    pub name: Text,
+    pub name: NodeName,
     /// The podCIDRs of the Node that do not count
     pub cidrs: Vec<Cidr>,
     /// Whether an event has reported them
@@ -43,7 +44,7 @@ pub(crate) struct TooWide {
 }
 
 /// Keyed by the Node's UID.
-pub(crate) type AllTooWide = BTreeMap<Text, TooWide>;
+pub(crate) type AllTooWide = BTreeMap<ObjectUid, TooWide>;
 
 impl AllocationState {
     /// Returns whether a node may get a range of this size, from its pool or from another allocator.
@@ -79,8 +80,8 @@ impl AllocationState {
 
     /// Checks the wide podCIDRs again after a change of pools. Returns the names of their nodes, whose NodeSubnets
     /// may have to list them differently.
-    pub(crate) fn recount_pod_cidrs(&mut self, cache: &ClusterCache) -> Vec<Text> {
-        let names: Vec<Text> = self.too_wide.values().map(|it| it.name.clone()).collect();
+    pub(crate) fn recount_pod_cidrs(&mut self, cache: &ClusterCache) -> Vec<NodeName> {
+        let names: Vec<NodeName> = self.too_wide.values().map(|it| it.name.clone()).collect();
         for name in &names {
             if let Some(node) = cache.nodes.get(name) {
                 self.sync(node, cache.subnets.get(name).map(AsRef::as_ref));
@@ -90,7 +91,7 @@ impl AllocationState {
     }
 
     /// Returns the podCIDRs that do not count and overlap a pool, with the names of their Nodes.
-    pub(crate) fn too_wide(&self) -> impl Iterator<Item = (&Text, &Cidr)> {
+    pub(crate) fn too_wide(&self) -> impl Iterator<Item = (&NodeName, &Cidr)> {
         let all = self.too_wide.values();
         let all = all.flat_map(|it| it.cidrs.iter().map(move |cidr| (&it.name, cidr)));
         all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
@@ -106,7 +107,7 @@ impl AllocationState {
                 continue;
             };
             entry.reported = true;
-            let about = Regarding::new(ObjectKind::Node, &entry.name, uid);
+            let about = Regarding::new(ObjectKind::Node, entry.name.clone(), uid);
             let note = format!("{}: {ADVICE}", too_wide_text(cidr));
             reports.push(EventRecord::warning(about, PODCIDR_TOO_WIDE, note));
         }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::objects::Text;
+use crate::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::Holder;
 
 /// What a node has ranges for. podCIDRs come and go with the Node, blocks independently of it.
@@ -19,13 +19,18 @@ pub(crate) enum HolderUse {
 /// Maps node UIDs to the ledger's dense holders, and back.
 #[derive(Debug, Default)]
 pub(crate) struct HolderIds {
-    by_uid: BTreeMap<(HolderUse, Text), Holder>,
-    nodes: Vec<Option<(Text, Text)>>,
+    by_uid: BTreeMap<(HolderUse, ObjectUid), Holder>,
+    nodes: Vec<Option<(NodeName, ObjectUid)>>,
     free: Vec<Holder>,
 }
 
 impl HolderIds {
-    pub(crate) fn intern(&mut self, purpose: HolderUse, name: &Text, uid: &Text) -> Holder {
+    pub(crate) fn intern(
+        &mut self,
+        purpose: HolderUse,
+        name: &NodeName,
+        uid: &ObjectUid,
+    ) -> Holder {
         if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
             return *holder;
         }
@@ -41,21 +46,21 @@ impl HolderIds {
         holder
     }
 
-    pub(crate) fn get(&self, purpose: HolderUse, uid: &str) -> Option<Holder> {
-        self.by_uid.get(&(purpose, uid.into())).copied()
+    pub(crate) fn get(&self, purpose: HolderUse, uid: &ObjectUid) -> Option<Holder> {
+        self.by_uid.get(&(purpose, uid.clone())).copied()
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = Holder> + '_ {
         self.by_uid.values().copied()
     }
 
-    pub(crate) fn node_of(&self, holder: Holder) -> Option<&(Text, Text)> {
+    pub(crate) fn node_of(&self, holder: Holder) -> Option<&(NodeName, ObjectUid)> {
         self.nodes.get(holder.0 as usize)?.as_ref()
     }
 
     /// Frees the holder's number for reuse. The UID must not have claims.
-    pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &str) {
-        if let Some(holder) = self.by_uid.remove(&(purpose, uid.into())) {
+    pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &ObjectUid) {
+        if let Some(holder) = self.by_uid.remove(&(purpose, uid.clone())) {
             self.nodes[holder.0 as usize] = None;
             self.free.push(holder);
         }

@@ -7,6 +7,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::names::PoolName;
 use super::objects::{AgentReport, BlockReport, PodUid, SubnetCondition, Text};
 use cadastre_api::{BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand};
 use cadastre_core::{Addr, Cidr};
@@ -155,7 +156,7 @@ fn drop_repeated<T>(taken: &mut Vec<T>, field: &str, refused: &mut Refused) {
     refused.add(format!("{field} names something twice: neither is read"));
 }
 
-fn demand(entry: PoolDemand) -> Result<(Text, u64), String> {
+fn demand(entry: PoolDemand) -> Result<(PoolName, u64), String> {
     let demand = u64::try_from(entry.demand).map_err(|_| {
         format!(
             "demand {} of pool \"{}\" is negative",

@@ -2,10 +2,12 @@
 //!
 //! A standby keeps them up to date; a leader decides by them. This module makes no decisions.
 
+use std::borrow::Borrow;
+
 use super::addresses::Addresses;
 use super::intents::SeenVersions;
 use super::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
-use super::objects::{AgentReport, Block, Node, Object, Pool, ServiceRange, Subnet, Text};
+use super::objects::{AgentReport, Block, Node, Object, Pool, ServiceRange, Subnet};
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
 
@@ -57,7 +59,7 @@ impl ClusterCache {
     /// Returns what is known of the subject of a request: a kind, and the object if it is about one.
     pub(crate) fn about(
         &self,
-        (kind, name): (ObjectKind, Option<&Text>),
+        (kind, name): (ObjectKind, Option<&str>),
     ) -> (CacheMark, Option<KnownObject>) {
         match kind {
             ObjectKind::Node => about(&self.nodes, name),
@@ -78,10 +80,10 @@ impl ClusterCache {
     }
 }
 
-fn about<T: Object>(
-    table: &ObjectCache<T>,
-    name: Option<&Text>,
-) -> (CacheMark, Option<KnownObject>) {
+fn about<T: Object>(table: &ObjectCache<T>, name: Option<&str>) -> (CacheMark, Option<KnownObject>)
+where
+    T::Name: Borrow<str>,
+{
     let object = name.and_then(|name| table.get(name));
     (table.sent(), object.map(|it| KnownObject::of(&**it)))
 }

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::agent_report;
+use super::names::NodeName;
 use super::objects::{
     Block, BlockSpec, MachineIdentity, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text,
 };
@@ -114,7 +115,7 @@ pub fn pod(pod: PodLite) -> Pod {
         version: version(meta.resource_version.as_deref()),
         finished: over,
         addresses: addresses.into(),
-        mirror_of: mirror_of.map(Text::from),
+        mirror_of: mirror_of.map(NodeName::from),
     }
 }
 

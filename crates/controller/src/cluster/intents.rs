@@ -8,16 +8,16 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::objects::Text;
+use super::names::{NodeName, ObjectUid};
 use cadastre_core::Cidr;
 
 /// An assignment that may be in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriteIntent {
     /// Name of the node
-    pub name: Text,
+    pub name: NodeName,
     /// UID of the node
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// The podCIDRs that it is to get
     pub cidrs: Vec<Cidr>,
 }

@@ -18,6 +18,7 @@ use super::lease::{
     Tenure,
 };
 use super::lease_object::{lease, record, record_gap, renewed_at};
+use super::names::LeaderTerm;
 use super::readiness::LeaderReadiness;
 use crate::cluster::leader_metrics::LeaderMetrics;
 use cadastre_api::FIELD_MANAGER;
@@ -44,11 +45,11 @@ impl WriteGate {
     ///
     /// The successful write of the Lease is the proof: whatever a later leader does comes after this decision. The
     /// time limit only avoids needless conflicts.
-    pub async fn pass(&self, term: &str, number: u64) -> Option<Duration> {
+    pub async fn pass(&self, term: &LeaderTerm, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
         loop {
             let (left, named) = match &*leadership.borrow_and_update() {
-                Leadership::Leading(tenure) if &*tenure.term == term => (
+                Leadership::Leading(tenure) if tenure.term == *term => (
                     tenure.valid_until.checked_sub(self.clock.now()),
                     tenure.named,
                 ),

@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | [`convert`], [`agent_report`] | conversion of objects to the fields that decisions need |
+//! | [`names`] | the types of names, UIDs and terms |
 //! | [`objects`], [`object_cache`], [`pods`], [`addresses`], [`cache`] | the cached objects |
 //! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP calls |
 //! | [`readiness`] | the content of a controller's `/readyz` |
@@ -18,6 +19,7 @@ pub mod leader_metrics;
 pub mod lease;
 mod lease_object;
 pub mod lease_task;
+pub mod names;
 mod node_patch;
 pub mod object_cache;
 pub mod objects;

@@ -12,11 +12,13 @@
 //! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent reads (never from a
 //! cache that may be behind).
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::objects::{Object, Text};
+use super::names::ObjectUid;
+use super::objects::Object;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::ObjectEvent;
 
@@ -52,15 +54,15 @@ pub enum ListOutcome<T> {
 
 /// Cached objects of one kind, by name.
 #[derive(Debug)]
-pub struct ObjectCache<T> {
-    objects: BTreeMap<Text, Arc<T>>,
+pub struct ObjectCache<T: Object> {
+    objects: BTreeMap<T::Name, Arc<T>>,
     /// While a list runs: known names that it has not shown yet.
-    unseen: Option<BTreeSet<Text>>,
+    unseen: Option<BTreeSet<T::Name>>,
     /// Number of lists begun and completed.
     epoch: u64,
     /// UIDs that an answer has shown to be gone, with the epoch of that answer; kept until the watch shows the
     /// deletion or a later list is complete.
-    gone: BTreeMap<Text, u64>,
+    gone: BTreeMap<ObjectUid, u64>,
     /// The highest version in a requested list, which includes all older watch events.
     floor: u64,
     /// When the running list was requested, and when the last completed one was
@@ -78,7 +80,7 @@ pub struct ObjectCache<T> {
     is_doubtful: bool,
 }
 
-impl<T> Default for ObjectCache<T> {
+impl<T: Object> Default for ObjectCache<T> {
     fn default() -> Self {
         ObjectCache {
             objects: BTreeMap::new(),
@@ -141,7 +143,10 @@ impl<T: Object> ObjectCache<T> {
     }
 
     /// Returns the object of that name.
-    pub fn get(&self, name: &str) -> Option<&Arc<T>> {
+    pub fn get<N: Ord + ?Sized>(&self, name: &N) -> Option<&Arc<T>>
+    where
+        T::Name: Borrow<N>,
+    {
         self.objects.get(name)
     }
 
@@ -242,9 +247,9 @@ impl<T: Object> ObjectCache<T> {
             };
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
-        let named: BTreeSet<Text> = objects.iter().map(|o| o.name().clone()).collect();
+        let named: BTreeSet<T::Name> = objects.iter().map(|o| o.name().clone()).collect();
         // Objects missing in the list are gone, unless the watch showed them after the list was made.
-        let gone: Vec<(Text, Text)> = self
+        let gone: Vec<(T::Name, ObjectUid)> = self
             .objects
             .values()
             .filter(|o| !named.contains(o.name()) && o.version() <= highest.max(sent.latest))
@@ -284,10 +289,14 @@ impl<T: Object> ObjectCache<T> {
     }
 
     /// Removes the object of that name and UID, as an answer has shown that it is gone.
-    pub fn forget(&mut self, name: &str, uid: &str) -> Option<ObjectUpdate<T>> {
-        let delta = self.take_out(name, uid)?;
+    pub fn forget<N: Ord + ?Sized>(&mut self, name: &N, uid: &ObjectUid) -> Option<ObjectUpdate<T>>
+    where
+        T::Name: Borrow<N>,
+    {
+        let known = self.objects.get(name)?.clone();
+        let delta = self.take_out(known.name(), uid)?;
         if !Mutation::GoneByAnswerComesBack.is_on() {
-            self.gone.insert(uid.into(), self.epoch);
+            self.gone.insert(uid.clone(), self.epoch);
         }
         Some(delta)
     }
@@ -297,9 +306,9 @@ impl<T: Object> ObjectCache<T> {
         object.version() <= self.floor && !self.objects.contains_key(object.name())
     }
 
-    fn take_out(&mut self, name: &str, uid: &str) -> Option<ObjectUpdate<T>> {
+    fn take_out(&mut self, name: &T::Name, uid: &ObjectUid) -> Option<ObjectUpdate<T>> {
         let known = self.objects.get(name)?;
-        if &**known.uid() != uid {
+        if known.uid() != uid {
             return None;
         }
         self.remove(name)
@@ -320,7 +329,7 @@ impl<T: Object> ObjectCache<T> {
         })
     }
 
-    fn remove(&mut self, name: &str) -> Option<ObjectUpdate<T>> {
+    fn remove(&mut self, name: &T::Name) -> Option<ObjectUpdate<T>> {
         let before = self.objects.remove(name)?;
         if let Some(unseen) = &mut self.unseen {
             unseen.remove(name);
@@ -572,7 +581,7 @@ mod tests {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2), ("c", "3", 9)]);
         let epoch = table.epoch();
         let sent = table.sent();
-        assert!(table.forget("a", "1").is_some());
+        assert!(table.forget("a", &"1".into()).is_some());
         assert!(
             table
                 .change(ObjectEvent::Applied(object("a", "1", 4)))
@@ -608,14 +617,14 @@ mod tests {
         table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
-        table.forget("a", "1");
+        table.forget("a", &"1".into());
         table.change(ObjectEvent::Applied(object("a", "1", 5)));
         table.change(ObjectEvent::Listed);
         assert!(table.is_empty(), "gone while the list was on its way");
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         assert!(table.gone.is_empty());
         table.change(ObjectEvent::Applied(object("b", "2", 8)));
-        table.forget("b", "2");
+        table.forget("b", &"2".into());
         table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });

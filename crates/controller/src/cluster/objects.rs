@@ -7,46 +7,50 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use super::names::{LeaderTerm, NodeName, ObjectUid, PoolName};
 use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests};
 use cadastre_core::{Addr, Cidr};
 
-/// A shared, immutable string: names, UIDs, terms.
+/// A shared, immutable string without a type of its own: labels, conditions, names of blocks and pods.
 pub type Text = Arc<str>;
 
 /// An object that a [`super::object_cache::ObjectCache`] can contain.
 pub trait Object {
+    /// The type of its names.
+    type Name: Clone + Ord + Into<Text>;
     /// Returns the name, which is the key of the table.
-    fn name(&self) -> &Text;
+    fn name(&self) -> &Self::Name;
     /// Returns the UID: objects with one name and different UIDs are different objects.
-    fn uid(&self) -> &Text;
+    fn uid(&self) -> &ObjectUid;
     /// Returns `metadata.resourceVersion` as a number, comparable within one kind only.
     fn version(&self) -> u64;
 }
 
 macro_rules! object {
-    ($($kind:ty),*) => {$(
+    ($($kind:ty: $name:ty),*) => {$(
         impl Object for $kind {
-            fn name(&self) -> &Text { &self.name }
-            fn uid(&self) -> &Text { &self.uid }
+            type Name = $name;
+            fn name(&self) -> &$name { &self.name }
+            fn uid(&self) -> &ObjectUid { &self.uid }
             fn version(&self) -> u64 { self.version }
         }
     )*};
 }
-object!(Node, Pool, Subnet, Block, ServiceRange, Pod);
+object!(Node: NodeName, Subnet: NodeName, Pool: PoolName, Block: Text, ServiceRange: Text, Pod: Text);
 
 /// A Node, in the fields that count here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// `metadata.name`
-    pub name: Text,
+    pub name: NodeName,
     /// `metadata.uid`
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
     /// The annotation `cadastre.dev/term`, the fence between leaders
-    pub term: Option<Text>,
+    pub term: Option<LeaderTerm>,
     /// Whether the node has any annotation (a JSON Patch can only test below a parent that exists)
     pub annotated: bool,
     /// Whether `metadata.deletionTimestamp` is set
@@ -92,9 +96,9 @@ impl MachineIdentity {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     /// `metadata.name`
-    pub name: Text,
+    pub name: PoolName,
     /// `metadata.uid`
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
     /// `metadata.generation`
@@ -115,9 +119,9 @@ pub struct Pool {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subnet {
     /// `metadata.name`: the node's name
-    pub name: Text,
+    pub name: NodeName,
     /// `metadata.uid`
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
     /// The spec, or why it is invalid
@@ -137,9 +141,9 @@ pub struct Subnet {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentReport {
     /// UID of the Node that the agent runs on
-    pub node_uid: Text,
+    pub node_uid: ObjectUid,
     /// Pools, each with the total number of addresses per family that the node wants to have of it
-    pub demand: Box<[(Text, u64)]>,
+    pub demand: Box<[(PoolName, u64)]>,
     /// Blocks, sorted by CIDR
     pub blocks: Box<[BlockReport]>,
     /// Addresses in use whose pods the agent does not see, sorted, without repetition
@@ -195,7 +199,7 @@ pub struct BlockReport {
     /// Range of the block
     pub cidr: Cidr,
     /// UID of its IPAMBlock
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// Number of addresses in use
     pub used: u64,
     /// Number of addresses in cooldown
@@ -220,12 +224,12 @@ impl BlockReport {
 
 impl AgentReport {
     /// Returns what the agent reports of the block with that UID.
-    pub fn of_block(&self, cidr: &Cidr, uid: &str) -> Option<&BlockReport> {
+    pub fn of_block(&self, cidr: &Cidr, uid: &ObjectUid) -> Option<&BlockReport> {
         let first = self.blocks.partition_point(|word| word.cidr < *cidr);
         let same = self.blocks[first..]
             .iter()
             .take_while(|word| word.cidr == *cidr);
-        let mut same = same.filter(|word| &*word.uid == uid);
+        let mut same = same.filter(|word| word.uid == *uid);
         same.next()
     }
 }
@@ -283,7 +287,7 @@ pub struct Block {
     /// `metadata.name`: the CIDR with hyphens
     pub name: Text,
     /// `metadata.uid`
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
     /// Whether the spec was changed since the creation; if not, `version` is that of the creation
@@ -298,7 +302,7 @@ pub struct BlockSpec {
     /// Range of the block
     pub cidr: Cidr,
     /// The pool it was allocated from
-    pub pool: Text,
+    pub pool: PoolName,
     /// The node that has it, or had it before quarantine
     pub owner: Owner,
     /// Since when the owner has it
@@ -313,16 +317,16 @@ pub struct Owner {
     /// Whether the node is deleted and the block in quarantine
     pub quarantined: bool,
     /// Name of the node
-    pub name: Text,
+    pub name: NodeName,
     /// UID of the node
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// In quarantine, the machine that had the block
     pub machine: MachineIdentity,
 }
 
 impl Owner {
     /// Returns a live node as owner.
-    pub fn node(name: &Text, uid: &Text) -> Self {
+    pub fn node(name: &NodeName, uid: &ObjectUid) -> Self {
         Owner {
             quarantined: false,
             name: name.clone(),
@@ -338,7 +342,7 @@ pub struct ServiceRange {
     /// `metadata.name`
     pub name: Text,
     /// `metadata.uid`
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
     /// `spec.cidrs`
@@ -351,7 +355,7 @@ pub struct Pod {
     /// `namespace/name`
     pub name: Text,
     /// `metadata.uid`
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
     /// Whether its phase is Succeeded or Failed, so that it no longer uses its addresses
@@ -360,5 +364,5 @@ pub struct Pod {
     /// addresses are the node's
     pub addresses: Box<[Addr]>,
     /// For a mirror pod, its node, whose kubelet can create any number of them
-    pub mirror_of: Option<Text>,
+    pub mirror_of: Option<NodeName>,
 }

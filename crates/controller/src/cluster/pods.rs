@@ -9,7 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::addresses::Addresses;
-use super::objects::{Pod, PodUid, Text};
+use super::names::NodeName;
+use super::objects::{Pod, PodUid};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
@@ -24,7 +25,7 @@ pub struct PodIndex {
     by_uid: BTreeMap<PodUid, Record>,
     reported: Addresses,
     /// Addresses of mirror pods, by node
-    mirrors: BTreeMap<Text, BTreeMap<PodUid, Box<[Addr]>>>,
+    mirrors: BTreeMap<NodeName, BTreeMap<PodUid, Box<[Addr]>>>,
     unseen: Option<BTreeSet<PodUid>>,
     listed: bool,
 }
@@ -33,7 +34,7 @@ pub struct PodIndex {
 struct Record {
     finished: bool,
     addresses: Box<[Addr]>,
-    mirror_of: Option<Text>,
+    mirror_of: Option<NodeName>,
 }
 
 impl PodIndex {
@@ -77,7 +78,7 @@ impl PodIndex {
     }
 
     /// Returns an address that a pod reports in a range that the node has or had; mirror pods of that node count.
-    pub(crate) fn any_in_range_of(&self, node: &str, range: &Cidr) -> Option<Addr> {
+    pub(crate) fn any_in_range_of(&self, node: &NodeName, range: &Cidr) -> Option<Addr> {
         let mirrors = self.mirrors.get(node).into_iter();
         let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
         let of_mirror = || addresses.find(|addr| range.contains_addr(**addr)).copied();
@@ -98,7 +99,7 @@ impl PodIndex {
     }
 
     /// Returns whether a pod reports the address, which that node has.
-    pub fn reports(&self, node: &str, addr: Addr) -> bool {
+    pub fn reports(&self, node: &NodeName, addr: Addr) -> bool {
         self.any_in_range_of(node, &Cidr::host(addr)).is_some()
     }
 
@@ -205,15 +206,18 @@ mod tests {
         let counts = hosts.filter(|host| pods.any_in_free(host).is_some());
         let few = counts.count();
         assert!((15..=16).contains(&few), "{few}");
-        assert_eq!(pods.any_in_range_of("victim", &late), None);
-        assert!(pods.any_in_range_of("liar", &late).is_some());
-        assert!(pods.reports("liar", late.first()) && !pods.reports("victim", late.first()));
+        assert_eq!(pods.any_in_range_of(&"victim".into(), &late), None);
+        assert!(pods.any_in_range_of(&"liar".into(), &late).is_some());
+        assert!(
+            pods.reports(&"liar".into(), late.first())
+                && !pods.reports(&"victim".into(), late.first())
+        );
         assert!(pods.is_live(PodUid::read("020")));
         for last in 0..200 {
             let gone = mirror(&format!("{last:03}"), "10.0.1.1");
             assert!(pods.change(ObjectEvent::Deleted(gone)));
         }
-        assert_eq!(pods.any_in_range_of("liar", &late), None);
+        assert_eq!(pods.any_in_range_of(&"liar".into(), &late), None);
         assert!(pods.mirrors.is_empty());
     }
 

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::names::{LeaderTerm, NodeName, ObjectUid};
 use super::objects::{Block, BlockSpec, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text};
 use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
@@ -56,7 +57,7 @@ pub enum ApiRequest {
     /// One object, read consistently.
     Read(ObjectKind, Text),
     /// The pods bound to a node, read consistently; the last check before its ranges become free.
-    ListPodsOf { node: Text },
+    ListPodsOf { node: NodeName },
     /// kubeadm's ConfigMap.
     ReadKubeadm,
     /// Creates an object of that name; rejected if it exists.
@@ -105,7 +106,7 @@ impl ObjectSpec {
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub struct KnownObject {
     pub name: Text,
-    pub uid: Text,
+    pub uid: ObjectUid,
     pub version: u64,
 }
 
@@ -113,7 +114,7 @@ impl KnownObject {
     /// Returns identity and version of the object.
     pub fn of(object: &impl Object) -> Self {
         KnownObject {
-            name: object.name().clone(),
+            name: object.name().clone().into(),
             uid: object.uid().clone(),
             version: object.version(),
         }
@@ -124,11 +125,11 @@ impl KnownObject {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodCidrAllocation {
     /// Name of the node
-    pub name: Text,
+    pub name: NodeName,
     /// UID of the node; one created again under the name is another node
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// The term annotation as read
-    pub term: Option<Text>,
+    pub term: Option<LeaderTerm>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
     /// At most one per family; the first one is also written as `spec.podCIDR`
@@ -142,15 +143,15 @@ pub struct PodCidrAllocation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeTouch {
     /// Name of the node
-    pub name: Text,
+    pub name: NodeName,
     /// UID of the node; one created again under the name is another node
-    pub uid: Text,
+    pub uid: ObjectUid,
     /// The term annotation as read
-    pub from: Option<Text>,
+    pub from: Option<LeaderTerm>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
     /// The term to set
-    pub term: Text,
+    pub term: LeaderTerm,
 }
 
 impl ApiRequest {
@@ -166,8 +167,8 @@ impl ApiRequest {
     }
 
     /// Returns the kind, and the object's name if the request is about one object.
-    pub fn about(&self) -> Option<(ObjectKind, Option<&Text>)> {
-        let (kind, name) = match self {
+    pub fn about(&self) -> Option<(ObjectKind, Option<&str>)> {
+        let (kind, name): (_, &str) = match self {
             ApiRequest::List(kind) => return Some((*kind, None)),
             ApiRequest::ListPodsOf { .. } | ApiRequest::ReadKubeadm => return None,
             ApiRequest::Read(kind, name) => (*kind, name),
@@ -258,7 +259,7 @@ pub struct OutgoingRequest {
     /// The request
     pub request: ApiRequest,
     /// For writes, the term in which it was decided; sent only while that tenure is valid
-    pub term: Option<Text>,
+    pub term: Option<LeaderTerm>,
     /// Name of the loop that sends it
     pub loop_name: &'static str,
     /// For writes, the number (see [`super::lease::LeaseContent`]) for which the Lease must be written before

@@ -17,7 +17,8 @@ use super::Demand;
 use crate::Context;
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::cluster::cache::report_of;
-use crate::cluster::objects::{AgentReport, Node, Text};
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::objects::{AgentReport, Node};
 use crate::node_balance::{
     NodeNeed, add, demand, keep_value, must_leave, recall_candidate, unused_since,
 };
@@ -50,7 +51,7 @@ impl Demand {
         let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
-        let mut spared: BTreeMap<(Text, Family), (u64, usize)> = BTreeMap::new();
+        let mut spared: BTreeMap<(PoolName, Family), (u64, usize)> = BTreeMap::new();
         for entry in &entries {
             if entry.recall.is_none() {
                 let key = (entry.pool.clone(), entry.cidr.family());
@@ -110,7 +111,7 @@ impl Demand {
         cx: &mut Context,
     ) -> bool {
         let mut changed = false;
-        let pools: BTreeSet<&Text> = entries.iter().map(|entry| &entry.pool).collect();
+        let pools: BTreeSet<&PoolName> = entries.iter().map(|entry| &entry.pool).collect();
         for name in pools {
             let pool = cx.allocations.pools.get(name);
             let Some(pool) = pool.filter(|it| it.is_serving() && !it.terms.first_immediate) else {
@@ -156,11 +157,11 @@ impl Demand {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
-            let owners: BTreeSet<(Text, Text)> = held()
+            let owners: BTreeSet<(NodeName, ObjectUid)> = held()
                 .filter(needs_less)
                 .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
                 .collect();
-            let mut donors: BinaryHeap<(u64, Cidr, Text, Text)> = owners
+            let mut donors: BinaryHeap<(u64, Cidr, NodeName, ObjectUid)> = owners
                 .iter()
                 .filter_map(|(node, uid)| recall_candidate(pool, node, uid, need, cx))
                 .collect();
@@ -193,15 +194,15 @@ impl Demand {
 
 /// Returns the nodes that have used nothing of a pool for that time, longest idle first.
 fn unused(
-    pool: &Text,
-    owners: &BTreeSet<(Text, Text)>,
+    pool: &PoolName,
+    owners: &BTreeSet<(NodeName, ObjectUid)>,
     after: Duration,
     cx: &Context,
-) -> Vec<(Duration, Text, Text)> {
+) -> Vec<(Duration, NodeName, ObjectUid)> {
     let Some(pool) = cx.allocations.pools.get(pool) else {
         return Vec::new();
     };
-    let is_unused = |(name, uid): &(Text, Text)| {
+    let is_unused = |(name, uid): &(NodeName, ObjectUid)| {
         let node = cx.cache.nodes.get(name).filter(|node| node.uid == *uid)?;
         let since = unused_since(pool, uid, report_of(node, cx.cache), cx.allocations)?;
         (since + after <= cx.now.mono).then(|| (since, name.clone(), uid.clone()))
@@ -226,7 +227,7 @@ fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
 }
 
 /// Recalls all blocks of a pool that a node has. Returns how many were not recalled before.
-fn recall_all(pool: &Text, uid: &Text, cx: &mut Context) -> usize {
+fn recall_all(pool: &PoolName, uid: &ObjectUid, cx: &mut Context) -> usize {
     let own = cx.allocations.blocks.of(uid);
     let own = own.filter(|it| it.pool == *pool && it.confirmed && !it.is_leaving());
     let cidrs: Vec<Cidr> = own.map(|entry| entry.cidr).collect();

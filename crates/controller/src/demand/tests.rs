@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::Now;
+use crate::cluster::names::NodeName;
 use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{
     Block, BlockReport, BlockSpec, MachineIdentity, Object, Owner, Pod, Pool, Subnet,
@@ -147,7 +148,7 @@ fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, AllocationState) {
         &mut cache.blocks,
         subnets.iter().flat_map(objects).collect(),
     );
-    let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
+    let names: Vec<NodeName> = subnets.iter().map(|it| it.name.clone()).collect();
     list(&mut cache.subnets, subnets);
     let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
     let mut demand = Demand::default();
@@ -161,7 +162,7 @@ fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, AllocationState) {
 }
 
 fn count(allocations: &AllocationState, node: &str) -> usize {
-    allocations.blocks.of(node).count()
+    allocations.blocks.of(&node.into()).count()
 }
 
 #[test]
@@ -180,7 +181,7 @@ fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
     let (_, allocations) = looked(vec![pool("p", "10.0.0.0/27")], nodes);
     let recalled = allocations
         .blocks
-        .of("rich")
+        .of(&"rich".into())
         .filter(|it| it.recall.is_some());
     assert_eq!(recalled.count(), 1);
     // Not for a node with a block, and not from a node with only one block.
@@ -198,7 +199,7 @@ fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
         let (_, allocations) = looked(vec![pool("p", range)], nodes);
         let mut recalled = allocations
             .blocks
-            .of("rich")
+            .of(&"rich".into())
             .filter(|it| it.recall.is_some());
         assert!(recalled.next().is_none(), "{range}");
     }
@@ -306,7 +307,7 @@ fn recalled_after(
     list(&mut cache.nodes, nodes);
     let blocks = subnets.iter().flat_map(objects).collect();
     list(&mut cache.blocks, blocks);
-    let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
+    let names: Vec<NodeName> = subnets.iter().map(|it| it.name.clone()).collect();
     list(&mut cache.subnets, subnets);
     let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
     let mut demand = Demand::default();
@@ -320,8 +321,9 @@ fn recalled_after(
         let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
         demand.work(&mut cx);
     }
-    let recalled = |name: &Text| {
-        let own = allocations.blocks.of(name);
+    let recalled = |name: &NodeName| {
+        // Its UID is its name.
+        let own = allocations.blocks.of(&(**name).into());
         own.filter(|it| it.recall.is_some()).count()
     };
     let all = names.iter().map(|it| (it.to_string(), recalled(it)));
@@ -436,7 +438,7 @@ fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
             (count(&allocations, "rich"), count(&allocations, "poor")),
             (4, 0)
         );
-        let own = allocations.blocks.of("rich");
+        let own = allocations.blocks.of(&"rich".into());
         let asked_back = own.filter(|it| it.recall.is_some()).count();
         assert_eq!(asked_back, recalled, "{busy} busy, {known} known");
     }

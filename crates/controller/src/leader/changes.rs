@@ -5,8 +5,9 @@ use crate::Now;
 use crate::allocations::SyncOutcome;
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::object_cache::ObjectUpdate;
-use crate::cluster::objects::{Block, MachineIdentity, Node, Text};
+use crate::cluster::objects::{Block, MachineIdentity, Node};
 use crate::cluster::request::ObjectKind;
 use crate::quarantine::Quarantine;
 use crate::report::{
@@ -28,7 +29,7 @@ impl Leader {
     /// Takes in a change of a NodeSubnet.
     pub(crate) fn subnet_changed(
         &mut self,
-        name: &Text,
+        name: &NodeName,
         told: SubnetDiff,
         cache: &ClusterCache,
         reports: &mut Vec<EventRecord>,
@@ -63,7 +64,7 @@ impl Leader {
     /// Adopts blocks that the node's agent uses and nobody has a claim to.
     pub(super) fn adopt(
         &mut self,
-        name: &Text,
+        name: &NodeName,
         cache: &ClusterCache,
         reports: &mut Vec<EventRecord>,
         now: Now,
@@ -122,7 +123,13 @@ impl Leader {
         }
     }
 
-    fn quarantine_blocks(&mut self, name: &Text, uid: &Text, machine: &MachineIdentity, now: Now) {
+    fn quarantine_blocks(
+        &mut self,
+        name: &NodeName,
+        uid: &ObjectUid,
+        machine: &MachineIdentity,
+        now: Now,
+    ) {
         let mut freed = false;
         for cidr in self.allocations.quarantine_blocks(name, uid, machine, now) {
             freed |= self.allocations.blocks.get(&cidr).is_none();
@@ -134,7 +141,7 @@ impl Leader {
     }
 
     /// Takes in a change of a pool; `spec`: in more than its status; `exists`: the pool still exists.
-    pub(crate) fn pool_changed(&mut self, name: &Text, spec: bool, exists: bool) {
+    pub(crate) fn pool_changed(&mut self, name: &PoolName, spec: bool, exists: bool) {
         self.loops.pools.queue.add(name.clone());
         if !exists {
             self.loops.default_pool.queue.add(());
@@ -270,7 +277,7 @@ impl Leader {
         ));
     }
 
-    pub(super) fn release(&mut self, name: &Text, cache: &ClusterCache) {
+    pub(super) fn release(&mut self, name: &NodeName, cache: &ClusterCache) {
         if !self.loops.subnets.is_open(name)
             && Quarantine::release(name, cache, &mut self.allocations)
         {
@@ -293,7 +300,7 @@ pub(super) fn report_overlaps(node: &Node, synced: &SyncOutcome, reports: &mut V
             "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
             node.name
         );
-        let about = Regarding::new(ObjectKind::Node, name, uid);
+        let about = Regarding::new(ObjectKind::Node, name.clone(), uid);
         reports.push(EventRecord::warning(about, OVERLAPPING, note));
     }
 }

@@ -3,7 +3,7 @@
 use super::Leader;
 use crate::allocations::blocks::BlockEntry;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::Text;
+use crate::cluster::names::NodeName;
 use crate::cluster::request::{ObjectKind, RequestOutcome};
 use crate::failing_calls::{CallReport, ObjectCall};
 use crate::purpose::Step;
@@ -62,7 +62,7 @@ impl Leader {
     }
 
     /// Returns the node whose NodeSubnet reports that the call keeps failing.
-    fn node_of(&self, call: &ObjectCall, purpose: &Purpose) -> Option<Text> {
+    fn node_of(&self, call: &ObjectCall, purpose: &Purpose) -> Option<NodeName> {
         match (call, purpose) {
             (ObjectCall::AssignPodCidrs(_), Purpose::Assign { name, .. })
             | (ObjectCall::WriteSubnet(name), _) => Some(name.clone()),
@@ -106,10 +106,10 @@ impl Leader {
         purpose: &Purpose,
         cache: &ClusterCache,
     ) -> Option<(Regarding, String)> {
-        let node = |name: &Text| cache.nodes.get(name).map(|node| Regarding::node(node));
+        let node = |name: &NodeName| cache.nodes.get(name).map(|node| Regarding::node(node));
         Some(match (call, purpose) {
             (ObjectCall::AssignPodCidrs(_), Purpose::Assign { name, uid }) => {
-                let about = Regarding::new(ObjectKind::Node, name, uid);
+                let about = Regarding::new(ObjectKind::Node, name.clone(), uid);
                 (about, "podCIDRs for this node".to_owned())
             }
             (ObjectCall::WriteSubnet(name), _) => {
@@ -127,12 +127,13 @@ impl Leader {
                 };
                 let what = format!("IPAMBlock {cidr} of this node{whose}");
                 (
-                    Regarding::new(ObjectKind::Node, &owner.name, &owner.uid),
+                    Regarding::new(ObjectKind::Node, owner.name.clone(), &owner.uid),
                     what,
                 )
             }
             (ObjectCall::SetPoolStatus(name), _) => {
-                let about = Regarding::new(ObjectKind::Pool, name, &cache.pools.get(name)?.uid);
+                let about =
+                    Regarding::new(ObjectKind::Pool, name.clone(), &cache.pools.get(name)?.uid);
                 (about, "the status of this pool".to_owned())
             }
             _ => return None,

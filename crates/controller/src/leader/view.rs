@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::{Leader, waiting_by_pool};
 use crate::Now;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::Text;
+use crate::cluster::names::PoolName;
 use crate::cluster::request::ObjectKind;
 use crate::failing_calls::ObjectCall;
 use crate::figures::figures;
@@ -119,7 +119,7 @@ impl Leader {
 }
 
 /// Returns when pools will be exhausted, by the forecasts in their statuses.
-fn exhausts(cache: &ClusterCache) -> Vec<(Text, Family, Timestamp)> {
+fn exhausts(cache: &ClusterCache) -> Vec<(PoolName, Family, Timestamp)> {
     let mut all = Vec::new();
     for pool in cache.pools.iter() {
         let Some(status) = &pool.status else { continue };

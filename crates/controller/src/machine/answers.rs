@@ -1,6 +1,8 @@
 //! How the objects in an answer enter the cache: whoever led when the request was sent, and before any decision uses
 //! them.
 
+use std::borrow::Borrow;
+
 use super::{CachedKind, Controller, Pending};
 use crate::Now;
 use crate::cluster::object_cache::{CacheMark, ListOutcome};
@@ -69,8 +71,11 @@ impl Controller {
         }
     }
 
-    fn missing<T: CachedKind>(&mut self, known: &KnownObject, now: Now) {
-        if let Some(delta) = T::table(&mut self.cache).forget(&known.name, &known.uid) {
+    fn missing<T: CachedKind>(&mut self, known: &KnownObject, now: Now)
+    where
+        T::Name: Borrow<str>,
+    {
+        if let Some(delta) = T::table(&mut self.cache).forget(&*known.name, &known.uid) {
             T::changed(self, &delta, now);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cluster::lease::{Takeover, Tenure};
+use crate::cluster::names::NodeName;
 use crate::cluster::objects::{AgentReport, BlockReport, MachineIdentity};
 use crate::cluster::request::{ObjectSpec, Rejection};
 use crate::demand::tests::{NOW, node, objects, pool, subnet};
@@ -16,7 +17,7 @@ struct Script {
     controller: Controller,
     now: Now,
     /// NodeSubnets as last written.
-    subnets: BTreeMap<Text, Subnet>,
+    subnets: BTreeMap<NodeName, Subnet>,
 }
 
 struct Cluster {
@@ -133,7 +134,7 @@ impl Script {
             let blocks = spec.blocks.iter().map(|it| it.cidr.clone());
             lists.push((name.to_string(), blocks.collect()));
             let new = subnet(&name, &[], 0);
-            let known = self.subnets.entry(name).or_insert(new);
+            let known = self.subnets.entry((*name).into()).or_insert(new);
             (known.spec, known.version) = (Ok(spec), known.version + 1);
             let answer = RequestOutcome::Subnet(known.clone());
             self.on(ControllerEvent::Answer(id, answer));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::*;
 use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
 use crate::cluster::lease::{Takeover, Tenure};
+use crate::cluster::names::NodeName;
 use crate::cluster::request::{ObjectSpec, PodCidrAllocation, Rejection};
 use crate::demand::tests::{NOW, node, pool, subnet};
 use crate::telemetry::ControllerMetrics;
@@ -37,7 +38,7 @@ fn assigned(out: &[OutgoingRequest]) -> Vec<PodCidrAllocation> {
     all.collect()
 }
 
-fn touched(out: &[OutgoingRequest]) -> Vec<(RequestId, Text)> {
+fn touched(out: &[OutgoingRequest]) -> Vec<(RequestId, NodeName)> {
     let all = out.iter().filter_map(|out| match &out.request {
         ApiRequest::TouchNode(touch) => Some((out.id, touch.name.clone())),
         _ => None,

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Pool, Text};
+use crate::cluster::names::PoolName;
+use crate::cluster::objects::Pool;
 use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolPhase, PoolState};
 use cadastre_api::choice::Selector;
 use cadastre_api::{
@@ -18,10 +19,10 @@ use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
 
 /// Ranges of the pools evaluated so far.
 #[derive(Default)]
-pub(super) struct Older(BTreeMap<Cidr, Text>);
+pub(super) struct Older(BTreeMap<Cidr, PoolName>);
 
 impl Older {
-    fn overlap(&self, range: &Cidr) -> Option<(Cidr, Text)> {
+    fn overlap(&self, range: &Cidr) -> Option<(Cidr, PoolName)> {
         // Ordered by first address: an overlapping range starts inside, or is a shorter prefix of this one.
         let inside = self
             .0
@@ -158,7 +159,7 @@ pub(super) fn evaluate_pool(
 }
 
 /// Builds the pool's entry for NodeSubnets.
-fn node_view(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
+fn node_view(name: &PoolName, spec: Option<&IPPoolSpec>) -> NodePool {
     let name = name.to_string();
     let Some(spec) = spec else {
         return NodePool {

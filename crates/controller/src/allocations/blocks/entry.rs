@@ -6,7 +6,8 @@ use jiff::Timestamp;
 
 use crate::Now;
 use crate::allocations::whole_seconds;
-use crate::cluster::objects::{AgentReport, BlockReport, BlockSpec, Owner, Text};
+use crate::cluster::names::{ObjectUid, PoolName};
+use crate::cluster::objects::{AgentReport, BlockReport, BlockSpec, Owner};
 use crate::purpose::Step;
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, ClaimId, ClaimState};
@@ -17,7 +18,7 @@ pub struct BlockEntry {
     /// Range of the block
     pub cidr: Cidr,
     /// The pool that it was allocated from
-    pub pool: Text,
+    pub pool: PoolName,
     /// The node that has it, or had it before quarantine
     pub owner: Owner,
     /// Since when the owner has it
@@ -29,7 +30,7 @@ pub struct BlockEntry {
     /// Its claim in the ledger
     pub claim: ClaimId,
     /// The last known UID of its object
-    pub uid: Option<Text>,
+    pub uid: Option<ObjectUid>,
     /// Whether the block is no longer provisional
     pub confirmed: bool,
     /// The next request about its object
@@ -50,7 +51,7 @@ pub struct BlockEntry {
 
 impl BlockEntry {
     /// Creates a provisional block, whose object is still to be created.
-    pub(crate) fn new(cidr: Cidr, pool: Text, owner: Owner, claim: ClaimId, now: Now) -> Self {
+    pub(crate) fn new(cidr: Cidr, pool: PoolName, owner: Owner, claim: ClaimId, now: Now) -> Self {
         BlockEntry {
             cidr,
             pool,
@@ -114,6 +115,6 @@ impl BlockEntry {
     /// Returns the report of the owner's agent about it.
     pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
-        report.of_block(&self.cidr, self.uid.as_deref()?)
+        report.of_block(&self.cidr, self.uid.as_ref()?)
     }
 }

@@ -7,7 +7,8 @@ use crate::Now;
 use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, machine};
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{AgentReport, MachineIdentity, Owner, Text};
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::objects::{AgentReport, MachineIdentity, Owner};
 use crate::purpose::Step;
 use cadastre_api::{AllocatedBlock, MOST_RESERVED};
 use cadastre_core::mutation::Mutation;
@@ -35,7 +36,7 @@ impl AllocationState {
                 }
             }
         }
-        let owners: BTreeSet<(Text, Text)> = self
+        let owners: BTreeSet<(NodeName, ObjectUid)> = self
             .blocks
             .iter()
             .filter(|entry| !entry.owner.quarantined)
@@ -55,8 +56,8 @@ impl AllocationState {
     /// for ranges that nobody else has a claim to.
     pub(crate) fn restore_listed(
         &mut self,
-        name: &Text,
-        uid: &Text,
+        name: &NodeName,
+        uid: &ObjectUid,
         held: &AllocatedBlock,
         alive: bool,
         cache: &ClusterCache,
@@ -76,7 +77,7 @@ impl AllocationState {
         // If the list names an earlier object of this range than another node got, a late write has restored an
         // outdated list. But an object that was created late and that no list names was never used by anybody.
         let is_earlier = |entry: &BlockEntry| {
-            let is_other = |uid: &Text| **uid != *held.uid;
+            let is_other = |uid: &ObjectUid| **uid != *held.uid;
             let is_another = entry.uid.as_ref().is_some_and(is_other);
             let was_given = entry.owner.quarantined || is_listed(entry, cache);
             entry.owner.uid != *uid && is_another && was_given
@@ -113,7 +114,7 @@ impl AllocationState {
     /// listed them. From then on the node has them until its agent releases them.
     pub(crate) fn listed_blocks_changed(
         &mut self,
-        name: &Text,
+        name: &NodeName,
         cache: &ClusterCache,
         now: Now,
     ) -> Vec<Cidr> {
@@ -132,7 +133,7 @@ impl AllocationState {
                 continue;
             };
             let report = report.filter(|report| report.node_uid == node.uid);
-            let word = report.and_then(|report| report.of_block(&cidr, &held.uid));
+            let word = report.and_then(|report| report.of_block(&cidr, &held.uid.as_str().into()));
             let let_go = word.is_some_and(|word| word.released);
             if Mutation::LateListIgnored.is_on() {
                 continue;
@@ -153,7 +154,7 @@ impl AllocationState {
 
     /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists. Both come
     /// from one version of the NodeSubnet, so no older write can list them again.
-    pub(crate) fn released_blocks(&mut self, name: &Text, cache: &ClusterCache) -> Vec<Cidr> {
+    pub(crate) fn released_blocks(&mut self, name: &NodeName, cache: &ClusterCache) -> Vec<Cidr> {
         let Some(node) = cache.nodes.get(name) else {
             return Vec::new();
         };
@@ -188,7 +189,7 @@ impl AllocationState {
     /// Returns the blocks that a NodeSubnet should list for a node's UID: confirmed, and not released by its agent.
     pub(crate) fn listed_blocks(
         &self,
-        uid: &str,
+        uid: &ObjectUid,
         report: Option<&AgentReport>,
     ) -> Vec<AllocatedBlock> {
         let stays = |entry: &&BlockEntry| entry.is_held() && !entry.is_released(report);
@@ -212,7 +213,7 @@ impl AllocationState {
     }
 
     /// Returns how many addresses of a block are assigned to pods that do not ask for a particular one.
-    pub fn usable(&self, cidr: &Cidr, pool: &str) -> u128 {
+    pub fn usable(&self, cidr: &Cidr, pool: &PoolName) -> u128 {
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
             .into_iter()
@@ -259,7 +260,11 @@ fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
 }
 
 /// Returns the machine of a deleted node, as its NodeSubnet records it.
-pub(crate) fn machine_in(cache: &ClusterCache, name: &Text, uid: &Text) -> MachineIdentity {
+pub(crate) fn machine_in(
+    cache: &ClusterCache,
+    name: &NodeName,
+    uid: &ObjectUid,
+) -> MachineIdentity {
     let spec = cache.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
     let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));
     spec.map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))

@@ -178,7 +178,7 @@ impl AllocationState {
             let rests = entry.owner.quarantined;
             if rests || self.is_first(&cidr, cache) {
                 self.confirm(&cidr);
-                let there = cache.blocks.get(&block_name(&cidr));
+                let there = cache.blocks.get(&*block_name(&cidr));
                 let there = there.and_then(|block| block.spec.as_ref().ok());
                 if let Some(entry) = self.blocks.get_mut(&cidr)
                     && there.is_some_and(|there| *there != entry.spec())
@@ -243,7 +243,7 @@ impl AllocationState {
     /// Returns a key that orders objects by creation. An object that was changed since counts as older: a node had
     /// it.
     fn age(cidr: &Cidr, cache: &ClusterCache) -> Option<(bool, u64)> {
-        let block = cache.blocks.get(&block_name(cidr))?;
+        let block = cache.blocks.get(&*block_name(cidr))?;
         let touched = block.touched && !Mutation::EditedBlockKeepsItsAge.is_on();
         Some((!touched, block.version))
     }

@@ -6,7 +6,8 @@ use super::BlockEntry;
 use crate::Now;
 use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, whole_seconds};
-use crate::cluster::objects::{MachineIdentity, Node, Owner, Text};
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::objects::{MachineIdentity, Node, Owner};
 use crate::pools::DEFAULT_QUARANTINE;
 use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
@@ -18,7 +19,7 @@ impl AllocationState {
         &mut self,
         claim: ClaimId,
         cidr: Cidr,
-        pool: &Text,
+        pool: &PoolName,
         node: &Node,
         now: Now,
     ) {
@@ -38,8 +39,8 @@ impl AllocationState {
     /// Quarantines the blocks of a node whose UID is gone, or frees those whose creation was never sent. Returns all.
     pub(crate) fn quarantine_blocks(
         &mut self,
-        name: &Text,
-        uid: &Text,
+        name: &NodeName,
+        uid: &ObjectUid,
         machine: &MachineIdentity,
         now: Now,
     ) -> Vec<Cidr> {
@@ -80,16 +81,16 @@ impl AllocationState {
 
     /// Drops blocks that are not requested yet and overlap ranges of a foreign allocator. Returns the names of the
     /// nodes that they were for.
-    pub(crate) fn drop_unsent(&mut self, foreign: &[Cidr]) -> Vec<Text> {
+    pub(crate) fn drop_unsent(&mut self, foreign: &[Cidr]) -> Vec<NodeName> {
         let lies_there = |entry: &&BlockEntry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
         let given_up = self.blocks.iter().filter(|it| it.is_unsent());
         let given_up = given_up
             .filter(|it| !it.owner.quarantined)
             .filter(lies_there);
-        let given_up: Vec<(Cidr, Text)> = given_up
+        let given_up: Vec<(Cidr, NodeName)> = given_up
             .map(|entry| (entry.cidr, entry.owner.name.clone()))
             .collect();
-        let drop = |(cidr, name): (Cidr, Text)| {
+        let drop = |(cidr, name): (Cidr, NodeName)| {
             self.drop_block(&cidr);
             name
         };
@@ -180,7 +181,7 @@ impl AllocationState {
         }
     }
 
-    pub(crate) fn quarantine_of_block(&self, pool: &str) -> Duration {
+    pub(crate) fn quarantine_of_block(&self, pool: &PoolName) -> Duration {
         self.pools
             .get(pool)
             .map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)

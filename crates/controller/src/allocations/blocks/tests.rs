@@ -137,7 +137,7 @@ fn what_a_live_node_is_listed_is_its_own_whatever_the_object_says() {
         let cache = cache(&[node("a", "alive", &[])], &[said], &[list("a", "alive")]);
         let (allocations, _) = AllocationState::rebuild(&cache, &[], now());
         assert_eq!(owner(&allocations), ("alive".to_owned(), false));
-        assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
+        assert_eq!(allocations.listed_blocks(&"alive".into(), None).len(), 1);
         let entry = allocations.blocks.get(&cidr(BLOCK)).unwrap();
         assert_eq!(entry.step, Step::Replace);
     }
@@ -176,7 +176,7 @@ fn an_object_that_was_made_late_takes_no_block_from_the_node_that_is_listed_it()
         let cache = cache(&nodes, &[late], &[list("a", "alive")]);
         let (allocations, _) = AllocationState::rebuild(&cache, &[], now());
         assert_eq!(owner(&allocations), ("alive".to_owned(), false));
-        assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
+        assert_eq!(allocations.listed_blocks(&"alive".into(), None).len(), 1);
     }
 }
 
@@ -201,7 +201,7 @@ fn what_a_late_write_lists_to_a_live_node_is_the_nodes() {
     let name = "a".into();
     let told = allocations.listed_blocks_changed(&name, &cache, now());
     assert_eq!(told, [cidr(BLOCK)]);
-    assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
+    assert_eq!(allocations.listed_blocks(&"alive".into(), None).len(), 1);
     assert!(
         allocations
             .listed_blocks_changed(&name, &cache, now())
@@ -222,7 +222,7 @@ fn what_a_late_write_lists_to_a_live_node_rests_no_more() {
     let told = allocations.listed_blocks_changed(&"a".into(), &cache, now());
     assert_eq!(told, [cidr(BLOCK)]);
     assert_eq!(owner(&allocations), ("alive".to_owned(), false));
-    assert_eq!(allocations.listed_blocks("alive", None).len(), 1);
+    assert_eq!(allocations.listed_blocks(&"alive".into(), None).len(), 1);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use cadastre_core::mutation::Mutation;
 use thiserror::Error;
 
 use crate::cluster::intents::WriteIntents;
+use crate::cluster::names::LeaderTerm;
 
 /// Monotonic time since an arbitrary start, as the caller measures it.
 pub type Mono = Duration;
@@ -146,7 +147,7 @@ pub enum Leadership {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenure {
     /// Identifies the tenure; never used twice
-    pub term: Arc<str>,
+    pub term: LeaderTerm,
     /// How the tenure began
     pub takeover: Takeover,
     /// Time from which nothing may be written; renewals move it
@@ -166,7 +167,7 @@ pub struct Tenure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseContent {
     /// The term that this is for; in another term it is ignored
-    pub term: Arc<str>,
+    pub term: LeaderTerm,
     /// Grows with each request that waits for a write of the Lease; a higher number makes a write due at once
     pub number: u64,
     /// What may be in flight; `None` as long as only the inherited intents are known
