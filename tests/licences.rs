@@ -7,7 +7,7 @@ use serde_json::Value;
 /// The only allowed source of crates, as Cargo.lock names it.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// The licences of what may be distributed under Apache-2.0.
+/// The licences of dependencies that may be distributed under Apache-2.0.
 const ALLOWED: [&str; 8] = [
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -20,10 +20,10 @@ const ALLOWED: [&str; 8] = [
     "Zlib",
 ];
 
-/// Whether the allowed licences satisfy an SPDX expression. Without regard to parentheses each part of an
-/// AND needs an allowed alternative, which is never less than the expression demands.
+/// Whether the allowed licences satisfy an SPDX expression. Parentheses are ignored: each part of an AND needs an
+/// allowed alternative. That is never less than what the expression demands.
 fn is_allowed(expression: &str) -> bool {
-    // Before SPDX expressions, crates wrote "MIT/Apache-2.0".
+    // Before SPDX expressions, crates wrote "MIT/Apache-2.0" for an OR.
     let plain = expression.replace(['(', ')'], "").replace('/', " OR ");
     let one = |part: &str| part.split(" OR ").any(|it| ALLOWED.contains(&it.trim()));
     plain.split(" AND ").all(one)

@@ -1,4 +1,4 @@
-//! Alerts, runbooks, dashboard and the list of metrics agree with each other.
+//! Checks that alerts, runbooks, the dashboard and the list of metrics agree with each other.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -29,7 +29,7 @@ fn alerts() -> BTreeMap<String, Value> {
     alerts
 }
 
-/// Series that come from Prometheus itself, or describe the process.
+/// Series that Cadastre does not define: Prometheus adds them, or they describe the process.
 const OF_OTHERS: [&str; 4] = [
     "up",
     "ALERTS",
@@ -37,7 +37,7 @@ const OF_OTHERS: [&str; 4] = [
     "process_cpu_seconds_total",
 ];
 
-/// The names of all series that can exist.
+/// The names of all series that alerts and the dashboard may use.
 fn series() -> BTreeSet<String> {
     let mut all = metrics::of_controller().unwrap();
     all.extend(metrics::of_agent().unwrap());
@@ -52,7 +52,7 @@ fn series() -> BTreeSet<String> {
     names
 }
 
-/// The words of an expression that name series, as opposed to functions, labels, values and durations.
+/// The names of series in an expression, without functions, labels, values and durations.
 fn used(expr: &str) -> BTreeSet<String> {
     const WORDS: [&str; 14] = [
         "and",

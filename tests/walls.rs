@@ -1,8 +1,9 @@
-//! The modules of a crate do not depend on each other in cycles, and neither do the crates.
+//! Checks that the modules of a crate do not depend on each other in cycles, and that CONTRIBUTING.md names the crates
+//! that each crate uses.
 //!
-//! A module is a top-level module of a crate, with everything in it. The test reads the paths that begin with
-//! `crate` or `super`, as rustfmt writes them; a name that a crate's root imports by `use` counts as a use of the
-//! module that it comes from.
+//! A *module* here is a top-level module of a crate, with everything in it. The test reads the paths that begin with
+//! `crate` or `super`, as rustfmt writes them. If the root of a crate re-exports a name, a use of that name counts as a
+//! use of the module that defines it.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use repository::crates;
 
-/// A source file of a crate.
+/// A source file of a crate, without its tests.
 struct File {
     path: PathBuf,
     /// The path of its module from the root of the crate
@@ -24,7 +25,7 @@ struct File {
     lines: Vec<(usize, String)>,
 }
 
-/// For each module the other modules that it uses, with the first line that uses them.
+/// For each module, the other modules that it uses, each with the first line that uses it.
 type Uses = BTreeMap<String, BTreeMap<String, String>>;
 
 #[test]
@@ -78,14 +79,14 @@ fn the_page_says_which_crate_uses_which() {
     assert_eq!(said, are);
 }
 
-/// A module that uses none of the remaining ones.
+/// Returns a module that uses none of the remaining ones; `None` if every module uses another one.
 fn without(uses: &Uses) -> Option<String> {
     let mut all = uses.iter();
     let leaf = all.find(|(_, others)| others.keys().all(|it| !uses.contains_key(it)));
     leaf.map(|(module, _)| module.clone())
 }
 
-/// A cycle among the remaining modules, each with its use of the next one.
+/// Returns a cycle among the remaining modules; each module comes with its use of the next one.
 fn circle(uses: &Uses) -> Vec<(String, (String, String))> {
     let Some(mut at) = uses.keys().next().cloned() else {
         return Vec::new();
@@ -136,7 +137,7 @@ fn uses(files: &[File]) -> Uses {
     uses
 }
 
-/// The path from the root of the crate.
+/// Converts a path that begins with `crate` or `super` to a path from the root of the crate.
 fn absolute(path: &[String], module: &[String]) -> Vec<String> {
     let up = path.iter().take_while(|it| *it == "super").count();
     if up == 0 {
@@ -195,7 +196,7 @@ fn leaves(tree: &str) -> Vec<Vec<String>> {
     all
 }
 
-/// The files of a crate without tests, with each `use` statement on one line.
+/// Reads the files of a crate without tests, with each `use` statement on one line.
 fn files(source: &Path) -> Vec<File> {
     let mut files = Vec::new();
     let mut folders = vec![source.to_owned()];
@@ -232,7 +233,7 @@ fn lines(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut in_use = false;
     for (number, line) in text.lines().enumerate() {
-        // Tests are at the end of a file.
+        // Tests are at the end of a file, so the rest is skipped.
         if line == "mod tests {" || line == "pub mod testing {" {
             break;
         }

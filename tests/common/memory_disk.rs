@@ -1,4 +1,4 @@
-//! Disks in memory that can fail, fill up, or lose their power.
+//! Disks in memory that can fail, fill up, or lose power.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
@@ -14,7 +14,7 @@ use crate::rng::Rng;
 /// The unit, in bytes, that a disk writes as a whole.
 const SECTOR: usize = 512;
 
-/// A fault that happens at some access.
+/// A fault that happens at a certain access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Lasts,
@@ -22,7 +22,7 @@ pub enum Fate {
     Dies(u64),
     /// Like [`Fate::Dies`], but the first half of the n-th write happens
     Tears(u64),
-    /// From the n-th on, writes fail because the disk is full
+    /// From the n-th access on, writes fail because the disk is full
     Full(u64),
     /// From the n-th on, writes and syncs fail with an I/O error
     Fails(u64),
@@ -38,7 +38,7 @@ enum Change {
 struct State {
     /// The content that processes see
     seen: Vec<u8>,
-    /// The content that survives a loss of power at least
+    /// The content that survives any loss of power
     lasting: Vec<u8>,
     unsynced: Vec<Change>,
     fate: Option<Fate>,
@@ -47,7 +47,7 @@ struct State {
     syncs: u64,
 }
 
-/// A disk that outlives its users.
+/// A disk in memory. Its clones share the content, so the content outlives the stores that use the disk.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryDisk(Arc<Mutex<State>>);
 
@@ -88,7 +88,7 @@ impl MemoryDisk {
         self.0.lock().unwrap().seen.clone()
     }
 
-    /// A disk with these bytes, all of them synced.
+    /// Returns a disk with these bytes, all of them synced.
     pub fn of(bytes: Vec<u8>) -> Self {
         let state = State {
             lasting: bytes.clone(),
@@ -98,7 +98,7 @@ impl MemoryDisk {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// The disk after the process was killed: everything written is in the kernel.
+    /// Returns the disk after its process was killed: everything written is in the kernel, so nothing is lost.
     pub fn after_kill(&self) -> Self {
         let state = self.0.lock().unwrap();
         Self(Arc::new(Mutex::new(State {
@@ -109,12 +109,12 @@ impl MemoryDisk {
         })))
     }
 
-    /// The disk after a loss of power at its worst: only what was synced.
+    /// Returns the disk after the worst loss of power: it has only what was synced.
     pub fn lasting(&self) -> Self {
         Self::of(self.0.lock().unwrap().lasting.clone())
     }
 
-    /// The disk after a loss of power that lost a file's new size, and nothing else.
+    /// Returns the disk after a loss of power that lost a file's new size, and nothing else.
     pub fn without_growth(&self) -> Self {
         let state = self.0.lock().unwrap();
         let mut bytes = state.seen.clone();
@@ -122,8 +122,8 @@ impl MemoryDisk {
         Self::of(bytes)
     }
 
-    /// The disk after a loss of power: it has any of the changes since the last sync, and of a lost write any of
-    /// its sectors.
+    /// Returns the disk after a random loss of power. Each change since the last sync is kept or lost; of a lost write,
+    /// some sectors may be kept.
     pub fn after_power_loss(&self, rng: &mut Rng) -> Self {
         let state = self.0.lock().unwrap();
         let mut bytes = state.lasting.clone();
@@ -148,7 +148,7 @@ impl MemoryDisk {
     }
 }
 
-/// Zeros come as a whole: one at a time they take half the time of an unoptimised simulation.
+/// Appends all zeros at once: one at a time, that takes half of the time of an unoptimised simulation.
 fn grow(bytes: &mut Vec<u8>, size: usize) {
     let more = size.saturating_sub(bytes.len());
     bytes.extend_from_slice(&vec![0; more]);
@@ -174,7 +174,7 @@ fn apply(bytes: &mut Vec<u8>, change: &Change, takes: impl Fn(usize) -> bool) {
 }
 
 impl State {
-    /// Counts an access: `Ok(false)` if it is to be torn, an error if it fails.
+    /// Counts an access. Returns `Ok(false)` if only half of a write happens, and an error if the access fails.
     fn step(&mut self, is_write: bool) -> io::Result<bool> {
         let at = self.count;
         self.count += 1;

@@ -1,18 +1,19 @@
-//! Checks that unit tests find the mutations that they are named for. Each crate includes this file.
+//! Checks that each mutation makes the unit test fail that `proofs` names for it. Every crate with such tests includes
+//! this file.
 #![cfg(debug_assertions)]
 
 use std::process::Command;
 
 use cadastre_core::mutation::{Mutation, VARIABLE};
 
-// Several tests include this file.
+// Several tests include this file, so its items are `pub`.
 #[allow(unreachable_pub)]
 #[path = "../sim/proofs.rs"]
 mod proofs;
 
 use proofs::{Proof, proof, row};
 
-/// Whether the test of that name passes; asserts that it exists and runs alone.
+/// Runs the test of that name and returns whether it passes; panics if there is not exactly one such test.
 fn passes(name: &str, mutation: Option<Mutation>) -> bool {
     let mut test = Command::new(std::env::current_exe().unwrap());
     test.args(["--exact", name]).env_remove(VARIABLE);

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The absolute path of a file or folder of the repository.
+/// The absolute path of a file or folder, given its path from the root of the repository.
 pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
-/// `splitmix64`: small and fast, and good with any seed.
+/// `splitmix64`: small, fast, and good with any seed.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -26,7 +26,7 @@ impl Rng {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// An index into a list of length `len`.
+    /// A random index into a list of length `len`.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap()
     }
@@ -55,7 +55,7 @@ impl Rng {
         &of[self.index(of.len())]
     }
 
-    /// A number, such as a duration, from `low` to `high`; every order of magnitude is equally likely.
+    /// A number from `low` to `high`, for example a duration. Every doubling of `low` is equally likely.
     pub fn stretch(&mut self, low: u64, high: u64) -> u64 {
         let doublings = u64::from((high / low.max(1)).max(1).ilog2()) + 1;
         let low = low << self.below(doublings);
@@ -63,7 +63,7 @@ impl Rng {
     }
 }
 
-/// The seed of a test with a single long run: `SEED`, or else always the same one.
+/// The seed of a test with a single long run: the environment variable `SEED`, or 1.
 pub fn seed() -> u64 {
     match std::env::var("SEED") {
         Ok(seed) => seed.parse().unwrap(),

@@ -1,4 +1,4 @@
-//! The tests that the page on security names exist.
+//! Checks that the tests which the page on security names exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn tests_in(folder: &Path, all: &mut BTreeSet<String>) {
         } else if entry.path().extension().is_some_and(|it| it == "rs") {
             let code = std::fs::read_to_string(entry.path()).unwrap();
             for part in code.split("test]").skip(1) {
-                // Other attributes may come between this one and the function.
+                // Other attributes may come between `#[test]` and the function, so this looks for the next `fn`.
                 let begins = part.split_once("fn ").map(|it| it.1).unwrap_or_default();
                 all.extend(begins.split('(').next().map(str::to_owned));
             }

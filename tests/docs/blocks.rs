@@ -1,4 +1,4 @@
-//! Objects and configurations in the pages are valid.
+//! Checks that objects and configurations in the pages are valid.
 
 use cadastre_api::IPPool;
 use serde_json::Value;
@@ -57,7 +57,7 @@ fn as_written(pool: &Value) -> Result<(), String> {
     }
 }
 
-/// The path of the first field that a schema does not have.
+/// Returns the path of the first field that the schema does not have.
 fn unknown(value: &Value, schema: &Value) -> Option<String> {
     if let Some(items) = value.as_array() {
         return items.iter().find_map(|it| unknown(it, &schema["items"]));

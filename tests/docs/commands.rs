@@ -1,4 +1,4 @@
-//! Commands in the pages and in the workflows are valid.
+//! Checks that commands in the pages and in the workflows are valid.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::repository::packages;
 use crate::shell::commands;
 use crate::{assert_none, pages, path, text};
 
-/// Folders of the repository whose files commands name.
+/// The repository's folders: if a word of a command is a path in one of them, the file must exist.
 const FOLDERS: [&str; 10] = [
     ".ci", "charts", "config", "crates", "docs", "e2e", "hack", "proto", "src", "tests",
 ];
 
-/// Cargo's flags that name a target, with the folder of such targets.
+/// Cargo's flags that name a target, each with the folder of its targets.
 const TARGETS: [(&str, &str); 3] = [
     ("--bin", "src/bin"),
     ("--test", "tests"),
@@ -45,8 +45,8 @@ impl Known {
         }
     }
 
-    /// Returns an error that says what is wrong with a command. If the command is only `mentioned`, required
-    /// arguments may be missing.
+    /// Returns an error that says what is wrong with a command. If the command is only `mentioned` in a sentence,
+    /// required arguments may be missing.
     fn judge(&self, words: &[String], mentioned: bool) -> Result<(), String> {
         let name = words[0].rsplit('/').next().unwrap();
         let rest = &words[1..];
@@ -98,7 +98,7 @@ impl Known {
         Ok(())
     }
 
-    /// Whether the chart has a value of that name, or a map or list that it may be an entry of.
+    /// Whether the chart has a value of that name, or a list or free-form map that can contain an entry of that name.
     pub fn has_value(&self, name: &str) -> bool {
         let mut at = &self.values;
         for part in name.split('.') {
@@ -121,7 +121,7 @@ impl Known {
     }
 }
 
-/// Whether a file name is free of characters that a shell expands and of placeholders.
+/// Whether a file name contains no characters that a shell expands, and no placeholders.
 fn is_plain(file: &str) -> bool {
     file.chars()
         .all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c))
@@ -145,7 +145,7 @@ fn of_clap(error: Option<clap::Error>, mentioned: bool) -> Result<(), String> {
     }
 }
 
-/// Replaces placeholders of an address or a range.
+/// Replaces the placeholders `ADDRESS` and `CIDR` with valid values.
 fn stand_ins(words: &[String]) -> Vec<String> {
     let own = words.iter().map(|word| match word.as_str() {
         "ADDRESS" => "192.0.2.1".to_owned(),
@@ -224,7 +224,7 @@ fn commands_in_sentences_can_be_called() {
     let mut count = 0;
     for page in pages::all() {
         for code in page.code() {
-            // For text that is no command, only the files that it names are checked.
+            // If the code is not a command, only the files that it names are checked.
             for words in commands(&code) {
                 count += usize::from(words.len() > 1);
                 if let Err(why) = known.judge(&words, true) {

@@ -1,4 +1,4 @@
-//! Commands name our kinds with their group: other APIs have `ippools`, too, and a name without group may mean theirs.
+//! Checks that commands name Cadastre's kinds with their group: other APIs have `ippools`, too.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,7 +23,7 @@ const READ: [&str; 9] = [
 /// The characters that end a command of kubectl, in a shell or in a sentence.
 const ENDS: [char; 7] = ['\n', '`', '|', ';', ')', '(', '#'];
 
-/// All names that kubectl accepts for our kinds.
+/// All names that kubectl accepts for Cadastre's kinds.
 fn names() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for crd in crd::all() {
@@ -35,14 +35,14 @@ fn names() -> BTreeSet<String> {
     all
 }
 
-/// The commands in a text that name our kinds without a group.
+/// The uses of a name of Cadastre's kinds without group in the commands of a text.
 fn bare(text: &str, names: &BTreeSet<String>) -> Vec<String> {
     let text = text.replace("\\\n", " ");
     let mut bare = Vec::new();
     for command in text.split("kubectl ").skip(1) {
         let command = command.split(ENDS).next().unwrap_or_default();
         let mut words = command.split_whitespace().filter(|it| !it.starts_with('-'));
-        // The kubectl plugin knows only our kinds.
+        // `kubectl cadastre` knows only Cadastre's kinds, so its commands need no group.
         let Some(verb) = words.next().filter(|it| *it != "cadastre") else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! The limits of a pool's lists in the page are those of the CRD.
+//! Checks that the page on pools has the same limits of lists and maps as the CRD.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::text;
 
-/// Collects the limits of all lists and maps below a schema, by path.
+/// Collects the maximum numbers of entries of all lists and maps below a schema, by path.
 fn limits(schema: &Value, path: &str, found: &mut BTreeMap<String, u64>) {
     let most = ["maxItems", "maxProperties"].iter();
     for most in most.filter_map(|it| schema[*it].as_u64()) {
@@ -15,7 +15,7 @@ fn limits(schema: &Value, path: &str, found: &mut BTreeMap<String, u64>) {
     limits_of_items(&schema["items"], path, found);
     let fields = schema["properties"].as_object();
     for (name, field) in fields.into_iter().flatten() {
-        // The limits of the three selectors are equal.
+        // The limits of the three selectors are equal, so the page names them once.
         let name = if name.ends_with("Selector") {
             "nodeSelector"
         } else {

@@ -1,4 +1,4 @@
-//! Links between the pages lead somewhere.
+//! Checks that links between the pages lead to files and headings that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 use crate::pages::{self, Page};
 use crate::{assert_none, path};
 
-/// The file and the anchor that a link on a page leads to; `None` if it leads out of the repository.
+/// Returns the file and the anchor that a link on a page leads to; `None` if the link leads out of the repository.
 fn target(page: &str, link: &str) -> Option<(String, String)> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -66,7 +66,7 @@ fn links_lead_to_files_and_headings_that_exist() {
     assert!(count > 80, "only {count} links were found");
 }
 
-/// Every page can be reached from the pages outside docs/; runbooks are reached from the alerts.
+/// Every page of docs/ is named in README.md, and every other page can be reached from there.
 #[test]
 fn every_page_is_found_from_the_readme() {
     let pages = pages::all();

@@ -1,4 +1,5 @@
-//! The page on mutations agrees with `tests/sim/proofs.rs`, and no shipped executable contains mutations.
+//! Checks that the page on mutations agrees with `tests/sim/proofs.rs`, and that no shipped executable contains
+//! mutations.
 
 use cadastre_core::mutation::Mutation;
 
@@ -30,7 +31,7 @@ fn the_page_names_every_mutation_and_what_finds_it() {
 
 #[test]
 fn what_is_shipped_has_no_mutations() {
-    // Mutations exist in builds with debug assertions, which no release profile enables.
+    // Mutations exist in builds with debug assertions, so no release profile may enable those.
     assert!(!text("Cargo.toml").contains("debug-assertions"));
     let binaries = text("hack/binaries");
     let builds = binaries.lines().filter(|it| it.contains("cargo build"));

@@ -1,4 +1,4 @@
-//! Names in the pages that come from the code: metrics, values of the chart, environment variables.
+//! Checks names in the pages that come from the code: metrics, values of the chart, environment variables.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,7 +18,7 @@ const METRICS: [&str; 5] = [
     "workqueue_",
 ];
 
-/// File extensions: file names such as `agent.sock` look like values of the chart.
+/// File extensions. Names of files such as `agent.sock` look like values of the chart, but are none.
 const FILES: [&str; 7] = ["json", "lock", "log", "proto", "rs", "sock", "yaml"];
 
 /// The words of code, split at all characters that no name contains.

@@ -15,7 +15,7 @@ const AT_TOP: [&str; 5] = [
 ];
 
 pub struct Page {
-    /// Its path in the repository, such as `docs/pools.md`
+    /// The path of the page in the repository, such as `docs/pools.md`
     pub name: String,
     pub blocks: Vec<Block>,
     /// Everything outside fenced blocks
@@ -24,9 +24,9 @@ pub struct Page {
 
 /// A fenced block.
 pub struct Block {
-    /// Its language, which may be empty
+    /// The language of the block, which may be empty
     pub language: String,
-    /// Its lines, without the indentation of the fence
+    /// The lines of the block, without the indentation of the fence
     pub text: String,
 }
 
@@ -83,7 +83,7 @@ impl Page {
         page
     }
 
-    /// The prose without code, and the code in it.
+    /// Returns the prose without code, and the code that was in it.
     fn parted(&self) -> (String, Vec<String>) {
         let (mut sentences, mut code) = (String::new(), Vec::new());
         // Code may continue on the next line, but not beyond a paragraph, a list item or a table row.

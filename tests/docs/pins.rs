@@ -1,4 +1,4 @@
-//! What builds and releases use is pinned by digest, as a tag can be moved.
+//! Checks that everything that builds and releases use is pinned by digest, because a tag can be moved.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ fn images_that_something_is_built_in_are_named_by_their_digest() {
         let digest = image.split_once("@sha256:").unwrap_or_default().1;
         assert!(is_hex(digest, 64), "{image}");
     }
-    // A stage builds only on nothing, on a pinned image, or on another stage.
+    // A stage builds only on nothing, on a pinned image, or on another stage, so no other image is used.
     let mut stages = vec!["scratch", "${BUILDER}", "${BINARIES}"];
     for from in after(&dockerfile, "FROM ") {
         let (base, stage) = from.split_once(" AS ").unwrap_or((from, ""));

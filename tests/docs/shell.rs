@@ -1,6 +1,6 @@
 //! A minimal shell parser that finds the programs that a line calls, with their arguments.
 
-/// The commands of a text, each as words, without comments, redirections and leading assignments.
+/// Returns the commands of a text as lists of words, without comments, redirections and leading assignments.
 pub fn commands(text: &str) -> Vec<Vec<String>> {
     let text = text.replace("\\\n", " ");
     let mut reader = Reader::default();
@@ -26,7 +26,7 @@ pub fn commands(text: &str) -> Vec<Vec<String>> {
             }
             '\n' | '|' | ';' | '&' | '(' | ')' => reader.end_command(),
             '<' | '>' => {
-                // `2>` is a redirection, not a word.
+                // The digit of `2>` belongs to the redirection and is not a word.
                 if reader
                     .word
                     .as_ref()

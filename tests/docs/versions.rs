@@ -1,7 +1,7 @@
-//! Versions and requirements are the same everywhere.
+//! Checks that versions and requirements are the same everywhere.
 //!
-//! Cargo.toml has the version. The chart's tests compare Chart.yaml and the files that are generated from it; the
-//! rest is compared here.
+//! Cargo.toml has the version. The chart's tests compare Chart.yaml and the files that are generated from it; this file
+//! compares all other places.
 
 use crate::repository::packages;
 use crate::{assert_none, pages, text};

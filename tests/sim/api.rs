@@ -1,7 +1,7 @@
 //! The API server in memory, with the rules by which a real one accepts and rejects writes.
 //!
 //! All kinds share one revision counter. Reads and lists are consistent. A write that changes nothing keeps the
-//! version, as in etcd. The history has every change with its time and author.
+//! version, as in etcd. The history of each kind (`object_log`) contains every change with its time.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,13 +28,13 @@ use super::shape::counted;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// A condition of NodeSubnets that another writer owns; each write of an agent updates it.
+/// A condition of NodeSubnets that another writer owns. The simulation updates it whenever an agent writes its status.
 const OF_ANOTHER: &str = "OfAnother";
 
 /// Who wrote a change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Author {
-    /// Everybody else: kubelets, people, a foreign allocator.
+    /// Everyone else: kubelets, users, a foreign allocator.
     World,
     /// A node's agent, which writes its own NodeSubnet.
     Agent,
@@ -55,7 +55,7 @@ pub enum Commit {
     Service,
     /// The pod's node, the pod, and whether it still exists.
     Pod(NodeName, Arc<Pod>, bool),
-    /// The node, and its NodeAddresses if they exist.
+    /// The name of the node, and its NodeAddresses if they exist.
     Addresses(NodeName, Option<AddressesSeen>),
 }
 
@@ -88,20 +88,20 @@ pub struct Api {
     pub lease: Option<LeaseRecord>,
     /// When each version of the Lease was written, by the wall clock of the writer.
     pub renewals: BTreeMap<String, Timestamp>,
-    /// UIDs of nodes that have the finalizer of somebody else.
+    /// UIDs of nodes that have a finalizer of another component.
     pub finalized: BTreeSet<ObjectUid>,
-    /// Statuses of NodeSubnets by UID, and NodeAddresses by name, which agents have written.
+    /// What agents have written: statuses of NodeSubnets by UID, and NodeAddresses by name.
     pub statuses: BTreeMap<ObjectUid, NodeSubnetStatus>,
     pub addresses: BTreeMap<NodeName, AddressesSeen>,
     /// Each pod's node, by the pod's UID.
     pub placed: BTreeMap<ObjectUid, NodeName>,
     /// Whether the Lease loses the intents that are written to it.
     pub forgets_intents: bool,
-    /// The terms of a node before touches that the mutation `TouchWithoutEffect` ignored.
+    /// By UID of a node: its terms before each touch that the mutation `TouchWithoutEffect` made ineffective.
     overlooked: BTreeMap<ObjectUid, BTreeSet<Option<LeaderTerm>>>,
-    /// Duplicates that only the test of the UID, and only the test of the term, has prevented.
+    /// Duplicates that only the test of the node's UID has prevented, and those that only the test of the term has.
     pub averted: (u64, u64),
-    /// Changes since they were last taken out.
+    /// Changes that the watches and checks have not received yet.
     pub commits: Vec<Commit>,
 }
 
@@ -116,7 +116,7 @@ impl Api {
         self.revision
     }
 
-    /// The content of a backup. UIDs are random in reality and never repeat, so their counter is not part of it.
+    /// Returns the content of a backup. The counter of UIDs is not part of it, because real UIDs never repeat.
     pub fn backup(&self) -> State {
         State {
             revision: self.revision,
@@ -151,7 +151,7 @@ impl Api {
         self.addresses = state.addresses;
     }
 
-    // Writes of everybody but controllers. Each keeps the server's rules but needs no guard.
+    // Writes of everyone except controllers. They follow the server's rules, but have no preconditions.
 
     pub fn put_node(&mut self, node: Node, at: Time) -> Arc<Node> {
         let before = self.nodes.get(&node.name).cloned();
@@ -478,7 +478,7 @@ impl Api {
         RequestOutcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
     }
 
-    /// Writes the status of an agent if the version matches; returns what is then stored.
+    /// Writes the status of an agent if the version matches. Returns the new version and the status, or `None`.
     pub fn publish_status(
         &mut self,
         name: &NodeName,
@@ -516,7 +516,7 @@ impl Api {
         Some((self.subnets.get(name)?.version, status))
     }
 
-    /// Writes an agent's list of addresses.
+    /// Writes an agent's NodeAddresses. Returns `false` if `is_new` and they exist, or if neither is the case.
     pub fn write_addresses(
         &mut self,
         name: &NodeName,
@@ -659,7 +659,8 @@ where
         .map_or_else(missing, |object| outcome(T::clone(object)))
 }
 
-/// The guard of the term annotation: JSON Patch can test a child only if its parent exists.
+/// Whether the node passes the test of the term annotation. JSON Patch can test an annotation only if the node has
+/// annotations; otherwise the request tests that there are none.
 fn same_term(node: &Node, term: Option<&LeaderTerm>, annotated: bool) -> bool {
     if annotated {
         node.annotated && node.term.as_ref() == term
@@ -672,7 +673,7 @@ fn missing() -> RequestOutcome {
     RequestOutcome::Rejected(Rejection::Missing)
 }
 
-/// The condition of another writer in a NodeSubnet that has reached this version.
+/// The condition that another writer updates when it has seen this version of a NodeSubnet.
 fn of_another(version: u64) -> SubnetCondition {
     SubnetCondition {
         kind: OF_ANOTHER.into(),

@@ -1,16 +1,16 @@
-//! What must hold of affinity blocks after every step.
+//! What must hold of blocks after every step.
 //!
 //! # Guarantees that are checked
-//! 1. *One holder.* No address is assigned to a pod while another live machine may assign it as well, or while an
+//! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
 //!    existing pod reports it. No block is listed that overlaps a block listed for another live node, or a podCIDR
-//!    of ours.
+//!    that a controller has allocated.
 //! 2. *The agent's word.* A block listed for a live node stays listed until its agent has reported that it
 //!    released that very block.
-//! 3. *The end of a block.* A controller deletes its object only after that; or if it was never listed and another
-//!    range claims its addresses; or when its node is deleted, the quarantine over, and no pod of it reports an
-//!    address of the block.
-//! 4. *Policy.* A block is created inside its pool, for a node that the pool selects, without overlapping ranges
-//!    that the writer had received as allocated, and not where an older pool has the same addresses.
+//! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
+//!    release; or the block was never listed and another range claims its addresses; or its node is deleted, the
+//!    quarantine is over, and no pod of the node reports an address of the block.
+//! 4. *Policy.* A block is created inside its pool, for a node that the pool selects. It overlaps no range that the
+//!    writing process had received as allocated, and no older pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,10 +31,10 @@ use super::shape::{Shape, counted};
 
 type Verdict = Result<(), Violation>;
 
-/// How long a controller must have known a pool before it has to respect its settings.
+/// A controller must respect an object that it received at least this long ago: a pool, service range or pod.
 const HEEDED: Time = 120 * SECOND;
 
-/// The history of each block, by CIDR and UID.
+/// The history of each block (by CIDR and UID) and of each node.
 #[derive(Clone, Default)]
 pub struct BlockChecks {
     lives: BTreeMap<Key, Life>,
@@ -44,13 +44,13 @@ pub struct BlockChecks {
 
 #[derive(Clone, Default)]
 struct Life {
-    /// UIDs of the nodes for which it was listed.
+    /// UIDs of the nodes for which the block was listed.
     listed: BTreeSet<ObjectUid>,
-    /// UIDs of the nodes whose agents have released it.
+    /// UIDs of the nodes whose agents have released the block.
     released: BTreeSet<ObjectUid>,
-    /// Whether another range claimed its addresses.
+    /// Whether another range claimed addresses of the block.
     contested: bool,
-    /// Whether somebody edited its object.
+    /// Whether a user edited the block's object or its entry in a NodeSubnet, or a restore lost the object.
     edited: bool,
 }
 
@@ -78,7 +78,7 @@ fn lives(api: &Api, uid: &ObjectUid) -> bool {
 }
 
 impl BlockChecks {
-    /// Records that a machine uses a range which the restored server does not know.
+    /// Records that a host uses a range that the restored server does not know: blocks that overlap it are contested.
     pub fn used(&mut self, range: &Cidr) {
         for ((cidr, _), life) in &mut self.lives {
             life.contested |= cidr.overlaps(range);
@@ -109,7 +109,7 @@ impl Checks {
             }
         }
         if *author == Author::World {
-            // One of the two records of the node's blocks is lost.
+            // A NodeSubnet is one of two records of the node's blocks, and a user has changed it.
             for block in listed(before) {
                 self.parcels.lives.entry(block).or_default().edited = true;
             }
@@ -123,7 +123,7 @@ impl Checks {
             let report = before.and_then(|before| before.report.as_ref());
             let report = report.filter(|report| report.node_uid == uid);
             for block in was {
-                // A block that was deleted by hand and created again has another UID.
+                // A block that was deleted by hand and created again has another UID, so only the CIDR is compared.
                 let stays = has.as_ref() == Some(&uid) && is.iter().any(|it| it.0 == block.0);
                 let word = report.and_then(|report| report.of_block(&block.0, &block.1));
                 if !stays && !word.is_some_and(|word| word.released) {
@@ -150,8 +150,8 @@ impl Checks {
                 let text = format!("{} and {} are both listed", block.0, other.0);
                 return wrong(DUPLICATE, text, [subnet.name.clone()]);
             }
-            // When people have deleted the NodeSubnet, a late creation may list a released block: nothing is
-            // assigned from it.
+            // After a user has deleted the NodeSubnet, a late creation may list a block that the agent has released.
+            // That is harmless, because the agent assigns nothing from it.
             if before.is_none() && life.released.contains(&uid) {
                 life.edited = true;
                 continue;
@@ -211,7 +211,7 @@ impl Checks {
         }
     }
 
-    /// Whether somebody edited a block that contains the address.
+    /// Whether a user edited, or a restore lost, a block that contains the address.
     fn was_edited(&self, addr: Addr) -> bool {
         let mut lives = self.parcels.lives.iter();
         lives.any(|(key, life)| life.edited && key.0.contains_addr(addr))
@@ -241,7 +241,7 @@ impl Checks {
         life.contested |= contested;
     }
 
-    /// Records that podCIDRs were written: whoever wrote them, they claim their addresses.
+    /// Records written podCIDRs: whoever wrote them, blocks that overlap them are contested.
     pub fn podcidrs_written(&mut self, ranges: &[Cidr]) {
         for ((cidr, _), life) in &mut self.parcels.lives {
             life.contested |= ranges.iter().any(|range| range.overlaps(cidr));
@@ -253,13 +253,14 @@ impl Checks {
         let owner = &spec.owner;
         let names = [owner.name.clone()];
         let key = (spec.cidr, block.uid.clone());
-        // A block that somebody deleted by hand was released under its earlier UID.
+        // The block may have been deleted by hand and created again. Then it was released under its earlier UID, so
+        // the histories of all blocks of this CIDR are considered.
         let same = self.parcels.lives.range((spec.cidr, "".into())..);
         let same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
         let same: Vec<(&Key, &Life)> = same.collect();
         let was_listed = |it: &&(&Key, &Life)| *it.0 == key && it.1.listed.contains(&owner.uid);
         let was_listed = same.iter().any(|it| was_listed(&it));
-        // So was a block that a late deletion ended and that was created again meanwhile.
+        // The same is true of a block that a late deletion removed and that was created again.
         let is_let_go = |it: &Life| it.released.contains(&owner.uid);
         let remade = |it: &Life| is_let_go(it) && (it.edited || !was_listed);
         let remade = same.iter().any(|(_, it)| remade(it));
@@ -267,8 +268,8 @@ impl Checks {
         let life = self.parcels.lives.entry(key.clone()).or_default();
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
-            // A late deletion may meet a list that names the block again, whose agent then reports once more that
-            // it is released.
+            // When a late deletion takes effect, the NodeSubnet may list the block again. Then the agent must have
+            // reported the release once more.
             let report = told.and_then(|told| told.report.as_ref());
             let report = report.filter(|report| report.node_uid == owner.uid);
             let word = report.and_then(|report| report.of_block(&key.0, &key.1));
@@ -307,7 +308,7 @@ impl Checks {
             );
             return wrong("end of a block", text, names);
         }
-        // The same machine may have released it as another Node, which may be deleted by now.
+        // The same host may have released the block as another Node, which may be deleted by now.
         let released = !life.released.is_empty() || !life.listed.contains(&owner.uid);
         let died = self.parcels.died.get(&owner.uid).copied();
         let rested = died.map(|died| died + self.quarantine_of(&spec.pool));
@@ -323,14 +324,14 @@ impl Checks {
         Ok(())
     }
 
-    /// The shortest quarantine of all versions of the pool, measured by the fastest clock.
+    /// The shortest quarantine of all versions of the pool, as the fastest clock measures it.
     fn quarantine_of(&self, pool: &PoolName) -> Time {
         let versions = self.shapes.iter().filter(|shape| shape.name == *pool);
         let shortest = versions.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
         shortest - shortest * self.skew * 2 / 1_000_000
     }
 
-    /// Checks a new block that a controller requests against what it had received.
+    /// Checks a new block that a controller requests against what the controller had received.
     pub fn carved(
         &self,
         place: Where,
@@ -348,7 +349,7 @@ impl Checks {
             wrong("policy", text, [&*owner.name, &*spec.pool])
         };
         let told = known.subnets.objects.get(&spec.owner.name);
-        // A quarantined block is recorded again, and so is one that its agent uses; a node gains nothing by that.
+        // Creating a quarantined block, or one that the node had already, is a repair: the node gains nothing by it.
         let restored = spec.owner.quarantined
             || known.used.contains(&(spec.cidr, spec.owner.name.clone()))
             || known.had.contains(&(spec.cidr, spec.owner.name.clone()))
@@ -385,7 +386,7 @@ impl Checks {
         if let Some(node) = nodes.find(holds) {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
-        // The request may have waited since the decision.
+        // The request may have waited since the decision, so only objects known for long enough count.
         let heeded = |uid: &ObjectUid| known.is_shown_since(uid, now.saturating_sub(HEEDED));
         let mut services = known.services.objects.values();
         let covers = |s: &&ServiceRange| {
@@ -416,7 +417,7 @@ impl Checks {
             return Ok(());
         };
         let older = |shape: &&Shape| {
-            // An answer may have shown a newer version than the watch.
+            // The pool may have been deleted since, and a response may have shown a newer version than the watch.
             let there = api.pools.get(&shape.name);
             there.is_some_and(|it| it.uid == shape.uid)
                 && shape.age() < own.age()
@@ -436,16 +437,16 @@ fn owner_is(subnet: Option<&Subnet>, uid: &ObjectUid) -> bool {
 }
 
 impl Sim {
-    /// The blocks that a machine uses: those of its present Node, and, of a Node that the restored server does not
-    /// know, those with addresses in use. A machine that is gone uses none.
+    /// The blocks that a host uses: the unreleased blocks of its present Node, and blocks with addresses in use of
+    /// Nodes that the server lost in a restore. A host that is off for good uses none.
     fn used_by(&self, id: usize) -> Vec<&Key> {
         let agent = &self.machines.hosts[id];
         if agent.is_gone && self.was_restored() {
             return Vec::new();
         }
         let node = self.machines.live_node(id, &self.api);
-        // A machine without Node that gets none, because an earlier Node of its name came back, cannot publish
-        // anything.
+        // A host without a Node cannot publish anything. After a restore it stays without one if an earlier Node of its
+        // name came back.
         if node.is_none() && self.was_restored() && !self.registering.contains(&agent.name) {
             return Vec::new();
         }
@@ -462,8 +463,8 @@ impl Sim {
             .collect()
     }
 
-    /// Checks after a restore that no block is newly listed for a node while another one uses it, whatever the
-    /// server knew.
+    /// Checks after a restore that no block is newly listed for a node while another host uses it, even if the server
+    /// does not know of that use.
     pub fn check_listed(&self, before: Option<&Subnet>, after: Option<&Subnet>) -> Verdict {
         let Some(uid) = owner(after).filter(|uid| self.was_restored() && lives(&self.api, uid))
         else {
@@ -540,13 +541,13 @@ impl Sim {
             .values()
             .filter(|other| other.uid != *pod)
         {
-            // Nothing is guaranteed for addresses that somebody else assigned.
+            // Nothing is guaranteed for addresses that no agent assigned, or that an agent assigned too late.
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
                 && !self.checks.ghosts.contains(&other.uid)
                 && !self.checks.given_too_late.contains(&other.uid);
-            // People who edit a dead node's block by hand decide whose it is.
+            // A user who edits the block of a dead node decides whose it is, so nothing is checked then.
             let edited = self.checks.was_edited(addr);
-            // The quarantine of a dead node's addresses is measured by clocks.
+            // Clocks measure the quarantine of a dead node's addresses: with fast clocks it ends too early.
             let of_dead = || {
                 let of_pod = self.machines.of_pod.get(&other.uid);
                 of_pod.is_none_or(|(_, node)| !lives(&self.api, node))

@@ -1,8 +1,8 @@
 //! Limits how often a process may send requests: no loop may spin, whatever is rejected, unanswered or silent.
 //!
-//! Requests about one object that have no effect are counted over a minute; a write of the object that succeeds,
-//! or a new object, starts the count again. All requests of a process are counted, too, and how often its clock
-//! alone wakes it.
+//! Counted over a minute are: writes of an object that have no effect, reads of an object, all requests of a process,
+//! and how often the process is woken by its clock alone. The counts of an object start again with a write of the
+//! object that succeeds, or when a new object takes its place.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,21 +19,21 @@ use super::run::Where;
 
 const MINUTE: Time = 60 * SECOND;
 
-/// The most writes of one kind without effect, per object.
+/// The maximum number of writes of one kind without effect, per object and minute.
 const WRITES: usize = 16;
-/// The most reads of one object without a successful write of it.
+/// The maximum number of reads of one object in a minute without a successful write of the object.
 const READS: usize = 40;
-/// The most requests of one process.
+/// The maximum number of requests of one process in a minute.
 const ALL: usize = 6_000;
-/// The most wake-ups of one process by its clock alone.
+/// The maximum number of wake-ups of one process by its clock alone, in a minute.
 const WAKES: usize = 2_400;
 
-/// The events of the last minute.
+/// The times of the events in the last minute.
 #[derive(Default)]
 struct Row(VecDeque<Time>);
 
 impl Row {
-    /// Adds an event and returns their number.
+    /// Adds an event; returns the number of events in the last minute.
     fn add(&mut self, now: Time) -> usize {
         while self.0.front().is_some_and(|at| at + MINUTE <= now) {
             self.0.pop_front();
@@ -53,7 +53,7 @@ pub struct Budget {
     fruitless: BTreeMap<Key, Row>,
     all: BTreeMap<Where, Row>,
     wakes: BTreeMap<Where, Row>,
-    /// The highest numbers so far: writes, reads, all requests, wake-ups
+    /// The highest counts so far: writes, reads, all requests, wake-ups
     pub most: [usize; 4],
 }
 
@@ -66,7 +66,7 @@ impl Budget {
         }
     }
 
-    /// Counts a request that was answered.
+    /// Counts an answered request, and checks the counts against the limits.
     pub fn answered(
         &mut self,
         place: Where,
@@ -80,7 +80,7 @@ impl Budget {
             let text = format!("{place} asks {all} times in a minute");
             return Err(Violation::new("budget", text, None::<&str>));
         }
-        // A request that was not sent costs the server nothing.
+        // A request that was not sent costs the server nothing, so it is not counted for its object.
         if matches!(outcome, RequestOutcome::Rejected(Rejection::NotSent)) {
             return Ok(());
         }
@@ -127,7 +127,7 @@ impl Budget {
         Ok(())
     }
 
-    /// A Node of that name was created: earlier reads concerned another object.
+    /// Handles the creation of a Node. Reads of the name concerned another object before, so they no longer count.
     pub fn born(&mut self, name: &NodeName) {
         let of_it: [Text; 2] = [
             format!("read of node {name}").into(),
@@ -136,7 +136,7 @@ impl Budget {
         self.fruitless.retain(|(_, _, key), _| !of_it.contains(key));
     }
 
-    /// Counts a wake-up of a process by its clock alone.
+    /// Counts a wake-up of a process by its clock alone, and checks the count against the limit.
     pub fn woke(&mut self, place: Where, now: Time) -> Result<(), Violation> {
         let count = self.wakes.entry(place).or_default().add(now);
         self.most[3] = self.most[3].max(count);
@@ -148,7 +148,7 @@ impl Budget {
     }
 }
 
-/// The object of the request: kind and name, or the UID of a node.
+/// The key under which a request's object is counted: kind and name, or for writes of a Node its UID.
 fn object(request: &ApiRequest) -> Option<Text> {
     let of = |kind: &str, name: &str| Some(format!("{kind} {name}").into());
     match request {

@@ -1,25 +1,25 @@
 //! What must hold after every step, checked against the API server's history and what each process had received.
-//! Nothing here reads the state of a controller.
+//! No check reads the state of a controller.
 //!
 //! # Guarantees that are checked
-//! 1. *One holder.* A range that a controller allocates overlaps no range that a controller has allocated to
-//!    another live node, nor one of a foreign allocator that the writer had received.
-//! 2. *Rest.* The range of a dead node is not allocated to another machine before the quarantine is over, counted
-//!    from the true time of the deletion, nor before a consistent list of the dead node's pods since then showed
-//!    none of its addresses. This holds if a NodeSubnet contained the range when the node was deleted, or if the
-//!    process that allocates it received the deletion, whoever led then. The time is not checked in runs whose
-//!    wall clocks jump: across a restart they are the only measure.
-//! 3. *Policy.* An allocated range is one block of each of the pool's families, from a pool that the writer had
-//!    received as enabled, as selecting the node and with that block size; it overlaps no reserved range, service
-//!    range, or address of a pod or node that the writer had received. A range that a machine gets back may have
-//!    another size and contain its own pods.
-//! 4. *Named.* An assignment of podCIDRs is sent only while the last Lease of its sender's tenure names it; it
-//!    stays named until it can no longer take effect. Every other important write is sent only after a write of
-//!    the Lease that took effect after the decision.
-//! 5. *Fence.* After an unclean takeover from a Lease without intents, no assignment is sent before every existing
-//!    node without podCIDR has the new term.
-//! 6. *Records.* A NodeSubnet's record of a node's ranges does not vanish too early; a pool's finalizer stays
-//!    while ranges of the pool are allocated or quarantined.
+//! 1. *One holder.* A range that a controller allocates overlaps no range that a controller has allocated to another
+//!    live node. It also overlaps no range of a foreign allocator if the writing process had received that range.
+//! 2. *Rest.* The range of a dead node is not allocated to another host before the quarantine is over, counted from
+//!    the true time of the deletion. Before that, a consistent list of the dead node's pods must also have shown none
+//!    of the range's addresses. This holds if a NodeSubnet contained the range when the node was deleted, or if the
+//!    allocating process received the deletion, whoever led then. The time is not checked in runs whose wall clocks
+//!    jump: across a restart, wall clocks are the only measure of time.
+//! 3. *Policy.* An allocated range is one block of each of the pool's families. The writing process had received the
+//!    pool as enabled, as selecting the node and with that block size. The range overlaps no reserved range, no service
+//!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
+//!    another size and contain addresses of its own pods.
+//! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's tenure names it. The Lease
+//!    names it until it can no longer take effect. Another write that an earlier leader could do harm with is sent only
+//!    after a write of the Lease that took effect after the decision.
+//! 5. *Fence.* After an unclean takeover from a Lease without intents, no podCIDRs are allocated before every existing
+//!    node without podCIDRs has the new term.
+//! 6. *Records.* A NodeSubnet's record of a node's ranges does not vanish too early. A pool's finalizer stays while
+//!    ranges of the pool are allocated or quarantined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ use super::known::{Known, Labels};
 use super::run::{Tally, Where};
 use super::shape::{Shape, counted, is_counted};
 
-/// The most important rule: no range has two owners.
+/// The name of the most important rule: no range has two holders.
 pub const DUPLICATE: &str = "one holder";
 
 #[derive(Debug)]
@@ -76,11 +76,11 @@ pub struct DeadNode {
     pub machine: MachineIdentity,
     pub ranges: Vec<Cidr>,
     pub died: Time,
-    /// Whether a NodeSubnet contained its ranges when it was deleted, and nobody has edited that since.
+    /// Whether a NodeSubnet contained the ranges when the node was deleted, and no user has edited that record since.
     pub recorded: bool,
-    /// Whether people have edited the record: a controller that received the edit takes the quarantine for over.
+    /// Whether a user has edited the record. A controller that received the edit considers the quarantine over.
     edited: bool,
-    /// When lists of its pods showed none of its addresses.
+    /// The times at which lists of the node's pods showed none of its addresses.
     looked: Vec<Time>,
 }
 
@@ -92,8 +92,8 @@ pub struct Checks {
     /// UIDs of nodes whose podCIDRs a controller has allocated.
     pub ours: BTreeSet<ObjectUid>,
     pub dead_nodes: Vec<DeadNode>,
-    /// For ranges that were chosen for a node (by UID): UIDs of the dead nodes whose quarantine the last process
-    /// that chose them had to respect.
+    /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine the process that
+    /// last chose the ranges had to respect.
     considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
     born: BTreeMap<ObjectUid, Time>,
     /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
@@ -103,9 +103,9 @@ pub struct Checks {
     /// The holder of the Lease, and since when.
     lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
-    /// When the Lease was last written in each term, and its intents then.
+    /// By term: when the Lease was last written in it, and the intents in that Lease.
     leases: BTreeMap<LeaderTerm, (Time, Option<Arc<WriteIntents>>)>,
-    /// The last of these terms.
+    /// The term of the last write of the Lease.
     last_term: Option<LeaderTerm>,
     pub last_write: (Time, String),
     /// The last request of a controller, except those about the Lease.
@@ -113,19 +113,19 @@ pub struct Checks {
     pub parcels: BlockChecks,
     /// UIDs of pods that a restore has brought back: the addresses in their statuses are outdated.
     pub ghosts: BTreeSet<ObjectUid>,
-    /// UIDs of pods to which an agent assigned addresses after its Node was deleted: nothing is guaranteed for a
-    /// machine that outlives its Node.
+    /// UIDs of pods that got an address after the agent's Node was deleted, or an address of a foreign allocator's
+    /// podCIDR: nothing is guaranteed for them.
     pub given_too_late: BTreeSet<ObjectUid>,
-    /// Addresses that an agent has released, with the machine, the UID of its Node, and the end of the cooldown.
+    /// Addresses that an agent has released, with the host, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, ObjectUid, Time)>,
-    /// How often each process reported each text, and its last report about each object.
+    /// How often each process has sent each report, and the last report of each process about each object.
     reported: BTreeMap<(Where, String), Told>,
     last_told: BTreeMap<(Where, String), String>,
     /// How many blocks were allocated to the Node of each UID.
     pub allocated: BTreeMap<ObjectUid, u64>,
 }
 
-/// How often something was reported since a block was allocated to the node last.
+/// How often a report was sent since the last block was allocated to the node.
 #[derive(Default)]
 struct Told {
     allocated: u64,
@@ -143,7 +143,7 @@ impl Checks {
         }
     }
 
-    /// Records the objects that exist at the start.
+    /// Records the objects that exist at the start of the run.
     pub fn begin(&mut self, api: &Api) {
         for node in api.nodes.live.values() {
             self.born.insert(node.uid.clone(), 0);
@@ -230,7 +230,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Records what a controller wants to name in the Lease: what it has chosen, or inherited from an earlier leader.
+    /// Checks and records the intents that a controller wants in the Lease: chosen by itself, or inherited.
     pub fn wants(
         &mut self,
         place: Where,
@@ -294,12 +294,12 @@ impl Checks {
         Ok(())
     }
 
-    /// Whether the term's leader still has the Lease.
+    /// Whether the Lease was last written in this term. Without a term the answer is yes.
     pub fn is_leading(&self, term: Option<&LeaderTerm>) -> bool {
         term.is_none() || term == self.last_term.as_ref()
     }
 
-    /// Checks a write that is being sent.
+    /// Checks a write at the moment when it is sent.
     pub fn sent(
         &self,
         place: Where,
@@ -316,7 +316,7 @@ impl Checks {
         }
         if let (ApiRequest::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
             let mut named = intents.iter().flat_map(|all| &all.assignments);
-            // A node that is deleted or has podCIDRs cannot be assigned any.
+            // A node that is deleted or has podCIDRs cannot get any, so the Lease need not name the allocation.
             let node = api.nodes.get(&a.name);
             let open = node.is_some_and(|node| node.uid == a.uid && node.is_empty());
             if open && !named.any(|it| (&it.uid, &it.cidrs) == (&a.uid, &a.cidrs)) {
@@ -344,7 +344,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Checks ranges that a controller has chosen for a node against what it had received.
+    /// Checks ranges that a controller has chosen for a node against what the controller had received.
     fn check_allocation(
         &self,
         place: Where,
@@ -364,8 +364,8 @@ impl Checks {
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let returns = self.had_before(a, known);
         if self.dead_nodes.iter().any(|grave| grave.uid == a.uid) && returns {
-            // The node is deleted and had these ranges: the guard rejects the write of a process that does not
-            // know that yet.
+            // The node is deleted and had these ranges. The process may not know that it is deleted; the server will
+            // reject the write, because it tests the UID.
             return Ok(());
         }
         let labels = known.labels.get(&a.uid);
@@ -375,7 +375,7 @@ impl Checks {
                     || (returns && shape.could_return(&a.cidrs, labels))
             })
         };
-        // If several pools have the same ranges, it may have been any of them.
+        // If several pools have the same ranges, any of them may have allocated them.
         let pools: Vec<&Shape> = known.shapes.iter().filter(could).collect();
         let Some(pool) = pools.first() else {
             return wrong("no pool it has seen could have".to_owned());
@@ -444,7 +444,8 @@ impl Checks {
         Ok(())
     }
 
-    /// A pool that the process has received, that precedes `check_allocation`, and that lacks only its finalizer.
+    /// Returns a pool that precedes `dealt` and lacks only its finalizer, according to what the process has received:
+    /// the node should have waited for that pool.
     fn starting_before(
         &self,
         dealt: &Shape,
@@ -452,7 +453,7 @@ impl Checks {
         known: &Known,
         api: &Api,
     ) -> Option<PoolName> {
-        // An answer may have shown a newer version than the watch.
+        // A response may have shown the process a newer version of the pool than the watch.
         let is_so = |pool: &&Pool| {
             let now = api.pools.get(&pool.name);
             let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
@@ -462,7 +463,7 @@ impl Checks {
         let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();
         let shown: Vec<Shape> = shown.filter(is_so).filter_map(Shape::new).collect();
         let rank = |shape: &Shape| (shape.priority, shape.selector.len());
-        // The version of `check_allocation` that the process used is uncertain, so each of them counts.
+        // It is uncertain which version of `dealt` the process used, so the best rank of all versions counts.
         let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
         let best = versions.map(rank).max()?;
         let serves = |shape: &&Shape| {
@@ -485,8 +486,8 @@ impl Checks {
         starting.next().map(|it| it.name.clone())
     }
 
-    /// Whether an earlier node of that name had these ranges, or they were chosen for one, according to the
-    /// history, to the writer's own decisions, or to the NodeSubnet that it received.
+    /// Whether an earlier node of that name had these ranges, or they were chosen for one. The sources are the
+    /// history, the process's own decisions, and the NodeSubnet that the process received.
     fn had_before(&self, a: &PodCidrAllocation, known: &Known) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
         let buried = |grave: &DeadNode| grave.name == a.name && all(&grave.ranges);
@@ -497,7 +498,7 @@ impl Checks {
         self.dead_nodes.iter().any(buried) || known.chosen.iter().any(chosen) || all(&told)
     }
 
-    /// Records a request that was executed or rejected.
+    /// Records a list of a dead node's pods that showed none of its addresses. Other requests are ignored.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
         if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
             for grave in self
@@ -608,7 +609,7 @@ impl Checks {
         });
     }
 
-    /// Checks an assignment of a controller that took effect.
+    /// Checks an allocation of podCIDRs that took effect.
     fn assigned(
         &mut self,
         node: &Arc<Node>,
@@ -639,7 +640,7 @@ impl Checks {
         self.ours.insert(node.uid.clone());
         let back = |grave: &DeadNode| grave.name == node.name && grave.machine.same(&node.machine);
         for grave in self.dead_nodes.iter().filter(|grave| hits(&grave.ranges)) {
-            // The machine's own range, even if an earlier node of the name had it before the machine.
+            // The range is the host's own, even if an earlier host of the same name had it before.
             let had = |range: &Cidr| {
                 let mut later = self.dead_nodes.iter().filter(|it| it.died >= grave.died);
                 later.any(|it| back(it) && it.ranges.contains(range))
@@ -648,7 +649,7 @@ impl Checks {
                 continue;
             }
             let seen = known.is_some_and(|known| known.buried.contains(&grave.uid));
-            // Another node may have had the whole range since; then the quarantine of that node counts.
+            // Another node may have had all of these ranges later; then the quarantine of that node counts.
             let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
             let had_since = |it: &DeadNode| {
                 let covered = |range| it.ranges.iter().any(|it| covers(it, range));
@@ -658,8 +659,8 @@ impl Checks {
             if !grave.recorded && !seen {
                 continue;
             }
-            // A write that was sent before the node was deleted may take effect at any time; so may one that a
-            // process chose which did not know of the node, even if another leader has inherited and repeated it.
+            // A write that was sent before the node was deleted may take effect at any time, so it is not checked. Nor
+            // is a write of ranges that a process chose without knowing the node, even if another leader repeats it.
             let key = (node.uid.clone(), node.pod_cidrs.to_vec());
             let minded = known.and_then(|known| known.minded.get(&key));
             let minded = minded.or_else(|| self.considered_dead.get(&key));
@@ -695,7 +696,7 @@ impl Checks {
         Ok(())
     }
 
-    /// When the ranges of a dead node may be allocated again at the earliest.
+    /// Returns when the ranges of a dead node may be allocated again at the earliest.
     pub fn quarantined_until(&self, grave: &DeadNode) -> Time {
         let pools = self
             .shapes
@@ -735,8 +736,8 @@ impl Checks {
             let held_on = live.is_some_and(|node| {
                 *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
             });
-            // The range is recorded for a later node of the name that got it back, even if that one is deleted
-            // before the write takes effect.
+            // The record may vanish if a later node of the name got the range back, even if that node is deleted before
+            // the write takes effect.
             let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range))
                 || is.iter().any(|later| later.range == record.range);
             let early = grave.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
@@ -775,8 +776,8 @@ impl Checks {
         if !before.deleting {
             return wrong(&before.name, "lives");
         }
-        // Another pool that contains the range may keep it: one that exists, or that the process last received. Of
-        // a pool that can no longer be parsed every earlier version counts.
+        // The finalizer may go if another pool contains the range: a pool that exists, or that the process received.
+        // If that pool's spec can no longer be parsed, all of its earlier versions count.
         let shown = known.iter().flat_map(|k| k.pools.objects.values());
         let there = api.pools.live.values().map(AsRef::as_ref);
         let others: Vec<Shape> = there
@@ -800,7 +801,8 @@ impl Checks {
                 return wrong(&node.name, "holds a range of it");
             }
         }
-        // A node that brought its own podCIDRs after the decision might as well have come after the pool's deletion.
+        // A node with podCIDRs of its own that appeared after the decision could as well have appeared after the pool's
+        // deletion, so its ranges do not count.
         let decided = self
             .finalizer_dropped
             .get(&(before.uid.clone(), before.version));
@@ -826,9 +828,9 @@ impl Checks {
         versions.cloned().collect()
     }
 
-    /// Checks a report of a controller. Once the run is calm, a text is reported again only if another one about
-    /// the same object came between, and not endlessly. For a node, counting starts again with each block that is
-    /// allocated to it, because what pods wait for changes as they come and go.
+    /// Checks a report of a controller once the faults are over. The same report may be sent again only if another
+    /// one about the same object came between, and at most `OFTEN` times. For a node, counting starts again with each
+    /// block that is allocated to it, because what its pods wait for changes as they come and go.
     pub fn reported(&mut self, place: Where, report: &EventRecord, calm: bool) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
@@ -849,7 +851,7 @@ impl Checks {
         }
         told.times += 1;
         let times = told.times;
-        // Blocks come and go, and so their limit may be reached several times.
+        // Blocks come and go, so the limit of a node may be reached, and reported, several times.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
             let text = format!("{place} tells {times} times: {text}");
@@ -859,7 +861,7 @@ impl Checks {
     }
 }
 
-/// A node's range as a NodeSubnet records it.
+/// A range of a node, as a NodeSubnet records it.
 #[derive(Debug)]
 pub struct Record {
     pub uid: String,
@@ -923,7 +925,7 @@ fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it()
         uid: "u0".into(),
     };
     let mut checks = Checks::default();
-    // How often both reasons may be reported, in turn.
+    // Counts how often the two reasons may be reported, in turn.
     let often = |checks: &mut Checks, reasons: [&'static str; 2]| {
         let mut is_told = |reason| {
             let report = EventRecord {

@@ -1,4 +1,4 @@
-//! Virtual time, and the clocks of processes.
+//! Virtual time, and the clocks of hosts.
 
 use std::time::Duration;
 
@@ -23,15 +23,15 @@ fn wall(now: Time, off: i64) -> Timestamp {
     Timestamp::from_microsecond(micros).unwrap()
 }
 
-/// The clocks of one machine. The monotonic clock never goes back; it may run at any rate, stop, and jump ahead.
+/// The clocks of one host. The monotonic clock never goes back; it may run at any rate, stop, and jump ahead.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
-    /// When its rate last changed, and what the monotonic clock showed then, in microseconds.
+    /// When the rate last changed (`since`), and what the monotonic clock showed at that time, in microseconds.
     since: Time,
     shown: u64,
-    /// The end of a stop.
+    /// Until when the monotonic clock stands still.
     stands_until: Time,
-    /// Its rate, in parts per million of true time.
+    /// The rate of the monotonic clock, in parts per million of true time.
     rate: u64,
     /// The deviation of the wall clock, in microseconds.
     pub wall_off: i64,

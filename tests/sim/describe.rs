@@ -64,7 +64,7 @@ fn node(node: &Node) -> String {
     )
 }
 
-/// The object of a request; `None` if it concerns all.
+/// The name of the object or node that a request is about; `None` if it is about all objects of a kind.
 pub fn name_of(request: &ApiRequest) -> Option<&str> {
     match request {
         ApiRequest::ListPodsOf { node } => Some(node),
@@ -169,7 +169,6 @@ pub fn of_outcome(outcome: &RequestOutcome) -> String {
     }
 }
 
-/// Describes the status of an agent.
 pub fn of_status(status: &cadastre_api::NodeSubnetStatus) -> String {
     serde_json::to_string(status).unwrap()
 }
@@ -182,7 +181,7 @@ pub fn of_report(report: &EventRecord) -> (Text, String) {
     )
 }
 
-/// The object of a watch event, and a description of the event.
+/// Returns the object that an event is about, and a description of the event.
 pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
     fn of<T: Object>(
         kind: &str,

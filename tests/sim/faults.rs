@@ -1,4 +1,4 @@
-//! Faults of processes and their watches.
+//! Faults of controller processes and their watches.
 
 use super::clock::{MS, SECOND};
 use super::process::Watched;
@@ -96,7 +96,7 @@ impl Sim {
                 .set_pace(now, rate, now);
             self.log(None, || format!("{place}'s clock runs at {rate} ppm"));
         }
-        // The process's timers follow that clock.
+        // The timers of a process follow its clock, so the elector and the controller are called again.
         self.after(0, Due::Lease(place));
         self.after(0, Due::Look(place));
     }
@@ -114,7 +114,7 @@ impl Sim {
         }
     }
 
-    /// Restarts a watch with a list.
+    /// Restarts one watch or all watches with a list.
     fn relist(&mut self, place: Where) {
         let all = self.rng.chance(2_000);
         let one = *self.rng.pick(&Watched::ALL);
@@ -127,7 +127,7 @@ impl Sim {
         }
     }
 
-    /// Cuts a watch, which later resumes where it stopped.
+    /// Cuts a watch for a time; later it resumes where it stopped.
     fn stall(&mut self, place: Where) {
         let kind = *self.rng.pick(&Watched::ALL);
         let until = self.now + self.rng.stretch(500 * MS, 200 * SECOND);
@@ -139,7 +139,7 @@ impl Sim {
         });
     }
 
-    /// Crashes, pauses or cuts off the process for longer than its lease, at this moment.
+    /// Cuts the process off for longer than its lease, and in two of three cases also crashes or pauses it.
     pub fn fall_silent(&mut self, place: Where) {
         let length = self.rng.between(20 * SECOND, 80 * SECOND);
         match self.rng.below(3) {

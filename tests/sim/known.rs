@@ -1,7 +1,7 @@
-//! What one run of a process has received, as the checks remember it.
+//! What one run of a process has received, recorded independently of the controller, for the checks.
 //!
-//! A controller is checked against what it could know: a node that appears with a range just after the controller
-//! has allocated that range is not the controller's fault.
+//! A controller is checked against what it could know. For example, a node may appear with a range just after the
+//! controller has allocated that range; then the controller has made no mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,38 +27,39 @@ pub struct Known {
     pub blocks: View<Block>,
     pub services: View<ServiceRange>,
     pub pods: View<Pod>,
-    /// All sets of labels with which a node was received, by UID.
+    /// All sets of labels that each node was received with, by UID.
     pub labels: BTreeMap<ObjectUid, BTreeSet<Labels>>,
     /// All versions of pools that were received.
     pub shapes: Vec<Shape>,
-    /// The term that the controller was last told it leads in.
+    /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
     pub term: Option<LeaderTerm>,
     pub takeover: Option<Takeover>,
-    /// Whether the Lease contained the intents of earlier leaders.
+    /// Whether the process got the intents of earlier leaders from the Lease.
     pub is_told: bool,
-    /// Whether it has allocated, released or reported anything in that term, and so has passed the fence.
+    /// Whether the controller has requested a write other than a touch in that term, and so has passed the fence.
     pub deals: bool,
-    /// Whether it has requested a list in that term.
+    /// Whether the controller has requested a list in that term.
     pub lists: bool,
-    /// Nodes that were received alive with podCIDRs. Watch events of a node that is dead already may come after
-    /// newer ones of its name, and are rightly ignored.
+    /// UIDs of nodes that were received with podCIDRs while they existed. Events of a node that is deleted already may
+    /// arrive after newer ones of the same name; the process rightly ignores them.
     met: BTreeSet<ObjectUid>,
-    /// Those of them whose deletion was received, whoever led.
+    /// UIDs of nodes in `met` whose deletion was received, whoever led at that time.
     pub buried: BTreeSet<ObjectUid>,
-    /// Everything it has chosen for a node's name: it may choose the same again, even if no node ever had it.
+    /// All ranges that the process has chosen, with the name of the node. The process may choose them again for that
+    /// name, even if no node ever had them.
     pub chosen: BTreeSet<(NodeName, Vec<Cidr>)>,
-    /// Blocks that it received or requested, with the name of their node: creating them again is a repair.
+    /// Blocks that the process received or requested, with the name of their node: creating them again is a repair.
     pub had: BTreeSet<(Cidr, NodeName)>,
-    /// Blocks that the node's agent uses according to its NodeSubnet or an answer: they may be adopted.
+    /// Blocks that a node's agent uses, according to a NodeSubnet in a watch event or response: they may be adopted.
     pub used: BTreeSet<(Cidr, NodeName)>,
-    /// The newest version of each pool, by UID, in a watch event or an answer.
+    /// The newest version of each pool in a watch event or response, by UID.
     newest: BTreeMap<ObjectUid, u64>,
-    /// Since when each pool has had its received generation, and each service range and pod its received version.
+    /// By UID: the present version of a service range or pod, or generation of a pool, and since when it is known.
     shown: BTreeMap<ObjectUid, (i64, Time)>,
-    /// When it first requested these ranges for a node (by UID).
+    /// When the process first requested these ranges for a node (by UID).
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
-    /// UIDs of the dead nodes whose quarantine had to be respected when these ranges were chosen for a node, by
-    /// this process or by the one it inherited them from.
+    /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine had to be
+    /// respected, by this process or by the one from which it inherited the choice.
     pub minded: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 
@@ -109,7 +110,7 @@ impl Known {
         self.blocks.take(change);
     }
 
-    /// Records the version of an object when it is received for the first time.
+    /// Records the version of an object, and since when the process knows this version.
     pub fn note(&mut self, uid: &ObjectUid, version: i64, now: Time) {
         let shown = self.shown.entry(uid.clone()).or_insert((-1, now));
         if shown.0 != version {
@@ -117,7 +118,7 @@ impl Known {
         }
     }
 
-    /// Whether it has known the object in its present version since then.
+    /// Whether the process has known the object's present version since `then`.
     pub fn is_shown_since(&self, uid: &ObjectUid, then: Time) -> bool {
         self.shown.get(uid).is_some_and(|(_, at)| *at <= then)
     }
@@ -145,8 +146,8 @@ impl Known {
         }
     }
 
-    /// Records that it writes, and so has passed the fence; nodes that died before are no longer in its records.
-    /// Returns whether this is its first write after an unclean takeover for which it needed no list.
+    /// Records the first write in a term, with which the controller has passed the fence. Nodes that died earlier are
+    /// no longer in its records. Returns whether it is the first write after an unclean takeover without any list.
     pub fn begins_to_deal(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.deals, true);
         if begins {
@@ -171,7 +172,7 @@ impl Known {
             .extend(used.map(|word| (word.cidr, subnet.name.clone())));
     }
 
-    /// Whether no newer version of the pool was received.
+    /// Whether no newer version of the pool was received than this one.
     pub fn is_newest(&self, pool: &Pool) -> bool {
         self.newest
             .get(&pool.uid)

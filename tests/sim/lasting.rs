@@ -1,7 +1,7 @@
-//! Lasting troubles: a write that is always rejected, an answer or a list that never comes.
+//! Lasting faults: a write that is always rejected, an answer or a list that never arrives.
 //!
-//! One of them lasts from some moment until the run turns calm. Admission policies, quotas, webhooks and proxies
-//! cause such things, for one object or for a whole kind of write.
+//! A run has at most one of them, and it ends together with the other faults. In reality, admission policies, quotas,
+//! webhooks and proxies cause lasting faults, for one object or for a whole kind of write.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::process::Watched;
 use super::rng::Rng;
 use super::run::{Sim, Where};
 
-/// The requests that are concerned.
+/// The kind of requests that a lasting fault concerns.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Subject {
     /// Changes of the finalizers of pools.
@@ -32,34 +32,34 @@ pub enum Subject {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// A policy rejects it.
+    /// A policy rejects the request.
     Rejected,
-    /// A rejection that looks like a failed guard.
+    /// The request is rejected as if a precondition had failed.
     Guard,
-    /// Busy, with the time after which to retry.
+    /// The server is busy, and names the time after which to retry.
     Busy(Duration),
     /// No answer: the request times out.
     None,
 }
 
-/// A trouble with one kind of request.
+/// A lasting fault of one kind of request.
 #[derive(Clone, Debug)]
 pub struct Trouble {
     pub subject: Subject,
     pub answer: Answer,
-    /// Whether it concerns all requests of that kind, or only those of some objects.
+    /// Whether the fault concerns all requests of that kind, or only those about some objects.
     pub all: bool,
     pub from: Time,
 }
 
-/// A process that gets no list of a kind while the trouble lasts.
+/// A process that receives neither lists nor watch events of one kind, until the faults end.
 #[derive(Clone, Debug)]
 pub struct Silence {
     pub process: usize,
     pub kind: Watched,
 }
 
-/// The lasting troubles of one run.
+/// The lasting faults of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Lasting {
     pub trouble: Option<Trouble>,
@@ -101,7 +101,7 @@ impl Lasting {
 }
 
 impl Trouble {
-    /// Whether the request is concerned: either all of its kind, or those of every third object.
+    /// Whether the fault concerns the request: all requests of its kind, or only those about a third of the objects.
     fn concerns(&self, request: &ApiRequest) -> bool {
         let (subject, name): (_, &str) = match request {
             ApiRequest::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
@@ -124,7 +124,7 @@ impl Trouble {
 }
 
 impl Sim {
-    /// How the server rejects a request, if a lasting trouble concerns it.
+    /// Returns how the server answers a request that a lasting fault concerns; `None` if no fault concerns it.
     pub fn objection(&self, request: &ApiRequest) -> Option<Answer> {
         let trouble = self.plan.lasting.trouble.as_ref().filter(|_| self.rough)?;
         (self.now >= trouble.from && trouble.concerns(request)).then(|| trouble.answer.clone())

@@ -1,4 +1,4 @@
-//! The machines: which Node each of them is, what happens to them, and the pods that they run.
+//! All hosts: the Nodes that they register as, their pods, and events on them. A *machine* is a simulated host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use super::clock::{MS, SECOND, Time};
 use super::host::Host;
 use super::run::{Due, Sim};
 
-/// A scheduled event on a machine. Pods are named by UID.
+/// A scheduled event on a host. Each text is the UID of a pod.
 pub enum Act {
-    /// The machine boots.
+    /// The host boots.
     Start,
     /// The kubelet learns that a pod is deleted or has finished.
     PodEnded(ObjectUid),
@@ -21,33 +21,33 @@ pub enum Act {
     PodStarts(ObjectUid),
 }
 
-/// All machines, with the Nodes and pods that belong to each.
+/// All hosts, with the Nodes and pods that belong to each.
 #[derive(Default)]
 pub struct Machines {
     pub hosts: Vec<Host>,
-    /// The machine of each Node that ever existed, by the Node's UID.
+    /// The index of the host of each Node that ever existed, by the Node's UID.
     pub of_node: BTreeMap<ObjectUid, usize>,
-    /// The last machine of each Node name.
+    /// The identity and the index of the last host of each Node name.
     last: BTreeMap<NodeName, (MachineIdentity, usize)>,
-    /// The machine and the Node UID that each pod was bound to, by the pod's UID.
+    /// The index of the host and the UID of the Node that each pod was bound to, by the pod's UID.
     pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
 }
 
 impl Machines {
-    /// Returns the machine of the Node with this UID.
+    /// Returns the host of the Node with this UID.
     pub fn of(&self, uid: &ObjectUid) -> Option<&Host> {
         self.hosts.get(*self.of_node.get(uid)?)
     }
 
-    /// Records a changed machine id or provider id of a Node.
+    /// Records that the machine id or provider id of a Node has changed.
     pub fn identify(&mut self, node: &Node) {
         if let Some((machine, _)) = self.last.get_mut(&node.name) {
             machine.clone_from(&node.machine);
         }
     }
 
-    /// Returns the UID of the Node that the machine is, if it exists.
+    /// Returns the UID of the Node that the host is registered as, if that Node exists.
     pub fn live_node(&self, id: usize, api: &Api) -> Option<ObjectUid> {
         let uid = &api.nodes.get(&self.hosts[id].name)?.uid;
         (self.of_node.get(uid) == Some(&id)).then(|| uid.clone())
@@ -55,7 +55,7 @@ impl Machines {
 }
 
 impl Sim {
-    /// Gives a new Node its machine: the one that had the name before if it is the same, else a new one.
+    /// Assigns a host to a new Node: the last host of that name if the identity is the same, otherwise a new one.
     pub fn settle_in(&mut self, node: &Node) {
         let same = self.machines.last.get(&node.name);
         let same = same.filter(|(machine, _)| machine.same(&node.machine));
@@ -68,7 +68,7 @@ impl Sim {
         } else if self.machines.hosts[id].is_off {
             self.after(MS, Due::Machine(id, Act::Start));
         }
-        // A machine that had the name before is gone: nothing that it had is in use any more.
+        // Other hosts of that name are gone, so the addresses that they had are not in use any more.
         for (other, host) in self.machines.hosts.iter_mut().enumerate() {
             if other != id && host.name == node.name {
                 host.forgotten.clear();
@@ -80,12 +80,12 @@ impl Sim {
         self.machines.of_node.insert(node.uid.clone(), id);
     }
 
-    /// Queues a change for the watches of the agents that it concerns.
+    /// Queues a change for the watches of the agents that the change concerns.
     pub fn tell_agents(&mut self, commit: &Commit) {
         for id in 0..self.machines.hosts.len() {
             self.tell_host(id, commit);
         }
-        // Deleting a Node means that its machine is gone, with all ranges that it ever had.
+        // Deleting a Node means that its host is gone, so no range that the host ever had is in use any more.
         if let Commit::Node(Some(gone), after) = commit
             && after.as_ref().is_none_or(|after| after.uid != gone.uid)
             && let Some(id) = self.machines.of_node.get(&gone.uid)
@@ -94,7 +94,7 @@ impl Sim {
         }
     }
 
-    /// Carries out a scheduled event on a machine.
+    /// Carries out a scheduled event on a host.
     pub fn act(&mut self, id: usize, act: &Act) {
         match act {
             Act::Start if self.was_restored() && !self.host(id).is_off => {}
@@ -109,7 +109,7 @@ impl Sim {
         }
     }
 
-    /// Whether the Node that the agent believes to be its own is deleted without the agent knowing it.
+    /// Whether the Node that the agent works for has been deleted. A Node that a restore has lost does not count.
     pub fn is_outlived(&self, id: usize) -> bool {
         let host = self.host(id);
         let is_so = |uid: &ObjectUid| {
@@ -119,14 +119,14 @@ impl Sim {
         host.node.as_ref().is_some_and(is_so)
     }
 
-    /// Draws a machine; returns none if it is off.
+    /// Draws a host; returns `None` if it is off.
     fn draw_host(&mut self) -> Option<usize> {
         let id = self.rng.index(self.machines.hosts.len().max(1));
         let host = self.machines.hosts.get(id)?;
         (!host.is_off).then_some(id)
     }
 
-    /// Injects a random fault into a random machine, if agents may be disturbed now.
+    /// Injects a random fault into a random host, unless agents are spared after a restore.
     pub fn inject_host_fault(&mut self) {
         let host = self.draw_host();
         let what = self.rng.below(100);
@@ -135,14 +135,14 @@ impl Sim {
         }
     }
 
-    /// Makes a random machine lose its store.
+    /// Makes a random host lose its store.
     pub fn lose_some_store(&mut self) {
         if let Some(id) = self.draw_host() {
             self.doom_store(id);
         }
     }
 
-    /// Ends all pauses and wrong clock rates. Machines that are off for good stay off.
+    /// Ends all pauses and wrong clock rates. Hosts that are off for good stay off.
     pub fn calm_hosts(&mut self) {
         for id in 0..self.machines.hosts.len() {
             let now = self.now;
@@ -153,7 +153,7 @@ impl Sim {
         }
     }
 
-    /// Creates a pod, binds it to the Node, and has the kubelet there start it.
+    /// Creates a pod, binds it to the Node, and has the kubelet of the host start it.
     pub fn bind_pod(&mut self, node: &Arc<Node>) {
         let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
             return;
@@ -183,7 +183,7 @@ impl Sim {
         self.after(lives, end);
     }
 
-    /// Has the kubelet report the pod's addresses, if the machine is still that Node.
+    /// Has the kubelet report the pod's addresses, if the Node that the pod was bound to still exists.
     pub fn pod_reports(&mut self, uid: &ObjectUid) {
         let Some((id, node)) = self.machines.of_pod.get(uid) else {
             return;
@@ -226,11 +226,11 @@ impl Sim {
         self.after(stays, Due::PodGone(name.clone()));
     }
 
-    /// Schedules the end of a pod on its machine: mostly before the API shows it, as the kubelet ends pods.
+    /// Schedules the end of a pod on its host, usually within ten seconds.
     pub fn pod_ended(&mut self, uid: &ObjectUid) {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
             let id = *id;
-            // With a forced deletion the API forgets the pod while it still runs.
+            // After a forced deletion, the pod runs on although the API server does not know it any more.
             let is_forced = self.rough && self.rng.chance(1_500);
             let lag = if is_forced {
                 self.rng.between(20, 150) * SECOND

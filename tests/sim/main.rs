@@ -1,30 +1,30 @@
-//! Deterministic simulation: an in-memory API server, some controllers and the agents of nodes in virtual time.
+//! Deterministic simulation: an in-memory API server, controller processes and the agents of nodes in virtual time.
 //!
-//! The controllers are the shipped state machines, `controller::Controller` and `cluster::lease::Elector`, and so
-//! are the agents (`host`); everything around them is drawn from a seed: lost, late and rejected requests, cut and
-//! late watches, pauses of any length, crashes, hand-overs, wrong clocks, and nodes, pools and pods that change
-//! meanwhile. After every step the API's history is checked against the guarantees; at the end everything has to
-//! come to rest.
+//! Controllers and agents are the shipped state machines: `controller::Controller`, `cluster::lease::Elector`, and the
+//! agent in `host`. Everything around them is drawn from a seed: requests that are lost, delayed or rejected, watches
+//! that are cut or lag, pauses, crashes and hand-overs of processes, wrong clocks, and changes of nodes, pools and
+//! pods. After every step the changes at the API server are checked against the guarantees. In the last part of a run
+//! there are no faults and no changes, so at the end nothing may wait, be left over, or still be written.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `search` | which seeds are run |
-//! | `run` | the run of one seed: what is due, step after step |
-//! | `plan` | what a seed draws first: size, roughness, length |
-//! | `api`, `object_log` | the API server: guards, versions, lists and watches |
-//! | `host` | one machine: the shipped agent, its store, its kubelet, and their faults |
-//! | `machines` | all machines, which Nodes they are, and the pods they run |
-//! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
-//! | `workload`, `faults` | changes of objects, faults of processes |
+//! | `run` | the run of one seed: executes scheduled events in the order of virtual time |
+//! | `plan` | the conditions of a run, drawn from the seed: size, faults, length |
+//! | `api`, `object_log` | the API server: preconditions, versions, lists and watches |
+//! | `host` | one host: the shipped agent, its store, its kubelet, and their faults |
+//! | `machines` | all hosts, the Nodes that they register as, and their pods |
+//! | `process`, `shell` | one controller process: clocks, watches, requests, the Lease |
+//! | `workload`, `faults` | changes of objects, faults of controller processes |
 //! | `restore` | the API server is restored to an older state |
-//! | `lasting` | requests that are rejected or unanswered for long, silent watches |
+//! | `lasting` | requests that are rejected or unanswered for long, watches that deliver nothing |
 //! | `checks`, `known`, `shape` | what must hold after each step |
-//! | `block_checks` | what must hold of affinity blocks after each step |
-//! | `budget` | how often a process may send requests |
-//! | `served` | nodes that wait although they could be served |
+//! | `block_checks` | what must hold of blocks after each step |
+//! | `budget` | limits on how often a process may send requests |
+//! | `served` | no node may wait for long while a pool has free addresses for it |
 //! | `settle`, `settle_blocks` | what must hold at the end |
 //! | `trace`, `describe` | readable traces |
-//! | `mutations`, `proofs` | that the checks can fail: deliberate bugs, and what finds them |
+//! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
 //!
 //! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs consecutive seeds until that many
 //! steps are done; `make soak MINUTES=60` runs for that long. A failure prints its seed and the last relevant

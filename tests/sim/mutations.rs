@@ -1,4 +1,4 @@
-//! Tries deliberate bugs: what `proofs` names must find each of them.
+//! Tries deliberate bugs: checks that the simulation finds each bug that it has to find according to `proofs`.
 //!
 //! `make mutants` prints the table. Mutations that unit tests find are tried in `tests/common/mutated.rs`.
 
@@ -9,7 +9,7 @@ use super::proofs::Weather;
 #[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub struct Trial {
     pub weather: Weather,
-    /// The only rule whose violation counts; any if `None`.
+    /// The only rule whose violation ends a run; with `None` a violation of any rule does.
     pub rule: Option<&'static str>,
 }
 
@@ -24,8 +24,8 @@ mod tried {
     use super::super::run::Sim;
     use super::Trial;
 
-    /// Tries seeds until the mutation is found; returns after how many steps, and the violation. A seed that also
-    /// fails without the mutation proves nothing.
+    /// Runs seeds until one fails because of the mutation. Returns a text with the number of steps and the violation. A
+    /// seed that also fails without the mutation proves nothing, so it is skipped.
     fn found(mutation: Mutation, trial: Trial, within: u64) -> Result<String, String> {
         let mut steps = 0;
         for seed in 0.. {
@@ -49,7 +49,7 @@ mod tried {
         Err(format!("not found in {steps} steps"))
     }
 
-    /// Tries each mutation on its own, two at a time, and prints the results.
+    /// Tries each mutation on its own, two of them in parallel, and prints the results.
     fn try_all(
         mutations: impl Iterator<Item = Mutation>,
         attempt: impl Fn(Mutation) -> Result<String, String> + Sync,
@@ -91,7 +91,7 @@ mod tried {
         found(mutation, trial, thousands * 1_000)
     }
 
-    /// `MUTANT` names the mutation to try; without it all are tried.
+    /// `MUTANT` names the mutation to try; without it all mutations that the simulation has to find are tried.
     #[test]
     fn what_is_said_of_the_simulation_is_so() {
         let named = std::env::var("MUTANT").ok().filter(|it| !it.is_empty());

@@ -96,7 +96,7 @@ impl<T: Versioned> Kind<T> {
         Some(last)
     }
 
-    /// Restores the objects and the version of a backup. Watches receive nothing.
+    /// Restores the objects and the version of a backup. Watches deliver none of this.
     pub fn put_back(&mut self, live: BTreeMap<T::Name, Arc<T>>, version: u64) {
         (self.live, self.version) = (live, version);
     }
@@ -110,13 +110,13 @@ pub struct Feed<T> {
     /// The version up to which changes were delivered.
     seen: u64,
     pub scheduled: bool,
-    /// Until when nothing is delivered: the connection is cut or slow.
+    /// Until when the watch delivers nothing, because its connection is cut or slow.
     pub held_until: Time,
 }
 
 enum Stage<T> {
     Down,
-    /// The list was announced but not made: it will contain changes that happen now.
+    /// The start of the list was delivered, but the list is not read yet: it will contain changes that happen now.
     Announced,
     Listing {
         snapshot: Vec<Arc<T>>,
@@ -223,7 +223,7 @@ impl<T: Object> Default for View<T> {
 }
 
 impl<T: Object + Clone> View<T> {
-    /// Records a delivery; returns the objects that it removed.
+    /// Records a watch event; returns the objects that the event removes.
     pub fn take(&mut self, change: &ObjectEvent<T>) -> Vec<T> {
         match change {
             ObjectEvent::Restarted { .. } => {

@@ -1,11 +1,11 @@
-//! What a seed draws before the first step: the size, roughness and length of its run.
+//! What a seed draws before the first step: the size and the length of its run, and how frequent faults are.
 
 use super::clock::{MS, SECOND, Time};
 use super::lasting::Lasting;
 use super::proofs::Weather;
 use super::rng::Rng;
 
-/// The conditions of one run. Chances are in ten thousand.
+/// The conditions of one run. Chances are numbers out of ten thousand.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub processes: usize,
@@ -13,19 +13,19 @@ pub struct Plan {
     pub names: u64,
     /// The number of pool names.
     pub pools: u64,
-    /// The share of pools of blocks.
+    /// The chance that a new pool allocates blocks rather than podCIDRs.
     pub blocks: u32,
     /// The prefix length of IPv4 pools' ranges: the longer, the more nodes wait for space.
     pub slice: u8,
     /// Whether there are many more nodes than blocks.
     pub crowded: bool,
-    /// The most requests of one process in flight.
+    /// The maximum number of requests that one process has in flight.
     pub limit: usize,
-    /// How long objects change and faults happen.
+    /// How long objects change and faults happen, from the start of the run.
     pub rough_for: Time,
-    /// How long everything may take afterwards to come to rest.
+    /// How long the cluster may take afterwards, until the checks at the end.
     pub settle_for: Time,
-    /// The longest time between two changes of objects, and between two faults.
+    /// The maximum time between two changes of objects, and between two faults.
     pub work_every: Time,
     pub fault_every: Time,
     pub network: Network,
@@ -37,23 +37,23 @@ pub struct Plan {
     pub clocks_stop: bool,
     /// Whether a foreign allocator sometimes allocates podCIDRs.
     pub foreign_allocator: bool,
-    /// Whether somebody edits NodeSubnets by hand, or IPAMBlocks; never both, as then no record of a node's blocks
-    /// would be left.
+    /// Whether users edit NodeSubnets (`tampering`) or IPAMBlocks (`tampering_blocks`) by hand. Never both, because
+    /// then no record of a node's blocks would be left.
     pub tampering: bool,
     pub tampering_blocks: bool,
-    /// The chance, at each change, of a pod with an address from somebody else.
+    /// The chance, at each change of the workload, of a new pod with an address that Cadastre has not assigned.
     pub strangers: u32,
-    /// Chance, with each change of the workload, that a machine loses its store, beside the usual faults.
+    /// The chance, at each change of the workload, that a host loses its store, in addition to the usual faults.
     pub lost_stores: u32,
-    /// When the API server is backed up, and when it is restored.
+    /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
     pub agents: bool,
-    /// Rejections, missing answers and silence that last until the run turns calm.
+    /// Rejections, missing answers and silent watches that last until the faults end.
     pub lasting: Lasting,
 }
 
-/// The chances of what happens to requests and watches.
+/// The chance of each fault of a request or watch.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     pub lost_before: u32,
@@ -61,7 +61,7 @@ pub struct Network {
     /// The answer is lost, and the request takes effect much later.
     pub late: u32,
     pub slow: u32,
-    /// An assignment is the last write of a process for long, and arrives late.
+    /// An allocation arrives late, and its process sends nothing else for a long time.
     pub last_words: u32,
     pub refused: u32,
     pub busy: u32,
@@ -88,7 +88,7 @@ pub struct Faults {
     pub stop: u32,
     pub relist: u32,
     pub stall: u32,
-    /// A process is cut off from the API; its writes arrive when the cut ends.
+    /// A process is cut off from the API server; its writes arrive when the cut ends.
     pub cut: u32,
     pub wall: u32,
     /// A monotonic clock jumps ahead or changes its rate.
@@ -174,8 +174,8 @@ impl Plan {
         if plan.crowded { plan.crowd() } else { plan }
     }
 
-    /// Little space for many nodes, and leaders that fall silent just after an assignment: the conditions in which
-    /// late writes do the most harm.
+    /// Returns the conditions in which late writes do the most harm: little space for many nodes, and leaders that
+    /// stop sending just after an allocation.
     pub fn crowd(self) -> Self {
         let network = Network {
             late: 100,
@@ -195,7 +195,7 @@ impl Plan {
         }
     }
 
-    /// The conditions in which a mutation is searched.
+    /// Returns the conditions in which the simulation looks for a mutation.
     pub fn under(self, weather: Weather) -> Self {
         let crowded = |plan: Self, blocks| Plan {
             blocks,
@@ -298,7 +298,8 @@ impl Plan {
         }
     }
 
-    /// Restores the API server to a state more than a minute old, so that correct clocks can tell from the Lease.
+    /// Adds a restore of the API server to a state more than a minute old. Then a process whose clock is correct sees
+    /// in the Lease that nobody has led for a while.
     pub fn with_restore(self, rng: &mut Rng) -> Self {
         let backup = rng.between(20, 150) * SECOND;
         let restore = backup + rng.between(65, 200) * SECOND;
@@ -317,13 +318,13 @@ impl Plan {
         }
     }
 
-    /// Whether nothing happens to requests and watches in this run, and hardly anything to processes.
+    /// Whether requests and watches have no faults in this run; processes then have hardly any.
     pub fn is_mild(&self) -> bool {
         self.network.total() == 0
     }
 
-    /// No clock is reliable: monotonic clocks stop while their machine does (a virtual machine that is paused or
-    /// moved); unless they only `lose` time, they also jump ahead and run at any rate.
+    /// Makes monotonic clocks unreliable: they stop while their host stands still, as in a virtual machine that is
+    /// paused or moved. Unless they only `lose` time, they also jump ahead and run at any rate.
     pub fn with_bad_clocks(self, lose: bool) -> Self {
         Plan {
             faults: Faults {
@@ -333,7 +334,7 @@ impl Plan {
             },
             clocks_stop: true,
             fault_every: self.fault_every.min(20 * SECOND),
-            // What began under a slow clock takes longer.
+            // A wait that began under a slow clock takes longer.
             settle_for: 2 * self.settle_for,
             ..self
         }
@@ -344,7 +345,7 @@ impl Plan {
         self.faults.wall > 0 || self.clocks_hurry()
     }
 
-    /// Whether monotonic clocks may do so.
+    /// Whether monotonic clocks may show more time than has passed.
     pub fn clocks_hurry(&self) -> bool {
         self.faults.clock > 0
     }

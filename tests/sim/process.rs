@@ -1,4 +1,4 @@
-//! One controller process: the shipped state machines, their watches, and the machine they run on.
+//! One controller process: the shipped state machines, what they have received and sent, and the clocks of their host.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,56 +37,56 @@ impl Watched {
     ];
 }
 
-/// A place in which controllers run, one after the other.
+/// A controller process. After a crash or stop the next run begins in it.
 pub struct Process {
     pub clocks: Clocks,
     /// The number of the current run; events for earlier runs are dropped.
     pub incarnation: u32,
     pub paused_until: Time,
-    /// Until then nothing that it sends arrives, and it receives nothing.
+    /// Until when the process is cut off: nothing that it sends arrives, and it receives nothing.
     pub cut_until: Time,
     pub run: Option<Run>,
 }
 
-/// One run, from the start to a crash or stop.
+/// One run of a process, from its start to a crash or stop.
 pub struct Run {
     pub controller: Controller,
     pub elector: Elector,
-    /// The leadership that the controller was last told.
+    /// The leadership that was last passed to the controller.
     pub observed: Option<Leadership>,
-    /// Whether a change of leadership is on its way to the controller.
+    /// Whether passing a changed leadership to the controller is scheduled.
     pub telling: bool,
-    /// Whether a request about the Lease is under way.
+    /// Whether a request about the Lease is in flight.
     pub asked: bool,
-    /// Whether it has read the Lease: nothing is listed before.
+    /// Whether the process has read the Lease. It starts no watch before.
     pub heard: bool,
-    /// When it last learned the state of the Lease for certain.
+    /// When a request about the Lease last had a certain outcome, by the monotonic clock.
     pub read_at: Option<Duration>,
-    /// The version and renewal time of the Lease that it last read.
+    /// The version and renewal time of the Lease that the process last received.
     pub lease: Option<(u64, Timestamp)>,
-    /// Whether agents have had time to publish since it began to lead.
+    /// Whether agents have had time to publish since this process began to lead.
     pub agents_heard: bool,
-    /// How long nobody had led when it last tried to acquire the Lease.
+    /// How long nobody had led when this process last tried to acquire the Lease.
     pub vacant: Duration,
     pub feeds: Feeds,
     pub known: Known,
-    /// Requests under way or about to be sent.
+    /// Requests in flight or about to be sent.
     pub in_flight: BTreeMap<RequestId, OutgoingRequest>,
-    /// When each of them was decided.
+    /// When the controller decided on each of these requests.
     pub decided: BTreeMap<RequestId, Time>,
-    /// Requests that wait until the Lease is written.
+    /// Requests that wait because the Lease has not been written since their decision.
     pub held: Vec<RequestId>,
-    /// The intents that the controller wants in the Lease, on their way to the elector.
+    /// The intents that the controller wants in the Lease, until they are passed to the elector.
     pub wanted: Option<LeaseContent>,
-    /// When controller and elector are called next.
+    /// When the controller (`look_at`) and the elector (`lease_at`) are called next.
     pub look_at: Option<Time>,
     pub lease_at: Option<Time>,
     /// When the controller wants to be called if nothing happens before.
     pub wake_at: Option<Time>,
-    /// When a graceful stop ends without having settled everything.
+    /// When a graceful stop ends even if requests are still in flight.
     pub stopping: Option<Time>,
     pub released: bool,
-    /// The number of requests at one moment of virtual time: too many mean that a loop spins.
+    /// A moment of virtual time, and the number of requests sent at it: too many mean that a loop spins.
     pub burst: (Time, u32),
 }
 
@@ -100,7 +100,7 @@ pub struct Feeds {
     pub pods: Feed<Pod>,
 }
 
-/// Controls when a watch may deliver.
+/// How deliveries of one watch are scheduled, whatever kind of objects it watches.
 pub struct Line<'a> {
     pub scheduled: &'a mut bool,
     pub held_until: &'a mut Time,
@@ -120,7 +120,7 @@ impl Run {
             controller: Controller::new(ControllerSettings {
                 critical_in_flight: limit,
                 background_in_flight: limit.min(16),
-                // Short enough that released leaks settle before the run ends.
+                // Short enough that the addresses of leaks are released before the run ends.
                 leak_grace: Duration::from_secs(30),
                 ..ControllerSettings::default()
             }),
@@ -148,7 +148,7 @@ impl Run {
         }
     }
 
-    /// Whether none of its watches is cut.
+    /// Whether all watches of the process may deliver now.
     pub fn hears(&self, now: Time) -> bool {
         let feeds = &self.feeds;
         let held = [
@@ -162,7 +162,7 @@ impl Run {
         held.into_iter().all(|until| until <= now)
     }
 
-    /// The leadership that the controller is to be told.
+    /// The leadership to pass to the controller.
     pub fn leadership(&self) -> Leadership {
         let mut leadership = self.elector.leadership();
         if let Leadership::Leading(tenure) = &mut leadership {
@@ -171,8 +171,8 @@ impl Run {
         leadership
     }
 
-    /// Whether a write of that term may be sent now, which is the rule of the real shell. `None`: it has to wait
-    /// until the Lease is written.
+    /// Returns whether the write may be sent now, by the rule of the real shell. `None` means that the write has to
+    /// wait until the Lease is written.
     pub fn gate(&self, outgoing: &OutgoingRequest, mono: Duration) -> Option<bool> {
         match self.leadership() {
             Leadership::Leading(tenure)
@@ -184,7 +184,7 @@ impl Run {
         }
     }
 
-    /// Delivers the next step of a watch to the controller; returns it for the trace.
+    /// Passes the next event of a watch to the controller; returns the event for the trace.
     pub fn deliver(
         &mut self,
         kind: Watched,
@@ -269,7 +269,7 @@ impl Run {
 }
 
 impl Feeds {
-    /// Handles a restore of the server to an older state.
+    /// Handles a restore of the API server to an older state.
     pub fn cut(&mut self, api: &Api) {
         self.nodes.cut(&api.nodes);
         self.pools.cut(&api.pools);

@@ -1,53 +1,54 @@
-//! What finds each mutation: the simulation in some conditions, or a unit test by name.
+//! What finds each mutation: the simulation under certain conditions, or a unit test by name.
 //!
-//! As the match is complete, every mutation has a line. `docs/mutations.md` has the same content. The tests of the
+//! The match is complete, so every mutation has a line. `docs/mutations.md` has the same content. The tests of the
 //! simulation, of the pages and of the crates include this file.
 
 #![cfg_attr(not(debug_assertions), allow(dead_code))]
-// A table: each mutation by its bare name, one per line.
+// The match below is a table: one line for each mutation, by its bare name.
 #![allow(clippy::enum_glob_use, clippy::match_same_arms)]
 
 use super::Mutation::{self, *};
 
-/// The conditions of a run of the simulation.
+/// The conditions under which the simulation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// As the seed draws them.
+    /// The conditions that the seed draws.
     AsDrawn,
-    /// Little space for many nodes; leaders that fall silent after an assignment.
+    /// Little space for many nodes; leaders stop sending after an allocation.
     Crowded,
     /// Like [`Weather::Crowded`], with blocks.
     CrowdedBlocks,
-    /// Some nodes with blocks only, which live long enough to have some, and the API server is restored to an older
+    /// Only pools of blocks. A few nodes live long enough to have blocks, and the API server is restored to an older
     /// state.
     Restored,
     /// Leaders are asked to stop every few seconds, and watches lag.
     HandOvers,
-    /// Leaders end every few seconds, and watches lag.
+    /// Watches are cut every few seconds, and leaders stop sending after an allocation.
     Behind,
-    /// Assignments arrive late while nodes wait for the space.
+    /// Allocations arrive late while nodes wait for the space.
     Scarce,
-    /// Pods with addresses that somebody else assigned.
+    /// Pods have addresses that Cadastre has not assigned.
     Strangers,
     /// Like [`Weather::Crowded`], and the Lease does not contain intents.
     Untold,
     /// Like [`Weather::Crowded`], and clocks stop, jump and run at any rate.
     BadClocks,
-    /// Like [`Weather::Crowded`]; many answers are lost and many leaders end.
+    /// Like [`Weather::Crowded`]; many requests arrive late, and many leaders crash.
     Unclear,
-    /// A few nodes with blocks only, and many pods; stores are lost just after an address was assigned.
+    /// Only pools of blocks, a few nodes, and many pods. Stores are lost just after an address was assigned.
     Agents,
 }
 
 /// What finds a mutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// The simulation, within so many thousand steps from seed 0 on; by any rule, or by the one that is named.
+    /// The simulation, within this many thousand steps from seed 0 on: by a violation of the named rule, or of any
+    /// rule.
     Simulation(Weather, u64, Option<&'static str>),
     Test(&'static str),
 }
 
-/// The most important rule: no range has two owners.
+/// The name of the most important rule: no range has two holders.
 const ONE_HOLDER: Option<&str> = Some("one holder");
 
 const fn sim(weather: Weather, thousands: u64) -> Proof {
@@ -58,7 +59,7 @@ const fn duplicate(weather: Weather, thousands: u64) -> Proof {
     Proof::Simulation(weather, thousands, ONE_HOLDER)
 }
 
-/// Found while nodes wait, not only at the end of a run.
+/// Found by the check of waiting nodes during a run, not only at its end.
 const fn liveness(weather: Weather, thousands: u64) -> Proof {
     Proof::Simulation(weather, thousands, Some("served in time"))
 }
@@ -106,7 +107,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::allocations::foreign::tests::of_what_another_node_has_nothing_is_given",
         ),
 
-        // Who leads
+        // Leader election
         TakeOverCountsAsClean => sim(AsDrawn, 5_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         CacheBehindTrusted => sim(Behind, 4_000),
@@ -144,7 +145,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::cluster::lease::tests::a_watch_that_fell_silent_wins_nothing_without_a_look",
         ),
 
-        // Dead nodes
+        // Deleted nodes
         NoQuarantine => sim(AsDrawn, 200),
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeletionNotQuarantined => sim(AsDrawn, 500),
@@ -246,7 +247,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
 
-        // The cache of objects
+        // What a process knows of objects
         GoneByAnswerComesBack => unit(
             "controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone",
         ),
@@ -271,7 +272,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("controller::cluster::writer::tests::nothing_is_written_without_the_lease")
         }
 
-        // Mutations of the node side
+        // The agents, and the API server of the simulation
         TouchWithoutEffect => duplicate(Untold, 5_000),
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
             unit("node::ledger::tests::what_was_given_back_is_used_again_as_another_block_only")

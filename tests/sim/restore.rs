@@ -1,22 +1,22 @@
 //! The API server is restored to an older state, as etcd from a backup.
 //!
-//! All objects go back, and so does the revision counter, which people should avoid and which is the worst case
-//! for watches. The server is down for a while before, so that every connection ends and no request is under way.
-//! Everything that runs lives on: controllers and agents with what they know, and pods.
+//! All objects go back, and so does the revision counter. Administrators should avoid the latter, but it is the worst
+//! case for watches. The server is down for a while before, so that every connection ends and no request is under
+//! way. Controllers and agents keep running with what they know, and pods keep running, too.
 //!
 //! | who | does |
 //! |---|---|
 //! | watches of controllers | resume after the last version that they delivered: they deliver nothing until the server has passed it |
 //! | agents | list again within half a minute |
-//! | machines whose Node is lost | register again within 20 s |
+//! | hosts whose Node is lost | register again within 20 s |
 //! | kubelets | end pods that the server does not know, start those that are back, report the others |
-//! | people | delete Nodes that are back, and remove their machines |
+//! | users | delete Nodes that are back and whose host is gone |
 //!
 //! # What is left out
-//! What docs/backup.md names as not repaired: podCIDRs that are lost (nobody here remembers them); machines whose
-//! Node was deleted since the backup and that register again; agents that cannot reach the server during the time
-//! in which agents publish what they use, or whose Node somebody deletes before they have published; pools and
-//! labels of nodes that had other values meanwhile.
+//! What docs/backup.md says is not repaired: podCIDRs that are lost (no component here remembers them); hosts whose
+//! Node was deleted since the backup and that register again; agents that cannot reach the server while agents publish
+//! what they use, or whose Node is deleted before they have published; pools and labels of nodes that had other values
+//! after the backup.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ use super::run::{Due, Sim};
 /// The time within which agents notice that the server answers again.
 const NOTICE: Time = 30 * SECOND;
 
-/// How long after the restore agents are spared faults, so that they can publish.
+/// For this long after the restore agents have no faults, so that they can publish.
 const SPARED: Time = 120 * SECOND;
 
-/// The server's state, and the state of the checks at the same time.
+/// The state of the server and of the checks at the time of the backup.
 pub struct Backup {
     state: State,
     graves: Vec<DeadNode>,
@@ -45,7 +45,7 @@ pub struct Backup {
 }
 
 impl Sim {
-    /// Whether a backup was made that the server is, or will be, restored to.
+    /// Whether a backup was made. The server is, or will be, restored to it.
     pub fn is_backed_up(&self) -> bool {
         self.plan
             .restore
@@ -58,7 +58,7 @@ impl Sim {
             .is_some_and(|(_, restore)| self.now >= restore)
     }
 
-    /// Whether a restore was so recent that agents are still publishing; nobody deletes a live machine's Node then.
+    /// Whether the restore was so recent that agents are still publishing. No live host's Node is deleted in this time.
     pub fn is_listened_to(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
     }
@@ -76,7 +76,7 @@ impl Sim {
         let Some(backup) = self.backup.take() else {
             return;
         };
-        // Long enough that every tenure ends.
+        // The server is down so long that every tenure ends.
         self.down_until = self.now + self.rng.between(12, 60) * SECOND;
         let back = self.down_until;
         self.log(None, || {
@@ -120,13 +120,14 @@ impl Sim {
         self.checks.intents = self.api.lease.as_ref().and_then(|it| it.intents.clone());
     }
 
-    /// The time until the server is back, and up to `most` more.
+    /// Returns a random time: until the server is back, and up to `most` longer.
     fn once_back(&mut self, most: Time) -> Time {
         let lag = self.rng.stretch(MS, most);
         self.down_until.saturating_sub(self.now) + lag
     }
 
-    /// Compares the nodes with those `before` the restore.
+    /// Handles the differences to the nodes `before` the restore: hosts of Nodes that are back have ended, and hosts
+    /// of Nodes that are lost will register again.
     fn bring_nodes_in_line(&mut self, before: &[Arc<Node>]) {
         let now: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
         for node in &now {
@@ -170,7 +171,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Registers a machine's Node again if the machine still exists.
+    /// Registers a new Node for the host of a lost Node, if the host still exists.
     pub fn register_anew(&mut self, node: Node) {
         self.registering.remove(&node.name);
         let id = self.machines.of_node.get(&node.uid).copied();
@@ -190,7 +191,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Deletes a Node whose machine is gone, in the place of people.
+    /// Deletes a Node whose host is gone, as a user would.
     pub fn unmake(&mut self, name: &NodeName, uid: &ObjectUid) {
         let is_it = |node: &Arc<Node>| node.uid == *uid;
         if self.api.nodes.get(name).is_some_and(is_it) {
@@ -209,7 +210,7 @@ impl Sim {
             host.paused_until = host.paused_until.min(self.down_until);
             host.held_until = self.now + notice;
             let (is_off, is_gone) = (host.is_off, host.is_gone);
-            // Lists again even if its watches were cut for longer.
+            // The agent lists again now, even if its watches were cut for longer.
             self.reset_lines(id);
             if !is_off {
                 self.relist_host(id, false);
@@ -219,7 +220,7 @@ impl Sim {
         }
     }
 
-    /// Compares the pods with those `before` the restore.
+    /// Handles the differences to the pods `before` the restore.
     fn bring_pods_in_line(&mut self, before: &[Arc<Pod>]) {
         let now: Vec<Arc<Pod>> = self.api.pods.live.values().cloned().collect();
         for pod in before {

@@ -1,6 +1,6 @@
-//! Runs one seed: executes what is due in the order of virtual time, step by step.
+//! Runs one seed: executes scheduled events one after the other, in the order of virtual time.
 //!
-//! Nothing here waits, and the seed is the only source of randomness, so that a failing seed fails again.
+//! Nothing waits in real time, and the seed is the only source of randomness, so a failing seed fails again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -31,7 +31,7 @@ use super::trace::Trace;
 /// The share of seeds that restore the API server to an older state, in ten thousand.
 const RESTORES: u32 = 1_500;
 
-/// The share of seeds whose monotonic clocks stop, or also jump and run at any rate, in ten thousand.
+/// The share of seeds with unreliable monotonic clocks, in ten thousand.
 const CLOCKS: u32 = 3_000;
 
 /// The share of seeds in which the Lease loses intents, as under leaders of an earlier version, in ten thousand.
@@ -41,61 +41,62 @@ const UNNAMED: u32 = 1_000;
 pub enum Due {
     /// An object changes.
     Work,
-    /// The faults end; after that everything comes to rest.
+    /// The faults and changes end; until the end of the run everything has to settle.
     Calm,
     Fault,
     Start(usize),
-    /// Changes the node that a late write is for.
+    /// The node for which a late write was decided is changed.
     Disturb(NodeName),
     /// Many nodes are created at once.
     Rush,
-    /// A process ends without a hand-over.
+    /// A process ends without releasing the Lease.
     Crash(Where),
     /// A process asks its controller for requests.
     Look(Where),
     /// A process calls its elector.
     Lease(Where),
-    /// A controller is told a change of leadership.
+    /// A changed leadership is passed to a controller.
     Tell(Where),
     Deliver(Where, Watched),
-    /// A request passes the lease check and is sent.
+    /// A request is sent if the lease check passes.
     Send(Where, RequestId),
-    /// A request takes effect, with the time until its answer.
+    /// A request takes effect at the API server.
     Arrive(Where, Box<OutgoingRequest>, Reply),
     Answer(Where, RequestId, Box<RequestOutcome>),
-    /// A request about the Lease takes effect, with the renewal time that it writes.
+    /// A request about the Lease takes effect. The time is the renewal time that it writes.
     LeaseArrive(Where, Box<(LeaseCall, Timestamp)>, Reply),
     LeaseAnswer(Where, Box<LeaseAnswer>),
     /// A candidate's watch delivers the Lease.
     LeaseShown(Where, Box<LeaseRecord>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
-    /// Checks which nodes wait.
+    /// The check for waiting nodes runs.
     Served,
     Machine(usize, Act),
-    /// An act of a run of the agent, or of its kubelet since a boot; a restart of the agent.
+    /// Three events of an agent: an act of one run of its process; an act of its kubelet, valid until the next boot; a
+    /// restart of the agent, also valid until the next boot.
     Process(usize, u32, Box<ProcessAct>),
     Kubelet(usize, u32, Box<KubeletAct>),
     Revive(usize, u32),
-    /// A write of a shipped agent arrives.
+    /// A write of an agent arrives at the API server.
     Landing(usize, Box<Landing>),
-    /// A pod's status gets its addresses (UID); a pod finishes (name).
+    /// The kubelet reports the addresses of a pod (UID); a pod finishes (name).
     PodReports(ObjectUid),
     PodFinishes(Text),
-    /// Somebody removes a finalizer from a node (name, UID).
+    /// A user removes the finalizer of a node (name, UID).
     Unbind(NodeName, ObjectUid),
     PodGone(Text),
     /// The API server is backed up; the server is restored.
     Backup,
     Restore,
-    /// A machine whose Node the server has lost registers again.
+    /// A host whose Node the server has lost registers again.
     Register(Box<Node>),
-    /// A Node whose machine is gone is deleted by hand (name, UID).
+    /// A user deletes a Node whose host is gone (name, UID).
     Unmake(NodeName, ObjectUid),
 }
 
 impl Due {
-    /// Whether the event needs the API server, and is delayed while that is down.
+    /// Whether the event needs the API server, so that it is delayed while the server is down.
     fn waits(&self) -> bool {
         matches!(
             self,
@@ -119,11 +120,11 @@ pub struct Where {
     pub incarnation: u32,
 }
 
-/// Whether an executed request is answered.
+/// When the sender of an executed request receives the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     After(Time),
-    /// Never: the caller was told that the outcome is indeterminate.
+    /// Never: the sender has been told already that the outcome is indeterminate.
     Never,
 }
 
@@ -157,17 +158,17 @@ pub struct Tally {
     pub assigned: u64,
     pub freed: u64,
     pub takeovers: u64,
-    /// Takeovers from a silent leader that needed no list.
+    /// Takeovers without a clean hand-over that needed no list.
     pub unlisted: u64,
-    /// How often a standby learned the Lease from its watch.
+    /// How often a standby learned of a write of the Lease from its watch.
     pub shown: u64,
-    /// Blocks listed, blocks deleted, addresses assigned to pods.
+    /// Blocks listed (`listed`), blocks deleted (`ended`), addresses assigned to pods (`given`).
     pub listed: u64,
     pub ended: u64,
     pub given: u64,
-    /// Duplicates that only the test of the UID, and only the test of the term, has prevented.
+    /// Duplicates that only the test of the node's UID has prevented, and those that only the test of the term has.
     pub averted: (u64, u64),
-    /// How often the API server was restored, and blocks unknown to it that were adopted.
+    /// How often the API server was restored (`restores`), and blocks unknown to it that were adopted (`adopted`).
     pub restores: u64,
     pub adopted: u64,
     pub trace: u64,
@@ -213,15 +214,15 @@ pub struct Sim {
     pub budget: Budget,
     pub trace: Trace,
     pub trial: Option<Trial>,
-    /// Writes that were sent and not executed yet, with their senders.
+    /// Writes that were sent and not executed yet, by sender and request.
     pub on_wire: BTreeMap<(Where, RequestId), OutgoingRequest>,
     pub cache: super::workload::World,
     pub machines: Machines,
     pub served: Served,
     pub backup: Option<Backup>,
-    /// Until then the API server does not answer.
+    /// Until when the API server does not answer.
     pub down_until: Time,
-    /// Names of lost Nodes that will register again.
+    /// Names of the Nodes that a restore has lost and that will register again.
     pub registering: BTreeSet<NodeName>,
     heap: BinaryHeap<Reverse<Entry>>,
     order: u64,
@@ -233,7 +234,7 @@ impl Sim {
         let plan = Plan::draw(&mut rng);
         let weather = trial.map_or(Weather::AsDrawn, |trial| trial.weather);
         let plan = plan.under(weather);
-        // A separate generator, so that the seed's other draws do not depend on these.
+        // A separate generator, so that all other draws of the seed do not depend on these.
         let mut chance = Rng::new(!seed);
         let restored = match trial {
             Some(_) if weather != Weather::AsDrawn => weather == Weather::Restored,
@@ -246,13 +247,13 @@ impl Sim {
         let plan = if restored {
             plan.with_restore(&mut chance)
         } else if has_clocks {
-            // In half of them clocks only lose time, so that nothing may happen too early.
+            // In half of these runs clocks only lose time, so the checks demand that nothing happens too early.
             plan.with_bad_clocks(chance.chance(5_000))
         } else {
             plan
         };
-        // Mutations have their own conditions. After a restore, a rejected NodeSubnet would keep the agent of a
-        // lost Node from publishing.
+        // Trials of mutations have their own conditions instead. After a restore there are no lasting faults: if writes
+        // of NodeSubnets were rejected, the agent of a lost Node could not publish.
         let lasting = match trial {
             None if plan.restore.is_none() => {
                 Lasting::draw(&mut Rng::new(seed.rotate_left(32) ^ !0), plan.processes)
@@ -345,7 +346,8 @@ impl Sim {
         self.judge(verdict)
     }
 
-    /// A mutation may break other rules as well; only the rule of the trial ends the run.
+    /// Passes the verdict on, except that a trial ignores violations of other rules than its own: a mutation may
+    /// break several rules.
     pub fn judge(&self, verdict: Result<(), Violation>) -> Result<(), Violation> {
         verdict.or_else(|violation| match self.trial {
             Some(Trial {
@@ -449,7 +451,7 @@ impl Sim {
         }));
     }
 
-    /// Runs now what paused and cut-off processes had put off.
+    /// Reschedules events for now that were postponed because their process was paused or cut off.
     pub fn resume(&mut self) {
         let now = self.now;
         for Reverse(mut entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
@@ -476,8 +478,8 @@ impl Sim {
         self.now < self.down_until
     }
 
-    /// Ends every connection to the API server: requests that it has not executed are lost, with an indeterminate
-    /// outcome.
+    /// Ends every connection to the API server. Requests that the server has not executed are lost; their outcome is
+    /// indeterminate.
     pub fn hang_up(&mut self) {
         self.on_wire.clear();
         for Reverse(entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
@@ -524,7 +526,7 @@ impl Sim {
         self.trace.push((self.step, self.now), about, text);
     }
 
-    /// Shows the changes to the checks and the watches.
+    /// Passes the changes since the last call to the watches, the agents and the checks.
     pub fn settle_commits(&mut self, author: &Author, decided: Time) -> Result<(), Violation> {
         let commits = std::mem::take(&mut self.api.commits);
         let mut kinds = Vec::new();
@@ -590,7 +592,7 @@ impl Sim {
         }
     }
 
-    /// Schedules the watch's next delivery, after a random time.
+    /// Schedules the next delivery of a watch, after a random time.
     pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
         if self.is_silent(place, kind) {
             return;

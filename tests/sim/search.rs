@@ -1,9 +1,9 @@
-//! Which seeds are run: some that are always the same, those of the commit, which nobody has run before, and as
-//! many more as somebody has time for.
+//! Which seeds are run: fixed seeds, seeds computed from the commit, and with `make soak` as many as there is time
+//! for.
 //!
 //! | environment | meaning |
 //! |---|---|
-//! | `SEED`, `STEPS` | [`replay`]: the first seed, and the least number of steps |
+//! | `SEED`, `STEPS` | [`replay`]: the first seed, and the minimum number of steps |
 //! | `COMMIT` | the text from which the first seed of a commit is computed; `make sim` sets it; without it the clock is used |
 //! | `MINUTES` | how long [`soak`] searches, from `SEED` or from a seed computed from the clock |
 
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant, SystemTime};
 use super::mutations::Trial;
 use super::run::{Sim, Tally};
 
-/// The number of steps of new seeds in a run of all tests.
+/// The number of steps that the seeds of a commit run whenever all tests run.
 const FRESH: u64 = 1_000_000;
 
-/// Runs seeds from `first` on until `steps` are done.
+/// Runs consecutive seeds beginning with `first`, until `steps` are done.
 fn run_seeds(first: u64, steps: u64, trial: Option<Trial>) -> Tally {
     let (begun, mut sum, mut shown) = (Instant::now(), Tally::default(), 0);
     let mut seed = first;
@@ -65,7 +65,7 @@ pub fn number(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
 }
 
-/// A seed computed from a text; its last nine digits are zeros, by which people recognise it.
+/// Computes a seed from a text. Its last nine digits are zeros, so that a user can recognise such seeds.
 fn seed_of(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -94,7 +94,7 @@ fn everything_promised_holds_over_many_seeds() {
     );
 }
 
-/// Each commit is tried with seeds of its own, which find what fixed seeds never would.
+/// Each commit runs seeds of its own: they can find failures that fixed seeds never show.
 #[test]
 fn everything_promised_holds_over_seeds_that_nobody_has_run() {
     let (seed, of) = match said("COMMIT") {
@@ -115,7 +115,7 @@ fn replay() {
     run_seeds(seed.unwrap_or(0), steps.unwrap_or(1), None);
 }
 
-/// Called by `make soak`: continues after failures, and lists all of them at the end.
+/// Called by `make soak`: continues after failures, and lists all failures at the end.
 #[test]
 #[ignore = "takes as long as you like: make soak MINUTES=60"]
 fn soak() {

@@ -1,14 +1,15 @@
-//! Every node that can be served is served within a minute, throughout the run and not only at its end.
+//! No node waits for longer than a minute while a pool has free addresses for it: throughout the run, not only at the
+//! end.
 //!
-//! Every few seconds the API server's own state shows which nodes wait although something was free for them all the
-//! time. If an address is free, a block can be allocated, however small. What has just become free counts only from a
-//! moment at which it is certainly free: quarantines are over by then, and indeterminate writes have been read.
+//! Every few seconds the check looks at the API server's state for nodes that wait although the same addresses were
+//! free for them all the time. One free address suffices, because pools also allocate blocks of one address. A range
+//! counts as free only when this is certain: its quarantine is over, and indeterminate writes of it have been read.
 //!
 //! # When it is guaranteed
-//! While one leader is up, allocates, and has received answers and watch events for that minute: after the faults,
-//! and throughout in runs without faults. A leader that follows a gap lets agents publish first, which takes that
-//! much longer. Not after a restore, nor while pools are paused because of a foreign allocator, nor while people
-//! undo writes.
+//! One leader must be up, must allocate, and must have received answers and watch events during the whole minute. This
+//! is the case after the faults, and throughout in runs without faults. A leader that follows a gap lets agents publish
+//! first, so nodes may wait longer. Nothing is guaranteed in runs with a restore, with a foreign allocator, which
+//! pauses pools, or with users who undo writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,16 +28,16 @@ use super::shape::Shape;
 /// The interval of the checks.
 pub const LOOK: Time = 5 * SECOND;
 
-/// How long a node may wait for what is free.
+/// The maximum time that a node may wait while something is free for it.
 const PATIENCE: Time = 60 * SECOND;
 
-/// How much longer under a leader that lets agents publish first.
+/// The additional time that a node may wait under a leader that lets agents publish first.
 const LISTENING: Time = 50 * SECOND;
 
-/// How long after a node's deletion its ranges are not certainly free: the longest quarantine, and its pods.
+/// For this long after a node's deletion its ranges do not count as free: the longest quarantine, and its last pods.
 const DOUBT: Time = 180 * SECOND;
 
-/// Nodes (by UID) that wait for a pool: since when, and what has been free for them since then in each family.
+/// By node (UID) and pool: since when the node waits, and what has been free since then in each family.
 #[derive(Default)]
 pub struct Served {
     waits: BTreeMap<(ObjectUid, PoolName), Wait>,
@@ -48,7 +49,7 @@ struct Wait {
 }
 
 impl Sim {
-    /// Checks which nodes wait.
+    /// Checks for nodes that wait too long.
     pub fn look_who_waits(&mut self) -> Result<(), Violation> {
         self.after(LOOK, Due::Served);
         let Some(patience) = self.patience() else {
@@ -87,7 +88,7 @@ impl Sim {
         Ok(())
     }
 
-    /// How long a node may wait for what is free; `None` if nothing is guaranteed now.
+    /// Returns how long a node may wait while something is free; `None` if nothing is guaranteed now.
     fn patience(&self) -> Option<Time> {
         let plan = &self.plan;
         let undone = plan.tampering || plan.tampering_blocks || plan.foreign_allocator;
@@ -113,7 +114,7 @@ impl Sim {
         Some(PATIENCE + listening)
     }
 
-    /// Ranges that the controller may not know to be free yet.
+    /// Ranges that the controller may not yet know to be free.
     fn doubted(&self) -> Vec<Cidr> {
         let mut doubted = Vec::new();
         for grave in &self.checks.dead_nodes {
@@ -137,7 +138,7 @@ impl Sim {
         doubted
     }
 
-    /// Nodes that lack something from a pool, and what is free for them in each of its families.
+    /// Nodes that need something from a pool, with the pool and what is free for them in each of its families.
     fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, PoolName, Vec<BTreeSet<Cidr>>)> {
         let mut found = Vec::new();
         let serving = self.serving();
@@ -163,7 +164,7 @@ impl Sim {
         found
     }
 
-    /// What a pool could allocate: whole podCIDRs, or single addresses.
+    /// What a pool could allocate in each family: whole podCIDRs, or for blocks single addresses.
     fn free_of(&self, shape: &Shape, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
         let held = self.held();
         let services = self.services_now();
@@ -186,7 +187,8 @@ impl Sim {
         families.collect()
     }
 
-    /// Whether a node has less from a pool than its agent demands in the status, and may have more.
+    /// Whether the node's blocks of a pool have fewer addresses than its agent demands, and the limit allows another
+    /// block.
     fn lacks_of(&self, node: &Node, shape: &Shape) -> bool {
         let Some(subnet) = self.api.subnets.get(&node.name) else {
             return false;
@@ -208,7 +210,7 @@ impl Sim {
         let worth = |family: Family| -> u64 {
             let words = of_family(family).map(|(cidr, uid)| {
                 let word = report.of_block(&cidr, &uid);
-                // A block that was just listed is not in the status yet.
+                // A block that was just listed is not in the status yet, so it counts as large enough.
                 word.map_or(u64::MAX / 64, |word| word.used + word.cooling + word.free)
             });
             words.fold(0, u64::saturating_add)

@@ -1,7 +1,8 @@
 //! What must hold at the end: the faults are over, objects no longer change, and some minutes have passed.
 //!
-//! Every node that a pool can serve has podCIDRs, every NodeSubnet contains exactly what is true, no record of a
-//! deleted node is left, the numbers in every pool's status equal a brute-force count, and nothing is written any more.
+//! Every node has podCIDRs if a pool that selects it has free ones. Every NodeSubnet contains exactly the ranges of its
+//! node, and no record of a deleted node. The numbers in every pool's status equal a brute-force count. Nothing is
+//! written any more.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +18,10 @@ use super::describe::ranges;
 use super::run::Sim;
 use super::shape::{Shape, counted, is_counted};
 
-/// How long before the end nothing may be written any more.
+/// Nothing may be written or requested in this time before the end of a run.
 const QUIET: u64 = 60 * SECOND;
 
-/// Ranges that cannot be allocated, whoever has them.
+/// Ranges and addresses that cannot be allocated, even if no node has them.
 struct Blocked {
     spans: Vec<Cidr>,
     addresses: Vec<Addr>,
@@ -121,7 +122,8 @@ impl Sim {
             let Some(shape) = Shape::new(pool) else {
                 continue;
             };
-            // Ranges that an older pool keeps, which cannot be deleted either, are no reason to keep this one.
+            // A range that an older pool with a finalizer contains keeps that pool, so it is no reason to keep
+            // this one.
             let ages = self.by_age();
             let kept_elsewhere = |range: &Cidr| {
                 let keeper = ages.iter().find(|s| s.guarded && s.contains(range));
@@ -129,7 +131,7 @@ impl Sim {
             };
             let held = self.held();
             let mut held = held.iter().filter(|range| shape.overlaps(range));
-            // A block of this pool keeps it, even if the pool's ranges have changed since.
+            // A block of this pool keeps the pool, even if the pool's ranges have changed since.
             let mut specs = self
                 .api
                 .blocks
@@ -153,8 +155,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks the part of the status that can be counted even if the pool's range contains blocks: the number of
-    /// ranges.
+    /// Checks the numbers in the status that can be counted even if the pool's range contains blocks: ranges and
+    /// addresses.
     fn check_counts(&self, pool: &Pool, shape: &Shape) -> Result<(), Violation> {
         let blocks = self.api.blocks.live.values();
         let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
@@ -300,7 +302,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The pools that may allocate: the older one of two that overlap.
+    /// The pools that may allocate: of two pools that overlap, only the older one.
     pub fn serving(&self) -> Vec<Shape> {
         let shapes = self.by_age();
         let older = |at: usize| {
@@ -342,8 +344,8 @@ impl Sim {
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
     }
 
-    /// Counts the addresses of a pool in the blocks of live nodes one by one: those that can be assigned at all,
-    /// and those in use and cooling, according to the agent's store, else to its last status, else to pods.
+    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: those that can be assigned,
+    /// those in use, and those cooling. Use is counted in the agent's store, else in its last status, else in pods.
     fn count_addresses(&self, shape: &Shape, family: Family) -> AddressStatus {
         let services = self.services_now();
         let left_out: Vec<IpRange> = shape
@@ -399,7 +401,7 @@ impl Sim {
         nodes.any(|node| node.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
 
-    /// Nodes with a range that counts for the pool: it counts for the oldest pool that contains it.
+    /// Nodes with a range that counts for the pool: of all pools that contain a range, it counts for the oldest.
     fn holders(&self, shape: &Shape) -> BTreeSet<NodeName> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
@@ -419,7 +421,7 @@ impl Sim {
             .collect()
     }
 
-    /// The number of nodes that wait for the pool: it selects them, and no other pool serves them.
+    /// The number of nodes that wait for the pool: the pool selects them, and no other pool allocates to them instead.
     fn waiting(&self, shape: &Shape) -> usize {
         let serving = self.serving();
         let serves = serving.iter().any(|s| s.name == shape.name);

@@ -1,7 +1,7 @@
-//! What must hold of affinity blocks at the end.
+//! What must hold of blocks at the end of a run.
 //!
-//! Objects, lists and agents' stores agree; deleted nodes have no blocks, no empty block is left that has to go,
-//! no node lacks a block that a pool could allocate, and none keeps an empty one that another node demands.
+//! Block objects, NodeSubnets and agents' stores agree. Deleted nodes have no blocks, and no empty block is left that
+//! should have been recalled. No node lacks a block that a pool could allocate, or that another node keeps unused.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ fn wrong(
     Err(Violation::new(rule, text, names))
 }
 
-/// A block of a node, with its numbers of addresses.
+/// A block of a node, with the number of its addresses in use or cooling (`busy`) and of all of them (`worth`).
 #[derive(Debug)]
 struct Lent {
     cidr: Cidr,
@@ -33,7 +33,7 @@ struct Lent {
     worth: u64,
 }
 
-/// What a node has and demands of a pool.
+/// The blocks that a node has of a pool, and how many addresses it demands and keeps ready.
 #[derive(Debug)]
 struct Standing {
     blocks: Vec<Lent>,
@@ -56,12 +56,12 @@ impl Standing {
         Family::ALL.into_iter().map(of).max().unwrap_or(0)
     }
 
-    /// It has blocks and uses none of them.
+    /// Whether the node has blocks, uses none of them, and demands no more than its reserve.
     fn is_idle(&self) -> bool {
         !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low
     }
 
-    /// It demands more than its reserve in addition to what it uses.
+    /// Whether pods wait: the node demands more than the addresses that it uses and its reserve.
     fn has_pods_waiting(&self) -> bool {
         self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.busy() + self.low)
     }
@@ -115,7 +115,7 @@ impl Sim {
         spec.map(|spec| spec.blocks.clone()).unwrap_or_default()
     }
 
-    /// The addresses of a block in use and cooling, according to its agent's store, else to its last status.
+    /// How many addresses of a block are in use and cooling, according to the agent's store, else to its last status.
     pub fn store_of(&self, cidr: Cidr, block: &ObjectUid, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
@@ -130,7 +130,7 @@ impl Sim {
         Some((word.used, word.cooling))
     }
 
-    /// Returns what an agent that runs has published.
+    /// Returns what the node's agent has published, if the agent is running.
     fn word_of(&self, node: &Node) -> Option<&AgentReport> {
         self.working_agent(node)?;
         let report = self.api.subnets.get(&node.name)?.report.as_deref()?;
@@ -142,13 +142,13 @@ impl Sim {
         (!agent.is_off && agent.node.as_ref() == Some(&node.uid)).then_some(agent)
     }
 
-    /// Checks that every block is listed, or that a pod of its deleted node keeps it.
+    /// Checks that every block is listed for its owner, or is quarantined because a pod reports an address of it.
     fn check_object(
         &self,
         block: &Block,
         listed: &BTreeMap<Key, (ObjectUid, AllocatedBlock)>,
     ) -> Verdict {
-        // The owner of an unreadable block is unknown; another check makes sure that listed ones can be parsed.
+        // The owner of an unreadable block is unknown. If such a block is listed, another check fails.
         let Ok(spec) = &block.spec else {
             return Ok(());
         };
@@ -204,7 +204,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks that empty blocks are gone if they have to go or are surplus.
+    /// Checks that a node has no empty block that should have been recalled or that the node does not need.
     fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[AllocatedBlock]) -> Verdict {
         let shapes = self.shapes_now();
         let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
@@ -246,7 +246,7 @@ impl Sim {
                 return wrong("recall", text, [node.name.clone(), (*pool).into()]);
             }
         }
-        // From a pool whose nodes get blocks only on demand, an idle node keeps none.
+        // An idle node keeps no block of a pool whose nodes get blocks only on demand.
         let unasked = self.serving();
         let unasked = unasked.iter().filter(|shape| {
             shape.allocation_mode == AllocationMode::Blocks
@@ -289,7 +289,7 @@ impl Sim {
         }
     }
 
-    /// Checks that a node gets the blocks it demands if another one does not need them.
+    /// Checks that no node waits for blocks while another node keeps some that it does not need.
     fn check_lent(&self, node: &Node, report: &AgentReport) -> Verdict {
         if node.deleting {
             return Ok(());
@@ -310,7 +310,7 @@ impl Sim {
                     continue;
                 };
                 let theirs = self.standing(other, &shape, report);
-                // Blocks do not move between two idle nodes.
+                // If both nodes are idle, no block has to move between them.
                 let freed: Vec<Cidr> = if theirs.is_idle() && !own.is_idle() {
                     theirs.blocks.iter().map(|it| it.cidr).collect()
                 } else if own.has_pods_waiting() && !theirs.has_pods_waiting() {
@@ -338,7 +338,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks that a node has what it demands, or the pool is exhausted.
+    /// Checks that a node has as many addresses as it demands, unless the pool is exhausted.
     fn check_supplied(&self, node: &Node, report: &AgentReport) -> Verdict {
         if node.deleting {
             return Ok(());
@@ -396,7 +396,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether a block of the present size, or a slightly smaller one, could be allocated if those in `freed` were
+    /// Whether a block of the pool's size, or down to 1/64 of it, could be allocated if the blocks in `freed` were
     /// free.
     fn has_room(&self, shape: &Shape, family: Family, freed: &[Cidr]) -> bool {
         let Some((_, _, len)) = shape.families.iter().find(|(f, _, _)| *f == family) else {

@@ -5,7 +5,7 @@ use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// The podCIDRs that pools can have allocated, all of which are narrower than the others.
+/// The podCIDRs of a node that a pool can have allocated: IPv4 /20 or longer, IPv6 /64 or longer.
 pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {
     node.pod_cidrs.iter().filter(|cidr| is_counted(cidr))
 }
@@ -29,13 +29,13 @@ pub struct Shape {
     pub families: Vec<(Family, Vec<Cidr>, u8)>,
     pub selector: Vec<(String, String)>,
     pub reserved: Vec<IpRange>,
-    /// Whether reserved addresses are assigned on request.
+    /// Whether reserved addresses may be assigned to pods that request them.
     pub on_request: bool,
     pub quarantine: u64,
     pub priority: i32,
-    /// Whether nodes get a block without demand.
+    /// Whether nodes get a first block without demand.
     pub on_sight: bool,
-    /// The number of addresses that a node keeps in reserve.
+    /// `warm.low`: the number of free addresses that a node keeps ready.
     pub low: u64,
     pub most: usize,
     pub disabled: bool,
@@ -44,7 +44,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `None` if the spec cannot be used.
+    /// Returns `None` if the spec cannot be parsed.
     pub fn new(pool: &Pool) -> Option<Self> {
         let spec: &IPPoolSpec = pool.spec.as_ref().ok()?;
         let read = |cidrs: &[String]| {
@@ -99,15 +99,16 @@ impl Shape {
         })
     }
 
-    /// Sorts pools by which of two overlapping ones serves: the older one, unless it allocates podCIDRs and is
-    /// being deleted.
+    /// A sort key: of two overlapping pools, the one with the lower key allocates. That is the older one, unless it
+    /// allocates podCIDRs and is being deleted.
     pub fn age(&self) -> (bool, i64, &PoolName) {
         let leaves = self.deleting && self.allocation_mode == AllocationMode::NodeCIDR;
         (leaves, self.created, &self.name)
     }
 
-    /// Whether other pools of the same rank that serve the node have a family that this one lacks, so that it
-    /// serves only pods that name it. The oldest of the best pools decides which families nodes get.
+    /// Whether the node gets nothing from this pool because the pool lacks a family. The oldest of the node's best
+    /// pools decides which families nodes get. A pool that lacks one of them is passed over if another pool of the
+    /// same rank has all of them.
     pub fn is_passed_over(&self, serving: &[Shape], labels: &[(Text, Text)]) -> bool {
         let rank = |it: &Shape| (it.priority, it.selector.len());
         let alike = serving
@@ -145,7 +146,7 @@ impl Shape {
         self.cidrs().any(|cidr| cidr.overlaps(range))
     }
 
-    /// Whether it could have allocated exactly these ranges to a node with these labels.
+    /// Whether this pool could have allocated exactly these ranges to a node with these labels.
     pub fn could_deal(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
         self.allocation_mode == AllocationMode::NodeCIDR
             && !self.disabled
@@ -170,7 +171,7 @@ impl Shape {
             .any(|span| ranges.iter().any(|range| span.overlaps(range)))
     }
 
-    /// Whether a machine that had these ranges may get them back from it.
+    /// Whether the node of a host that had these ranges earlier may get them back from this pool.
     pub fn could_return(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
         !self.disabled
             && !self.deleting

@@ -1,7 +1,8 @@
-//! Simulates the shell of a process, which connects the state machines to the network.
+//! Simulates the shell of a controller process: the code that connects the state machines to the network.
 //!
-//! It keeps the one rule of the real shell: a write is sent only under the tenure in which it was decided, before
-//! that tenure's valid-until by the process's own clock, and after the Lease was written following the decision.
+//! The simulated shell has the same rule as the real one. A write is sent only under the tenure in which it was
+//! decided, only while that tenure is valid by the process's own clock, and only after the Lease was written following
+//! the decision.
 
 use std::time::Duration;
 
@@ -22,18 +23,18 @@ use super::describe::{describe, name_of, of_outcome, of_report, of_request, verb
 use super::process::{Process, Watched};
 use super::run::{Due, Reply, Sim, Where};
 
-/// More requests than this at one moment mean that a loop spins.
+/// If a process has more requests than this at one moment, a loop spins.
 const SPIN: u32 = 2_000;
 
-/// The most steps of a watch that one delivery contains.
+/// The maximum number of watch events that one delivery contains.
 const BATCH: u64 = 24;
 
-/// A process that could not read the Lease for longer no longer trusts what it knows.
+/// A process that could not read the Lease for longer than this ends, because what it knows may be outdated.
 const AWAY: Duration = Duration::from_secs(60);
-/// How long a shell waits for an answer.
+/// How long a shell waits for the response to a request.
 const PATIENCE: Time = 10 * SECOND;
 
-/// How long after the last fault every watch has caught up.
+/// Every watch has caught up when this time has passed since the last fault.
 const CATCH_UP: Time = 30 * SECOND;
 
 impl Sim {
@@ -47,7 +48,7 @@ impl Sim {
         self.after(0, Due::Look(place));
     }
 
-    /// Delivers some steps of a watch.
+    /// Delivers some events of a watch.
     pub fn deliver(&mut self, place: Where, kind: Watched) -> Result<(), Violation> {
         if self.is_down() {
             if let Some(run) = &mut self.processes[place.process].run {
@@ -78,7 +79,7 @@ impl Sim {
         self.look_soon(place)
     }
 
-    /// Calls the controller, mostly at once.
+    /// Calls the controller, in most cases at once.
     fn look_soon(&mut self, place: Where) -> Result<(), Violation> {
         if self.rng.chance(7_000) {
             return self.look(place);
@@ -99,7 +100,7 @@ impl Sim {
         }
     }
 
-    /// Takes requests from the controller until it has none or enough are in flight.
+    /// Takes requests from the controller and sends them, until the controller has none or enough are in flight.
     pub fn look(&mut self, place: Where) -> Result<(), Violation> {
         let now = self.processes[place.process].now(self.now);
         loop {
@@ -135,8 +136,8 @@ impl Sim {
             let verdict = self
                 .checks
                 .asked(place, &outgoing, &mut run.known, &self.api, self.now);
-            // A decision during a restore is based on a state that no longer exists, and is not sent; neither is
-            // one that was made after another process acquired the Lease.
+            // A decision during a restore is based on a state that no longer exists, and a decision after another
+            // process acquired the Lease is too late. Neither is sent, so a violation in it does not count.
             let is_late = self.is_down() || !self.checks.is_leading(outgoing.term.as_ref());
             let verdict = verdict.or_else(|it| if is_late { Ok(()) } else { Err(it) });
             self.judge(verdict)?;
@@ -193,7 +194,7 @@ impl Sim {
             let (about, text) = of_report(&report);
             self.log(Some(&about), || format!("{place} reports {text}"));
         }
-        // A time that is over already is no reason to call the controller again: only new events are.
+        // If the wake-up time is over already, only a new event is a reason to call the controller again.
         if let Some(at) = wake.filter(|at| *at > self.now) {
             self.look_by(place, at);
             if let Some(run) = &mut self.processes[place.process].run {
@@ -203,7 +204,7 @@ impl Sim {
         self.wind_down(place)
     }
 
-    /// Checks whether a request may be sent, and lets the network decide its fate.
+    /// Checks whether a request may be sent, and draws what the network does with it.
     pub fn send(&mut self, place: Where, id: RequestId) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
@@ -326,7 +327,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Answers a request whose real answer is lost.
+    /// Schedules an indeterminate outcome for a request whose response is lost.
     fn unclear(&mut self, place: Where, id: RequestId, request: &ApiRequest, delay: Time) {
         let lie = Mutation::TimeoutCountsAsRejection.is_on()
             && matches!(request, ApiRequest::AssignPodCidrs(_));
@@ -355,7 +356,7 @@ impl Sim {
         } else if rng.chance(network.lost_after) {
             Fate::LostAfter
         } else if patch && rng.chance(network.refused) {
-            // A server that loses the race for an object a few times answers with 409.
+            // A server answers a patch with 409 if the object changes several times while the patch is applied.
             Fate::Refused(Rejection::Guard("the object has been modified".to_owned()))
         } else if rng.chance(network.busy) {
             let after = rng
@@ -369,7 +370,7 @@ impl Sim {
         }
     }
 
-    /// Executes the request, whatever its sender does by now.
+    /// Executes the request at the API server, whatever its sender does by now.
     #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
     pub fn arrive(
         &mut self,
@@ -479,7 +480,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks after a clean hand-over that no write can take effect that the next leader would not know of.
+    /// Checks at a clean hand-over that no podCIDR allocation of the process is under way that can still take effect.
     fn check_hand_over(&self, place: Where) -> Result<(), Violation> {
         for ((sender, _), outgoing) in &self.on_wire {
             let ApiRequest::AssignPodCidrs(a) = &outgoing.request else {
@@ -606,8 +607,8 @@ impl Sim {
         }
     }
 
-    /// The renewal time that a process writes into the Lease: now; but after a gap the time before it, until
-    /// agents have published.
+    /// Returns the renewal time that a process writes into the Lease: usually the present time. After a time without
+    /// leader it stays the last renewal time before, until agents have published, so the Lease still shows the gap.
     fn renewal(&self, place: Where) -> Timestamp {
         let process = &self.processes[place.process];
         let wall = process.clocks.wall(self.now);
@@ -718,7 +719,7 @@ impl Sim {
         self.poll_lease(place)
     }
 
-    /// Tells the controller its leadership, and retries requests that wait for the Lease.
+    /// Schedules passing a changed leadership to the controller, and retries requests that wait for the Lease.
     fn leadership_changed(&mut self, place: Where) {
         let Some(run) = &mut self.processes[place.process].run else {
             return;
@@ -780,7 +781,7 @@ impl Sim {
     }
 }
 
-/// How long nobody has renewed the Lease, by the wall clocks of two machines.
+/// Returns how long nobody has renewed the Lease. The two times come from the wall clocks of two hosts.
 fn vacant_since(renewed: Option<Timestamp>, now: Timestamp) -> Duration {
     let since = renewed.and_then(|time| Duration::try_from(now.duration_since(time)).ok());
     since.unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A readable trace of a run, recorded only if somebody will read it.
+//! A readable trace of a run, recorded only in runs whose trace is printed or compared.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,10 +8,10 @@ use cadastre_controller::cluster::objects::Text;
 
 use super::clock::{SECOND, Time};
 
-/// How many of the relevant lines a failure shows. `LINES=n` shows the last n of all lines.
+/// How many lines a failure shows: the last ones about the objects concerned. `LINES=n` shows the last n of all lines.
 const SHOWN: usize = 60;
 
-/// The lines of one run. Off by default: a failing seed runs again with the trace on.
+/// The lines of one run. Recording is off by default; a failing seed is run again with recording on.
 #[derive(Default)]
 pub struct Trace {
     lines: Option<Vec<Line>>,
@@ -20,7 +20,7 @@ pub struct Trace {
 struct Line {
     step: u64,
     at: Time,
-    /// The object concerned; a line without one is relevant to all.
+    /// The name of the object that the line is about. A line without a name is shown whatever objects are concerned.
     about: Option<Text>,
     text: String,
 }
@@ -52,7 +52,6 @@ impl Trace {
         }
     }
 
-    /// A hash of the whole trace.
     pub fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for line in self.lines.iter().flatten() {
@@ -65,7 +64,7 @@ impl Trace {
         self.lines.as_ref().map_or(0, Vec::len)
     }
 
-    /// The last lines about these objects, and those about none.
+    /// Returns the last lines about these objects, and those about no object.
     pub fn tail(&self, names: &BTreeSet<Text>) -> String {
         let all_of_it = std::env::var_os("LINES").is_some();
         let all = || self.lines.iter().flatten();

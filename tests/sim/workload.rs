@@ -1,4 +1,4 @@
-//! Everything around the controllers: nodes come and go, people edit pools, pods run, and a foreign allocator may
+//! Everything around the controllers: nodes come and go, users edit pools, pods run, and a foreign allocator may
 //! write podCIDRs.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use super::shape::counted;
 /// What the workload remembers of its own changes.
 #[derive(Default)]
 pub struct World {
-    /// The last machine of each node name.
+    /// The identity of the last host of each node name.
     machines: BTreeMap<NodeName, MachineIdentity>,
     /// The specs of pools before they became unreadable, by UID.
     specs: BTreeMap<ObjectUid, IPPoolSpec>,
@@ -32,13 +32,13 @@ pub struct World {
 }
 
 impl World {
-    /// Makes the next Node of that name another machine.
+    /// Makes the next Node of that name another host.
     pub fn forget_machine(&mut self, name: &NodeName) {
         self.machines.remove(name);
     }
 }
 
-/// The number of slices of 10.244.0.0/18 that pools consist of.
+/// 10.244.0.0/18 is divided into this many slices, from which the ranges of pools are drawn.
 const SLICES: u64 = 8;
 
 pub fn cidr(text: &str) -> Cidr {
@@ -46,7 +46,7 @@ pub fn cidr(text: &str) -> Cidr {
 }
 
 impl Sim {
-    /// Creates the cluster as the controllers find it.
+    /// Creates the objects that exist when the controllers start.
     pub fn populate(&mut self) {
         self.api
             .put_service(service("kubernetes", "10.96.0.0/16"), 0);
@@ -89,7 +89,7 @@ impl Sim {
         self.after(gap, Due::Work);
     }
 
-    /// Creates many pods at once and causes faults of agents, in runs with blocks.
+    /// In runs with blocks: binds a few pods, and sometimes causes a fault of a host or requests a drain or release.
     fn crowd_in(&mut self) {
         if self.rng.chance(600) {
             self.inject_host_fault();
@@ -107,7 +107,7 @@ impl Sim {
         }
     }
 
-    /// The changes here never violate a rule: the checks only record them.
+    /// Passes the changes to the watches and the checks. Changes of the workload never violate a rule.
     pub fn publish(&mut self) {
         let done = self.settle_commits(&Author::World, self.now);
         debug_assert!(done.is_ok());
@@ -115,7 +115,7 @@ impl Sim {
 
     fn change_something(&mut self) {
         match self.rng.below(100) {
-            // After a backup pools do not change, as their specs decide who can own a block that a restore has lost.
+            // After a backup pools do not change: their specs decide who can own a block that a restore has lost.
             78..90 if self.is_backed_up() => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),
@@ -168,7 +168,7 @@ impl Sim {
         };
         self.cache.machines.insert(name.clone(), machine.clone());
         let (pod_cidrs, unreadable) = self.born_with();
-        // A few addresses lie inside a pool: they exist and must not be allocated.
+        // A few addresses of nodes lie inside a pool: they are in use and must not be allocated.
         let address = if self.rng.chance(300) {
             format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256))
         } else {
@@ -256,7 +256,7 @@ impl Sim {
         }
     }
 
-    /// Creates many nodes at once, which use up the space.
+    /// Creates many nodes at once, so that the space is used up.
     pub fn rush(&mut self) {
         for _ in 0..if self.rough { 16 } else { 0 } {
             self.create_node();
@@ -264,7 +264,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Changes what a write under way was decided for.
+    /// Changes or deletes the node for which a write under way was decided.
     pub fn disturb(&mut self, name: &NodeName) {
         let Some(node) = self.api.nodes.get(name).cloned().filter(|_| self.rough) else {
             return;
@@ -296,7 +296,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Deletes a node and creates it again at once, as autoscalers and impatient people do.
+    /// Deletes a node and creates it again at once, as autoscalers and impatient users do.
     fn recreate_node(&mut self) {
         if self.is_listened_to() {
             return;
@@ -325,7 +325,7 @@ impl Sim {
         }
     }
 
-    /// Updates a node, as kubelets and people do.
+    /// Updates a node, as kubelets and users do.
     fn update_node(&mut self) {
         let Some(node) = self.some_node() else { return };
         let mut node = Node::clone(&node);
@@ -387,7 +387,7 @@ impl Sim {
         self.after(lives, Due::PodGone(name));
     }
 
-    /// Creates a pod with an address from somebody else, anywhere among podCIDRs.
+    /// Creates a pod with an address that Cadastre has not assigned, anywhere in the ranges of podCIDRs.
     fn create_stranger(&mut self) {
         let address = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
         let Some(node) = self.some_node() else { return };
@@ -448,7 +448,7 @@ impl Sim {
         self.api.put_pool(pool, self.now);
     }
 
-    /// The spec of a pool of blocks, so small that it is sometimes exhausted.
+    /// Draws the spec of a pool of blocks, so small that it is sometimes exhausted.
     fn some_block_spec(&mut self) -> IPPoolSpec {
         let slice = self.rng.below(SLICES);
         let families = self.rng.below(10);
@@ -465,7 +465,7 @@ impl Sim {
             ],
             _ => Vec::new(),
         };
-        // A few lie among podCIDRs.
+        // A few pools of blocks lie in the range of podCIDRs, so they may overlap pools of podCIDRs.
         let third = if self.rng.chance(1_000) { 244 } else { 245 };
         let len = *self.rng.pick(&[25, 26, 26, 27]);
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();
@@ -588,7 +588,7 @@ impl Sim {
         };
         let more = self.rng.chance(4_000);
         let Ok(spec) = &mut pool.spec else {
-            // Repairs an unreadable spec: it becomes what it was.
+            // Repairs an unreadable spec by restoring the last readable one.
             pool.spec = Ok(self.cache.specs.remove(&pool.uid).unwrap_or(fresh));
             pool.generation += 1;
             self.api.put_pool(pool, self.now);
@@ -598,7 +598,7 @@ impl Sim {
             0..3 => spec.disabled = !spec.disabled,
             3..5 => spec.priority = fresh.priority,
             5..7 => {
-                // The server accepts disjoint ranges only.
+                // The server accepts disjoint ranges only, so an overlapping one is not added.
                 let disjoint = |known: &[String], more: &str| {
                     known.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
                 };
@@ -617,7 +617,7 @@ impl Sim {
                 }
             }
             9..11 if more && spec.allocation_mode == AllocationMode::Blocks => {
-                // Removes one range, or replaces all of them.
+                // Removes the first range, or replaces it if there is no other.
                 if let Some(v4) = &mut spec.ipv4 {
                     v4.cidrs.remove(0);
                     if let Some(other) = fresh.ipv4.filter(|_| v4.cidrs.is_empty()) {
@@ -658,7 +658,7 @@ impl Sim {
         }
     }
 
-    /// Edits or deletes a NodeSubnet, in the place of people.
+    /// Edits or deletes a NodeSubnet, as a user would.
     fn tamper(&mut self) {
         let at = self.rng.index(self.api.subnets.live.len().max(1));
         let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
@@ -668,7 +668,7 @@ impl Sim {
             "its NodeSubnet is tampered with".to_owned()
         });
         let mut subnet = Subnet::clone(&subnet);
-        // What the edit clears is missing, or present but unreadable.
+        // In half of the edits, the cleared parts count as invalid instead of missing.
         subnet.is_partial = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.quarantined.clear(),
@@ -682,7 +682,7 @@ impl Sim {
         self.api.put_subnet(subnet, self.now);
     }
 
-    /// Requests drains and releases, with or without a reason, in the place of people.
+    /// Requests drains of random blocks and releases of random orphans, as a user would.
     fn ask_of_node(&mut self) {
         let at = self.rng.index(self.api.subnets.live.len().max(1));
         let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
@@ -712,7 +712,7 @@ impl Sim {
         }
     }
 
-    /// Edits or deletes an IPAMBlock, in the place of people.
+    /// Edits or deletes an IPAMBlock, as a user would.
     fn tamper_block(&mut self) {
         let at = self.rng.index(self.api.blocks.live.len().max(1));
         let Some(block) = self.api.blocks.live.values().nth(at).cloned() else {
@@ -741,7 +741,7 @@ impl Sim {
         self.api.put_block(block, self.now);
     }
 
-    /// A foreign allocator allocates the lowest range it takes for free to a node without podCIDR.
+    /// Lets a foreign allocator write a podCIDR: the lowest range without another podCIDR, for a node without podCIDRs.
     fn write_as_another(&mut self) {
         let Some(node) = self.some_node().filter(|node| node.is_empty()) else {
             return;
@@ -769,7 +769,7 @@ impl Sim {
         );
     }
 
-    /// Ends all changes: deletions finish, and the pods of deleted nodes are gone.
+    /// Ends all faults and changes: completes deletions of nodes, and deletes the pods of deleted nodes.
     pub fn calm(&mut self) {
         self.rough = false;
         self.log(None, || "faults end".to_owned());

@@ -2,7 +2,7 @@
 //!
 //! | what changed | when it is published |
 //! |---|---|
-//! | an address was released that the controller or a user has named, or that a newer sandbox supersedes | once [`Schedule`]'s `soon` has passed since the last write, because somebody waits for it |
+//! | an address was released that the controller or a user has named, or that a newer sandbox supersedes | once [`Schedule`]'s `soon` has passed since the last write, because the controller or a user waits for the release |
 //! | an address was assigned on a second network, or to something that is no pod, and no pod reports it | likewise, because only this list can restore it if the store is lost |
 //! | anything else | once per interval, with jitter |
 //! | nothing | never |
@@ -28,10 +28,11 @@ use cadastre_node::{Attachment, AttachmentRecord, PodRef, Snapshot};
 
 /// The pod interface whose addresses the container runtime reports.
 const OWN_INTERFACE: &str = "eth0";
-/// While an address is younger than this, its pod is expected to report it soon.
+/// A pod is expected to report an address by the time that the address reaches this age.
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
-/// Builds the list of addresses in use. `boot` is the current boot id, by which superseded sandboxes are found.
+/// Builds the list of addresses in use. `boot`: the id of the current boot, which is needed to find superseded
+/// sandboxes.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     let superseded = superseded(&snapshot.attachments, boot);
     let entry = |tenant: &AttachmentRecord| {
@@ -105,7 +106,7 @@ pub(crate) fn is_urgent(
         let age = wall_ms.saturating_sub(it.since_ms);
         u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
     };
-    // If the store is lost, the runtime still knows these addresses: they need not be published at once.
+    // If the store is lost, the runtime still knows these addresses, so they need not be published at once.
     let of_runtime =
         |it: &AttachmentRecord| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
     let others = snapshot.attachments.iter();
@@ -143,9 +144,9 @@ pub(crate) enum ListStep {
 /// The outcome of writing the list.
 #[derive(Debug)]
 pub enum ListOutcome {
-    /// Written; `Some` if the API server stored only a part of it, as it does with an older CRD
+    /// Written; `Some` if the API server stored only a part of the list, because the CRD is older than the agent
     Done(Option<Box<PartialList>>),
-    /// Rejected, or the outcome is unknown
+    /// Rejected, or the outcome is indeterminate
     Failed,
 }
 
@@ -159,8 +160,8 @@ pub struct PartialList {
 }
 
 impl Schedule {
-    /// Writes once per `interval`, or after `soon` if the change is urgent; `random` seeds the jitter that sets
-    /// nodes apart.
+    /// Returns a schedule that writes once per `interval`, or after `soon` if the change is urgent. `random` seeds the
+    /// jitter, so that it differs between nodes.
     pub(crate) fn new(interval: Duration, soon: Duration, random: u64, now: Duration) -> Self {
         let mut new = Self {
             interval,
@@ -171,7 +172,7 @@ impl Schedule {
             soon_at: now,
             overdue_since: None,
         };
-        // Spreads the first writes of agents that are started together.
+        // The first writes are delayed by random times, so that agents that are started together do not write at once.
         new.next_at = now + new.jitter.part(interval / 4);
         new.soon_at = now + new.jitter.part(new.soon / 4);
         new
@@ -199,7 +200,7 @@ impl Schedule {
         ListStep::Write
     }
 
-    /// Records that a write has ended; unless `done`, it is repeated after `soon`.
+    /// Records that a write has ended. A write that was not `done` is repeated after `soon`.
     pub(crate) fn written(&mut self, done: bool, now: Duration) {
         self.is_writing = false;
         self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);

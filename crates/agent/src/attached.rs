@@ -1,25 +1,27 @@
-//! Addresses of pods on second networks, read from Multus' annotations: the container runtime does not know them.
+//! Addresses of pods on second networks, read from Multus' annotations, because the container runtime does not know
+//! them.
 //!
-//! Multus writes `network-status` to a pod once all its networks are set up, before the sandbox is ready;
-//! `networks` asks for them. Everybody who may edit a pod can write both, so neither is trusted.
+//! The annotation `networks` asks for second networks. Multus writes the annotation `network-status` to a pod once all
+//! networks of the pod are set up, before the sandbox is ready. Everybody who may edit a pod can write both, so neither
+//! is trusted.
 //!
 //! # Guarantees
 //! - The length of an annotation and the number of addresses read from it are bounded.
-//! - The annotations can only keep addresses out of use, and only such as belong to blocks of the pod's own node
-//!   and are not known to be anybody else's; they release none.
+//! - The annotations can only keep addresses from being assigned, never release any. This concerns only addresses in
+//!   ranges of the pod's own node that no other attachment is known to have.
 
 use serde::Deserialize;
 
 use cadastre_core::Addr;
 
-/// Written by Multus: the networks that a pod is attached to.
+/// The annotation in which Multus reports the networks that a pod is attached to.
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// Written by users: the networks that a pod should be attached to.
+/// The annotation in which users name the networks that a pod should be attached to.
 const WANTED: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// Annotations of more bytes than this are ignored.
 const MOST_TEXT: usize = 64 << 10;
-/// At most so many addresses of a pod are read.
+/// At most this many addresses of a pod are read.
 const MOST_ADDRESSES: usize = 32;
 /// The longest name of an interface (as in Linux), and of a network.
 const LONGEST: (usize, usize) = (15, 253);
@@ -27,11 +29,11 @@ const LONGEST: (usize, usize) = (15, 253);
 /// An interface of a pod on a second network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
-    /// The name of its network; empty if the annotation does not name it
+    /// The name of the network; empty if the annotation does not name it
     pub network: String,
     /// The name of the interface in the pod
     pub interface: String,
-    /// At most as many as are read of one pod
+    /// The addresses of the interface; their number per pod is bounded
     pub addresses: Vec<Addr>,
 }
 
@@ -59,7 +61,7 @@ struct Entry {
     default: bool,
 }
 
-/// Reads Multus' annotations of a pod; `annotation` returns the value of one by name.
+/// Reads Multus' annotations of a pod; `annotation` returns the value of the annotation with a given name.
 pub(crate) fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNetworks {
     let wanted = annotation(WANTED).is_some_and(|it| !matches!(it.trim(), "" | "[]"));
     let unknown = if wanted {
@@ -75,7 +77,7 @@ pub(crate) fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNe
     };
     let mut left = MOST_ADDRESSES;
     let mut all = Vec::new();
-    // The entry marked as default is the interface that the runtime set up.
+    // The entry marked as default is the interface that the runtime set up, so it is no second network.
     for entry in entries.into_iter().filter(|it| !it.default) {
         let addresses = entry.ips.iter().filter_map(|it| Addr::parse_lenient(it));
         let addresses: Vec<Addr> = addresses.take(left).collect();

@@ -28,12 +28,12 @@ use cadastre_node::{Op, Snapshot, clock};
 /// The time limit of a DEL for a leaked address.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Carries out effects, some at once and some as tasks.
+/// Carries out effects: short ones at once, others in tasks.
 pub(super) struct Carrier {
     settings: AgentSettings,
     parts: AgentParts,
     witnesses: LeakVerifier,
-    /// Keeps other agents from using the store
+    /// Keeps other agent processes from using the store
     store_lock: Option<OnlyOne>,
     files: KeptFiles,
     masquerade: Masquerade,
@@ -66,7 +66,8 @@ impl Carrier {
         self.parts.stop.clone()
     }
 
-    /// Returns what the servers on the node's sockets have met with: waiting ADDs and trouble with the store.
+    /// Returns what the servers on the node's sockets have recorded: waiting ADDs, refused pods and problems with the
+    /// store.
     pub(crate) fn serving(&self, now: Duration) -> ServiceView {
         let ledger = &self.parts.ledger;
         let (trouble, is_open) = (ledger.trouble(), ledger.is_open());
@@ -81,14 +82,15 @@ impl Carrier {
         }
     }
 
-    /// Waits for the next task to end and returns its event; `None` if no task is running. An error is one that
-    /// needs an administrator.
+    /// Waits for the next task to end and returns its event; `None` if no task is running. Returns only errors that an
+    /// administrator must resolve.
     pub(crate) async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
         let done = self.tasks.join_next().await?;
         Some(done.unwrap_or_else(|error| Err(error.into())))
     }
 
-    /// Starts an effect. Returns the event at once if the effect takes no time; else [`Self::answer`] returns it.
+    /// Starts an effect. Returns its event if the effect is done at once; otherwise [`Self::answer`] returns the event
+    /// later.
     pub(crate) fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
         let service = &self.parts.service;
         match effect {
@@ -232,7 +234,8 @@ impl Carrier {
         Ok(None)
     }
 
-    /// Locks the store against other agents; fails if another agent has the lock.
+    /// Locks the store against other agent processes. Returns `None` if this process has the lock, or why that is
+    /// unclear. Fails if another process has the lock.
     fn lock_store(&mut self) -> anyhow::Result<Option<StoreFound>> {
         if self.settings.is_store_locked || self.store_lock.is_some() {
             return Ok(None);
@@ -263,7 +266,7 @@ async fn open(ledger: &LedgerClient, path: &Path) -> anyhow::Result<StoreFound> 
     }
 }
 
-/// Adds to the snapshot which network namespaces are gone, as looked up right after it was taken.
+/// Adds to a snapshot which network namespaces are gone. Their paths are looked up right after the snapshot was taken.
 fn with_netns(snapshot: Snapshot, service: &Service) -> LeakScan {
     let mut desk = service.known.lock();
     let paths = snapshot.attachments.iter().map(|it| it.netns.as_str());

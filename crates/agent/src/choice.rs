@@ -1,4 +1,4 @@
-//! Which pools serve a pod on this node, and which addresses it asks for.
+//! Which pools serve a pod on this node, and which addresses the pod asks for.
 //!
 //! | what | comes from |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! they take precedence.
 //!
 //! # Guarantees
-//! - An annotation that cannot be parsed is ignored and reported: a typo in it keeps no pod from starting.
+//! - An annotation that cannot be parsed is ignored and reported, so that a typo keeps no pod from starting.
 //! - A pool that selects by labels serves no pod whose labels are unknown.
 
 use std::collections::BTreeSet;
@@ -25,9 +25,9 @@ use cadastre_api::{
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
-/// An annotation that names more pools is taken for a mistake.
+/// An annotation that names more pools than this is rejected as a mistake.
 const MOST_POOLS: usize = 16;
-/// So many characters of a wrong annotation are quoted.
+/// At most this many characters of a wrong annotation are quoted.
 const SHOWN: usize = 100;
 
 /// A pool that may serve pods of this node.
@@ -35,15 +35,15 @@ const SHOWN: usize = 100;
 pub struct ServingPool {
     /// The name of the IPPool
     pub name: String,
-    /// Selects the namespaces whose pods it serves
+    /// Selects the namespaces whose pods the pool serves
     pub namespace: Selector,
-    /// Selects the pods that it serves
+    /// Selects the pods that the pool serves
     pub pod: Selector,
-    /// Whether it serves only pods that ask for it by name
+    /// Whether the pool serves only pods that ask for it by name
     pub manual: bool,
 }
 
-/// What an ADD asks for, and for whom.
+/// What an ADD asks for, and for which pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodRequest<'a> {
     /// The name of the interface in the container
@@ -63,7 +63,7 @@ pub(crate) struct PodRequest<'a> {
 pub(crate) struct PodPools {
     /// Pools, best first
     pub pools: PoolOrder,
-    /// Only these addresses may be assigned; empty: any
+    /// The only addresses that may be assigned; empty: any address
     pub addresses: Vec<Addr>,
     /// Pools with a namespace selector that matches the pod's namespace
     pub bound: Vec<String>,
@@ -72,7 +72,7 @@ pub(crate) struct PodPools {
 }
 
 impl PodPools {
-    /// Drops the complaints and keeps what the store needs.
+    /// Returns what the store needs of the choice, without the complaints.
     pub(crate) fn into_choice(self) -> PodChoice {
         PodChoice {
             pools: self.pools,
@@ -88,13 +88,14 @@ impl ServingPool {
         self.namespace.specificity() > 0
     }
 
-    /// Whether the pool serves only some pods, by either selector.
+    /// Whether the pool serves only some pods, by its namespace selector or its pod selector.
     pub(crate) fn is_selective(&self) -> bool {
         self.is_bound() || self.pod.specificity() > 0
     }
 }
 
-/// The reason that a pool is barred for a pod with unknown labels: their absence proves nothing.
+/// Why a pool is barred for a pod with unknown labels: that the agent does not know them does not prove that they
+/// mismatch.
 struct Unknown;
 
 impl fmt::Display for Unknown {
@@ -104,8 +105,8 @@ impl fmt::Display for Unknown {
 }
 
 /// Returns the pools that may serve pods on this node, in their order, and errors about selectors that cannot be
-/// parsed. `giving`: pools with a block on this node that still assigns addresses; a `closed` pool without such a
-/// block is left out.
+/// parsed. `giving`: pools with a block on this node that still assigns addresses. A retained pool is left out if it is
+/// not in `giving`.
 pub(crate) fn serving(
     pools: &[NodePool],
     giving: &BTreeSet<String>,
@@ -134,11 +135,11 @@ pub(crate) fn serving(
     (serving, wrong)
 }
 
-/// Chooses pools and addresses for an ADD. `serving` is sorted best first; `others` are pools with ranges on this
-/// node that are not in `serving`, such as that of a podCIDR: they serve any pod, after all others.
+/// Chooses pools and addresses for an ADD. `serving` is sorted best first. `others` are pools with ranges on this node
+/// that are not in `serving`, such as the pool of a podCIDR; they serve any pod, but are tried last.
 pub(crate) fn decide(asked: &PodRequest, serving: &[ServingPool], others: &[String]) -> PodPools {
     let mut chosen = PodPools::default();
-    // Annotations apply only to the pod's own interface, and only if the pod is known.
+    // Annotations apply only to the pod's own interface and only to a known pod, so the pod is ignored otherwise.
     let pod = asked.pod.filter(|_| asked.ifname == OWN_INTERFACE);
     let namespace = asked.namespace.filter(|_| pod.is_some());
     let of_pod = |name| pod.and_then(|pod| pod.annotations.get(name));
@@ -211,7 +212,8 @@ fn by_selectors(asked: &PodRequest, serving: &[ServingPool], others: &[String]) 
         .iter()
         .map(|&(rank, is_unknown)| {
             let pool = &serving[rank];
-            // With unknown labels no selector can be said to mismatch: each counts as matched, and its pool as barred.
+            // With unknown labels no selector can be said to mismatch. So each selector counts as matched, and its pool
+            // as barred.
             let known = |selector| if is_unknown { &any_node } else { selector };
             PoolCandidate {
                 name: &pool.name,

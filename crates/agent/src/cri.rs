@@ -31,7 +31,7 @@ use v1::runtime_service_client::RuntimeServiceClient;
 
 /// The time limit of a call.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The longest answer in bytes: a node has some hundred sandboxes of a few kilobytes each.
+/// The maximum size of an answer in bytes. A node has some hundred sandboxes of a few kilobytes each.
 const MESSAGE: usize = 16 << 20;
 
 /// A pod sandbox and its addresses.
@@ -41,7 +41,7 @@ pub struct Sandbox {
     pub id: String,
     /// The pod that the sandbox belongs to
     pub pod: PodRef,
-    /// The addresses of its first network, the only ones that the CRI reports
+    /// The addresses on the pod's first network; the CRI reports no others
     pub addresses: Vec<Addr>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Runtime {
     limit: Duration,
 }
 
-/// The container runtime cannot be reached, or answered with an error.
+/// Why a call to the container runtime failed: the runtime cannot be reached, or answered with an error.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the container runtime does not answer on {}: {source}: check --cri-socket, and that the runtime runs",
@@ -98,7 +98,7 @@ impl Runtime {
     }
 
     fn client(&self) -> RuntimeServiceClient<Channel> {
-        // Calls are rare: an open connection would only be one more thing to look after.
+        // Calls are rare, so no connection is kept open between them.
         RuntimeServiceClient::new(channel(&self.socket)).max_decoding_message_size(MESSAGE)
     }
 
@@ -122,7 +122,7 @@ impl Runtime {
         let asked = client.pod_sandbox_status(request);
         let answer = match timed(self.limit, asked).await {
             Ok(answer) => answer,
-            // The sandbox was removed after it was listed.
+            // The sandbox was removed after it was listed, so it has no addresses any more.
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
             Err(status) => return Err(self.error(status)),
         };
@@ -155,7 +155,7 @@ async fn timed<T>(
 /// Returns a channel to a unix socket that connects when it is first used.
 pub(super) fn channel(path: &Path) -> Channel {
     let path = path.to_owned();
-    // A placeholder that is never resolved: the connector goes to the socket.
+    // The host name is a placeholder that is never resolved, because the connector connects to the socket.
     Endpoint::from_static("http://localhost")
         .connect_timeout(Duration::from_secs(5))
         .connect_with_connector_lazy(service_fn(move |_: Uri| {
@@ -248,7 +248,7 @@ mod tests {
         });
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("does not answer"), "{error}");
-        // From here on the runtime accepts connections and never answers.
+        // From here on the runtime accepts connections and never answers, so calls reach their time limit.
         let _silent = talks.join().unwrap();
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("no answer within"), "{error}");

@@ -1,16 +1,19 @@
 //! How many addresses the node wants of each pool, and which empty blocks it can release.
 //!
-//! Demand is the total of addresses wanted: those in use, those in cooldown, the pool's low mark, and one for
-//! each waiting ADD. Demand beyond the low mark shows the controller that pods wait. Addresses that a block
-//! never assigns (gateway, network and broadcast address) are not part of it: the controller counts a block by
-//! the agent's figures (used + cooling + free), which leave them out too, so both sides count alike. For a block
-//! without figures yet the controller leaves out as many addresses as a pool without a configured gateway does.
+//! Demand is the total of addresses wanted: those in use, those in cooldown, the pool's low mark, and one for each
+//! waiting ADD. If the demand is more than the addresses in use and in cooldown plus the low mark, pods wait, and the
+//! controller sees that.
+//!
+//! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
+//! controller counts a block by the agent's figures (used + cooling + free), which leave these addresses out as well,
+//! so both sides count alike. For a block without figures the controller leaves out as many addresses as in a pool
+//! without a configured gateway.
 //!
 //! # Guarantees
-//! - Blocks of a pool that has none on this node are requested only while an ADD wants that pool: pools that serve
-//!   by name or on demand are left alone.
-//! - A surplus block that was released is not requested again: as many addresses as the high mark stay free, and
-//!   that is never below the low mark.
+//! - Blocks of a pool that has none on this node are requested only while an ADD wants that pool. So nothing is
+//!   requested of pools that serve by name or on demand until a pod needs it.
+//! - A surplus block that was released is not requested again: as many addresses as the high mark stay free, and the
+//!   high mark is never below the low mark.
 //! - The last block of a pool and family is kept, unless it is recalled and no ADD waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,15 +23,15 @@ use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
-/// The number of ADDs that wait, or did lately, for an address, by the pool that should have served them.
+/// The number of ADDs that wait for an address, or waited lately, by the pool that should have served them.
 pub(crate) type PendingAdds = BTreeMap<String, u64>;
 
 /// Demand and capacity of one pool on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolWant {
-    /// Addresses wanted of each family, including those in use
+    /// Addresses wanted of each family, including those in use and in cooldown
     pub demand: u64,
-    /// Addresses that the blocks can assign in all, of the family that has fewer
+    /// How many addresses the blocks can assign in all; the smaller number if there are two families
     pub capacity: u64,
 }
 
@@ -46,7 +49,7 @@ struct Sums {
     count: Dual<usize>,
 }
 
-/// Returns the demand for each pool that may be asked for blocks; pools without demand are left out.
+/// Returns the demand and capacity of each pool that may be asked for blocks. Pools without demand are left out.
 pub(crate) fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<String, PoolWant> {
     let sums = sums(snapshot);
     let fixed = of_pod_cidrs(snapshot);
@@ -74,7 +77,7 @@ pub(crate) fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<Stri
         .collect()
 }
 
-/// Returns the empty blocks to release, with their UIDs: surplus blocks and recalled ones.
+/// Returns the empty blocks to release, with their UIDs: draining blocks, recalled blocks and surplus blocks.
 pub(crate) fn to_release(
     snapshot: &Snapshot,
     wishes: &PendingAdds,
@@ -84,7 +87,7 @@ pub(crate) fn to_release(
     let mut going = Vec::new();
     let can_go =
         |it: &&BlockCount| it.state.is_listed() && busy(it) == 0 && !is_pod_cidr(snapshot, it);
-    // Highest first, because addresses are assigned from the lowest block.
+    // Start with the highest block, because addresses are assigned from the lowest one.
     for block in snapshot.blocks.iter().rev().filter(can_go) {
         let family = block.cidr.family();
         if !assigns(block) {
@@ -113,7 +116,7 @@ pub(crate) fn to_release(
     going
 }
 
-/// Sums up, by pool, the blocks that addresses are assigned from, without podCIDRs.
+/// Sums up, by pool, the blocks from which addresses are assigned, without podCIDRs.
 fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
     let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
     for block in snapshot.blocks.iter().filter(|it| assigns(it)) {
@@ -130,7 +133,7 @@ fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
     sums
 }
 
-/// Returns the pools that the node's podCIDRs come from: these pools allocate no blocks.
+/// Returns the pools that the node's podCIDRs belong to. These pools allocate no blocks.
 fn of_pod_cidrs(snapshot: &Snapshot) -> BTreeSet<&str> {
     let blocks = snapshot.blocks.iter();
     blocks
@@ -274,7 +277,7 @@ mod tests {
         assert_eq!(go(&it, &[]), ["10.0.0.128/26", "10.0.0.64/26"]);
         let fuller = snapshot(&pools, &blocks(40));
         assert_eq!(go(&fuller, &[]), ["10.0.0.128/26"]);
-        // A released block is not requested again.
+        // A released block is not requested again, however many addresses are in use.
         for used in 0..=61 {
             let mut it = snapshot(&pools, &blocks(used));
             let going = to_release(&it, &PendingAdds::new(), &BTreeSet::new());

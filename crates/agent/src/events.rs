@@ -1,4 +1,5 @@
-//! Reports to users: in the log at once, and as an event when the API server accepts it.
+//! Reports to users about the node and its pods. A report is logged at once, and then written as a Kubernetes event if
+//! the API server accepts it.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -11,15 +12,15 @@ use cadastre_api::AGENT_MANAGER;
 use cadastre_daemon::events;
 use cadastre_daemon::events::EventNote;
 
-/// The number of events that may wait to be written; further ones are dropped and counted.
+/// At most this many events wait to be written. Further ones are dropped and counted.
 const BACKLOG: usize = 64;
 
-/// Returns a warning about a pod.
+/// Returns a warning event about a pod.
 pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> EventNote {
     warning("Pod", &pod.namespace, &pod.name, &pod.uid, reason, note)
 }
 
-/// Returns a warning about the node. `uid` may be empty, if it is unknown.
+/// Returns a warning event about the node. `uid` is empty if it is unknown.
 pub fn of_node(name: &str, uid: &str, reason: &'static str, note: String) -> EventNote {
     warning("Node", "", name, uid, reason, note)
 }
@@ -48,7 +49,7 @@ fn warning(
     }
 }
 
-/// Logs notices and queues them as events.
+/// Logs reports, and queues them to be written as events.
 #[derive(Clone)]
 pub struct Events {
     sender: mpsc::Sender<EventNote>,
@@ -66,7 +67,7 @@ impl Events {
         }
     }
 
-    /// Logs a notice and queues it; if the queue is full the event is dropped and counted.
+    /// Logs a report and queues it as an event. If the queue is full, the event is dropped and counted.
     pub fn emit(&self, notice: EventNote) {
         let name = notice.about.name.as_deref().unwrap_or_default();
         if let Some(namespace) = &notice.about.namespace {

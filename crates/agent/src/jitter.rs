@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A pseudo-random sequence; nodes with different seeds get different ones.
+/// A pseudo-random sequence. Different seeds give different sequences.
 #[derive(Debug)]
 pub(crate) struct Jitter(u64);
 

@@ -1,5 +1,5 @@
-//! Asks the API, the runtime and the kernel about leak candidates, in this order: evidence from the node must be
-//! newer than the list of pods.
+//! Asks the API, the runtime and the kernel about leak candidates. The API comes first, because evidence from the node
+//! must be newer than the list of pods.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,19 +18,19 @@ use cadastre_api::PodLite;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::Attachment;
 
-/// The time limit for a page of pods.
+/// The time limit of a request for a page of pods.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The number of pods per page.
+/// At most this many pods are in a page.
 const PAGE: u32 = 50;
 
-/// The sources of proof.
+/// The sources of proof: the API server, the runtime and the node's network namespaces.
 #[derive(Clone)]
 pub(crate) struct LeakVerifier {
     /// Connects to the API server
     pub client: Client,
     /// The name of the Node
     pub node: String,
-    /// The container runtime, if it may be asked
+    /// The container runtime; `None` if the agent must not ask it
     pub runtime: Option<Runtime>,
 }
 
@@ -66,7 +66,7 @@ impl LeakVerifier {
         proven.map(|it| (it.attachment, it.reason)).collect()
     }
 
-    /// Returns all sandboxes of this node with their addresses; none if the runtime may not be asked.
+    /// Returns all sandboxes of this node with their addresses; none if the agent must not ask the runtime.
     pub(crate) async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
         match &self.runtime {
             Some(runtime) => runtime.addresses().await,
@@ -74,7 +74,7 @@ impl LeakVerifier {
         }
     }
 
-    /// Lists the pods of this node consistently, not from a cache that may be behind.
+    /// Lists the pods of this node consistently, not from a cache that may be behind. `None` if a request fails.
     async fn pods(&self) -> Option<Pods> {
         let api: Api<PodLite> = Api::all(self.client.clone());
         let mut pods = Pods::default();
@@ -103,8 +103,8 @@ impl LeakVerifier {
     }
 }
 
-/// Returns which of these network namespaces are gone. A missing path proves this only if its directory is in `roots`,
-/// where such paths were seen: an agent without access to the host's directory sees nothing in it.
+/// Returns the `paths` whose network namespaces are gone. A missing path proves this only if its directory is in
+/// `roots`, where such paths were seen before. Otherwise the agent might just have no access to the host's directory.
 pub(crate) fn gone<'a>(
     paths: impl Iterator<Item = &'a str>,
     roots: &BTreeSet<PathBuf>,
@@ -130,8 +130,8 @@ fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     paths.filter(is_there).map(str::to_owned).collect()
 }
 
-/// Adds the directories of those paths that exist now. So the agent knows where it can see network namespaces even
-/// before it has served an ADD.
+/// Adds to `roots` the directories of the `paths` that exist now. So the agent knows where it can see network
+/// namespaces even before it has handled an ADD.
 pub(crate) fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
     for path in paths.map(Path::new) {
         if let Some(root) = netns_root(path)

@@ -1,32 +1,33 @@
 //! Finds leaked addresses, whose attachments are gone although no DEL came, and proves that they are leaked.
 //!
-//! Missing DELs are ordinary: a runtime runs a plugin chain in reverse and stops at the first plugin that fails.
-//! An address is then released on two proofs:
+//! Missing DELs are ordinary: a runtime runs DEL on the chain of CNI plugins in reverse, and stops at the first plugin
+//! that fails. Without a DEL, an address of a pod is released only on two proofs:
 //!
 //! | proof | |
 //! |---|---|
-//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller named the address (it has waited already) |
+//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller, which has waited before, named the address |
 //! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
 //! A pod that lives may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are
-//! released when it is [`superseded`]: the same pod has the same interface on the same network in a newer one. This
-//! replaces the proof from the API, as the runtime has set the pod up again; the proof from the node is needed as
-//! before. The same applies after a reboot, when the same pods have new sandboxes.
+//! released when it is [`superseded`]: the same pod has the same interface on the same network in a newer sandbox. The
+//! newer sandbox replaces the proof from the API, because the runtime has set the pod up again. The proof from the node
+//! is needed as before. The same applies after a reboot, when the same pods have new sandboxes.
 //!
-//! An attachment without a pod UID does not belong to Kubernetes, and the API proves nothing about it. It is
-//! released on proof from the node alone, after the grace period: an interface cannot outlive its network
-//! namespace, nor a network namespace a reboot. The runtime's list is no proof here, as the sandbox need not be the
-//! runtime's. If the path of its network namespace is unknown, only a reboot proves the leak.
+//! An attachment without a pod UID does not belong to Kubernetes, and the API proves nothing about it. Such an
+//! attachment is released on proof from the node alone, after the grace period: an interface cannot outlive its network
+//! namespace, and a network namespace cannot outlive a reboot. The runtime's list of sandboxes is no proof here,
+//! because the sandbox need not be the runtime's. If the path of the network namespace is unknown, only a reboot proves
+//! the leak.
 //!
-//! Where the node cannot tell (no runtime to ask, a network namespace whose path is unknown or out of sight), a
-//! user may confirm that a container is gone, by address and container id: see
-//! [`requests`](cadastre_api::Requests). This counts only while the node itself sees neither the sandbox nor its
-//! network namespace, and replaces no proof from the API.
+//! Where the node cannot tell (no runtime to ask, a network namespace whose path is unknown or out of sight), a user
+//! may confirm that a container is gone, by address and container id: see [`requests`](cadastre_api::Requests). The
+//! confirmation counts only while the node itself sees neither the sandbox nor its network namespace. It replaces no
+//! proof from the API.
 //!
 //! # Guarantees
-//! - The watch of pods only makes an attachment a leak candidate; the proof is a list requested afterwards, and a
-//!   look at the node after that list.
-//! - The newest sandbox of a pod in that list keeps its addresses, whatever else is claimed.
+//! - The watch of pods only makes an attachment a leak candidate. The proof is a list of pods requested afterwards,
+//!   together with evidence that the node shows after that list.
+//! - The newest sandbox of a pod in that list keeps its addresses, whatever the controller or a user claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -40,28 +41,28 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, AttachmentRecord, Snapshot};
 
-/// The shortest and the longest pause between two looks at a candidate that the node still has.
+/// The shortest and the longest pause before the next attempt to prove the leak of a candidate.
 const LOOK_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The grace period of superseded attachments, in which the runtime may still send the DEL itself.
+/// The grace period of superseded attachments, during which the runtime may still send the DEL.
 const SUPERSEDED_GRACE: Duration = Duration::from_secs(5);
 
 /// Why an attachment may be leaked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LeakReason {
-    /// The API has no such pod.
+    /// The API has no pod with the attachment's pod UID.
     PodGone,
     /// The pod has finished.
     PodFinished,
     /// The controller named the address.
     LeakCandidate,
-    /// It is of an earlier boot, and its pod, if it has one, has been set up again.
+    /// The attachment is of an earlier boot, and its pod, if it has one, has been set up again.
     Reboot,
-    /// Its pod has a newer sandbox with the same interface on the same network.
+    /// The attachment's pod has a newer sandbox with the same interface on the same network.
     Superseded,
-    /// It has no pod, and its network namespace is gone.
+    /// The attachment has no pod, and its network namespace is gone.
     NoNetns,
-    /// It has no pod, and a user confirmed that its container is gone.
+    /// The attachment has no pod, and a user confirmed that its container is gone.
     Confirmed,
 }
 
@@ -77,7 +78,7 @@ impl LeakReason {
         Self::Confirmed,
     ];
 
-    /// Returns the value of the metrics' label, which lists also use.
+    /// Returns the reason as text, for the label of metrics and for lists of leak candidates.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PodGone => "podGone",
@@ -90,7 +91,7 @@ impl LeakReason {
         }
     }
 
-    /// Whether a release also needs proof from the API.
+    /// Whether a release for this reason also needs proof from the API.
     pub fn is_of_pod(self) -> bool {
         matches!(
             self,
@@ -98,8 +99,8 @@ impl LeakReason {
         )
     }
 
-    /// Whether the runtime's list of sandboxes is evidence: the sandboxes of pods are the runtime's, and a sandbox
-    /// that a user declared gone must not be in the list.
+    /// Whether the runtime's list of sandboxes matters. It does for attachments of pods, because the sandboxes of pods
+    /// are the runtime's. It also does if a user declared a sandbox gone, because the list must not have that sandbox.
     pub(crate) fn asks_runtime(self) -> bool {
         self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }
@@ -113,9 +114,10 @@ pub type Reasons = BTreeMap<Attachment, LeakReason>;
 pub struct NodeEvidence {
     /// The id of the current boot
     pub boot: String,
-    /// Ids of all sandboxes of the runtime; `None` if it was not asked or did not answer
+    /// Ids of all sandboxes of the runtime; `None` if the runtime was not asked or did not answer
     pub sandboxes: Option<BTreeSet<String>>,
-    /// Paths of network namespaces that are gone: the directory is known to contain such paths, but not this one
+    /// Paths of network namespaces that are gone: other such paths were seen in the same directory, but this one is not
+    /// there
     pub gone: BTreeSet<String>,
     /// Paths of network namespaces that exist
     pub present: BTreeSet<String>,
@@ -126,7 +128,7 @@ pub struct NodeEvidence {
 pub(crate) struct LeakClaims<'a> {
     /// Addresses that the controller named
     pub leak_candidates: &'a [LeakCandidate],
-    /// Addresses with the handles of containers that a user declared gone
+    /// Addresses, each with the handle of a container that a user declared gone
     pub container_gone: &'a BTreeSet<(Addr, String)>,
 }
 
@@ -135,12 +137,12 @@ pub(crate) struct LeakClaims<'a> {
 pub struct LeakedAttachment {
     /// The attachment to release once the leak is proven
     pub attachment: Attachment,
-    /// Why it is a candidate
+    /// Why the attachment is a candidate
     pub reason: LeakReason,
     pod_uid: String,
     netns: String,
     boot: String,
-    /// A user declared its container gone
+    /// Whether a user declared the container gone
     confirmed: bool,
 }
 
@@ -161,7 +163,8 @@ pub struct Look {
 }
 
 impl LeakDetector {
-    /// Starts without candidates. An attachment must be one for `grace` before its leak is proven.
+    /// Returns a detector without candidates. `grace`: how long an attachment must be a candidate before its leak is
+    /// proven.
     pub(crate) fn new(grace: Duration) -> Self {
         Self {
             grace,
@@ -176,8 +179,9 @@ impl LeakDetector {
         self.since.iter().map(each).collect()
     }
 
-    /// Returns addresses whose pods are gone or finished by the watch of pods, sorted, with the pods' UIDs: `named`
-    /// ones at once, others after twice the grace period, in which this node had time to release them and did not.
+    /// Returns the orphans, sorted, with the UIDs of their pods: addresses whose pods are gone or finished according to
+    /// the watch of pods. An address in `named` is an orphan at once. Others are orphans after two grace periods, in
+    /// which the node had time to release them and did not.
     pub(crate) fn orphans(
         &self,
         snapshot: &Snapshot,
@@ -198,7 +202,7 @@ impl LeakDetector {
         all
     }
 
-    /// Finds candidates among all attachments; `evidence` needs no sandboxes for that.
+    /// Finds the leak candidates among all attachments. `evidence` need not have sandboxes here.
     pub(crate) fn look(
         &mut self,
         snapshot: &Snapshot,
@@ -224,7 +228,7 @@ impl LeakDetector {
             self.since
                 .insert(tenant.attachment.clone(), (reason, since));
             let grace = match reason {
-                // The controller, or the user, has waited already.
+                // The controller or the user has waited already, so there is no grace period.
                 LeakReason::LeakCandidate => Duration::ZERO,
                 _ if confirmed => Duration::ZERO,
                 LeakReason::Superseded => self.grace.min(SUPERSEDED_GRACE),
@@ -257,13 +261,13 @@ impl LeakedAttachment {
         }
     }
 
-    /// The network namespace to look up before [`Self::is_proven`]; empty if unknown.
+    /// Returns the path of the network namespace to look up before [`Self::is_proven`]; empty if unknown.
     pub fn netns(&self) -> &str {
         &self.netns
     }
 
-    /// Whether it is proven that nobody uses the addresses any more. `pods` is a complete list, requested after the
-    /// look that found the candidate; `evidence` must be newer than that list.
+    /// Whether it is proven that nothing uses the addresses any more. `pods`: a complete list, requested after the look
+    /// that found the candidate. `evidence` must be newer than this list.
     pub fn is_proven(&self, pods: Option<&Pods>, evidence: &NodeEvidence) -> bool {
         let rebooted = self.boot != evidence.boot && !evidence.boot.is_empty();
         let gone = !self.netns.is_empty() && evidence.gone.contains(&self.netns);
@@ -288,7 +292,7 @@ impl LeakedAttachment {
     }
 }
 
-/// Returns the network namespaces to look up before a look: those of attachments without a pod.
+/// Returns the network namespaces to look up before [`LeakDetector::look`]: those of attachments without a pod.
 pub(crate) fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     let others = snapshot
         .attachments
@@ -347,7 +351,7 @@ fn named(suspects: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
         .collect()
 }
 
-/// Whether a user declared its container gone. A handle that was truncated for its length matches nothing.
+/// Whether a user declared the attachment's container gone. A handle that was truncated for its length matches nothing.
 fn is_confirmed(tenant: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
     let handle = handle(&tenant.attachment);
     addresses(tenant).any(|addr| container_gone.contains(&(addr, handle.clone())))

@@ -2,9 +2,9 @@
 //!
 //! Until the store is open, and after it was found damaged, every operation is refused with the reason.
 //!
-//! STATUS is answered from memory: runtimes ask every few seconds, which would keep the file open, and then the
-//! plugin could not open it while the agent hangs. So once the file could not be read or written, STATUS reports
-//! this until a later look, which then also tries to write, succeeds.
+//! STATUS is answered from memory. Runtimes ask every few seconds, which would keep the file open, and then the CNI
+//! plugin could not open the file while the agent hangs. Therefore STATUS reports that the file could not be read or
+//! written until a later look succeeds. That look then also tries to write.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use cadastre_node::{
     StoreError,
 };
 
-/// A handle to the store; clones share it.
+/// A handle to the store. Clones are handles to the same store.
 #[derive(Clone)]
 pub struct LedgerClient(Arc<Mutex<State>>);
 
@@ -33,7 +33,7 @@ enum State {
     Closed(String),
 }
 
-/// An operation was not done.
+/// Why an operation was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The store is not open, for this reason.
@@ -45,14 +45,14 @@ pub enum LedgerError {
 }
 
 impl LedgerError {
-    /// Whether a new file has to be created because this one is damaged or gone.
+    /// Whether the store's file is damaged or gone, so that a new one must be created.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_lost())
     }
 }
 
 impl LedgerClient {
-    /// Starts closed; every operation is refused with this reason.
+    /// Returns a handle to a closed store: every operation is refused with the reason `why`.
     pub fn closed(why: &str) -> Self {
         Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
     }
@@ -69,7 +69,7 @@ impl LedgerClient {
         Ok(())
     }
 
-    /// Refuses every operation from now on; returns once those asked before are done.
+    /// Refuses every operation from now on, with the reason `why`. Returns once the operations before are done.
     pub async fn close(&self, why: &str) {
         let before = std::mem::replace(&mut *self.lock(), State::Closed(why.to_owned()));
         if let State::Open { keeper, handle, .. } = before {
@@ -78,12 +78,12 @@ impl LedgerClient {
         }
     }
 
-    /// Whether the store is open; it may still be in trouble.
+    /// Whether the store is open. Its file may still be unreadable or unwritable: see [`Self::trouble`].
     pub(crate) fn is_open(&self) -> bool {
         matches!(*self.lock(), State::Open { .. })
     }
 
-    /// Performs an operation, unless the caller has gone away by the time its turn comes.
+    /// Performs an operation, unless the caller has gone away by the time the operation's turn comes.
     pub async fn ask(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         if op == Op::Status
             && let Some(standing) = self.standing()
@@ -96,7 +96,8 @@ impl LedgerClient {
         let reply = Box::new(move |result| {
             let _ = reply.send(result);
         });
-        // Dropping this future drops the operation from the queue.
+        // If the caller drops this future, `asking` goes with it, so the operation is not performed when its turn
+        // comes.
         let asking = Arc::new(());
         let asks = Arc::downgrade(&asking);
         let call = call.while_waited_for(move || asks.strong_count() > 0);
@@ -113,7 +114,7 @@ impl LedgerClient {
         answer
     }
 
-    /// Remembers a refusal that says that the file cannot be used.
+    /// Remembers an error which says that the file cannot be used.
     fn failed(&self, refusal: &OpError) {
         if let State::Open { trouble, .. } = &mut *self.lock()
             && refusal.why == OpErrorKind::Store
@@ -122,7 +123,8 @@ impl LedgerClient {
         }
     }
 
-    /// Returns why addresses can be neither assigned nor released: the file cannot be read or written.
+    /// Returns the error because of which addresses can be neither assigned nor released. `None` if there is none, or
+    /// if the store is closed.
     pub fn trouble(&self) -> Option<OpError> {
         match &*self.lock() {
             State::Open { trouble, .. } => trouble.clone(),
@@ -145,7 +147,7 @@ impl LedgerClient {
         Ok(answer.await.map_err(|_| stops())??)
     }
 
-    /// Reads everything from the store. STATUS is answered by the result from now on.
+    /// Reads the whole store. From now on STATUS is answered by what was read.
     pub async fn look(&self) -> Result<Snapshot, LedgerError> {
         let had_trouble = self.trouble().is_some();
         let seen = self.with(move |it| look(it, had_trouble)).await;
@@ -186,7 +188,8 @@ impl LedgerClient {
     }
 }
 
-/// Reads everything, with the answer to STATUS. If there was trouble before, tries to write as well.
+/// Reads the whole store and the answer to STATUS. With `had_trouble`, also tries to write, because the problem is over
+/// only if that succeeds.
 pub fn look(
     tables: &mut Tables<'_>,
     had_trouble: bool,

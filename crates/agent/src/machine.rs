@@ -1,10 +1,12 @@
 //! The agent as a state machine: events in, effects out. It reads no clock and does no IO; [`super::run`] carries
 //! its effects out.
 //!
-//! It is level-triggered: each turn compares the actual state with the desired one, whatever led to it. A turn goes
-//! through the phases of a cycle in order, and pauses where it needs an answer from the store, or from the runtime
-//! for the store's sake; the answer resumes it. Events that arrive meanwhile are recorded, and another cycle follows
-//! at once for them.
+//! The machine is level-triggered: each turn compares the actual state with the desired one, whatever led to it. A turn
+//! goes through the phases of a cycle in order. The cycle pauses where it needs an answer from the store, or an answer
+//! of the runtime that decides what is written to the store; the answer resumes the cycle. Events that arrive meanwhile
+//! are recorded, and another cycle for them follows at once.
+//!
+//! A *look* is a read of the whole store.
 //!
 //! ```text
 //!  store closed:  open ──► close a lost store ──► ask the runtime ──► create a new one
@@ -14,30 +16,35 @@
 //! # Guarantees
 //!
 //! Of the store:
-//! 1. One question is in flight at a time, and no status, list, file or readiness is decided meanwhile: what is
-//!    published describes one moment.
-//! 2. After the store is opened, no ranges are written to it before a look: it shows for which Node the store was
-//!    written, and which ranges are new to it.
-//! 3. When a podCIDR is new to the store, the runtime is asked which of its addresses are in use, after the podCIDR
-//!    was seen and while all pods are known; these are adopted in the transaction that adds the podCIDR. While the
-//!    answer is missing, nothing that was seen together with the podCIDR is written.
-//! 4. The ranges written are those the runtime was asked about, whatever came meanwhile; newer ones follow at once.
-//! 5. A look follows that write before anything is published.
-//! 6. A block is released only after a look, with the wishes read after that look, and while the watch of the
-//!    NodeSubnet is established. Another look follows before anything is published.
-//! 7. A leak is released after its proof, and one proof is sought at a time. A look follows.
-//! 8. Notes of pods are read before they are compared; what changes while they are written is compared again.
-//! 9. A lost store is closed and its content forgotten before another is opened.
-//! 10. A new store is created only once the API has shown the Node, the NodeSubnet, the NodeAddresses and all pods,
-//!     and the runtime its sandboxes after that; it is filled from what was known when the runtime was asked.
+//! 1. At most one question is in flight. Meanwhile no status, list, file or readiness is decided, so that what is
+//!    published describes the store at one moment.
+//! 2. After the store is opened, a look comes before the first write of ranges. The look shows for which Node the store
+//!    was written, and which ranges are new to the store.
+//! 3. When a podCIDR is new to the store, the runtime is asked which of its addresses are in use. The machine asks
+//!    after it has seen the podCIDR, and while all pods are known. The addresses in use are adopted in the transaction
+//!    that adds the podCIDR. While the answer is missing, nothing that was seen together with the podCIDR is written.
+//! 4. The ranges that are written are the ranges that the runtime was asked about, even if newer ones have come
+//!    meanwhile. The newer ones are written at once afterwards.
+//! 5. After a write of ranges, a look comes before anything is published.
+//! 6. A block is released only after a look, and only while the watch of the NodeSubnet is established. The decision
+//!    uses the waiting ADDs as read after that look. Another look comes before anything is published.
+//! 7. A leaked attachment is released only after its leak is proven. At most one request for proofs is under way. A
+//!    look follows the release.
+//! 8. The store's notes of pods are read before they are compared with the pods. What changes while notes are written
+//!    is compared again.
+//! 9. A lost store is closed, and its content forgotten, before another store is opened.
+//! 10. A new store is created only after the API has shown the Node, the NodeSubnet, the NodeAddresses and all pods,
+//!     and the runtime has then listed its sandboxes. The content of the new store is what was known when the runtime
+//!     was asked.
 //!
 //! Of what is published:
-//! 11. A status is written to the version of the NodeSubnet whose ranges the store has, never to a later one.
-//! 12. One write of the status and one of the list are under way at a time.
-//! 13. The servers get what has changed before any other effect of the same turn.
-//! 14. The agent is not reported ready before its files are up to date; while they are written, the last report
+//! 11. A status is written with the resourceVersion of the NodeSubnet whose ranges the store has, never with a later
+//!     one.
+//! 12. At most one write of the status and one write of the list of addresses are under way.
+//! 13. The servers get the changes from the watches before any other effect of the same turn.
+//! 14. The agent is not reported ready before its files are up to date. While files are being written, the last report
 //!     stays.
-//! 15. Nothing is masqueraded before the files have shown which network the node's pods use.
+//! 15. Nothing is masqueraded before the result of the file update shows which network the node's pods use.
 
 mod allocation;
 mod cycle;
@@ -83,23 +90,23 @@ const STORE_CHECK: Duration = Duration::from_secs(5);
 /// The pause after a failed attempt to open, create or use the store.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
 
-/// The reason of refusals until the store can be used.
+/// The text of the errors that requests get until the store can be used.
 pub const STARTING: &str = "this node's agent starts and has not opened its store yet: try again";
 
-/// Settings of the agent's decisions.
+/// The settings on which the agent's decisions depend.
 #[derive(Clone, Debug)]
 pub struct MachineSettings {
     /// The name of the Node
     pub node: String,
-    /// Status that is not urgent is published once per interval
+    /// The interval between two publications of a status that is not urgent
     pub publish_interval: Duration,
-    /// The list of addresses is published once per interval
+    /// The interval between two publications of the list of addresses
     pub addresses_interval: Duration,
     /// How long an attachment must be a leak candidate before it may be released
     pub leak_grace: Duration,
     /// Whether the agent masquerades the pods' traffic
     pub masquerade: bool,
-    /// The path of the CNI configuration, if one is wanted
+    /// The path of the CNI configuration file; `None` if the agent writes none
     pub cni_conf: Option<PathBuf>,
     /// The name of the network in the CNI configuration
     pub network: Option<String>,
@@ -146,9 +153,9 @@ pub struct AgentMachine {
     followed: bool,
     /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
     listed: (bool, bool, bool),
-    /// The NodeSubnet comes from a new list, which counts whatever was seen before
+    /// Whether a new list has shown the NodeSubnet, which then replaces whatever version was seen before
     relisted: bool,
-    /// What the servers see of the API
+    /// What the watches have shown, for the servers
     shown: Arc<WatchState>,
     offer: PendingOffer,
     serving: ServiceView,
@@ -159,11 +166,11 @@ pub struct AgentMachine {
     opening: Opening,
     /// The question in flight
     asked: Option<Asked>,
-    /// The answer to it, once it has come
+    /// The answer to `asked`, once it has arrived
     answer: Option<StoreAnswer>,
-    /// The trouble with the store that was reported last
+    /// The problem with the store that was logged last; empty if there is none
     store_trouble: String,
-    /// Whether the ranges in the API differ from those written to the store
+    /// Whether the ranges in the API may differ from those in the store
     to_hold: bool,
     /// The ranges written to the store last
     holding: NodeAllocation,
@@ -181,7 +188,7 @@ pub struct AgentMachine {
     reasons: Arc<Reasons>,
     is_proving: bool,
     proven: VecDeque<(Attachment, LeakReason)>,
-    /// What the store keeps about pods and their pools
+    /// What the store keeps about pods and the pools they may use
     notes: Notes,
 
     publisher: Publisher,
@@ -196,26 +203,26 @@ pub struct AgentMachine {
     files: Files,
     /// The last report of whether the node's pods use another network
     served: Option<PodNetworkOwner>,
-    /// `None` if another program masquerades
+    /// `None` if the agent does not masquerade
     masquerade: Option<Masquerade>,
-    /// When it was last reported that pods are refused because nothing is known of them
+    /// When it was last reported that pods are refused because the agent knows nothing of them
     turned_away_at: Option<Duration>,
     /// The readiness that was reported last
     ready: Option<(bool, String)>,
 }
 
-/// What the servers have to be offered.
+/// Whether the servers must be told of a change in what the watches have shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PendingOffer {
     Nothing,
-    /// A change that wakes nobody
+    /// A change that wakes no ADD
     Changed,
-    /// A change for which ADDs that wait for their pod look again
+    /// A change that wakes the ADDs that wait for their pod
     News,
 }
 
 impl AgentMachine {
-    /// Starts without any knowledge. `seed` sets the jitter of nodes apart.
+    /// Returns a machine that knows nothing yet. `seed` makes the jitter differ between nodes.
     pub fn new(settings: MachineSettings, seed: u64, now: &Now) -> Self {
         let at = now.since_boot;
         let (interval, addresses) = (settings.publish_interval, settings.addresses_interval);
@@ -263,7 +270,8 @@ impl AgentMachine {
         }
     }
 
-    /// Brings the actual state closer to the desired one. Returns when to turn again if nothing happens before.
+    /// Brings the actual state closer to the desired one. Returns the time since boot of the next turn, if no event
+    /// arrives before.
     pub fn turn(
         &mut self,
         serving: ServiceView,
@@ -289,13 +297,13 @@ impl AgentMachine {
         self.next_wake(at)
     }
 
-    /// Whether an answer is outstanding that the agent should wait for before it ends.
+    /// Whether a question or a write is under way whose answer the agent should wait for before it exits.
     pub(crate) fn is_busy(&self) -> bool {
         let is_asked = self.asked.is_some() && self.answer.is_none();
         is_asked || self.publisher.is_writing() || self.schedule.is_writing()
     }
 
-    /// Returns when to turn again.
+    /// Returns the time since boot of the next turn.
     fn next_wake(&self, now: Duration) -> Duration {
         let shown = &self.shown.namespaces;
         let mut all = vec![shown.wake(), self.tell_turned_away_at()];
@@ -311,7 +319,7 @@ impl AgentMachine {
         all.into_iter().flatten().min().unwrap_or(now + STORE_CHECK)
     }
 
-    /// Puts an offer to the servers before all other effects.
+    /// Inserts a pending offer to the servers before all other effects.
     fn offer_first(&mut self, effects: &mut Vec<AgentEffect>) {
         let offer = mem::replace(&mut self.offer, PendingOffer::Nothing);
         if offer != PendingOffer::Nothing {
@@ -320,13 +328,13 @@ impl AgentMachine {
         }
     }
 
-    /// Returns what the servers see, to change it.
+    /// Returns the state that the servers see, so that the caller can change it, and notes that it must be offered.
     fn show(&mut self, offer: PendingOffer) -> &mut WatchState {
         self.offer = self.offer.max(offer);
         Arc::make_mut(&mut self.shown)
     }
 
-    /// Schedules a look at the store, because there may be something new.
+    /// Schedules a look at the store soon, because the store may have changed.
     fn look_soon(&mut self) {
         self.look_at = self.look_at.min(self.looked_at + cycle::LOOK_PAUSE.0);
     }
@@ -345,7 +353,7 @@ impl AgentMachine {
         effects.push(AgentEffect::Tell(notice));
     }
 
-    /// Logs the trouble with the store when it changes.
+    /// Logs a problem with the store, unless it was logged last. An empty text means that there is no problem any more.
     fn log_once(&mut self, text: String) {
         if self.store_trouble != text {
             if !text.is_empty() {

@@ -1,9 +1,10 @@
-//! Masquerading: packets that pods send out of the cluster leave with the node's address; between pods they keep the
+//! Masquerading: packets that pods send out of the cluster leave with the node's address. Packets between pods keep the
 //! pod's address.
 //!
-//! Only the agent knows the ranges of all pools, including those that serve other nodes, and follows their changes;
-//! the main CNI plugins exempt only the prefix of one address. So the agent keeps the rule in tables of its own
-//! (`cadastre`, of the families `ip` and `ip6`). They are replaced as a whole; no other table is read or written.
+//! The main CNI plugins exempt only the prefix of one address from masquerading. Only the agent knows the ranges of all
+//! pools, including pools that serve other nodes, and follows their changes. So the agent keeps the rule in nftables
+//! tables of its own, named `cadastre`, of the families `ip` and `ip6`. A table is replaced as a whole. No other table
+//! is read or written.
 //!
 //! ```text
 //! table ip cadastre {
@@ -16,8 +17,8 @@
 //! ```
 //!
 //! # Guarantees
-//! - The tables stay when the agent ends, and are restored within a minute if somebody deletes them.
-//! - Until the API has been read, existing tables stay as they are.
+//! - The tables stay when the agent ends. If they are deleted, the agent restores them within a minute.
+//! - Until the agent has read the ranges of the pools from the API, existing tables stay as they are.
 
 mod netlink;
 mod nftables;
@@ -31,7 +32,7 @@ use tracing::{info, warn};
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Addr, Cidr, Family};
 
-/// A table that somebody deleted is restored within this time.
+/// A table that was deleted is restored within this time.
 const CHECK_PAUSE: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
@@ -53,7 +54,7 @@ impl Masquerade {
     }
 
     /// Writes the tables that are out of date. `pod_ranges` are the ranges of all pools as in the NodeSubnet; `None`
-    /// until it has been read.
+    /// until the NodeSubnet has been read.
     pub(crate) fn refresh(
         &mut self,
         pod_ranges: Option<&[String]>,
@@ -106,8 +107,8 @@ fn explain(family: Family, error: &io::Error) -> String {
     )
 }
 
-/// Returns the ranges that are not masqueraded between each other, merged and sorted, for each family that the node
-/// has ranges of: those of all pools, of the node's own pools and blocks, and multicast, which is never a source.
+/// Returns the ranges between which packets are not masqueraded, merged and sorted, for each family of which there are
+/// any. These are the ranges of all pools, of the node's own pools and blocks, and multicast, which is never a source.
 fn spared(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
     let told = pod_ranges
         .iter()
@@ -134,7 +135,8 @@ fn spared(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, V
         for cidr in all.iter().filter(|it| it.family() == family) {
             let (first, last) = (cidr.first(), cidr.last());
             match runs.last_mut() {
-                // Adjacent ranges are merged: the end of one and the start of the next would have the same key.
+                // Adjacent ranges are merged, because the end of one and the start of the next would have the same key
+                // in the set.
                 Some(run) if first.value <= run.1.value.saturating_add(1) => {
                     run.1.value = run.1.value.max(last.value);
                 }

@@ -1,7 +1,8 @@
 //! Metrics of the agent.
 //!
-//! Labels are bounded: verbs, results, reasons, and pools that the node has blocks of. Pods, addresses and blocks are
-//! no labels, nor is the node, which the scraper's `instance` names.
+//! The number of label values is bounded. Labels are verbs, results, reasons, families, states, sockets, urgencies, and
+//! pools of which the node has blocks. Pods, addresses and blocks are no labels. Nor is the node, because the scraper's
+//! label `instance` names it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +19,7 @@ use cadastre_core::Family;
 use cadastre_daemon::telemetry::catalog::register;
 use cadastre_node::Snapshot;
 
-/// The agent's metrics; clones share them.
+/// The agent's metrics. Clones update the same metrics.
 #[derive(Clone)]
 pub struct AgentMetrics {
     requests: IntCounterVec,
@@ -166,12 +167,13 @@ impl AgentMetrics {
         self.writes.with_label_values(&[urgency, result]).inc();
     }
 
-    /// Sets for how long the stored status has differed or the list has been overdue.
+    /// Sets the longer of two times: how long the stored status has differed from the wanted one, and how long the list
+    /// has been overdue.
     pub(crate) fn set_publish_lag(&self, lag: Duration) {
         self.behind.set(lag.as_secs_f64());
     }
 
-    /// Counts a released leak.
+    /// Counts a leaked attachment that was released.
     pub fn freed(&self, reason: LeakReason) {
         self.freed.with_label_values(&[reason.as_str()]).inc();
     }

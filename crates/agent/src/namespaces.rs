@@ -1,7 +1,7 @@
 //! The namespaces of this node's pods: the labels by which pools select, and the pools that a namespace names.
 //!
-//! A namespace is read when its first pod comes, and again when another pod comes [`FRESH`] later. Agents do not
-//! watch namespaces, because each change of one would go to every node.
+//! A namespace is read when its first pod comes, and again when another pod comes at least [`FRESH`] later. Agents do
+//! not watch namespaces, because each change of a namespace would go to every node.
 //!
 //! # Guarantees
 //! - A namespace that was read stays known while it is read again, even if that fails.
@@ -9,8 +9,8 @@
 //! - Namespaces without a pod on this node are forgotten.
 //!
 //! # Caveats
-//! - A change of a namespace is seen with the first pod that comes [`FRESH`] after the last read; until then the
-//!   namespace counts as it was.
+//! - A change of a namespace is seen with the first pod that comes [`FRESH`] after the last read. Until then, the
+//!   earlier labels and pools of the namespace apply.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use cadastre_api::choice::Label;
 
 /// A namespace is not read again within this time, however many pods come.
 pub const FRESH: Duration = Duration::from_secs(60);
-/// The first and the longest pause after a failure.
+/// The first and the longest pause after a namespace could not be read.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The parts of a namespace that the choice of pools depends on.
@@ -41,9 +41,9 @@ pub struct Namespaces(BTreeMap<String, Entry>);
 struct Entry {
     known: Option<Arc<Namespace>>,
     asking: bool,
-    /// A pod came that needs it to be read
+    /// Whether a pod came since the last read began, so that another read is needed
     wanted: bool,
-    /// The earliest time to read it
+    /// The earliest time of the next read
     next_at: Duration,
     failures: u32,
 }
@@ -73,7 +73,7 @@ impl Namespaces {
         self.0.get(name)?.known.as_ref()
     }
 
-    /// Whether waiting would bring nothing more soon: the namespace is known, or reading it failed.
+    /// Whether waiting would bring no more knowledge soon, because the namespace is known, or reading it failed.
     pub fn is_settled(&self, name: &str) -> bool {
         let settled = |entry: &Entry| entry.known.is_some() || entry.failures > 0;
         self.0.get(name).is_some_and(settled)
@@ -92,13 +92,13 @@ impl Namespaces {
         due
     }
 
-    /// Returns when to read again, for pods that came soon after the last read.
+    /// Returns when the next namespace should be read; `None` if none should.
     pub fn wake(&self) -> Option<Duration> {
         let waiting = self.0.values().filter(|it| it.wanted && !it.asking);
         waiting.map(|it| it.next_at).min()
     }
 
-    /// Records the result of reading a namespace; `None` if that failed.
+    /// Records the result of reading a namespace; `None` if the request failed.
     pub fn answered(&mut self, name: &str, answer: Option<Namespace>, now: Duration) {
         let Some(entry) = self.0.get_mut(name) else {
             return;
@@ -154,7 +154,8 @@ mod tests {
         let mut all = Namespaces::default();
         all.pod_came("a");
         all.due(secs(0));
-        // A pod comes while the namespace is being read: the answer may be older than the pod.
+        // A pod comes while the namespace is being read. The answer may be older than the pod, so another read must
+        // follow.
         all.pod_came("a");
         all.answered("a", Some(naming("x")), secs(1));
         assert!(all.due(secs(2)).is_empty());

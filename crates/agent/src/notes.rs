@@ -1,5 +1,5 @@
-//! Notes in the store about which pools each pod may use: for the plugin while the agent is away, and for the agent
-//! when it starts before the API server answers.
+//! Notes in the store about which pools each pod may use. The CNI plugin uses them while no agent runs, and the agent
+//! uses them when it starts before the API server answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,21 +11,21 @@ use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
 /// The shortest pause between writes of notes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Any interface but the pod's own: the choice is the same for all of them.
+/// Stands for all interfaces except the pod's own, because the choice of pools is the same for all of these.
 const OTHER_INTERFACE: &str = "net1";
 
 /// The notes in the store, and whether they may be out of date.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
-    /// By namespace and name; `None` until they have been read
+    /// The notes by the pod's namespace and name; `None` until they have been read
     kept: Option<BTreeMap<(String, String), PodNote>>,
-    /// Whether something changed since the last look
+    /// Whether something changed since the notes were last compared with the pods
     is_due: bool,
-    /// When the last look was, since boot
+    /// When the notes were last compared with the pods, since boot
     looked_at: Duration,
 }
 
-/// The changes to write.
+/// The notes to write and to delete.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct UnsavedNotes {
     /// New or changed notes
@@ -40,7 +40,7 @@ impl Notes {
         self.is_due = true;
     }
 
-    /// Returns when to look; `None` if nothing has changed.
+    /// Returns when to compare the notes with the pods; `None` if nothing has changed.
     pub(crate) fn due_at(&self) -> Option<Duration> {
         self.is_due.then(|| self.looked_at + PAUSE)
     }
@@ -56,7 +56,7 @@ impl Notes {
         self.kept = Some(by_name.collect());
     }
 
-    /// Forgets the notes because the store is, or may be, another one.
+    /// Forgets the notes, because the store may be another one now.
     pub(crate) fn forget(&mut self) {
         self.kept = None;
         self.is_due = true;
@@ -67,7 +67,7 @@ impl Notes {
         (self.looked_at, self.is_due) = (now, true);
     }
 
-    /// Returns the changes to write; none until all pods and pools are known.
+    /// Compares the notes with the pods and returns the changes to write; none until all pods and pools are known.
     pub(crate) fn look(&mut self, known: &WatchState, now: Duration) -> UnsavedNotes {
         self.is_due = false;
         let Some(kept) = &self.kept else {
@@ -92,7 +92,7 @@ impl Notes {
         }
     }
 
-    /// Records that changes were written.
+    /// Records that these changes were written.
     pub(crate) fn written(&mut self, news: UnsavedNotes) {
         let Some(kept) = &mut self.kept else {
             return;

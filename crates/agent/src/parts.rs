@@ -1,4 +1,5 @@
-//! The settings of the agent's loop, and the parts it works with.
+//! [`AgentSettings`], which come from flags, and [`AgentParts`]: the clients, channels and shared state that the main
+//! loop uses.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,38 +17,38 @@ use crate::metrics::AgentMetrics;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_daemon::telemetry::Readiness;
 
-/// The settings of the agent's loop, from flags.
+/// Settings of the agent's main loop, from flags.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
     /// The name of the Node
     pub node: String,
     /// The path of the store's file
     pub store: PathBuf,
-    /// Whether this process already has the lock of the store's folder
+    /// Whether this process already holds the lock of the store's directory
     pub is_store_locked: bool,
-    /// Status that is not urgent is published once per interval
+    /// The interval between two publications of a status that is not urgent
     pub publish_interval: Duration,
-    /// The list of addresses is published once per interval
+    /// The interval between two publications of the list of addresses
     pub addresses_interval: Duration,
     /// How long an attachment must be a leak candidate before it may be released
     pub leak_grace: Duration,
-    /// The socket of the container runtime, if it may be asked
+    /// The path of the container runtime's socket; `None` if the agent must not ask the runtime
     pub cri: Option<PathBuf>,
     /// Whether the agent masquerades the pods' traffic
     pub masquerade: bool,
 }
 
-/// The parts that the loop works with.
+/// The clients, channels and shared state that the main loop uses.
 pub struct AgentParts {
     /// Connects to the API server
     pub client: Client,
     /// Runs transactions on the store
     pub ledger: LedgerClient,
-    /// Serves the operations of plugins
+    /// Handles the requests of the CNI plugin and of gRPC clients
     pub service: Arc<Service>,
     /// The state of `/readyz`
     pub readiness: Readiness,
-    /// Updated with each look at the store
+    /// Updated after each read of the store
     pub metrics: AgentMetrics,
     /// Logs and emits events
     pub events: Events,

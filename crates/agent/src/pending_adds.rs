@@ -1,4 +1,4 @@
-//! Wishes: which pools should allocate blocks because an ADD found no free address.
+//! Which pools should allocate blocks because an ADD found no free address. A *wish* is the record of one such ADD.
 //!
 //! A wish outlives its ADD for a while, so that the block is there when the runtime tries again.
 
@@ -8,17 +8,17 @@ use std::time::Duration;
 use super::demand::PendingAdds;
 use cadastre_node::Attachment;
 
-/// How long a wish lasts after its ADD last asked for it.
+/// How long a wish lasts after its ADD last recorded it.
 const LIFE: Duration = Duration::from_secs(60);
-/// The maximum number of wishes; no node starts more pods at once.
+/// At most this many wishes are kept, because no node starts more pods at once.
 const MOST: usize = 1024;
 
-/// Wishes by attachment, with their pools and ends.
+/// The wishes by attachment, each with its pools and the time at which it expires.
 #[derive(Debug, Default)]
 pub struct PendingAddBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
 
 impl PendingAddBook {
-    /// Records that an attachment wants an address of any of these pools; ignored when there are too many wishes.
+    /// Records that an attachment wants an address of any of these pools. Ignored if there are too many wishes already.
     pub fn add(&mut self, attachment: &Attachment, pools: &[String], now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(attachment) {
             return;
@@ -32,7 +32,7 @@ impl PendingAddBook {
         self.0.remove(attachment).is_some()
     }
 
-    /// Returns since when an address of the pool has been wished for.
+    /// Returns when the oldest wish for the pool was recorded last; `None` if there is none.
     pub fn since(&self, pool: &str) -> Option<Duration> {
         let of = |(pools, until): &(Vec<String>, Duration)| {
             pools.iter().any(|it| it == pool).then_some(*until)
@@ -41,7 +41,7 @@ impl PendingAddBook {
         Some(until.saturating_sub(LIFE))
     }
 
-    /// Returns how many wishes there are for each pool, and when the first of all ends.
+    /// Returns how many wishes there are for each pool, and when the first wish expires.
     pub fn count(&mut self, now: Duration) -> (PendingAdds, Option<Duration>) {
         self.0.retain(|_, (_, until)| *until > now);
         let mut wishes = PendingAdds::new();

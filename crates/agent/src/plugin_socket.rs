@@ -1,4 +1,5 @@
-//! The socket of the CNI plugin: one frame each way, see [`cadastre_node::wire`].
+//! The server for the CNI plugin: each connection carries one request and one answer, as [`cadastre_node::wire`]
+//! defines.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -21,14 +22,14 @@ use cadastre_node::wire;
 use cadastre_node::wire::{Request, Response};
 use cadastre_node::{OpError, OpErrorKind};
 
-/// The maximum number of connections; further ones wait until one is closed.
+/// At most this many connections are open; further ones wait until one is closed.
 pub const CONNECTIONS: usize = 256;
 /// The time limit for a peer to send its request, and to receive its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The largest buffer before the bytes arrive: a large length field alone costs no memory.
+/// The largest buffer that is allocated before the bytes arrive, so that a large length field alone costs no memory.
 const AT_ONCE: usize = 64 * 1024;
 
-/// Serves until `stop` is cancelled, then returns once all requests under way are answered.
+/// Handles connections until `stop` is cancelled, then returns once all requests under way are answered.
 pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken) {
     let mut conversations = JoinSet::new();
     loop {
@@ -47,7 +48,7 @@ pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken)
             () = stop.cancelled() => break,
         }
     }
-    // Removes the socket: no new peer can connect, and connected ones get their answers.
+    // This removes the socket file, so no new peer can connect. Peers that are connected get their answers.
     drop(socket);
     while conversations.join_next().await.is_some() {}
 }
@@ -64,7 +65,7 @@ async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
                 .while_waited_for(is_there(&stream)?);
             tokio::select! {
                 result = service.serve(request.op, call) => Response::from(result),
-                // The caller has gone away: nobody waits for the address any more.
+                // The caller has gone away and does not wait for the answer any more, so none is written.
                 () = hung_up(&mut stream) => return Ok(()),
             }
         }
@@ -94,8 +95,8 @@ async fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Returns a function that asks the kernel whether the peer has its end open. It is right at each call, even before
-/// the task of the connection gets to run.
+/// Returns a function that asks the kernel whether the peer still has its end open. So the result is right at each
+/// call, even before the task of the connection gets to run.
 fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync + use<>> {
     let socket = stream.as_fd().try_clone_to_owned()?;
     Ok(move || {
@@ -107,7 +108,7 @@ fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync +
     })
 }
 
-/// Returns when the peer has closed its end, ignoring what it still sends.
+/// Returns when the peer has closed its end. Ignores what the peer still sends.
 async fn hung_up(stream: &mut UnixStream) {
     let mut rest = [0; 64];
     loop {

@@ -1,8 +1,8 @@
-//! The pods of this node, as the API knows them.
+//! The pods of this node, as the API shows them.
 //!
 //! # Caveats
-//! - The kubelet makes a UID for a static pod, but the API knows it by a mirror pod with a UID of its own, which names
-//!   the other UID in an annotation. Pods are found here by either UID.
+//! - The kubelet makes a UID for a static pod. The API has a mirror pod for it, with a UID of its own, whose annotation
+//!   names the static pod's UID. Pods are found here by either UID.
 //! - A pod that is not found may be deleted or not seen yet: the watch may be behind or down.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,15 +26,15 @@ pub struct Pod {
     pub uid: String,
     /// The UID of the static pod, if this is a mirror pod
     pub mirrors: Option<String>,
-    /// Sorted by key
+    /// The labels of the Pod object, sorted by key
     pub labels: Vec<Label>,
     /// The annotations in the domain `cadastre.dev`
     pub annotations: BTreeMap<String, String>,
-    /// Whether its phase is Succeeded or Failed
+    /// Whether the pod's phase is Succeeded or Failed
     pub finished: bool,
-    /// The addresses in its status; empty for a pod on the host network
+    /// The addresses in the pod's status; empty for a pod on the host network
     pub addresses: Vec<Addr>,
-    /// Its addresses on second networks, by Multus' annotations
+    /// The addresses on second networks, according to Multus' annotations
     pub second_networks: SecondNetworks,
 }
 
@@ -72,12 +72,12 @@ impl Pods {
         }
     }
 
-    /// Whether a list was completed and no other is under way.
+    /// Whether a list was completed and no other list is under way.
     pub(crate) fn is_complete(&self) -> bool {
         self.listed && self.unseen.is_none()
     }
 
-    /// Finds a pod by the UID that the runtime gives; without a UID, by namespace and name.
+    /// Finds a pod by the UID that the runtime passes; if that is empty, by namespace and name.
     pub fn find(&self, pod: &PodRef) -> Option<&Arc<Pod>> {
         if !pod.uid.is_empty() {
             return self.by_uid(&pod.uid);
@@ -86,13 +86,13 @@ impl Pods {
         self.by_uid.get(self.by_name.get(&name)?)
     }
 
-    /// Finds a pod by its own UID or that of the static pod it mirrors.
+    /// Finds a pod by its own UID or by the UID of the static pod that it mirrors.
     pub(crate) fn by_uid(&self, uid: &str) -> Option<&Arc<Pod>> {
         let own = self.by_uid.get(uid);
         own.or_else(|| self.by_uid.get(self.mirrored.get(uid)?))
     }
 
-    /// Whether a pod that has not finished reports this address, on its own or on a second network.
+    /// Whether a pod that has not finished reports this address, on its own interface or on a second network.
     pub fn report(&self, addr: Addr) -> bool {
         let has = |pod: &Arc<Pod>| {
             let others = match &pod.second_networks {
@@ -136,7 +136,7 @@ impl Pods {
     }
 }
 
-/// Extracts these parts from a Pod object.
+/// Extracts the parts that the agent needs from a Pod object.
 pub fn read(pod: PodLite) -> Pod {
     let PodLite {
         metadata,

@@ -2,19 +2,19 @@
 //!
 //! | what changed | when it is written |
 //! |---|---|
-//! | a pool's demand exceeds its capacity | at once; while the capacity stays the same, ever less often, down to once in 8 s |
+//! | a pool's demand exceeds its capacity | at once; at the same capacity ever less often, down to once in 8 s |
 //! | a block was released, or a block in use is neither listed nor reported | at once; if that happens in a row, ever less often, down to once in 8 s |
 //! | anything else | once per interval, with jitter; every write has the whole status |
 //! | nothing | never |
 //!
 //! # Guarantees
-//! - Only one write is under way at a time, and only to the version of the NodeSubnet that it was decided by:
+//! - At most one write is under way. Each write requires the version of the NodeSubnet by which it was decided, so that
 //!   whatever the controller has written meanwhile is read first.
-//! - A pool that allocates nothing delays no request to another pool, and a pool that does is asked for more at
-//!   once: an ADD waits only for a few seconds.
+//! - A pool that allocates nothing delays no request to another pool. A pool that does allocate is asked for more at
+//!   once, because an ADD waits only for a few seconds.
 //! - Growth that existing blocks cover causes no urgent write: pods that start one by one cost one write per block.
-//! - A status that was stored only in part, because the CRD is older than the agent, is not written again before
-//!   something changes.
+//! - If only a part of a status was stored, because the CRD is older than the agent, the status is not written again
+//!   before something changes.
 //! - Errors are followed by growing pauses with jitter, so that many agents do not retry at the same time.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ use cadastre_node::{BlockState, Snapshot};
 const URGENT_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
 /// The first and the longest pause after an error.
 const ERROR_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(120));
-/// After a conflict, how long to wait for the watch to show the newer version.
+/// The longest wait, after a conflict, for the watch to show the newer version.
 const CONFLICT_PAUSE: Duration = Duration::from_secs(5);
 
 /// Decides when to write the status. All times are those of one monotonic clock.
@@ -42,33 +42,33 @@ pub(crate) struct Publisher {
     interval: Duration,
     jitter: Jitter,
     seen: Option<Seen>,
-    /// The next version seen comes from a list, which counts whatever was seen before
+    /// The next version seen comes from a list, and replaces whatever version was seen before
     relisted: bool,
     /// The version that the write under way requires
     in_flight: Option<String>,
     /// When to write changes that are not urgent
     next_at: Duration,
-    /// Requests for blocks, by pool, while demand exceeds capacity
+    /// Requests for blocks, by pool, while the pool's demand exceeds its capacity
     questions: BTreeMap<String, Question>,
-    /// The pace of other urgent writes
+    /// The pace of urgent writes that are not requests for blocks
     others: Pace,
     /// The earliest time of a write after an error
     retry_at: Duration,
     failures: u32,
     /// Since when the stored status has differed from the wanted one
     behind_since: Option<Duration>,
-    /// The status written with this version, if only a part of it was stored
+    /// The resourceVersion and the content of the status written last, if only a part of it was stored
     cut: Option<(String, Box<NodeSubnetStatus>)>,
-    /// The version that a write was rejected for, and until when to wait for another
+    /// The version for which a write was rejected as outdated, and until when to wait for another version
     outdated: Option<(String, Duration)>,
 }
 
-/// The pace of urgent writes for one reason: at once, but ever less often in a row.
+/// The pace of urgent writes for one reason: the first is due at once, further ones in a row ever less often.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// The last write for this reason
+    /// When the status was last written for this reason
     told_at: Option<Duration>,
-    /// The shortest time from that write to the next
+    /// The shortest time from that write to the next one for this reason
     pause: Duration,
 }
 
@@ -100,8 +100,8 @@ impl Pace {
 /// A request for blocks of a pool that has not been answered.
 #[derive(Clone, Copy, Debug)]
 struct Question {
-    /// The pool's capacity when it was requested. A changed capacity means that the request was answered: what is
-    /// still lacking is a new request.
+    /// The pool's capacity when the request was made. If the capacity has changed since, the request was answered, and
+    /// what is still lacking is a new request.
     capacity: u64,
     pace: Pace,
 }
@@ -119,7 +119,7 @@ pub(crate) enum PublishStep {
     Write {
         /// The resourceVersion that the write requires
         version: String,
-        /// Whether an urgent change caused it
+        /// Whether an urgent change caused the write
         urgent: bool,
     },
     /// Ask again at this time, if nothing happens before
@@ -131,7 +131,7 @@ pub(crate) enum PublishStep {
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WriteOutcome {
-    /// Written.
+    /// The status was written.
     Done {
         /// The new resourceVersion
         version: String,
@@ -140,14 +140,15 @@ pub enum WriteOutcome {
         /// The status that was sent, if it differs from `status` because the CRD is older than the agent
         cut: Option<Box<NodeSubnetStatus>>,
     },
-    /// Rejected because the NodeSubnet has another version.
+    /// Rejected, because the NodeSubnet has another version.
     Outdated,
-    /// Failed, or indeterminate.
+    /// Failed, or the outcome is indeterminate.
     Failed,
 }
 
 impl Publisher {
-    /// Writes changes that are not urgent once per `interval`; `seed` sets the jitter of nodes apart.
+    /// Returns a publisher that writes changes that are not urgent once per `interval`. `seed` makes the jitter differ
+    /// between nodes.
     pub(crate) fn new(interval: Duration, seed: u64, now: Duration) -> Self {
         let mut new = Self {
             interval,
@@ -164,22 +165,22 @@ impl Publisher {
             cut: None,
             outdated: None,
         };
-        // Spreads the first writes of agents that are started together.
+        // The first write is delayed by a random time, so that agents that are started together do not write at once.
         new.next_at = now + new.jitter.part(interval / 4);
         new
     }
 
-    /// Announces that the next call of [`Self::seen`] is from a list.
+    /// Announces that the next call of [`Self::seen`] has its version from a list.
     pub(crate) fn relisted(&mut self) {
         self.relisted = true;
     }
 
-    /// Records the NodeSubnet as the watch shows it. A version older than the answer to the last write is ignored,
-    /// unless it comes from a list: then the API server was restored to an older state.
+    /// Records the NodeSubnet as the watch shows it. A version that is older than the last one is ignored, unless it
+    /// comes from a list, because then the API server was restored to an older state.
     pub(crate) fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
         let is_older = |it: &Seen| is_older(version, &it.version);
         if std::mem::take(&mut self.relisted) {
-            // The API server answers again.
+            // A list shows that the API server answers again, so earlier failures do not delay the next write.
             self.failures = 0;
             self.retry_at = Duration::ZERO;
         } else if self.seen.as_ref().is_some_and(is_older) {
@@ -198,7 +199,7 @@ impl Publisher {
         });
     }
 
-    /// Records that there is no NodeSubnet to write to. Failures so far do not delay writes to the next one.
+    /// Records that there is no NodeSubnet to write to. Earlier failures will not delay writes to the next NodeSubnet.
     pub(crate) fn lost(&mut self) {
         self.seen = None;
         self.behind_since = None;
@@ -208,7 +209,7 @@ impl Publisher {
         self.retry_at = Duration::ZERO;
     }
 
-    /// Returns for how long the stored status has differed from the wanted one.
+    /// Returns how long the stored status has differed from the wanted one.
     pub(crate) fn lag(&self, now: Duration) -> Duration {
         let since = self.behind_since;
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
@@ -219,7 +220,7 @@ impl Publisher {
         self.in_flight.is_some()
     }
 
-    /// Returns the conditions of the version that the next write requires.
+    /// Returns the conditions of the NodeSubnet in the version that the next write requires.
     pub(crate) fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
@@ -235,7 +236,7 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return PublishStep::Nothing;
         };
-        // An older CRD would drop the same part again.
+        // An older CRD would drop the same part again, so a write is of no use.
         let as_far_as_it_goes = |(version, told): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(told, status)
         };
@@ -288,11 +289,11 @@ impl Publisher {
                 self.seen(&version, *status);
             }
             WriteOutcome::Outdated => {
-                // The watch may have shown a newer version during the write.
+                // The watch may have shown a newer version during the write; then there is nothing to wait for.
                 let seen = self.seen.as_ref().map(|seen| &seen.version);
                 let is_behind = onto.filter(|onto| Some(onto) == seen);
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
-                // Nothing was written: urgent changes are due again at once.
+                // Nothing was written, so urgent changes are due again at once.
                 self.others.make_due(now);
                 for question in self.questions.values_mut() {
                     question.pace.make_due(now);
@@ -307,7 +308,7 @@ impl Publisher {
         }
     }
 
-    /// Records which pools a write requests blocks of.
+    /// Records of which pools a write requests blocks.
     fn asked(
         &mut self,
         lacking: Vec<(String, PoolWant)>,
@@ -329,7 +330,7 @@ impl Publisher {
     }
 }
 
-/// Compares resourceVersions as numbers; if one is not a number, neither is older.
+/// Whether `version` is older than `than`, compared as numbers. If one of them is not a number, the answer is no.
 fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u128>(), than.parse::<u128>()) {
         (Ok(version), Ok(than)) => version < than,
@@ -337,7 +338,8 @@ fn is_older(version: &str, than: &str) -> bool {
     }
 }
 
-/// Whether the stored status is the wanted one. Conditions of types that `wanted` lacks are the controller's.
+/// Whether the stored status is the wanted one. Conditions of types that `wanted` lacks are not compared, because they
+/// are the controller's.
 pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),
@@ -346,7 +348,7 @@ pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool 
     *is == without && is_said(&is.conditions, &wanted.conditions)
 }
 
-/// Returns the pools and blocks in the stored status; none if it is of another Node object.
+/// Returns the pools and blocks in the stored status; none if the status is of another Node object.
 fn reported_parts<'a>(
     is: &'a NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
@@ -358,7 +360,6 @@ fn reported_parts<'a>(
     }
 }
 
-/// The blocks in a stored status.
 struct Blocks<'a>(&'a [BlockStatus]);
 
 impl Blocks<'_> {
@@ -379,7 +380,7 @@ fn not_asked(
         let mut pools = pools.iter();
         pools.any(|told| told.pool == it.pool && told.demand >= it.demand)
     };
-    // Without the agent's figures the controller counts a block by its size, and may think that it is enough.
+    // The controller counts a block without the agent's figures by its size, and may take the block for sufficient.
     let is_counted = |pool: &str| {
         let mut of_pool = snapshot
             .blocks
@@ -395,14 +396,15 @@ fn not_asked(
     wanted.pools.iter().filter_map(lacking).collect()
 }
 
-/// Whether a block has changed in a way that the controller has to act on.
+/// Whether a block has changed in a way on which the controller has to act.
 fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = reported_parts(is, wanted);
     let let_go = wanted.blocks.iter().any(|block| {
         let told = blocks.find(&block.cidr, &block.uid);
         block.released && told.is_none_or(|told| !told.released)
     });
-    // The controller does not know that such a block is in use, and may allocate it to another node.
+    // The controller does not know that such a block is in use, and may allocate it to another node, so report it at
+    // once.
     let is_unknown = snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Withdrawn
             && busy(it) > 0

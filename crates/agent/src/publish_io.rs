@@ -1,4 +1,4 @@
-//! Requests to the API server.
+//! Requests to the API server: reads namespaces, writes NodeSubnet.status and NodeAddresses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,8 +25,8 @@ use cadastre_api::{
 /// The time limit of a request to the API server.
 const API_LIMIT: Duration = Duration::from_secs(10);
 
-/// Reads a namespace from the API server's cache, or consistently if it is not there: a namespace created a moment
-/// ago may not be in the cache yet.
+/// Reads a namespace from the API server's cache. If it is not there, reads it consistently, because a namespace
+/// created a moment ago may not be in the cache yet. `None` if the request fails.
 pub(super) async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     let api: Api<PartialObjectMeta<v1::Namespace>> = Api::all(client);
     let asked = async {
@@ -60,7 +60,8 @@ fn labels(labels: &BTreeMap<String, String>) -> Vec<Label> {
         .collect()
 }
 
-/// Writes the list of addresses, owned by the NodeSubnet so that it is deleted with it.
+/// Writes the list of addresses. The NodeSubnet becomes the owner of the NodeAddresses, so that both are deleted
+/// together.
 pub(super) async fn write_list(
     client: Client,
     name: &str,
@@ -105,7 +106,7 @@ pub(super) async fn write_list(
             let is_whole = stored.is_same(&written);
             ListOutcome::Done((!is_whole).then(|| Box::new(PartialList { written, stored })))
         }
-        // The watch will show the current version.
+        // After a conflict the watch will show the current version, so there is nothing to report.
         Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => ListOutcome::Failed,
         Ok(Err(kube::Error::Api(answer))) => {
             warn!(
@@ -122,7 +123,7 @@ pub(super) async fn write_list(
     }
 }
 
-/// Writes the status if the NodeSubnet still has this version.
+/// Writes the status if the NodeSubnet still has the resourceVersion `version`.
 pub(super) async fn write_status(
     client: Client,
     name: &str,

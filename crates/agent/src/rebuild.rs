@@ -1,5 +1,5 @@
-//! Finds the addresses in use from other sources than the store: for a store that was lost, and for a podCIDR from
-//! which another program assigned addresses before.
+//! Finds the addresses in use from sources other than the store. They are needed to replace a store that was lost, and
+//! for a podCIDR from which another program assigned addresses before.
 //!
 //! | source | has | may lack |
 //! |---|---|---|
@@ -7,12 +7,12 @@
 //! | the runtime's sandboxes | addresses in use now | the name of the network |
 //! | the pods of this node | addresses that pods report; on second networks those that Multus reported | pods that are just starting |
 //!
-//! The runtime knows nothing about second networks. The addresses of pods there come from the last published list
-//! and from Multus' annotations. While a pod asks for such networks and no source shows its addresses (see
-//! [`unknown`]), a lost store is not replaced, for as long as a sandbox may still be set up.
+//! The runtime knows nothing about second networks. The addresses that pods have on second networks come from the last
+//! published list and from Multus' annotations. While a pod asks for second networks and no source shows its addresses
+//! there (see [`unknown`]), a lost store is not replaced, for as long as a sandbox may still be set up.
 //!
-//! An address that any source shows counts as in use: the leak finder releases what is not, whereas a missing one
-//! would be assigned twice.
+//! An address that any source shows counts as in use. If it is not in use, it is released as a leak later. An address
+//! that is missing here, in contrast, would be assigned twice.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ use cadastre_node::{Attachment, PodRef, RememberedAttachment};
 /// The interface of a pod if no source names it.
 const INTERFACE: &str = "eth0";
 
-/// Returns what is in use. `network` is the CNI network if no source names another.
+/// Returns the attachments in use. `network`: the CNI network of the attachments if `list` names none.
 pub(crate) fn known(
     holding: &NodeAllocation,
     list: Option<&NodeAddressesSpec>,
@@ -88,11 +88,11 @@ pub(crate) fn known(
             name: pod.name.clone(),
             uid,
         };
-        // No container has such an id, so that no sandbox can be taken for it.
+        // No container has such an id, so no sandbox can be mistaken for the one of this attachment.
         let no_id = format!("pod-{}", pod.uid);
         if let SecondNetworks::Known(all) = &pod.second_networks {
             let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
-            // If the pod has a single sandbox, Multus means that one, and its DEL will name it.
+            // If the pod has a single sandbox, the annotation is about that sandbox, and the DEL will name its id.
             let id = match (own.next(), own.next()) {
                 (Some(one), None) => one.id.clone(),
                 _ => no_id.clone(),
@@ -103,7 +103,8 @@ pub(crate) fn known(
                     container_id: id.clone(),
                     ifname: it.interface.clone(),
                 };
-                // An annotation adds nothing to an attachment that a more reliable source shows.
+                // An annotation adds no address to an attachment that a more reliable source shows. The address gets an
+                // attachment of its own instead.
                 if of_others.contains(&attachment) {
                     attachment.container_id.clone_from(&no_id);
                 }
@@ -115,7 +116,7 @@ pub(crate) fn known(
     known
 }
 
-/// Returns the pods on second networks for which no source shows their addresses there.
+/// Returns the pods on second networks whose addresses there no source shows, as `namespace/name`.
 pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
     let living = pods.iter().filter(|it| !it.finished);
     let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
@@ -124,10 +125,12 @@ pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
         .collect()
 }
 
-/// Adds an entry of a list that was written in this boot. A pod's attachment keeps that boot. A container without a
-/// pod may have been started again under its id since, so its attachment counts as one of the current boot.
+/// Adds an entry of a list that was written in the boot `boot`. The attachment of a pod keeps this boot. A container
+/// without a pod may have been started again under its id since then, so its attachment counts as one of the current
+/// boot.
 fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &str) {
-    // A DEL cannot name an attachment whose handle was truncated, but its addresses are in use.
+    // No DEL can name an attachment whose handle was truncated. But its addresses are in use, so it gets an id of its
+    // own.
     let (network, id) = entry.handle.split_once('/').unwrap_or(("", ""));
     let id = match (id, entry.addresses.first()) {
         ("", Some(addr)) => format!("address-{addr}"),
@@ -160,7 +163,7 @@ fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &s
     });
 }
 
-/// Returns the network of most attachments.
+/// Returns the network that most attachments are in; `None` if no attachment names a network.
 fn usual_network(known: &[RememberedAttachment]) -> Option<String> {
     let networks: BTreeSet<&str> = known
         .iter()
@@ -259,7 +262,7 @@ mod tests {
         let expected = [
             ("c1", "boot", true),
             ("c2", "boot", false),
-            // The container may have been started again under its id.
+            // The container may have been started again under its id, so its boot is not known.
             ("c3", "", false),
             ("c4", "", false),
         ];
@@ -333,14 +336,15 @@ mod tests {
         ];
         let mut pods = Pods::default();
         for (uid, address, finished) in [
-            // The list has this attachment: the annotation adds nothing to it.
+            // The list has this attachment, so the address of the annotation gets an attachment of its own.
             ("u1", "10.0.0.9", false),
             ("u2", "10.0.0.2", false),
-            // It has two sandboxes, and the annotation does not say which one has the address.
+            // The pod has two sandboxes, and the annotation does not say which of them has the address, so neither is
+            // named.
             ("u3", "10.0.0.3", false),
-            // A more reliable source shows the address at another pod.
+            // A more reliable source shows the address at another pod, so the annotation does not count.
             ("u4", "10.0.0.1", false),
-            // The address is not of this node.
+            // The address is in no range of this node, so it is ignored.
             ("u5", "10.0.7.1", false),
             ("u6", "10.0.0.6", true),
         ] {

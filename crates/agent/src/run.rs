@@ -1,4 +1,5 @@
-//! The shell around the state machine: it brings events in and carries effects out, and decides nothing.
+//! The main loop around the state machine: it passes events to the state machine and carries out the effects, and makes
+//! no decisions itself.
 //!
 //! One task owns the [`AgentMachine`]. Slow work (the store, the runtime, the API server) runs in other tasks, whose
 //! results come back as events.
@@ -21,14 +22,15 @@ use cadastre_api::{NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
 use cadastre_daemon::watch::{LastHeard, Pauses, SilenceTimeouts, WatchSource, follow};
 use cadastre_node::clock;
 
-/// The number of watch events that may wait for the loop.
+/// At most this many watch events wait for the loop; then the watches pause.
 const BACKLOG: usize = 256;
-/// The first and the longest pause of a watch after an error, without jitter.
+/// The first and the longest pause of a watch before it retries after an error, both without jitter.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
-/// The number of objects per page of a list: a whole page is in memory at once.
+/// At most this many objects are in a page of a list. Pages are small because a whole page is in memory at once.
 const PAGE: u32 = 50;
 
-/// Runs until the stop token is cancelled and work under way has ended. An error is one that needs an administrator.
+/// Runs the loop until the stop token is cancelled, and then until the questions and writes under way are answered.
+/// Returns only errors that an administrator must resolve.
 pub async fn run(
     settings: AgentSettings,
     parts: AgentParts,
@@ -109,7 +111,8 @@ fn follow_all(
     following
 }
 
-/// Selects objects of a kind by a field that the API server has an index for.
+/// Returns the source of a watch of the objects that the field selector `fields` selects. The API server has an index
+/// for the fields that the agent selects by.
 fn source<K>(
     kind: &'static str,
     client: Client,
@@ -153,7 +156,8 @@ impl Shell {
             tokio::select! {
                 Some(event) = events.recv() => {
                     self.on(event);
-                    // All events that have arrived are recorded before anything is decided.
+                    // Record all events that have arrived before the next turn, so that its decisions take account of
+                    // them all.
                     while let Ok(event) = events.try_recv() {
                         self.on(event);
                     }
@@ -177,7 +181,7 @@ impl Shell {
         self.machine.on(event, &clock::now());
     }
 
-    /// Turns until no effect has an immediate answer. Returns when to turn again.
+    /// Runs turns of the machine until no effect has an immediate answer. Returns the time since boot of the next turn.
     fn turn(&mut self) -> anyhow::Result<Duration> {
         loop {
             let now = clock::now();

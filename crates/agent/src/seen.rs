@@ -1,4 +1,4 @@
-//! The parts of this node's objects that the agent needs.
+//! The parts of this node's Node, NodeSubnet and NodeAddresses objects that the agent needs.
 
 use std::collections::BTreeSet;
 
@@ -8,32 +8,32 @@ use cadastre_api::{
 };
 use cadastre_core::Addr;
 
-/// The Node object.
+/// The parts of a Node object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSeen {
-    /// The UID, which tells it from earlier Nodes of the same name
+    /// The UID, which distinguishes this Node from earlier Nodes of the same name
     pub uid: String,
 }
 
-/// The NodeSubnet object.
+/// The parts of a NodeSubnet object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubnetSeen {
-    /// The UID, by which it owns the NodeAddresses
+    /// The UID, which the NodeAddresses names as its owner
     pub uid: String,
     /// The resourceVersion
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// The status; the default if it cannot be parsed, as the agent replaces it
+    /// The status. If it cannot be parsed: the default, because the agent will replace it
     pub status: NodeSubnetStatus,
     /// Addresses that the controller or a user wants released
     pub named: BTreeSet<Addr>,
-    /// Addresses with the handles of containers that a user declared gone
+    /// Addresses, each with the handle of a container that a user declared gone
     pub container_gone: BTreeSet<(Addr, String)>,
 }
 
 impl SubnetSeen {
-    /// Combines the object's parts with the users' `requests` in its annotations.
+    /// Combines the object's parts with the `requests` of users in its annotations.
     pub fn new(
         uid: String,
         version: String,
@@ -54,21 +54,21 @@ impl SubnetSeen {
         }
     }
 
-    /// Returns the spec if it could be parsed and is of the Node object with this UID.
+    /// Returns the spec if it could be parsed and belongs to the Node object with this UID.
     pub fn spec_of(&self, node_uid: Option<&str>) -> Option<&NodeSubnetSpec> {
         let spec = self.spec.as_ref().ok()?;
         (spec.node_uid.as_deref() == node_uid).then_some(spec)
     }
 }
 
-/// Extracts these parts of a Node.
+/// Extracts the parts of a Node object.
 pub fn node(node: NodeLite) -> NodeSeen {
     NodeSeen {
         uid: node.metadata.uid.unwrap_or_default(),
     }
 }
 
-/// Extracts these parts of a NodeSubnet.
+/// Extracts the parts of a NodeSubnet object.
 pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     let annotations = subnet.metadata.annotations.unwrap_or_default();
     let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
@@ -82,16 +82,16 @@ pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     )
 }
 
-/// The NodeAddresses object.
+/// The parts of a NodeAddresses object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AddressesSeen {
-    /// The UID of the NodeSubnet that owns it; empty if it has no owner
+    /// The UID of the NodeSubnet that owns the NodeAddresses; empty if there is no owner
     pub owner: String,
-    /// The list; the default if it cannot be parsed, as the agent replaces it
+    /// The list. If it cannot be parsed: the default, because the agent will replace it
     pub list: NodeAddressesSpec,
 }
 
-/// Extracts these parts of a NodeAddresses.
+/// Extracts the parts of a NodeAddresses object.
 pub fn addresses(object: NodeAddressesLite) -> AddressesSeen {
     let owners = object.metadata.owner_references.unwrap_or_default();
     AddressesSeen {

@@ -1,6 +1,7 @@
-//! The condition of the NodeSubnet that reports that new pods of the node use another network, and what to do.
+//! The condition `ServedByOthers` of the NodeSubnet: it reports that new pods of the node use another network, and what
+//! to do.
 //!
-//! The node is as ready as the other network makes it, so nothing else would report this.
+//! The other network makes the node ready, so nothing else would report this.
 
 use std::path::Path;
 
@@ -9,8 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::files::others::PodNetworkOwner;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// Returns the condition to set, without its times; `None` to leave the one in `before` as it is. `own` is the path
-/// of our file, `None` if none is wanted. That all is well is reported only where `before` says otherwise.
+/// Returns the condition to set, without its times; `None` to leave the condition in `before` as it is. `own` is the
+/// path of the agent's CNI configuration, `None` if the agent writes none. That all is well is reported only if
+/// `before` has the condition already.
 pub(crate) fn condition(
     standing: Option<&PodNetworkOwner>,
     own: Option<&Path>,
@@ -56,7 +58,7 @@ pub(crate) fn condition(
     })
 }
 
-/// Whether `is` has all conditions of `wanted`, apart from their times.
+/// Whether `is` has all conditions of `wanted`. Their times are not compared.
 pub(crate) fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
     let says = |a: &Condition, b: &Condition| {
         (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
@@ -64,8 +66,8 @@ pub(crate) fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
     wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
 }
 
-/// Returns `is` with `wanted` in place of conditions of the same types; the controller's conditions stay. Where the
-/// status changes, the transition time is `now`.
+/// Returns `is` with `wanted` in place of conditions of the same types. Other conditions, such as the controller's,
+/// stay. If the status of a condition changes, its transition time is `now`.
 pub(crate) fn merged(
     is: &[Condition],
     wanted: &[Condition],

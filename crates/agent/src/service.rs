@@ -1,10 +1,10 @@
-//! Serves operations of plugins and others: chooses pools, asks the store, and has an ADD wait for a block if no
-//! address is free.
+//! Handles the requests of the CNI plugin and of gRPC clients: chooses pools, runs operations on the store, and lets an
+//! ADD wait for a block if no address is free.
 //!
 //! # Guarantees
-//! - Nothing here asks the API server: only what the watches have shown is read.
-//! - Every wait ends: at the deadline of the request, after the configured wait for a block, and when the attachment
-//!   that an ADD waits for is deleted.
+//! - No request is sent to the API server: operations read only what the agent's watches have shown.
+//! - Every wait ends when the first of these happens: the deadline of the request comes near, the configured wait for a
+//!   block is over, or the attachment that the ADD waits for is deleted.
 
 pub mod adding;
 
@@ -25,13 +25,13 @@ use adding::AddStep;
 use cadastre_node::store_thread::CallTimes;
 use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, clock};
 
-/// Serves operations of the plugin and of gRPC clients.
+/// Handles the requests of the CNI plugin and of gRPC clients.
 pub struct Service {
     /// Runs operations on the store
     pub ledger: LedgerClient,
-    /// What the loop and the servers know of each other
+    /// The state that the main loop and the servers share
     pub known: SharedState,
-    /// How long an ADD waits for a block
+    /// The longest wait of an ADD for a block
     pub add_wait: Duration,
     /// Counts requests and waiting ADDs
     pub metrics: AgentMetrics,
@@ -39,9 +39,9 @@ pub struct Service {
     pub events: Events,
     /// Wakes the loop when something in the store may have changed, or an ADD began to wait
     pub changed: Notify,
-    /// Increases each time the node's ranges were written to the store, which wakes waiting ADDs
+    /// Incremented each time the node's ranges have been written to the store; the change wakes waiting ADDs
     pub held: watch::Sender<u64>,
-    /// Attachments that were deleted, to end the ADDs that wait for them
+    /// Announces attachments that were deleted, so that ADDs which wait for addresses of them end
     pub deleted: broadcast::Sender<Attachment>,
 }
 
@@ -61,7 +61,7 @@ impl Service {
             Op::Del(attachment) => {
                 self.known.lock().pending_adds.remove(&attachment);
                 let result = self.ledger.ask(Op::Del(attachment.clone()), call).await;
-                // The error means that no ADD waits.
+                // `send` fails only if no ADD waits, so the error is ignored.
                 let _ = self.deleted.send(attachment);
                 result
             }
@@ -82,8 +82,8 @@ impl Service {
         result
     }
 
-    /// Reports a node ready that has no address but may request a block: it requests one only when a pod comes, and no
-    /// pod comes to a node that is not ready.
+    /// Returns the answer to STATUS. A node without ranges is reported as ready if it may request a block: it requests
+    /// one only when a pod comes, and no pod comes to a node that is not ready.
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
             Err(refusal)
@@ -132,7 +132,7 @@ impl Service {
         }
     }
 
-    /// Takes a step of an ADD, then emits its events and wakes the loop.
+    /// Runs a step of an ADD, then emits the events of the step and wakes the loop if the step asks for it.
     fn step(&self, step: impl FnOnce(&mut ServiceState, Duration) -> AddStep) -> AddStep {
         let mut desk = self.known.lock();
         let step = step(&mut desk, clock::since_boot());
@@ -148,8 +148,8 @@ impl Service {
         step
     }
 
-    /// Remembers the directory of a network namespace: a missing path proves something only in a directory where such
-    /// paths were seen.
+    /// Remembers the directory of a network namespace that exists. A missing path proves that a namespace is gone only
+    /// if the agent has seen such paths in the same directory.
     fn note_netns(&self, path: &Path) {
         if let Some(root) = netns_root(path) {
             let mut known = self.known.lock();
@@ -160,7 +160,7 @@ impl Service {
     }
 }
 
-/// Whether the loop should look at the store after an answer. `changes`: the operation may have changed the store.
+/// Whether the loop should read the store again after this result. `changes`: the operation may have changed the store.
 pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     match result {
         Ok(_) => changes,
@@ -168,7 +168,7 @@ pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     }
 }
 
-/// Waits for `news`, but not beyond `until`; returns whether it came.
+/// Waits for `news`, but not beyond `until` (a time since boot). Returns whether `news` came in time.
 async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     let left = until.saturating_sub(clock::since_boot());
     tokio::time::timeout(left, news).await.is_ok()
@@ -198,7 +198,7 @@ struct AddNews {
 }
 
 impl AddNews {
-    /// Returns when an ADD should be tried again: an address may be free, or the attachment was deleted.
+    /// Returns when the ADD should be tried again, because an address may be free or the attachment was deleted.
     async fn wait(&mut self, attachment: &Attachment) {
         loop {
             tokio::select! {
@@ -212,7 +212,8 @@ impl AddNews {
     }
 }
 
-/// Returns the directory that network namespaces like this one appear in; `/proc` for all paths below it.
+/// Returns the directory in which network namespaces such as `path` appear: its parent directory, or `/proc` for all
+/// paths below `/proc`. `None` for a relative path.
 pub(crate) fn netns_root(path: &Path) -> Option<&Path> {
     if !path.is_absolute() {
         return None;
@@ -223,7 +224,7 @@ pub(crate) fn netns_root(path: &Path) -> Option<&Path> {
     path.parent()
 }
 
-/// Returns the kind of a refusal as a metrics label, which gRPC clients also get.
+/// Returns the label of a kind of error, for metrics and for gRPC clients.
 pub fn label(why: OpErrorKind) -> &'static str {
     match why {
         OpErrorKind::Exhausted => "exhausted",

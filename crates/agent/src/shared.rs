@@ -1,7 +1,7 @@
-//! What the agent's loop and the servers on the node's sockets know of each other.
+//! The state that the agent's main loop and the servers on the node's sockets share.
 //!
-//! The loop owns [`WatchState`], its view of the API, and replaces it as a whole when it has changed: nothing changes
-//! under those who read it. The servers write the [`ServiceState`], which the loop reads before each turn.
+//! The loop owns [`WatchState`], its view of the API, and replaces it as a whole when it has changed, so that nothing
+//! changes under its readers. The servers write the [`ServiceState`], which the loop reads before each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use cadastre_api::POOLS_ANNOTATION;
 use cadastre_daemon::events::EventNote;
 use cadastre_node::Add;
 
-/// Shared by the loop and the servers.
+/// The state that the loop and the servers share.
 #[derive(Default)]
 pub struct SharedState {
     shown: watch::Sender<Arc<WatchState>>,
@@ -34,17 +34,17 @@ pub struct WatchState {
     pub pods_followed: bool,
     /// Whether the watch has failed since it was last established
     pub pods_troubled: bool,
-    /// Whether the pools below come from the NodeSubnet as read since the start
+    /// Whether the pools below come from a NodeSubnet that was read since the agent started
     pub pools_known: bool,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
     /// Pools with ranges on this node that are not in `serving`
     pub others: Vec<String>,
-    /// Pools that blocks can be requested from, best first
+    /// Pools from which blocks can be requested, best first
     pub askable: Vec<String>,
-    /// Those in `askable` that serve any pod
+    /// The pools that serve every pod that does not ask for a pool by name
     pub automatic: BTreeSet<String>,
-    /// Whether one of them allocates a block to this node before any pod needs it
+    /// Whether a pool that is both in `askable` and `automatic` allocates a block to this node before any pod needs one
     pub gives_unasked: bool,
     /// Pools of which the node has as many blocks of a family as its limit allows, with that limit
     pub at_limit: BTreeMap<String, u32>,
@@ -54,30 +54,30 @@ pub struct WatchState {
     pub namespaces: Namespaces,
 }
 
-/// What the servers have met with, for the loop.
+/// What the servers have recorded for the loop while they handled requests.
 #[derive(Debug, Default)]
 pub struct ServiceState {
     /// A pod that was refused because the agent knows nothing about it
     pub turned_away: Option<String>,
-    /// Which pools ADDs want addresses of
+    /// The waiting ADDs, and the pools that they want addresses of
     pub pending_adds: PendingAddBook,
-    /// Whether something changed here that the loop should act on
+    /// Whether the loop should act on a change in this state
     pub is_changed: bool,
     /// Events to emit
     pub notices: Vec<EventNote>,
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,
-    /// The complaints reported so far, by pod UID
+    /// The errors reported last about the annotations of each pod, by pod UID
     complained: BTreeMap<String, Vec<String>>,
 }
 
 impl SharedState {
-    /// Returns what was offered last.
+    /// Returns the last state that the loop has shown.
     pub fn shown(&self) -> Arc<WatchState> {
         Arc::clone(&self.shown.borrow())
     }
 
-    /// Replaces what is shown. With `is_news`, ADDs that wait for their pod look again.
+    /// Replaces the state that is shown. `is_news` wakes the ADDs that wait for their pod.
     pub(crate) fn update_served_pools(&self, shown: Arc<WatchState>, is_news: bool) {
         let pods = &shown.pods;
         let is_here = |uid: &String, _: &mut Vec<String>| pods.by_uid(uid).is_some();
@@ -88,19 +88,19 @@ impl SharedState {
         });
     }
 
-    /// Returns a receiver that wakes with each offer that `is_news` from now on.
+    /// Returns a receiver that wakes when the state is replaced with `is_news` from now on.
     pub fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
         self.shown.subscribe()
     }
 
-    /// Locks what the servers have met with. The lock must not be held across an await.
+    /// Locks the state that the servers write. The lock must not be held across an await.
     pub fn lock(&self) -> MutexGuard<'_, ServiceState> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ServiceState {
-    /// Records what is wrong with a pod now; returns the complaints that were not recorded before.
+    /// Records the errors that a pod's annotations have now. Returns those that were not recorded before.
     pub(crate) fn report_errors(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
         let told = self.complained.entry(uid.to_owned()).or_default();
         let fresh = |it: &&String| !told.contains(it);
@@ -114,7 +114,7 @@ impl ServiceState {
 }
 
 impl WatchState {
-    /// Whether some pod could cause a request for a block.
+    /// Whether the node may request a block of any pool.
     pub(crate) fn may_ask(&self) -> bool {
         !self.askable.is_empty()
     }
@@ -124,13 +124,14 @@ impl WatchState {
         self.may_ask() && !self.gives_unasked
     }
 
-    /// Whether the result of an ADD depends on labels or annotations of its pod; assumed until pools are known.
+    /// Whether the result of an ADD depends on labels or annotations of its pod. Until the pools are known, the answer
+    /// is yes.
     pub(crate) fn depends_on_pod(&self, add: &Add) -> bool {
         let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
     }
 
-    /// Whether the pools of the pod can be decided: its namespace must be known unless that cannot matter.
+    /// Whether the pools of the pod can be decided. The namespace must be known, unless no pool could depend on it.
     pub(crate) fn is_decidable(&self, pod: &Pod) -> bool {
         let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
         let has_namespace = self.namespaces.get(&pod.namespace).is_some();
@@ -138,7 +139,7 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether waiting would bring no more knowledge about a pod soon.
+    /// Whether the agent knows enough about a pod, or waiting would bring no more knowledge soon.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

@@ -1,10 +1,10 @@
-//! Values that the agent's decisions derive from a snapshot of the store.
+//! Values that the agent derives from a snapshot of the store.
 
 use cadastre_core::Addr;
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_node::{AttachmentRecord, BlockCount, BlockState, Snapshot};
 
-/// Whether a range is a podCIDR, which the agent neither requests nor releases.
+/// Whether a range is a podCIDR. The agent neither requests nor releases podCIDRs.
 pub(crate) fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
     snapshot.node_uid.as_deref() == Some(block.uid.as_str())
 }
@@ -14,12 +14,12 @@ pub(crate) fn assigns(block: &BlockCount) -> bool {
     block.state == BlockState::Held
 }
 
-/// Returns the number of addresses of a block that are in use or in cooldown.
+/// Returns how many addresses of a block are in use or in cooldown.
 pub(crate) fn busy(block: &BlockCount) -> u64 {
     block.counts.used.saturating_add(block.counts.cooling)
 }
 
-/// Returns the number of addresses of a block that it can assign, including those it has assigned.
+/// Returns how many addresses a block can assign, including those in use or in cooldown.
 pub(crate) fn capacity(block: &BlockCount) -> u64 {
     busy(block).saturating_add(block.counts.free)
 }
@@ -40,8 +40,8 @@ pub(crate) fn pod_uid(tenant: &AttachmentRecord) -> &str {
     tenant.pod.as_ref().map_or("", |pod| pod.uid.as_str())
 }
 
-/// Returns the node's ranges as far as the store knows them, for files and watchers even without the API. Reserved
-/// addresses are left out.
+/// Returns the node's ranges as far as the store knows them, so that files and gRPC clients get them even without the
+/// API. Reserved addresses are left out.
 pub(crate) fn as_holding(snapshot: &Snapshot) -> NodeAllocation {
     let listed = |it: &&BlockCount| it.state.is_listed();
     let block = |it: &BlockCount| Block {
@@ -68,7 +68,7 @@ pub(crate) mod testing {
         AddressAssignment, AddressCounts, AssignedAddress, Attachment, PodRef, PoolCount,
     };
 
-    /// Returns a pool of these families with low and high mark `warm`.
+    /// Returns a pool of these families with the low and the high mark `warm`.
     pub(crate) fn pool(name: &str, warm: (u32, u32), ipv4: bool, ipv6: bool) -> PoolTerms {
         PoolTerms {
             warm,
@@ -108,7 +108,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Returns an attachment `net`/`container`/`eth0` of a pod in the boot `boot`.
+    /// Returns an attachment `net`/`container`/`eth0` of a pod in the boot `boot`; without a pod if `pod_uid` is empty.
     pub(crate) fn tenant(container: &str, pod_uid: &str, addresses: &[&str]) -> AttachmentRecord {
         let given = |text: &&str| {
             let address = Addr::parse_strict(text).unwrap();

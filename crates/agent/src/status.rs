@@ -2,8 +2,8 @@
 //!
 //! # Guarantees
 //! - Equal state gives equal text: lists are sorted, and no time of writing is included.
-//! - No list and no text is longer than the API accepts. Only what nobody decides by is cut off (the controller has
-//!   the blocks' counts for that).
+//! - No list and no text is longer than the API accepts. Longer ones are cut off, which loses nothing that a decision
+//!   depends on: the controller has the blocks' counts.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{BlockCount, BlockState, Snapshot};
 
-/// A demand above this is a mistake, and is limited to it.
+/// The highest demand that is reported. A demand above it is a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
 /// Returns the status of the node in the boot `boot`, without conditions ([`super::served`]). `orphans`: addresses
@@ -49,7 +49,8 @@ pub(crate) fn status(
     }
 }
 
-/// Returns the blocks that the controller lists or that are in use; podCIDRs are not blocks.
+/// Returns the blocks that the controller lists, and those with addresses in use or in cooldown; podCIDRs are not
+/// blocks.
 fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
     let blocks = snapshot
         .blocks
@@ -132,7 +133,7 @@ mod tests {
         assert_eq!(status.blocks[0].uid.len(), 128);
     }
 
-    /// The whole object is written to etcd each time, on thousands of nodes.
+    /// The whole object is written to etcd each time, on thousands of nodes, so it must be small.
     #[test]
     fn a_node_with_two_blocks_and_110_pods_tells_less_than_a_kilobyte() {
         let uid = "01234567-89ab-cdef-0123-456789abcdef";

@@ -1,4 +1,4 @@
-//! Opens the store, or creates a new one in place of one that was lost.
+//! Checks the store's file before it is opened, and creates a new file in place of one that was lost.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,13 +20,13 @@ pub(crate) enum Found {
     Damaged {
         /// The new path of the damaged file
         aside: PathBuf,
-        /// What is wrong with it, for people
+        /// What is wrong with the file, as a text for users
         what: String,
     },
 }
 
-/// Checks the file; a damaged one is renamed. Errors say what to do; after one for which [`is_final`] is true a retry
-/// is of no use.
+/// Checks the store's file, and renames a damaged one. The text of an error says what to do. After an error for which
+/// [`is_final`] is true, a retry is of no use.
 pub(crate) async fn find(path: &Path) -> Result<Found, StoreError> {
     let path = path.to_owned();
     blocking(move || match Store::open_existing(&path, WAIT) {
@@ -50,7 +50,7 @@ pub(crate) fn is_final(error: &StoreError) -> bool {
 }
 
 /// Creates a new file with the node's ranges and the addresses that other sources show as in use. Returns how many
-/// attachments lost an address because another one claims it, too.
+/// attachments lost an address because another attachment has it as well.
 pub(crate) async fn make(
     path: &Path,
     holding: NodeAllocation,

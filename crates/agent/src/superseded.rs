@@ -1,25 +1,26 @@
 //! Finds attachments that are superseded by a newer one of the same pod, network and interface.
 //!
-//! A runtime that fails to set up a sandbox, or loses one, makes another for the same pod. If the DEL of the old one
-//! stops before it reaches this plugin, the old addresses stay assigned to the pod, which lives.
+//! A runtime that fails to set up a sandbox, or loses one, makes another for the same pod. If the DEL of the old
+//! sandbox stops before it reaches Cadastre's CNI plugin, the old addresses stay assigned to the pod, which is alive.
 //!
 //! # Guarantees
-//! - The newest attachment of a pod, network and interface is never superseded. The order is that in which the store
-//!   assigned addresses, never the wall clock; an attachment of the current boot is newer than one of an earlier boot.
-//! - Where the order of two is unknown (both were adopted into a store that had been lost), neither supersedes the
-//!   other.
-//! - Attachments without a pod UID are never superseded, as nothing shows that two of them belong together.
+//! - The newest attachment of a pod, network and interface is never superseded. An attachment of the current boot is
+//!   newer than one of an earlier boot. Otherwise the order in which the store assigned addresses decides, never the
+//!   wall clock.
+//! - If the order of two attachments is unknown, because both were adopted into a new store after one was lost, neither
+//!   supersedes the other.
+//! - Attachments without a pod UID are never superseded, because nothing shows that two of them belong together.
 //!
 //! # Caveats
-//! - Superseded does not mean gone: the addresses are released when the node proves that the old sandbox is gone (see
-//!   [`leaks`](super::leaks)).
+//! - A superseded attachment need not be gone. Its addresses are released only when the node proves that the old
+//!   sandbox is gone (see [`leaks`](super::leaks)).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::snapshot::pod_uid;
 use cadastre_node::{Attachment, AttachmentRecord};
 
-/// Returns the attachments that a newer one supersedes. `boot` is the current boot id.
+/// Returns the attachments that a newer one supersedes. `boot` is the id of the current boot.
 pub(crate) fn superseded<'a>(
     tenants: &'a [AttachmentRecord],
     boot: &str,
@@ -40,10 +41,10 @@ pub(crate) fn superseded<'a>(
     older.map(|it| &it.attachment).collect()
 }
 
-/// Pod UID, network and interface: a pod has one sandbox with each.
+/// Pod UID, network and interface. Of the attachments with the same key, only the newest is current.
 type Key<'a> = (&'a str, &'a str, &'a str);
 
-/// Whether it is of the current boot, and its place in the store's order; greater is newer.
+/// Whether the attachment is of the current boot, and its place in the store's order. A greater value is newer.
 type Age = (bool, u64);
 
 fn key(tenant: &AttachmentRecord) -> Option<Key<'_>> {
@@ -84,7 +85,7 @@ mod tests {
         all.reverse();
         let older: Vec<String> = (0..15).map(|n| format!("c{n:02}")).collect();
         assert_eq!(of(&all), older);
-        // The wall clock makes no difference.
+        // The wall clock makes no difference, because only the order of assignment counts.
         all[0].since_ms = 0;
         assert_eq!(of(&all), older);
         assert!(of(&all[..1]).is_empty(), "a single one stays");
@@ -102,7 +103,7 @@ mod tests {
         assert!(of(&newer(|it| it.attachment.ifname = "net1".to_owned())).is_empty());
         assert!(of(&newer(|it| it.attachment.network = "other".to_owned())).is_empty());
         assert!(of(&newer(|it| it.pod.as_mut().unwrap().uid = "u2".to_owned())).is_empty());
-        // Attachments without a pod cannot be matched.
+        // Nothing shows that attachments without a pod belong together, so none supersedes another.
         let nobody = [given("c1", "", "boot", 2), given("c2", "", "boot", 3)];
         assert!(of(&nobody).is_empty());
     }

@@ -1,9 +1,9 @@
 //! Unix sockets that only root and the agent's own user may use.
 //!
 //! # Guarantees
-//! - A socket that a live process listens on is left alone; one that a killed process left is replaced.
-//! - Two agents cannot take each other's sockets: a lock on a file beside them decides, which the kernel releases when
-//!   its process ends.
+//! - A socket on which a live process listens is left alone. One that a killed process left behind is replaced.
+//! - Two agents cannot take each other's sockets, because only the agent that has the lock on a file beside them may
+//!   use them. The kernel releases the lock when the agent's process ends.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -21,10 +21,10 @@ use tracing::{debug, warn};
 
 use cadastre_node::advice;
 
-/// The pause after a connection could not be accepted, as when file descriptors have run out.
+/// The pause after a connection could not be accepted, for example because file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// The sockets or the store cannot be used.
+/// Why the sockets or the store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another agent runs on this node.
@@ -95,7 +95,7 @@ pub(crate) fn make_folder(folder: &Path) -> Result<(), SocketError> {
     made.map_err(at("create", folder))
 }
 
-/// A listening socket whose file is removed when this is dropped.
+/// A listening socket. Its file is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
@@ -109,11 +109,11 @@ pub struct Socket {
 pub(crate) struct Peer {
     /// The connection itself
     pub stream: tokio::net::UnixStream,
-    /// Must be kept as long as the connection is served
+    /// Must be kept until the connection is closed
     pub slot: Slot,
 }
 
-/// A slot among the connections of a socket, which becomes free when this is dropped.
+/// One of the connections that a socket may have. It becomes free when this value is dropped.
 #[derive(Debug)]
 pub struct Slot {
     _permit: OwnedSemaphorePermit,
@@ -127,8 +127,8 @@ impl Drop for Slot {
 }
 
 impl Socket {
-    /// Listens on `path` with mode 0600 and accepts at most `connections` at a time. A socket file without a listener
-    /// is removed first.
+    /// Listens on `path` with mode 0600, with at most `connections` connections at a time, which `open` counts. A
+    /// socket file on which nothing listens is removed first.
     pub fn bind(path: &Path, connections: usize, open: IntGauge) -> Result<Self, SocketError> {
         if let Some(folder) = path.parent() {
             make_folder(folder)?;
@@ -146,7 +146,7 @@ impl Socket {
             }
             Err(error) => return Err(at("use the socket", path)(error)),
         }
-        // Nobody can connect before the socket has its final name and mode.
+        // The socket is created under another name, so nobody can connect to `path` before the mode is right.
         let new = path.with_extension("new");
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new).map_err(at("listen on", &new))?;
@@ -161,7 +161,8 @@ impl Socket {
         })
     }
 
-    /// Waits for a free slot and the next peer that may be served; the connections of others are closed.
+    /// Waits for a free slot and for the next peer that is root or the agent's own user. The connections of other peers
+    /// are closed.
     pub(crate) async fn accept(&self) -> Peer {
         loop {
             let permit = match Arc::clone(&self.slots).acquire_owned().await {
@@ -207,7 +208,7 @@ impl Drop for Socket {
     }
 }
 
-/// Whether an agent with the user id `own` serves a peer with the user id `peer`.
+/// Whether an agent with the user id `own` handles requests of a peer with the user id `peer`.
 fn may_ask(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
 }

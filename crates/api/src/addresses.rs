@@ -1,9 +1,9 @@
-//! NodeAddresses: which addresses are in use on a node, and by what.
+//! NodeAddresses: which addresses are in use on a node, and to which pods they are assigned.
 //!
-//! It has the name of the node, and only the node's agent writes it. It is for people, and for an agent whose
-//! store was lost. Because it is large it is written rarely: to know whether an address is free right now, ask
-//! the agent. The controller does not use it; it decides by the status of the NodeSubnet. The object is deleted
-//! together with the NodeSubnet that owns it.
+//! A NodeAddresses has the name of its node, and only the node's agent writes it. It is for users, and for an agent
+//! whose store was lost. Because the object is large, it is written rarely: to know whether an address is free right
+//! now, ask the agent. The controller decides by the status of the NodeSubnet and does not use the NodeAddresses. The
+//! NodeSubnet owns the NodeAddresses, so both are deleted together.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use cadastre_core::Addr;
 
-/// The most container interfaces in a list. If each took [`LONGEST_ENTRY`] bytes, they would not fit into an
-/// object of etcd (1.5 MiB), hence [`MOST_BYTES`].
+/// A list has entries for at most this many container interfaces. That many entries of [`LONGEST_ENTRY`] bytes each
+/// would not fit into an object of etcd (1.5 MiB), so [`MOST_BYTES`] is a second maximum.
 pub const MOST_ENTRIES: usize = 4_096;
-/// The most bytes that all entries of a list may take together.
+/// All entries of a list together have at most this many bytes.
 pub const MOST_BYTES: usize = 1 << 20;
-/// The most bytes that one entry may take.
+/// One entry has at most this many bytes.
 pub(crate) const LONGEST_ENTRY: usize = 1_280;
 
 /// The addresses in use on a node.
@@ -37,24 +37,25 @@ pub(crate) const LONGEST_ENTRY: usize = 1_280;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAddressesSpec {
-    /// UID of the Node that the agent runs on.
+    /// UID of the Node on which the agent runs.
     #[schemars(length(max = 128))]
     #[serde(default, rename = "nodeUID", skip_serializing_if = "String::is_empty")]
     pub node_uid: String,
 
-    /// Boot ID of the machine at the time of asOf.
+    /// Boot ID of the host at the time of asOf.
     #[schemars(length(max = 64))]
     #[serde(default, rename = "bootID", skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
 
-    /// The time that this list describes. The list is written only when it has changed, and with a delay.
+    /// The addresses in this list were in use at this time. The agent writes the list only if it has changed, and
+    /// with a delay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Time>,
 
-    /// One entry for each container interface. An entry has fields separated by spaces: the addresses,
-    /// separated by a comma; network name/container ID, the handle to release them by; the interface; the pod's
-    /// UID; namespace/name of the pod; since when the addresses are in use; and "superseded" if the pod has a
-    /// newer sandbox with this interface on this network. An unknown field is "-".
+    /// One entry for each container interface. The fields of an entry are separated by spaces, in this order: the
+    /// addresses, separated by a comma; the handle by which they can be released, which is network name/container ID;
+    /// the interface; the pod's UID; namespace/name of the pod; the time since when the addresses are in use; and
+    /// "superseded" if the pod has a newer sandbox with this interface on this network. An unknown field is "-".
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     #[schemars(length(max = MOST_ENTRIES), inner(length(max = LONGEST_ENTRY)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -62,14 +63,14 @@ pub struct NodeAddressesSpec {
 }
 
 impl NodeAddressesSpec {
-    /// Parses the entries, and skips those that cannot be parsed.
+    /// Parses the entries. An entry that cannot be parsed is skipped.
     pub fn entries(&self) -> impl Iterator<Item = AddressEntry> {
         self.addresses
             .iter()
             .filter_map(|text| AddressEntry::read(text))
     }
 
-    /// Whether both have the same content, except for `as_of`.
+    /// Returns whether both lists have the same content, apart from `as_of`.
     pub fn is_same(&self, other: &Self) -> bool {
         let at_that_time = Self {
             as_of: other.as_of.clone(),
@@ -79,16 +80,16 @@ impl NodeAddressesSpec {
     }
 }
 
-/// The addresses of one container interface.
+/// One entry of a NodeAddresses: the addresses of one container interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressEntry {
     /// At least one address, in ascending order
     pub addresses: Vec<Addr>,
-    /// The handle to release the addresses by: `network name/container id`. A network name has no slash.
+    /// The handle by which the addresses can be released: `network name/container id`. A network name has no slash.
     pub handle: String,
     /// Name of the interface in the pod
     pub interface: String,
-    /// The pod's UID; empty if the runtime did not report it
+    /// The pod's UID; empty if the container runtime did not report it
     pub pod_uid: String,
     /// `namespace/name` of the pod; empty if unknown
     pub pod: String,
@@ -98,12 +99,13 @@ pub struct AddressEntry {
     pub superseded: bool,
 }
 
-/// Represents an unknown field in the text.
+/// Stands for an unknown field in the text of an entry.
 const NOTHING: &str = "-";
 const SUPERSEDED: &str = "superseded";
 
 impl AddressEntry {
-    /// Parses an entry; `None` if it contains no address. Ignores further fields, which a newer agent may have added.
+    /// Parses an entry. Returns `None` if the text contains no address. Ignores further fields, because a newer agent
+    /// may have added them.
     pub fn read(text: &str) -> Option<Self> {
         let mut fields = text.split(' ');
         let addresses = fields.next()?.split(',');
@@ -151,7 +153,7 @@ impl fmt::Display for AddressEntry {
     }
 }
 
-/// Limits a field to `longest` bytes, and replaces characters that would separate fields by `_`.
+/// Cuts a field after `longest` bytes, and replaces characters that would separate fields by `_`.
 fn field(text: &str, longest: usize) -> String {
     let mut field = String::new();
     for sign in text.chars() {

@@ -1,7 +1,8 @@
-//! IPAMBlock: an affinity block, a piece of a pool from which one node assigns addresses.
+//! IPAMBlock: an affinity block, that is, a part of a pool from which one node assigns addresses.
 //!
-//! Its name is derived from its CIDR, so creating the object locks the CIDR. Only the controller writes it. A node uses
-//! a block only once its NodeSubnet lists it; the object is there for other controllers, the next leader and people.
+//! The object's name is derived from the block's CIDR, so the API server rejects a second object for the same CIDR.
+//! Only the controller writes IPAMBlocks. A node uses a block only once the node's NodeSubnet lists it. The IPAMBlock
+//! itself is for other controllers, the next leader and administrators.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
@@ -27,31 +28,32 @@ use cadastre_core::Cidr;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct IPAMBlockSpec {
-    /// CIDR of the block, in canonical form. Immutable; the name of the object is derived from it.
+    /// CIDR of the block, in canonical form. Immutable. The name of the object is derived from the CIDR.
     #[schemars(schema_with = "rules::block_cidr")]
     pub cidr: String,
 
-    /// Name of the pool that the block was carved from.
+    /// Name of the pool from which the block was allocated.
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// The node that the block is allocated to, or was until it was deleted.
+    /// The node to which the block is allocated. In quarantine, the deleted node to which the block was allocated.
     pub owner: BlockOwner,
 
-    /// When the block was allocated to this owner, or its quarantine began.
+    /// When the block was allocated to this owner. In quarantine, when the quarantine began.
     pub since: Time,
 
-    /// Earliest end of the quarantine. It also lasts until no pod uses an address of the block.
+    /// Earliest end of the quarantine. The quarantine continues after this time while a pod uses an address of the
+    /// block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
 }
 
-/// The node that a block is allocated to, or was until it was deleted.
+/// The node to which a block is allocated. In quarantine, the deleted node to which the block was allocated.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockOwner {
-    /// Node: the block is allocated to the node. Quarantine: the node was deleted, and the block may not be
-    /// allocated again yet.
+    /// Node: the block is allocated to the node. Quarantine: the node was deleted, and the block cannot be allocated
+    /// again yet.
     #[schemars(schema_with = "rules::owner_kind")]
     pub kind: OwnerKind,
 
@@ -63,7 +65,8 @@ pub struct BlockOwner {
     #[schemars(length(max = 128))]
     pub uid: String,
 
-    /// In quarantine, spec.providerID of the deleted node. A new node of the same name and machine gets the block back.
+    /// In quarantine, spec.providerID of the deleted node. If a node with the same name and the same providerID
+    /// registers, that node gets the block back.
     #[serde(
         default,
         rename = "providerID",
@@ -71,12 +74,13 @@ pub struct BlockOwner {
     )]
     pub provider_id: Option<String>,
 
-    /// In quarantine, status.nodeInfo.machineID of the deleted node; identifies the machine if there is no providerID.
+    /// In quarantine, status.nodeInfo.machineID of the deleted node. It is compared instead of providerID if there is
+    /// no providerID.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 }
 
-/// Whether the owner of a block exists.
+/// Whether the node that owns a block still exists.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerKind {
     /// The node exists
@@ -85,7 +89,7 @@ pub enum OwnerKind {
     Quarantine,
 }
 
-/// The object name for a block of this CIDR, for example `10-244-1-64-26` or `fd00-10-244--40-122`.
+/// Returns the object name for a block with this CIDR, for example `10-244-1-64-26` or `fd00-10-244--40-122`.
 pub fn block_name(cidr: &Cidr) -> String {
     cidr.to_string().replace(['.', ':', '/'], "-")
 }

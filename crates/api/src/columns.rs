@@ -1,11 +1,13 @@
-//! The columns of `kubectl get`: the most important ones first, the rest with `-o wide`.
+//! The columns of `kubectl get`. The most important ones are always shown, the others with `-o wide`.
 //!
-//! The API server prints the first value that a path matches, so a column of a list shows its first entry.
+//! If the path of a column matches several values, the API server prints the first one. So a column for a list shows
+//! the list's first entry.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition as Column;
 
-/// Shows ranges, usage, users, waiting nodes and health. Lists would be printed as JSON and counts of IPv6
-/// blocks have 20 digits: for those use `-o yaml` and `kubectl cadastre show pools`.
+/// Returns the columns of IPPools: ranges, usage, nodes, waiting nodes and health. Lists are left out because they
+/// would be printed as JSON, and counts of free IPv6 blocks because they can have 20 digits. `-o yaml` and `kubectl
+/// cadastre show pools` show both.
 pub(super) fn pool() -> Vec<Column> {
     vec![
         text("IPv4", ".spec.ipv4.cidrs[0]", "The first IPv4 range"),
@@ -110,7 +112,7 @@ pub(super) fn pool() -> Vec<Column> {
     ]
 }
 
-/// Shows the owner, since when it has the block, and the end of a quarantine.
+/// Returns the columns of IPAMBlocks: the owner, since when it has the block, and the end of a quarantine.
 pub(super) fn block() -> Vec<Column> {
     vec![
         text("CIDR", ".spec.cidr", "The block"),
@@ -137,7 +139,8 @@ pub(super) fn block() -> Vec<Column> {
     ]
 }
 
-/// Shows the ranges of the node, and those in quarantine of earlier nodes of its name.
+/// Returns the columns of NodeSubnets: the ranges of the node, and the quarantined ranges of earlier nodes with its
+/// name.
 pub(super) fn subnet() -> Vec<Column> {
     vec![
         text("CIDR", ".spec.podCIDRs[0].cidr", "The node's podCIDR"),
@@ -191,7 +194,7 @@ pub(super) fn subnet() -> Vec<Column> {
     ]
 }
 
-/// Shows how old the list is.
+/// Returns the columns of NodeAddresses, which show how old the list is.
 pub(super) fn addresses() -> Vec<Column> {
     vec![
         column("date", "AsOf", ".spec.asOf", "How long ago this was so"),

@@ -1,6 +1,6 @@
 //! The CustomResourceDefinitions, as objects and as the YAML that `cadastre crd` prints.
 //!
-//! The Rust types are the source. Schema features that API servers do not support are rewritten here.
+//! The CRDs are generated from the Rust types. Schema features that API servers do not support are replaced here.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
@@ -16,20 +16,20 @@ use super::pool::IPPool;
 use super::rules;
 use super::subnet::NodeSubnet;
 
-/// Why the CRDs cannot be printed.
+/// Why the CRDs cannot be written as YAML.
 #[derive(Debug, thiserror::Error)]
 pub enum CrdError {
     /// The YAML serializer failed.
     #[error("cannot write CRD {name} as YAML: please report this as a bug of cadastre")]
     Yaml {
-        /// Name of the CRD
+        /// Name of the CRD that could not be written
         name: String,
         /// The error of the serializer
         source: serde_saphyr::ser::Error,
     },
 }
 
-/// Returns the CRDs of all kinds, in the order in which they are printed.
+/// Returns the CRDs of all kinds, in the order in which `cadastre crd` prints them.
 pub fn all() -> Vec<CustomResourceDefinition> {
     let by_owner = [".spec.pool", ".spec.owner.name", ".spec.owner.kind"];
     vec![
@@ -40,8 +40,8 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     ]
 }
 
-/// Adds the rules that only hold for IPPools, though their types are shared with NodeSubnets, and the rule on
-/// reserved addresses, which needs two messages.
+/// Adds the rules that hold only for IPPools. They cannot be attributes of the types, because IPPools share some
+/// types with NodeSubnets, and because the rule on reserved addresses needs two messages.
 fn judged(mut pool: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut pool.spec.versions {
         let schema = version.schema.as_mut();
@@ -101,8 +101,8 @@ pub fn yaml() -> Result<String, CrdError> {
     Ok(text)
 }
 
-/// Removes `nullable`, so that API servers reject `null` instead of silently accepting it, and the integer
-/// formats that API servers warn about.
+/// Removes `nullable`, so that API servers reject `null` instead of silently accepting it. Also removes the integer
+/// formats about which API servers warn.
 fn conform(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.format.take_if(|format| format.starts_with("uint"));

@@ -5,21 +5,21 @@
 //! | [`names`] | group, finalizer, annotations, field managers, lease |
 //! | [`pool`] | IPPool: address ranges, and which nodes get parts of them |
 //! | [`block`] | IPAMBlock: a block of a pool, allocated to one node |
-//! | [`subnet`] | NodeSubnet: the ranges of one node, the report of its agent, ranges in quarantine |
+//! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by what |
-//! | [`requests`] | annotations by which people request releases of addresses and blocks |
+//! | [`requests`] | annotations in which users request the release of addresses and blocks |
 //! | [`terms`] | how nodes assign a pool's addresses to pods |
-//! | [`choice`] | which pool serves a node or a pod, and why |
+//! | [`choice`] | which pools assign addresses to a node or pod, and why |
 //! | [`node_allocation`] | conversion of a NodeSubnet to the form that a node's store keeps |
-//! | `rules` | CEL rules, by which the API server itself rejects invalid objects |
+//! | `rules` | CEL rules with which the API server itself rejects invalid objects |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
 //! | `columns` | the columns of `kubectl get` |
-//! | [`watched`] | partial types of watched objects, with only the fields that are used |
+//! | [`watched`] | types for watched objects that hold only the fields that Cadastre reads |
 //!
 //! # Guarantees
-//! - Everything that can be checked without a second object is checked by the API server, for every writer.
-//!   Objects older than a rule may still violate it, since rules are not applied retroactively.
-//! - An absent field and an absent object read the same: no field is ever `null`.
+//! - The API server checks everything that can be checked without a second object, whoever writes the object. Objects
+//!   older than a rule may still violate the rule, because rules are not applied retroactively.
+//! - No field is ever `null`. An absent field reads the same as an absent object.
 
 pub mod addresses;
 pub mod block;

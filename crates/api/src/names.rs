@@ -1,6 +1,6 @@
 //! Names that Cadastre uses in objects of the API server.
 //!
-//! They are part of the API: objects in clusters contain them, so none of them may change.
+//! The names are part of the API: objects in clusters contain them, so no name can ever change.
 
 /// API group of all kinds.
 pub const GROUP: &str = "cadastre.dev";
@@ -8,46 +8,48 @@ pub const GROUP: &str = "cadastre.dev";
 /// API version of all kinds.
 pub const VERSION: &str = "v1alpha1";
 
-/// Annotation of the CRDs: the release that they belong to, for installers.
+/// Annotation of the CRDs. It names the release to which the CRDs belong, so that installers can compare releases.
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
-/// Finalizer of an IPPool. It is removed once no node has a range of the pool and no range of it is in quarantine.
+/// Finalizer of an IPPool. It is removed once no node has a range of the pool and no range of the pool is in
+/// quarantine.
 pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 
-/// Annotation of a Node that fences leaders. A podCIDR is written on the condition that the annotation is still what
-/// the leader read, so a change of it makes the API server reject all writes that an earlier leader has in flight.
+/// Annotation of a Node that fences earlier leaders. A leader writes a podCIDR on the condition that the annotation
+/// still has the value that the leader read. So a change of the annotation makes the API server reject all writes
+/// that an earlier leader still has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 
-/// Annotation of the Lease: a write with an indeterminate outcome was in flight when the last holder stopped,
-/// so the next one must fence, even after a clean handover.
+/// Annotation of the Lease. It says that a write with an indeterminate outcome was in flight when the last holder of
+/// the Lease stopped. So the next holder must fence, even after a clean handover.
 pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 
-/// Annotation of the Lease: the allocations of podCIDRs that its holder may have in flight.
+/// Annotation of the Lease. It lists the podCIDR allocations whose writes the holder of the Lease may have in flight.
 pub const INTENTS_ANNOTATION: &str = "cadastre.dev/intents";
 
-/// Annotation of the Lease, set for the first minute of a leader that found the Lease unattended for a long
-/// time: when it had last been renewed.
+/// Annotation of the Lease with the time at which the Lease was last renewed before a long gap. It is set for the
+/// first minute of a leader that found the Lease not renewed for a long time.
 pub const GAP_ANNOTATION: &str = "cadastre.dev/gap-since";
 
 /// Field manager of all writes of the controller.
 pub const FIELD_MANAGER: &str = "cadastre-controller";
 
-/// Name of the controller's Lease, which is in the controller's namespace.
+/// Name of the controller's Lease. The Lease is in the controller's namespace.
 pub const LEASE_NAME: &str = "cadastre-controller";
 
 /// Field manager of all writes of agents.
 pub const AGENT_MANAGER: &str = "cadastre-agent";
 
-/// Annotation of a pod, or of a namespace for its pods without the annotation: names of pools to use, separated
-/// by commas, best first.
+/// Annotation with the names of the pools to use, separated by commas, best first. It is set on a pod, or on a
+/// namespace for those of its pods that do not have the annotation.
 pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 
-/// Annotation of a pod: the addresses to assign, separated by a comma, at most one of each family.
+/// Annotation of a pod with the addresses to assign to it: at most one of each family, separated by a comma.
 pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 
-/// Annotation of a NodeSubnet: leaked addresses to release without waiting for the grace period, see
+/// Annotation of a NodeSubnet with leaked addresses to release without waiting for the grace period; see
 /// [`requests`](super::requests).
 pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 
-/// Annotation of a NodeSubnet: blocks to drain, see [`requests`](super::requests).
+/// Annotation of a NodeSubnet with blocks to drain; see [`requests`](super::requests).
 pub const DRAIN_ANNOTATION: &str = "cadastre.dev/drain";

@@ -1,7 +1,9 @@
 //! Converts the spec of a NodeSubnet to the form that the node's store keeps.
 //!
-//! The controller writes the spec, but a server may return anything, so a value that cannot be parsed only
-//! affects itself. A block or reservation that cannot be parsed yields no address rather than a wrong one.
+//! The controller writes valid specs, but an API server may return anything. So a value that cannot be parsed affects
+//! only what it belongs to. A block whose CIDR cannot be parsed is left out. If an entry of `reserved` cannot be
+//! parsed, the whole block counts as reserved, because the entry might reserve any address; the same holds for
+//! `onRequest`.
 
 use std::net::IpAddr;
 
@@ -16,8 +18,8 @@ use cadastre_core::node_allocation::{
 };
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// Returns the ranges that the Node with this UID may assign addresses from, and a message for each value that
-/// could not be parsed. If the NodeSubnet is for another Node object, there are no ranges.
+/// Returns the ranges from which the Node with this UID may assign addresses, and a message for each value that could
+/// not be parsed. If the NodeSubnet is for another Node object, the result has no ranges and no messages.
 pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<String>) {
     let mut wrong = Vec::new();
     let mut holding = NodeAllocation {
@@ -34,7 +36,7 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
     for held in &spec.blocks {
         holding.blocks.extend(block(held, &mut wrong));
     }
-    // With overlapping blocks an address could be assigned twice, so the narrower one is dropped.
+    // Overlapping blocks could assign the same address twice, so of two such blocks the narrower one is left out.
     holding.blocks.sort_by_key(|block| block.cidr);
     let mut disjoint: Vec<Block> = Vec::with_capacity(holding.blocks.len());
     for block in std::mem::take(&mut holding.blocks) {

@@ -1,7 +1,7 @@
 //! IPPool: disjoint address ranges, and which nodes get parts of them.
 //!
-//! A pool with both families allocates both or neither. That is why dual stack is one object: it cannot be
-//! applied by half.
+//! A pool with both families allocates a range of each family to a node, or none. That is why a dual-stack pool is
+//! one object: with one object per family, one of the two could be applied without the other.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// Desired state of the pool: its addresses, and which nodes and pods they are for.
+/// Desired state of the pool: its addresses, and the nodes and pods that may have them.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -37,102 +37,103 @@ use super::terms::AddressTerms;
     validation = rules::ipv6_gateway_inside()
 )]
 pub struct IPPoolSpec {
-    /// IPv4 ranges. At least one of ipv4 and ipv6 is required. With both, a node gets a range of each family or
-    /// none. Cannot be removed once set.
+    /// IPv4 ranges. At least one of ipv4 and ipv6 is required. If both are set, a node gets a range of each family or
+    /// none. This field cannot be removed once set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<IPv4Ranges>,
 
-    /// IPv6 ranges. At least one of ipv4 and ipv6 is required. Cannot be removed once set.
+    /// IPv6 ranges. At least one of ipv4 and ipv6 is required. If both are set, a node gets a range of each family or
+    /// none. This field cannot be removed once set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<IPv6Ranges>,
 
-    /// How ranges are allocated to nodes. Blocks: each node gets as many affinity blocks as it needs, listed in
-    /// its NodeSubnet. NodeCIDR: each node gets one range per family, in node.spec.podCIDRs. Immutable.
+    /// How ranges are allocated to nodes. Blocks: each node gets as many affinity blocks as it needs, and its
+    /// NodeSubnet lists them. NodeCIDR: each node gets one range per family, in node.spec.podCIDRs. Immutable.
     #[schemars(schema_with = "rules::allocation_mode")]
     #[serde(default)]
     pub allocation_mode: AllocationMode,
 
-    /// Labels of the nodes that the pool serves. Absent or empty: every node.
+    /// Selects by label the nodes that may get ranges of the pool. Absent or empty: every node.
     #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
 
-    /// Labels of the namespaces whose pods the pool serves. It also applies to pods that ask for the pool or
-    /// its addresses by name. Absent or empty: every namespace. Only for Blocks.
+    /// Selects by label the namespaces whose pods may get addresses of the pool. This also applies to pods that ask
+    /// for the pool or one of its addresses by name. Absent or empty: every namespace. Only for Blocks.
     #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
 
-    /// Labels of the pods that the pool serves, unless they ask for it by name. Absent or empty: every pod.
-    /// Only for Blocks.
+    /// Selects by label the pods that get addresses of the pool. A pod that asks for the pool by name need not match.
+    /// Absent or empty: every pod. Only for Blocks.
     #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<LabelSelector>,
 
-    /// Automatic: the pool serves every pod that its selectors match. Manual: it serves only pods that ask for
-    /// it by name, with the annotation cadastre.dev/pools. Only for Blocks.
+    /// Automatic: every pod that the selectors match gets addresses of the pool. Manual: only pods that ask for the
+    /// pool by name get them, with the annotation cadastre.dev/pools. Only for Blocks.
     #[schemars(schema_with = "rules::assignment")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub assignment: AssignmentMode,
 
-    /// When a node that the pool selects gets its first block. Immediate: at once, so that its first pod need not
-    /// wait. OnDemand: when a pod asks. Only for Blocks.
+    /// When a node that the pool selects gets its first block. Immediate: at once, so that the node's first pod need
+    /// not wait. OnDemand: when a pod on the node needs an address of the pool. Only for Blocks.
     #[schemars(schema_with = "rules::first_block")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub first_block: FirstBlock,
 
-    /// Maximum number of blocks of each family that a node may have of this pool. Absent: 4096. Only for Blocks.
+    /// A node gets at most this many blocks of each family from this pool. Absent: 4096. Only for Blocks.
     #[schemars(range(min = 1, max = 4096))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
-    /// How long a block that a node does not need must be empty before it is recalled, in seconds. The last
-    /// block of a pool stays on the node until pods of another node wait for it; but if the pool allocates
-    /// nothing before a pod asks, the last block is recalled as well. Only for Blocks.
+    /// A block is recalled once it has been empty for this many seconds and its node does not need it. A node's last
+    /// block of the pool stays until pods of another node wait for it. But if the pool allocates blocks only on
+    /// request by a pod, the last block is recalled as well. Only for Blocks.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_idle_seconds")]
     pub idle_seconds: u32,
 
-    /// Utilization in percent from which on the pool is reported as nearly exhausted.
+    /// The pool is reported as nearly exhausted when its utilization, in percent, reaches this value.
     #[schemars(range(min = 1, max = 100))]
     #[serde(default = "default_nearly_exhausted_percent")]
     pub nearly_exhausted_percent: u32,
 
-    /// Of several pools that select a node or pod, the one with the highest priority is tried first. Among equal
-    /// priorities, more specific selectors come first.
+    /// If several pools select a node or pod, the pool with the highest priority is tried first. Among pools of equal
+    /// priority, the one with more specific selectors is tried first.
     #[serde(default)]
     pub priority: i32,
 
-    /// If true, nothing more is allocated from the pool. Existing allocations stay.
+    /// If true, no further ranges are allocated from the pool. Existing allocations stay.
     #[serde(default)]
     pub disabled: bool,
 
-    /// Addresses that are never assigned: CIDRs (10.244.0.0/24), addresses (10.244.1.1) and ranges including
-    /// both ends (10.244.2.1-10.244.2.9). Each must overlap the pool's ranges. A podCIDR never contains any of
-    /// them; a block may, and its node does not assign them.
+    /// Addresses that are never assigned. An entry is a CIDR (10.244.0.0/24), an address (10.244.1.1) or a range that
+    /// includes both ends (10.244.2.1-10.244.2.9). Each entry must overlap the pool's ranges. A podCIDR never
+    /// contains a reserved address. A block can contain reserved addresses, but its node does not assign them.
     #[schemars(schema_with = "rules::reserved")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
-    /// If true, a reserved address is assigned to a pod that asks for exactly this address, with the annotation
+    /// If true, a pod can get a reserved address by asking for exactly this address, with the annotation
     /// cadastre.dev/addresses. Addresses of nodes and of service ranges are never assigned. Only for Blocks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reserved_on_request: bool,
 
-    /// Minimum time in seconds before ranges of a deleted node may be allocated again. They also wait until no
+    /// The ranges of a deleted node cannot be allocated again for at least this many seconds. They also wait until no
     /// pod uses an address in them.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_quarantine_seconds")]
     pub quarantine_seconds: u32,
 
-    /// How nodes assign addresses of the pool to pods.
+    /// How nodes assign the pool's addresses to pods.
     #[serde(flatten)]
     pub terms: AddressTerms,
 }
 
 impl IPPoolSpec {
-    /// A spec of these ranges, with the documented default for every other field. A family with an empty list
-    /// of ranges is absent.
+    /// Returns a spec with these ranges and the documented default for every other field. A family is absent if its
+    /// list of ranges is empty.
     pub fn new(allocate: AllocationMode, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
         IPPoolSpec {
             ipv4: Some(IPv4Ranges {
@@ -169,14 +170,14 @@ impl IPPoolSpec {
 /// How ranges are allocated to nodes.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllocationMode {
-    /// Affinity blocks on demand, listed in the node's NodeSubnet.
+    /// Each node gets affinity blocks as it needs them; its NodeSubnet lists them.
     #[default]
     Blocks,
-    /// One range per node and family, in `node.spec.podCIDRs`.
+    /// Each node gets one range per family, in `node.spec.podCIDRs`.
     NodeCIDR,
 }
 
-/// Which pods a pool serves.
+/// Which pods get addresses of a pool.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AssignmentMode {
     /// Every pod that the selectors match
@@ -189,10 +190,10 @@ pub enum AssignmentMode {
 /// When a node gets its first block.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FirstBlock {
-    /// As soon as the pool selects the node, so that its first pod need not wait
+    /// As soon as the pool selects the node, so that the node's first pod need not wait
     #[default]
     Immediate,
-    /// When the node's agent asks, because a pod does
+    /// When the node's agent asks for a block because a pod needs an address
     OnDemand,
 }
 
@@ -200,19 +201,19 @@ pub enum FirstBlock {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPv4Ranges {
-    /// Disjoint CIDRs in canonical form, such as 10.244.0.0/16. May be extended at any time.
+    /// Disjoint CIDRs in canonical form, such as 10.244.0.0/16. CIDRs can be added at any time.
     #[schemars(schema_with = "rules::ipv4_cidrs")]
     pub cidrs: Vec<String>,
 
-    /// Prefix length of the ranges that nodes get. May change at any time: existing ranges keep their size.
-    /// Absent: 26 for Blocks, 24 for NodeCIDR.
+    /// Prefix length of the ranges that are allocated to nodes. It can be changed at any time; existing ranges keep
+    /// their size. Absent: 26 for Blocks, 24 for NodeCIDR.
     #[schemars(range(min = 8, max = 32))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
 
-    /// Gateway of pods. Absent: the first usable address of each block, which is then not assigned to pods. An
-    /// address: this one; it must lie in one of the cidrs unless addressPrefix is Host. None: no gateway, and
-    /// every address of a block can be assigned.
+    /// Gateway of the pods. Absent: the first usable address of each block, which is then not assigned to pods. An
+    /// address: this address is the gateway; it must lie in one of the cidrs unless addressPrefix is Host. None: pods
+    /// have no gateway, and every address of a block can be assigned.
     #[schemars(schema_with = "rules::ipv4_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
@@ -222,25 +223,26 @@ pub struct IPv4Ranges {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPv6Ranges {
-    /// Disjoint CIDRs in canonical form, such as fd00:10:244::/48. May be extended at any time.
+    /// Disjoint CIDRs in canonical form, such as fd00:10:244::/48. CIDRs can be added at any time.
     #[schemars(schema_with = "rules::ipv6_cidrs")]
     pub cidrs: Vec<String>,
 
-    /// Prefix length of the ranges that nodes get. May change at any time: existing ranges keep their size.
-    /// Absent: 122 for Blocks, 64 for NodeCIDR.
+    /// Prefix length of the ranges that are allocated to nodes. It can be changed at any time; existing ranges keep
+    /// their size. Absent: 122 for Blocks, 64 for NodeCIDR.
     #[schemars(range(min = 8, max = 128))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
 
-    /// Gateway of pods. Absent: the first usable address of each block, which is then not assigned to pods. An
-    /// address: this one; it must be link-local or lie in one of the cidrs unless addressPrefix is Host. None:
-    /// no gateway, and every address of a block can be assigned.
+    /// Gateway of the pods. Absent: the first usable address of each block, which is then not assigned to pods. An
+    /// address: this address is the gateway; unless addressPrefix is Host, it must be link-local or lie in one of the
+    /// cidrs. None: pods have no gateway, and every address of a block can be assigned.
     #[schemars(schema_with = "rules::ipv6_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
 }
 
-/// Observed state of the pool, written by the controller. It is derived: no decision depends on it.
+/// Observed state of the pool, written by the controller. It is for users: no decision of the controller depends on
+/// it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPPoolStatus {
@@ -256,7 +258,7 @@ pub struct IPPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<FamilyStatus>,
 
-    /// Number of nodes that have a range of the pool.
+    /// Number of nodes to which at least one range of the pool is allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<i64>,
 
@@ -264,38 +266,38 @@ pub struct IPPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<i64>,
 
-    /// Ready, and further conditions that report problems.
+    /// The condition Ready, and further conditions that report problems.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
-/// Counts of one family, in blocks of the current block size. They are decimal text because an IPv6 pool can
-/// have more blocks than JSON numbers can represent exactly.
+/// Numbers of blocks of one family, counted in blocks of the current block size. They are decimal text because an
+/// IPv6 pool can have more blocks than JSON numbers can represent exactly.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyStatus {
-    /// Prefix length of new blocks: blockSize of the spec or its default.
+    /// Prefix length of new blocks: blockSize of the spec, or the default for the allocation mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// Total number of blocks.
+    /// Number of blocks that the pool's ranges hold in all.
     pub capacity: String,
-    /// Blocks that are allocated to nodes.
+    /// Number of blocks that are allocated to nodes.
     pub allocated: String,
-    /// Blocks of deleted nodes that may not be allocated again yet.
+    /// Number of blocks that belonged to deleted nodes and cannot be allocated again yet.
     pub quarantined: String,
-    /// Blocks that can be allocated.
+    /// Number of blocks that can be allocated.
     pub free: String,
     /// Percentage of blocks that are not free, such as 37%.
     pub utilization: String,
     /// Numbers of addresses by state. Only for pools that allocate Blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<AddressStatus>,
-    /// How fast the number of blocks that are not free grows.
+    /// How fast usage grows, that is, the number of blocks that are not free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trend: Option<TrendStatus>,
-    /// When the last block will be allocated at the current trend. Absent if usage does not grow, or the pool
-    /// will last for more than a year.
+    /// When the pool's last free block will be allocated if usage keeps growing at the current trend. Absent if usage
+    /// does not grow, or if the free blocks will last for more than a year.
     #[serde(
         default,
         rename = "exhaustsAt",
@@ -307,16 +309,18 @@ pub struct FamilyStatus {
 /// Numbers of addresses of one family, as decimal text.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressStatus {
-    /// Addresses in blocks that are allocated to nodes, without reserved addresses.
+    /// Number of addresses in blocks that are allocated to nodes. Reserved addresses are not counted.
     pub allocated: String,
-    /// Addresses in use by pods, as reported by the nodes' agents, or else by the pods themselves.
+    /// Number of addresses in use by pods, as reported by the nodes' agents; without such a report, as the status of
+    /// the pods says.
     pub used: String,
-    /// Released addresses that wait for their cooldown before they are assigned again.
+    /// Number of released addresses whose cooldown is not over, so they cannot be assigned to other pods yet.
     pub cooling: String,
 }
 
 impl IPPoolSpec {
-    /// The prefix length of IPv4 blocks: `blockSize` or its default. `None` without IPv4 ranges.
+    /// Returns the prefix length of IPv4 blocks: `blockSize`, or the default for the allocation mode. Returns `None`
+    /// if the pool has no IPv4 ranges.
     pub fn ipv4_block_size(&self) -> Option<u32> {
         let by_default = match self.allocation_mode {
             AllocationMode::Blocks => 26,
@@ -325,7 +329,8 @@ impl IPPoolSpec {
         Some(self.ipv4.as_ref()?.block_size.unwrap_or(by_default))
     }
 
-    /// The prefix length of IPv6 blocks: `blockSize` or its default. `None` without IPv6 ranges.
+    /// Returns the prefix length of IPv6 blocks: `blockSize`, or the default for the allocation mode. Returns `None`
+    /// if the pool has no IPv6 ranges.
     pub fn ipv6_block_size(&self) -> Option<u32> {
         let by_default = match self.allocation_mode {
             AllocationMode::Blocks => 122,
@@ -347,18 +352,18 @@ fn default_nearly_exhausted_percent() -> u32 {
     90
 }
 
-/// How the usage of one family grows. Numbers are decimal text; rates have six significant digits.
+/// How the usage of one family grows. Numbers are decimal text. Rates have six significant digits.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TrendStatus {
     /// When usage was last sampled, to the minute.
     pub at: Time,
-    /// Blocks that were not free at that time.
+    /// Number of blocks that were not free at that time.
     pub used: String,
-    /// Growth in blocks per hour, smoothed over about six hours. Negative if usage shrinks.
+    /// Growth of usage in blocks per hour, smoothed over about six hours. Negative if usage shrinks.
     pub per_hour: String,
     /// Root mean square of the hourly change in blocks, smoothed like perHour. If perHour is small compared to
-    /// it, usage fluctuates and the forecast means little.
+    /// swingPerHour, usage fluctuates and the forecast is unreliable.
     pub swing_per_hour: String,
 }
 

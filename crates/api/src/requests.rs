@@ -1,43 +1,44 @@
-//! Requests of people concerning the addresses and blocks of a node, as annotations of its NodeSubnet.
+//! Requests of users about the addresses and blocks of a node, as annotations of the node's NodeSubnet.
 //!
 //! | annotation | value | request |
 //! |---|---|---|
 //! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | release a leaked address without waiting for the grace period |
-//! | | `ADDRESS=container:NETWORK/CONTAINERID` | trust the writer that this container is gone, where the node cannot tell |
-//! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | assign no new address from these blocks, and release them once empty |
+//! | | `ADDRESS=container:NETWORK/CONTAINERID` | release the address although the node cannot tell whether this container is gone: the writer asserts that it is |
+//! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | assign no new address from these blocks, and release each block once it is empty |
 //!
 //! # Guarantees
-//! - No request releases an address in use: addresses of a living pod's newest sandbox are kept, and so are
-//!   addresses whose sandbox still exists on the node.
-//! - An entry that does not apply (any more) is ignored, so requests need not be withdrawn in time: a pod's
-//!   UID, a container's id, and a block's CIDR with the node's name are unambiguous.
-//! - An entry that cannot be parsed is ignored; the others count.
+//! - No request releases an address that a pod still needs. Addresses of a living pod's newest sandbox are kept, and
+//!   so are addresses whose sandbox still exists on the node.
+//! - An entry that no longer applies is ignored, so users need not withdraw requests in time. An old entry cannot
+//!   match something new: a pod's UID, a container's ID, and a block's CIDR together with the node's name are
+//!   unambiguous.
+//! - An entry that cannot be parsed is ignored. The other entries are still read.
 
 use std::collections::BTreeSet;
 
 use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION};
 use cadastre_core::{Addr, Cidr};
 
-/// The most entries of one annotation that are read.
+/// At most this many entries of one annotation are read; the rest are ignored.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
 
-/// Prefix that distinguishes the handle of a container from a pod's UID.
+/// Distinguishes the handle of a container from the UID of a pod.
 const CONTAINER: &str = "container:";
 
 /// The requests on one NodeSubnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Addresses to release, with the UID of the pod that they were assigned to
+    /// Addresses to release, each with the UID of the pod to which it was assigned
     pub release: BTreeSet<(Addr, String)>,
-    /// Addresses to release, with the handle (network and container id) that they were assigned to. The writer
-    /// asserts that this container is gone.
+    /// Addresses to release, each with the handle (network and container ID) to which it was assigned. The user who
+    /// wrote the request asserts that this container is gone.
     pub container_gone: BTreeSet<(Addr, String)>,
-    /// Blocks to drain and then to release
+    /// CIDRs of the blocks from which no new address is assigned, and which are released once they are empty
     pub drain: BTreeSet<Cidr>,
 }
 
 impl Requests {
-    /// Parses the requests. `annotation` returns the value of an annotation by name.
+    /// Parses the requests. `annotation` returns the value of the annotation with the given name.
     pub fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
         let entries = |name| {
             let text = annotation(name).unwrap_or_default();
@@ -69,7 +70,7 @@ impl Requests {
         }
     }
 
-    /// The value for [`RELEASE_ANNOTATION`]; `None` if no release is requested.
+    /// Returns the value for [`RELEASE_ANNOTATION`], or `None` if no release is requested.
     pub fn release_text(&self) -> Option<String> {
         let pods = self.release.iter();
         let pods = pods.map(|(address, pod)| format!("{address}={pod}"));
@@ -79,7 +80,7 @@ impl Requests {
         joined(pods.chain(containers))
     }
 
-    /// The value for [`DRAIN_ANNOTATION`]; `None` if no drain is requested.
+    /// Returns the value for [`DRAIN_ANNOTATION`], or `None` if no drain is requested.
     pub fn drain_text(&self) -> Option<String> {
         joined(self.drain.iter().map(ToString::to_string))
     }

@@ -1,15 +1,16 @@
-//! CEL rules and limits, by which the API server itself rejects invalid objects.
+//! CEL rules and maximum lengths with which the API server itself rejects invalid objects.
 //!
 //! # Guarantees
-//! - The message of a rule says what is wrong and what to write instead. Rules that need a well-formed value
-//!   pass where it is not, so one mistake yields one message and never a CEL runtime error.
-//! - The longest lists stay within the cost budgets of the API server: 10,000,000 units of estimated cost per
-//!   rule, and of real cost 1,000,000 per call and 10,000,000 per object. Estimates need bounds, hence a
-//!   maximum on each list and text, and no text built from parts of unknown length.
+//! - The message of a rule says what is wrong and what to write instead. A rule that needs a well-formed value
+//!   accepts a malformed one, because another rule rejects it. So one mistake yields one message and never a CEL
+//!   runtime error.
+//! - Even the longest lists stay within the cost budgets of the API server. Estimated cost: 10,000,000 units per
+//!   rule. Real cost: 1,000,000 units per call and 10,000,000 per object. The API server can estimate only what is
+//!   bounded. So each list and each text has a maximum length, and no text is built from parts of unknown length.
 //!
 //! # Caveats
-//! - A change of a rule that raises its estimated cost can make older API servers reject the CRD.
-//! - CEL cannot compare addresses. [`is_ordered`] does it by prefixes.
+//! - A change that raises the estimated cost of a rule can make older API servers reject the CRD.
+//! - CEL cannot compare the order of addresses. [`is_ordered`] compares prefixes instead.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, ValidationRule,
@@ -18,32 +19,33 @@ use kube::core::Rule;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-/// The longest text of a CIDR: an IPv6 address of 39 characters and `/128`.
+/// Maximum length of a CIDR as text: an IPv6 address of 39 characters and `/128`.
 const CIDR_LENGTH: u32 = 43;
-/// The longest text of an IPv6 address.
+/// Maximum length of an IPv6 address as text.
 const ADDRESS_LENGTH: u32 = 39;
-/// The longest text of a range: two IPv6 addresses and a hyphen.
+/// Maximum length of an address range as text: two IPv6 addresses and a hyphen.
 const RANGE_LENGTH: u32 = 79;
-/// Every CIDR is compared with every other: the cost of one call must cover the square of this number.
+/// Maximum number of IPv4 CIDRs of a pool. Every CIDR is compared with every other, so the cost of a call grows with
+/// the square of this number.
 const MOST_IPV4_CIDRS: u32 = 256;
-/// Half as many as for IPv4, because the texts are longer.
+/// Maximum number of IPv6 CIDRs of a pool: half as many as for IPv4, because IPv6 CIDRs are longer texts.
 const MOST_IPV6_CIDRS: u32 = 128;
 const MOST_RESERVED: u32 = 128;
 const MOST_REQUIREMENTS: u32 = 32;
 const MOST_VALUES: u32 = 64;
-/// The longest label key: a prefix of 253 characters, `/`, and a name of 63.
+/// Maximum length of a label key: a prefix of 253 characters, `/`, and a name of 63 characters.
 const LABEL_KEY_LENGTH: u32 = 317;
 const LABEL_VALUE_LENGTH: u32 = 63;
 const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 const LABEL_KEY: &str =
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 
-/// Like [`LABEL_KEY`], but without empty parts in the domain, which Kubernetes rejects.
+/// Like [`LABEL_KEY`], but rejects empty parts in the domain, as Kubernetes does.
 const STRICT_LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
-/// A domain, with an optional dot at the end. `.` alone ends the search.
+/// A domain, with an optional dot at the end. `.` alone is valid, too: it ends the list of search domains.
 const DOMAIN: &str = "^([.]|[A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?([.][A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?)*[.]?)$";
 
-/// A pool's name becomes a metric label, a field of NodeSubnets and part of events, and must be usable as a
+/// The name of a pool becomes a metric label, a field of NodeSubnets and part of events, and must be usable as a
 /// label value. Dots are rejected because they would make names look like addresses or domains.
 pub(super) fn pool_name() -> Rule {
     Rule::new("size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')").message(
@@ -72,7 +74,7 @@ fn stays(family: &str) -> Rule {
         .field_path(format!(".{family}"))
 }
 
-/// The name of a block is derived from its CIDR, so that creating it locks the CIDR.
+/// The name of a block is derived from the block's CIDR, so the API server rejects a second object for the same CIDR.
 pub(super) fn block_name() -> Rule {
     Rule::new("self.metadata.name == self.spec.cidr.replace('.', '-').replace(':', '-').replace('/', '-')")
         .message("the name of a block is its cidr with - for every other sign: blocks are written by the controller alone")
@@ -89,7 +91,7 @@ pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// A block must fit into each of the CIDRs.
+/// A block must fit into each CIDR of the pool.
 pub(super) fn ipv4_block_fits() -> Rule {
     block_fits("ipv4", (26, 24))
 }
@@ -98,7 +100,7 @@ pub(super) fn ipv6_block_fits() -> Rule {
     block_fits("ipv6", (122, 64))
 }
 
-/// `defaults` are the block sizes of Blocks and of NodeCIDR.
+/// `defaults` are the default block sizes for the allocation modes Blocks and NodeCIDR, in this order.
 fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
     let by_default = format!(
         "self.allocationMode == 'Blocks' ? {} : {}",
@@ -121,7 +123,7 @@ pub(super) fn allocation_mode(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Without the rule that the value is immutable, which is only for pools.
+/// Like [`allocation_mode`], but without the rule that the value is immutable: that rule is only for IPPools.
 pub(super) fn some_allocation_mode(_: &mut SchemaGenerator) -> Schema {
     one_of(&["Blocks", "NodeCIDR"])
 }
@@ -155,7 +157,7 @@ pub(super) fn warm_in_order() -> Rule {
         .message("low is more than high: blocks would be asked for and given back in turn")
 }
 
-/// Accepts an address of either family.
+/// Accepts an address of either family, in canonical form.
 pub(super) fn address(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
@@ -239,7 +241,7 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
             ],
         },
         "x-kubernetes-validations": [{
-            // Among disjoint ranges each contains exactly one range: itself.
+            // If all ranges are disjoint, each range contains exactly one range of the list: itself.
             "rule": format!("!self.all(c, isCIDR(c)) || self.all(c, {HOLDS_NO_OTHER})"),
             "messageExpression": format!(
                 "'%s: other ranges of the list are the same or lie inside: keep only the wider ones'.format([self.filter(c, !{HOLDS_NO_OTHER})])"
@@ -248,10 +250,10 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
     })
 }
 
-/// The list in brackets binds a name, so that `c` is parsed once and not again for each `d`.
+/// The list in brackets gives the parsed `c` a name, so that `c` is parsed once, and not again for each `d`.
 const HOLDS_NO_OTHER: &str = "[cidr(c)].all(p, self.exists_one(d, p.containsCIDR(d)))";
 
-/// A range in a NodeSubnet. It describes an existing allocation, so every valid CIDR is accepted.
+/// A range in a NodeSubnet. The range exists already, so every valid CIDR is accepted.
 pub(super) fn allocated_cidr(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
@@ -303,7 +305,8 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Pods cannot reach a gateway outside the pool's ranges, unless the dataplane makes it reachable in other ways.
+/// The gateway must lie in the pool's ranges: pods cannot reach a gateway elsewhere, unless the dataplane makes the
+/// gateway reachable in another way.
 pub(super) fn ipv4_gateway_inside() -> Rule {
     gateway_inside("ipv4", 4, "")
 }
@@ -312,7 +315,7 @@ pub(super) fn ipv6_gateway_inside() -> Rule {
     gateway_inside("ipv6", 6, "ip(self.ipv6.gateway).isLinkLocalUnicast() || ")
 }
 
-/// An unchanged gateway is always accepted, whatever else changes.
+/// An unchanged gateway is always accepted, whatever else of the object changes.
 fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
     let gateway = format!("self.{family}.gateway");
     let old = format!("oldSelf.value().{family}");
@@ -327,11 +330,12 @@ fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
     .optional_old_self(true)
 }
 
-/// A reserved entry must overlap a range of the pool, else it is a mistake such as a wrong digit or an address of
-/// another pool. Existing entries are accepted as long as the list does not change, even when a range is removed.
+/// A reserved entry must overlap a range of the pool. Otherwise the entry is a mistake, such as a wrong digit or an
+/// address of another pool. Existing entries are accepted as long as the list does not change, even if a range is
+/// removed from the pool.
 ///
-/// A `low-high` entry is only checked if both ends lie in one /24 or /112: wider ones may begin before all
-/// CIDRs and end after them.
+/// A `low-high` entry is checked only if both ends lie in the same /24 or /112. A wider entry could begin before all
+/// CIDRs of the pool and end after them.
 pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
     let old = "oldSelf.value().reserved";
     let is_old = format!("oldSelf.hasValue() && has({old}) && {old} == self.reserved");
@@ -347,7 +351,8 @@ pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
         rule: format!(
             "!has(self.reserved) || ({is_old}) || !({readable}) || self.reserved.all(r, {entry})"
         ),
-        // For the longest lists the server may not evaluate the expression, as it would cost too much.
+        // The server may not evaluate the message expression for the longest lists, because that would cost too much.
+        // Then it shows this message.
         message: Some(format!("an entry is {why}")),
         message_expression: Some(format!(
             "'%s: {why}'.format([self.reserved.filter(r, !{entry})])"
@@ -360,7 +365,7 @@ pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
     rules.push(judged);
 }
 
-/// A CEL expression: whether `r` overlaps a range of the family, or cannot be checked.
+/// Returns a CEL expression that is true if `r` overlaps a range of the family, or if `r` cannot be checked.
 fn touches(family: &str, number: u8, len: u8) -> String {
     let some = |is: &str| format!("(has(self.{family}) && self.{family}.cidrs.exists(c, {is}))");
     let (low, high) = (LOW.replace("self", "r"), HIGH.replace("self", "r"));
@@ -374,23 +379,24 @@ fn touches(family: &str, number: u8, len: u8) -> String {
 const LOW: &str = "self.substring(0, self.indexOf('-'))";
 const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 
-/// A CEL expression: whether the lower end of a range is not above the upper one.
+/// Returns a CEL expression that is true if the lower end of a range is not above the upper end.
 ///
-/// It is below if for some length n both agree in the bits before the n-th, which is 0 in the lower and 1 in
-/// the upper end. Then the n-bit prefix of the lower end, as a CIDR, contains the upper end with all but its
-/// first n - 1 bits cleared, but not the upper end itself.
+/// The lower end is below the upper end if, for some n, both agree in the bits before the n-th, and the n-th bit is 0
+/// in the lower and 1 in the upper end. In that case the n-bit prefix of the lower end, as a CIDR, does not contain
+/// the upper end. But it does contain the upper end with all bits from the n-th on cleared.
 ///
-/// Only functions whose cost every server can estimate are used: the texts of the lengths are cut out of
-/// literals, since a text made from a number could have any length, and addresses are not compared by ==.
+/// The expression uses only functions whose cost every server can estimate. Therefore it does not compare addresses
+/// by ==, and it cuts the texts of the prefix lengths out of literals: a text made from a number could have any
+/// length.
 fn is_ordered() -> String {
-    /// The tens of 0 to 128, two characters each.
+    /// The tens of the numbers 0 to 128, two characters each.
     const TENS: &str = "   1 2 3 4 5 6 7 8 9101112";
     let cidr = |end: &str, n: &str| {
         format!(
             "cidr({end} + '/' + ('{TENS}'.substring({n} / 10 * 2, {n} / 10 * 2 + 2) + '0123456789'.substring({n} % 10, {n} % 10 + 1)).trim())"
         )
     };
-    // In descending order, because most ranges differ near the end.
+    // In descending order, because the ends of most ranges differ only in their last bits.
     let lengths: Vec<String> = (1..=128).rev().map(|n| n.to_string()).collect();
     format!(
         "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && [{}].all(p, p.containsIP({}.masked().ip()) && !p.containsIP({HIGH}))))",
@@ -400,8 +406,9 @@ fn is_ordered() -> String {
     )
 }
 
-/// The selector of an IPPool. NodeSubnets list the selectors of many pools: there the rules on labels would
-/// cost too much, and the selectors of older pools must not be rejected.
+/// Returns the schema of an IPPool's selectors, with rules on labels. The selectors in NodeSubnets do not have these
+/// rules. There they would cost too much, because a NodeSubnet lists the selectors of many pools. They would also
+/// reject the selectors of pools that are older than the rules.
 pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = selector(generator);
     let labels = schema.pointer_mut("/properties/matchLabels");
@@ -425,7 +432,8 @@ pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Rules on the DNS settings of an IPPool. NodeSubnets do not have them, for the same reasons as in [`pool_selector`].
+/// Adds rules to the schema of an IPPool's DNS settings. NodeSubnets do not have them, for the same reasons as in
+/// [`pool_selector`].
 pub(super) fn judge_dns(dns: &mut JSONSchemaProps) {
     for (field, judged, message) in [
         (

@@ -1,28 +1,31 @@
-//! NodeSubnet: the ranges of one node, and those of earlier nodes of its name.
+//! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with its name.
 //!
-//! It has the name of the node. Only the controller writes `spec`, and only the node's agent writes `status`;
-//! among the conditions the agent writes one, and the others are the controller's answer to the status. It has
-//! no owner reference to the Node because it must outlive it: `quarantined` is the durable record of podCIDRs in
-//! quarantine, and the object is deleted only when the last of them may be allocated again.
+//! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes
+//! `status`, with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`], and the controller
+//! writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node because
+//! it must outlive the Node: `quarantined` is the durable record of podCIDRs in quarantine. So the object is deleted
+//! only when the last of these podCIDRs may be allocated again.
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
-//! - Assign addresses only from `spec.blocks`, never reserved ones, and none from a block whose `recall` is Drain.
-//! - Report a block as `released` only when none of its addresses is in use or cooling, and from then on not
-//!   use it until it has disappeared from `spec.blocks` and been listed again. A block that disappears without
-//!   having been released is kept, without new assignments, while addresses of it are in use.
-//! - Release again, and not use, a block listed under a UID that was released since the agent's start: the API
-//!   was restored to an older state. A block that is listed under another UID instead is the same block, whose
-//!   object was lost and recreated: its assignments stay valid.
-//! - Report every block with addresses in use, even if it has disappeared from the spec: after the API was
+//! - Assign addresses only from `spec.blocks` and `spec.podCIDRs`. Never assign reserved addresses, nor addresses of
+//!   a podCIDR that is `withheld`. Assign no new address from a block whose `recall` is Drain.
+//! - Report a block as `released` only if none of its addresses is in use or cooling. From then on, do not use the
+//!   block until it has disappeared from `spec.blocks` and has been listed again. If a block disappears without
+//!   having been released, keep it, without new assignments, while addresses of the block are in use.
+//! - If a block is listed under a UID that was released since the agent's start, do not use the block but release it
+//!   again: the API was restored to an older state. If a block is listed under another UID, it is the same block,
+//!   whose object was lost and recreated: its assignments stay valid.
+//! - Report every block with addresses in use, even if the block has disappeared from the spec. After the API was
 //!   restored to an older state, this report is the only record of the block.
-//! - Keep assignments when the UID of its Node changes, and continue with them where the same block is listed
-//!   for the new UID: pods outlive a Node object that is deleted and registered again.
-//! - Write `status` with the resourceVersion that it was derived from: a `released` that arrives late would end
-//!   a block that has been listed again meanwhile.
-//! - State `demand` as the total number of addresses wanted, not as what is missing, so that repeating an old
-//!   report does no harm. Ask for more than the addresses in use plus the reserve only while pods wait, and for
-//!   a pool without a block only then, because empty blocks of other nodes are recalled for it.
+//! - Keep assignments when the UID of the agent's Node changes, and continue with them if the same block is listed
+//!   for the new UID. The reason is that pods outlive a Node object that is deleted and registered again.
+//! - Write `status` with the resourceVersion of the object from which the status was computed. Otherwise a delayed
+//!   `released` could end a block that has been listed again meanwhile.
+//! - State `demand` as the total number of addresses wanted, not as the number missing, so that repeating an old
+//!   report does no harm. Demand more than the addresses in use plus the reserve only while pods wait. Demand
+//!   addresses of a pool without a block on the node only while pods wait for them, because the controller recalls
+//!   empty blocks of other nodes to satisfy the demand.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -33,25 +36,26 @@ use super::pool::{AllocationMode, AssignmentMode, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// The most blocks that a node may have: their list and the agent's report of each must fit into one object of
-/// etcd (1.5 MiB).
+/// A node has at most this many blocks. The list of the blocks, and the agent's report of each, must fit into one
+/// object of etcd (1.5 MiB).
 pub const MOST_BLOCKS: usize = 4_096;
-/// The most addresses without a pod that an agent may report.
+/// An agent reports at most this many addresses without a pod.
 pub const MOST_ORPHANS: usize = 256;
-/// The most pools that a NodeSubnet lists.
+/// A NodeSubnet lists at most this many pools.
 pub const MOST_POOLS: usize = 1_024;
-/// The most reserved ranges of a block that a NodeSubnet lists.
+/// A NodeSubnet lists at most this many reserved ranges of a block.
 pub const MOST_RESERVED: usize = 1_024;
-/// The largest count of free addresses that is reported: every JSON parser represents it exactly. It stands for larger
-/// counts, too: an IPv6 /64 has 2,048 times as many addresses, and nobody needs to know how many of those are left.
+/// An agent reports a larger count of free addresses as this number, the largest that every JSON parser represents
+/// exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody needs to know how many of those are left.
 pub const MOST_COUNT: i64 = 1 << 53;
-/// The most entries of `podRanges`.
+/// `podRanges` has at most this many entries.
 pub const MOST_POD_RANGES: usize = 1_024;
 
-/// The condition that the agent writes: another CNI configuration serves the new pods of the node.
+/// Type of the condition that the agent writes. It says whether another CNI configuration provides the network of the
+/// node's new pods.
 pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 
-/// Ranges of a node and of earlier nodes of its name, written by the controller.
+/// The ranges of a node and the quarantined ranges of earlier nodes with its name, written by the controller.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -67,11 +71,12 @@ pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetSpec {
-    /// UID of the Node that the ranges are allocated to. Absent while no Node of that name exists.
+    /// UID of the Node to which the ranges are allocated. Absent while no Node with this name exists.
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,
 
-    /// spec.providerID of the Node. It identifies the machine if the Node is deleted and registers again.
+    /// spec.providerID of the Node. If the Node is deleted and registers again, it shows whether the new Node is the
+    /// same host.
     #[serde(
         default,
         rename = "providerID",
@@ -79,7 +84,7 @@ pub struct NodeSubnetSpec {
     )]
     pub provider_id: Option<String>,
 
-    /// status.nodeInfo.machineID of the Node. It identifies the machine if there is no providerID.
+    /// status.nodeInfo.machineID of the Node. It is compared instead of providerID if there is no providerID.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 
@@ -89,31 +94,32 @@ pub struct NodeSubnetSpec {
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<AllocatedRange>,
 
-    /// Affinity blocks that the node assigns addresses from.
+    /// Affinity blocks from which the node assigns addresses.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<AllocatedBlock>,
 
-    /// Pools that the node may ask for blocks, best first, then the pools of its podCIDRs, then retained pools.
+    /// The pools that matter to the node: first the pools that the node may ask for blocks, best first; then the
+    /// pools of its podCIDRs; then retained pools.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<NodePool>,
 
-    /// Ranges of all pools of the cluster, merged, even of those that do not serve this node. The agent does
-    /// not masquerade traffic between them.
+    /// Ranges of all pools in the cluster, merged, including pools from which this node gets nothing. The agent does
+    /// not masquerade traffic between these ranges.
     #[schemars(length(max = MOST_POD_RANGES), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_ranges: Vec<String>,
 
-    /// Addresses whose pods no longer exist or have finished according to the API. The agent releases them if
-    /// the node's container runtime confirms it.
+    /// Addresses whose pods, according to the API, no longer exist or have finished. The agent releases such an
+    /// address if the node's container runtime confirms that the pod's sandbox is gone.
     #[schemars(length(max = 256))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leak_candidates: Vec<LeakCandidate>,
 
-    /// Ranges of earlier nodes of that name which may not be allocated to others yet.
+    /// Ranges of earlier nodes with this name that cannot be allocated to other nodes yet.
     #[schemars(length(max = 1024))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<QuarantinedNode>,
@@ -127,37 +133,39 @@ pub struct NodePool {
     #[schemars(length(max = 63))]
     pub name: String,
 
-    /// Blocks: the node may ask for blocks of this pool, unless it is retained. NodeCIDR: one of the node's
+    /// Blocks: the node may ask for blocks of this pool, unless retained is true. NodeCIDR: one of the node's
     /// podCIDRs lies in this pool.
     #[schemars(schema_with = "rules::some_allocation_mode")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub allocation_mode: AllocationMode,
 
-    /// If true, the pool allocates no more blocks to this node. It is listed because the node still has ranges of it,
-    /// whose addresses are assigned and cool down by its settings.
+    /// If true, the pool allocates no more blocks to this node. The pool is listed because the node still has ranges
+    /// of it; their addresses are assigned and cool down according to the pool's settings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retained: bool,
 
-    /// Manual: only for pods that ask for the pool by name.
+    /// Automatic: every pod that the selectors match gets addresses of the pool. Manual: only pods that ask for the
+    /// pool by name.
     #[schemars(schema_with = "rules::assignment")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub assignment: AssignmentMode,
 
-    /// OnDemand: the node gets its first block only when a pod asks.
+    /// Immediate: the node gets its first block at once. OnDemand: the node gets its first block when a pod needs an
+    /// address of the pool.
     #[schemars(schema_with = "rules::first_block")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub first_block: FirstBlock,
 
-    /// Maximum number of blocks of each family that the node may have of this pool.
+    /// The node gets at most this many blocks of each family from this pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
-    /// Labels of the namespaces whose pods the pool serves. Absent or empty: every namespace.
+    /// Selects by label the namespaces whose pods may get addresses of the pool. Absent or empty: every namespace.
     #[schemars(schema_with = "rules::selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<Box<LabelSelector>>,
 
-    /// Labels of the pods that the pool serves. Absent or empty: every pod.
+    /// Selects by label the pods that get addresses of the pool. Absent or empty: every pod.
     #[schemars(schema_with = "rules::selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<Box<LabelSelector>>,
@@ -170,26 +178,26 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<NodePoolRanges>,
 
-    /// How addresses of the pool are assigned to pods.
+    /// How the node assigns the pool's addresses to pods.
     #[serde(flatten)]
     pub terms: AddressTerms,
 }
 
 impl NodePool {
-    /// Whether the node may ask for blocks of this pool.
+    /// Returns whether the node may ask for blocks of this pool.
     pub fn is_askable(&self) -> bool {
         self.allocation_mode == AllocationMode::Blocks && !self.retained
     }
 }
 
-/// One family of a pool, as far as a node needs to know it.
+/// The ranges of one family of a pool, with the settings that a node needs.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePoolRanges {
     /// All CIDRs of the pool.
     #[schemars(length(max = 256), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
 
-    /// Gateway of pods, as in the IPPool.
+    /// Gateway of the pods, with the same meaning as in the IPPool.
     #[schemars(length(max = 39))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
@@ -224,27 +232,27 @@ pub struct AllocatedBlock {
     #[schemars(schema_with = "rules::allocated_cidr")]
     pub cidr: String,
 
-    /// UID of its IPAMBlock. If the same CIDR is allocated again, the block has another UID.
+    /// UID of the block's IPAMBlock. If the same CIDR is allocated again, it has a new IPAMBlock with another UID.
     #[schemars(length(max = 128))]
     pub uid: String,
 
-    /// Name of the pool that the block was carved from.
+    /// Name of the pool from which the block was allocated.
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// The controller recalls the block. IfEmpty: the agent releases it if it is empty now. Drain: the agent
-    /// assigns no new address from it, and releases it as soon as it is empty.
+    /// If set, the controller recalls the block. IfEmpty: the agent releases the block if it is empty now, and
+    /// otherwise keeps it. Drain: the agent assigns no new address from the block, and releases it once it is empty.
     #[schemars(schema_with = "rules::recall")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<Recall>,
 
-    /// Addresses of the block that are never assigned: CIDRs, addresses and ranges, as in the IPPool.
+    /// Addresses of the block that are never assigned. An entry is a CIDR, an address or a range, as in the IPPool.
     #[schemars(length(max = MOST_RESERVED), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
-    /// Addresses of the block that are assigned only to pods that ask for exactly this address
-    /// (reservedOnRequest of the pool). Addresses that reserved contains as well are never assigned.
+    /// Addresses of the block that are assigned only to pods that ask for exactly this address (reservedOnRequest of
+    /// the pool). Addresses that are also in reserved are never assigned.
     #[schemars(length(max = MOST_RESERVED), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_request: Vec<String>,
@@ -253,13 +261,13 @@ pub struct AllocatedBlock {
 /// How a block is recalled.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Recall {
-    /// Release it if it is empty now, else keep it.
+    /// The agent releases the block if it is empty now, and otherwise keeps it.
     IfEmpty,
-    /// Assign no new address from it, and release it as soon as it is empty.
+    /// The agent assigns no new address from the block, and releases it once it is empty.
     Drain,
 }
 
-/// An address that may be leaked, that is, in use by a pod that no longer exists.
+/// An address that may be leaked, that is, in use although its pod no longer exists.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct LeakCandidate {
@@ -267,21 +275,22 @@ pub struct LeakCandidate {
     #[schemars(length(max = 39))]
     pub address: String,
 
-    /// UID of the pod that used the address; by now another pod may use it.
+    /// UID of the pod that used the address. Another pod may use the address by now.
     #[schemars(length(max = 128))]
     #[serde(rename = "podUID")]
     pub pod_uid: String,
 }
 
-/// The report of the node's agent.
+/// What the node's agent reports.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetStatus {
-    /// UID of the Node that the agent runs on. A status with another UID is ignored.
+    /// UID of the Node on which the agent runs. The controller ignores a status whose UID is not that of the present
+    /// Node.
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,
 
-    /// Demand of the node for addresses, by pool.
+    /// How many addresses the node wants, by pool.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pool"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -297,20 +306,20 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
 
-    /// Addresses in use whose pods have finished or have not been seen by the agent for a while. The list is
-    /// limited; all addresses in use are in the NodeAddresses of the same name.
+    /// Addresses in use whose pods have finished or have not been seen by the agent for a while. The list has a
+    /// maximum length; the NodeAddresses with the same name lists all addresses in use.
     #[schemars(length(max = MOST_ORPHANS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<LeakCandidate>,
 
-    /// The controller's answer to this status; and ServedByOthers, in which the agent reports whether another
-    /// network serves new pods.
+    /// The controller's answer to this status. One condition is written by the agent instead: ServedByOthers says
+    /// whether another network serves the node's new pods.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
-/// The agent process of a node.
+/// The agent process that wrote a status.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentInfo {
     /// Version of the agent.
@@ -318,13 +327,13 @@ pub struct AgentInfo {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
 
-    /// Boot ID of the machine, which changes at each boot.
+    /// Boot ID of the host, which changes at each boot.
     #[schemars(length(max = 64))]
     #[serde(default, rename = "bootID", skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
 }
 
-/// Demand of a node for addresses of a pool.
+/// How many addresses of a pool a node wants.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolDemand {
@@ -332,8 +341,8 @@ pub struct PoolDemand {
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// Total number of addresses of each family that the node wants: in use, cooling, in reserve (warm.low of
-    /// the pool), and one for each waiting pod.
+    /// Total number of addresses of each family that the node wants: the addresses in use, the cooling addresses, the
+    /// reserve (warm.low of the pool), and one address for each waiting pod.
     #[schemars(range(min = 0))]
     pub demand: i64,
 }
@@ -346,7 +355,7 @@ pub struct BlockStatus {
     #[schemars(length(max = 43))]
     pub cidr: String,
 
-    /// UID of its IPAMBlock.
+    /// UID of the block's IPAMBlock.
     #[schemars(length(max = 128))]
     pub uid: String,
 
@@ -355,12 +364,12 @@ pub struct BlockStatus {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub used: i64,
 
-    /// Number of released addresses that wait for their cooldown before they are assigned again.
+    /// Number of released addresses whose cooldown is not over.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cooling: i64,
 
-    /// Number of addresses that can be assigned now. 9007199254740992 stands for that many or more.
+    /// Number of addresses that can be assigned now. 9007199254740992 means that many or more.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "is_zero")]
     pub free: i64,
@@ -383,7 +392,8 @@ pub struct QuarantinedNode {
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
 
-    /// spec.providerID of the deleted Node. A new Node of the same machine gets the ranges back.
+    /// spec.providerID of the deleted Node. If a Node with the same name and the same providerID registers, that Node
+    /// gets the ranges back.
     #[serde(
         default,
         rename = "providerID",
@@ -391,7 +401,7 @@ pub struct QuarantinedNode {
     )]
     pub provider_id: Option<String>,
 
-    /// status.nodeInfo.machineID of the deleted Node; identifies the machine if there is no providerID.
+    /// status.nodeInfo.machineID of the deleted Node. It is compared instead of providerID if there is no providerID.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 
@@ -401,7 +411,8 @@ pub struct QuarantinedNode {
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<AllocatedRange>,
 
-    /// Earliest end of the quarantine. It also lasts until no pod uses an address in these ranges.
+    /// Earliest end of the quarantine. The quarantine continues after this time while a pod uses an address in these
+    /// ranges.
     pub until: Time,
 }
 

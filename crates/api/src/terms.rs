@@ -1,5 +1,5 @@
-//! The terms on which addresses of a pool are assigned to pods. They are set in the IPPool and copied to
-//! NodeSubnets, because agents read nothing else.
+//! The terms on which addresses of a pool are assigned to pods. They are set in the IPPool. The controller copies
+//! them to NodeSubnets, because agents do not read IPPools.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use super::rules;
 
-/// How a node assigns addresses of the pool to pods.
+/// The terms on which a node assigns addresses of the pool to pods.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressTerms {
-    /// How many free addresses a node keeps for future pods. Only for Blocks.
+    /// How many free addresses a node keeps ready for future pods. Only for Blocks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub warm: Warm,
 
-    /// How long a released address cools before it may be assigned to another pod, in seconds.
+    /// A released address waits this many seconds before it can be assigned to another pod.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(
         default = "default_cooldown_seconds",
@@ -23,25 +23,26 @@ pub struct AddressTerms {
     )]
     pub cooldown_seconds: u32,
 
-    /// Routes of pods, in addition to those of the CNI configuration.
+    /// Routes for pods, in addition to the routes in the CNI configuration.
     #[schemars(length(max = 64))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
 
-    /// DNS settings in the CNI result. Kubernetes ignores them: its pods get theirs from the kubelet.
+    /// DNS settings in the CNI result. Kubernetes ignores them: the kubelet configures DNS for pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<Box<Dns>>,
 
-    /// Prefix length of assigned addresses. Block: that of the node's block, for bridge and ptp. Pool: that of
-    /// the pool's CIDR, for networks in which all nodes share one link, such as macvlan. Host: 32 or 128.
+    /// Prefix length of assigned addresses. Block: the prefix length of the node's block, for the CNI plugins bridge
+    /// and ptp. Pool: the prefix length of the pool's CIDR, for networks in which all nodes share one link, such as
+    /// macvlan. Host: 32 for IPv4, 128 for IPv6.
     #[schemars(schema_with = "rules::address_prefix")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub address_prefix: AddressPrefix,
 
-    /// What to do with a pod that the node's agent knows nothing about, because the agent or the API server is
-    /// unavailable. Such a pod might be entitled to another pool or address by its labels and annotations.
-    /// Wait: the CNI call is refused and will be retried. Serve: the pod gets an address of this pool at once,
-    /// provided that the pool is for any pod.
+    /// What to do with a pod about which the node's agent knows nothing, because the agent or the API server is
+    /// unavailable. The pod's labels or annotations might entitle the pod to another pool or address. Wait: the CNI
+    /// call is rejected, and the container runtime retries it. Serve: the pod gets an address of this pool at once,
+    /// provided that this pool is for any pod.
     #[schemars(schema_with = "rules::unknown_pods")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub unknown_pods: UnknownPods,
@@ -60,16 +61,16 @@ impl Default for AddressTerms {
     }
 }
 
-/// Limits of the free addresses that a node keeps.
+/// Minimum and maximum number of free addresses that a node keeps.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[x_kube(validation = rules::warm_in_order())]
 pub struct Warm {
-    /// With fewer free addresses than this the node asks for another block.
+    /// If the node has fewer free addresses than this, it asks for another block.
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default = "default_low")]
     pub low: u32,
 
-    /// With more free addresses than this the node releases an empty block.
+    /// If the node has more free addresses than this, it releases an empty block.
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default = "default_high")]
     pub high: u32,
@@ -92,17 +93,17 @@ pub enum AddressPrefix {
     Block,
     /// The prefix length of the pool's CIDR
     Pool,
-    /// A single address: 32 or 128
+    /// The prefix length of a single address: 32 for IPv4, 128 for IPv6
     Host,
 }
 
-/// What to do with a pod that the agent knows nothing about.
+/// What to do with a pod about which the agent knows nothing.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownPods {
-    /// Refuse the CNI call, which will be retried
+    /// Reject the CNI call; the container runtime will retry it
     #[default]
     Wait,
-    /// Assign an address at once
+    /// Assign an address at once, without knowing the pod's labels and annotations
     Serve,
 }
 
@@ -113,7 +114,7 @@ pub struct Route {
     #[schemars(schema_with = "rules::allocated_cidr")]
     pub dst: String,
 
-    /// Address of the next hop. Absent: the gateway of the pod's address.
+    /// Address of the next hop. Absent: the gateway that belongs to the pod's address.
     #[schemars(schema_with = "rules::address")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<String>,

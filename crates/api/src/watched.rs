@@ -1,11 +1,12 @@
-//! Partial types of watched objects, with only the fields that are used.
+//! Types for watched objects that hold only the fields that Cadastre reads.
 //!
-//! A complete Pod takes about 36 KB once parsed, and a cluster has very many. Fields that are not listed here
-//! are skipped during parsing. The resource stays the same: `Api<NodeLite>` lists, watches and patches Nodes.
+//! A complete Pod takes about 36 KB of memory once parsed, and a cluster has very many pods. So fields that are not
+//! listed here are skipped during parsing. The resource stays the same: `Api<NodeLite>` lists, watches and patches
+//! Nodes.
 //!
 //! # Caveats
-//! - Never write such an object back: a replace would remove every field that was skipped. Only patch.
-//! - `metadata` has no managed fields and no generate name.
+//! - Never write an object of these types back: a replace would remove every skipped field. Only patch.
+//! - `metadata` has only the fields that Cadastre reads. It lacks `managedFields` and `generateName`, for example.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +20,11 @@ use super::block::IPAMBlock;
 use super::pool::IPPool;
 use super::subnet::NodeSubnet;
 
-/// A Node with the fields that matter for allocation.
+/// A Node with the fields that matter for allocating ranges.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = Node)]
 pub struct NodeLite {
-    /// Without managed fields
+    /// Without `managedFields` and `generateName`
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
     /// podCIDRs and provider ID
@@ -38,10 +39,10 @@ pub struct NodeLiteSpec {
     /// The first entry of `podCIDRs`
     #[serde(rename = "podCIDR")]
     pub pod_cidr: Option<String>,
-    /// The ranges of the node, at most one per family
+    /// The node's podCIDRs, at most one per family
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<String>>,
-    /// The cloud provider's ID of the machine
+    /// The cloud provider's ID for the host
     #[serde(rename = "providerID")]
     pub provider_id: Option<String>,
 }
@@ -52,7 +53,7 @@ pub struct NodeLiteSpec {
 pub struct NodeLiteStatus {
     /// IP addresses and host names of the node
     pub addresses: Option<Vec<NodeAddressLite>>,
-    /// The kubelet's description of the machine
+    /// The kubelet's description of the host
     pub node_info: Option<NodeInfoLite>,
 }
 
@@ -69,24 +70,24 @@ pub struct NodeAddressLite {
 /// The part of `status.nodeInfo` that is read.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct NodeInfoLite {
-    /// Content of `/etc/machine-id`; empty if there is none
+    /// Content of the host's `/etc/machine-id`; empty if the host has no such file
     #[serde(rename = "machineID", default)]
     pub machine_id: String,
 }
 
-/// Annotation that a kubelet sets on the mirror pods of its static pods; the value identifies the static pod.
+/// Annotation that a kubelet sets on the mirror pods of its static pods. The value identifies the static pod.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// A Pod with the fields that matter for addresses.
+/// A Pod with the fields that tell which addresses the pod uses.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = Pod)]
 pub struct PodLite {
-    /// Without managed fields
+    /// Without `managedFields` and `generateName`
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// Node name and host network
+    /// Name of the pod's node, and whether the pod uses the node's network
     pub spec: Option<PodLiteSpec>,
-    /// Phase and addresses
+    /// Phase and IP addresses of the pod
     pub status: Option<PodLiteStatus>,
 }
 
@@ -94,21 +95,21 @@ pub struct PodLite {
 #[derive(Deserialize, Clone, Debug, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct PodLiteSpec {
-    /// The node that the pod is bound to
+    /// Name of the node to which the pod is bound; `None` if the pod is not scheduled yet
     pub node_name: Option<String>,
-    /// Whether the pod uses the addresses of its node
+    /// Whether the pod uses the network, and so the addresses, of its node
     pub host_network: Option<bool>,
 }
 
 /// The part of a Pod's status that is read.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct PodLiteStatus {
-    /// `Succeeded` and `Failed` pods no longer use their addresses
+    /// The pod's phase. `Succeeded` and `Failed` pods no longer use their addresses.
     pub phase: Option<String>,
     /// All addresses of the pod, one per family
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIpLite>>,
-    /// The first of `pod_ips`
+    /// The first entry of `pod_ips`
     #[serde(rename = "podIP")]
     pub pod_ip: Option<String>,
 }
@@ -124,13 +125,13 @@ pub struct PodIpLite {
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = IPPool)]
 pub struct IPPoolLite {
-    /// Without managed fields
+    /// Without `managedFields` and `generateName`
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make a whole list fail
+    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
     #[serde(default)]
     pub spec: Value,
-    /// Unparsed as well, and separate, because it can be valid where the spec is not
+    /// Unparsed like the spec. It is a separate field because the status can be valid while the spec is not.
     #[serde(default)]
     pub status: Value,
 }
@@ -139,13 +140,13 @@ pub struct IPPoolLite {
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = NodeSubnet)]
 pub struct NodeSubnetLite {
-    /// Without managed fields
+    /// Without `managedFields` and `generateName`
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make a whole list fail
+    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
     #[serde(default)]
     pub spec: Value,
-    /// Unparsed for the same reason
+    /// Unparsed for the same reason as the spec
     #[serde(default)]
     pub status: Value,
 }
@@ -154,10 +155,10 @@ pub struct NodeSubnetLite {
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = NodeAddresses)]
 pub struct NodeAddressesLite {
-    /// Without managed fields
+    /// Without `managedFields` and `generateName`
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make a whole list fail
+    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
     #[serde(default)]
     pub spec: Value,
 }
@@ -166,10 +167,10 @@ pub struct NodeAddressesLite {
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = IPAMBlock)]
 pub struct IPAMBlockLite {
-    /// Without managed fields
+    /// Without `managedFields` and `generateName`
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make a whole list fail
+    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
     #[serde(default)]
     pub spec: Value,
 }

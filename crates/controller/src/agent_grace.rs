@@ -1,7 +1,8 @@
-//! The loop of a leader that follows a gap: before it allocates blocks, it listens to agents.
+//! The agent grace: after a gap in leadership, a new leader gives agents time to report before it allocates blocks.
 //!
-//! The API server may have been restored to an older state, so that only agents know of some blocks. They get some
-//! time to report; then a consistent list shows their reports, even if the watch is behind.
+//! During the gap, an administrator may have restored the API server to an older state. Then only agents know the
+//! blocks that the restore lost. At the end of the grace, the leader requests a consistent list of NodeSubnets. That
+//! list contains all reports, even if the watch is behind.
 
 use std::time::Duration;
 
@@ -13,13 +14,13 @@ use crate::cluster::lease::Tenure;
 use crate::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_core::mutation::Mutation;
 
-/// How long agents have to report what they use: they notice that the API server answers again within half a minute.
+/// Length of the grace. Agents notice within half a minute that the API server answers again, and then report.
 const LISTENING: Duration = Duration::from_secs(45);
 
-/// Progress of listening.
+/// Progress of the agent grace.
 #[derive(Debug, Default)]
 pub(crate) struct AgentGrace {
-    /// The list, once it is scheduled; empty before and after
+    /// The request for the final list, from its scheduling until the list has arrived; empty before and after
     list: Queue<ObjectKind>,
     is_over: bool,
 }
@@ -36,12 +37,12 @@ impl Loop for AgentGrace {
 }
 
 impl AgentGrace {
-    /// Creates the loop for a tenure: listening is needed only after a gap.
+    /// Creates the loop for a tenure. The grace is needed only if the tenure follows a gap.
     pub(crate) fn after(tenure: &Tenure) -> Self {
         AgentGrace::new(tenure.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
     }
 
-    /// Creates a loop that is over at once if listening is not `needed`.
+    /// Creates the loop. Unless the grace is `needed`, it counts as over from the start.
     fn new(needed: bool) -> Self {
         AgentGrace {
             list: Queue::default(),
@@ -49,25 +50,26 @@ impl AgentGrace {
         }
     }
 
-    /// Starts the time in which agents report. From now on every node gets a NodeSubnet, in which its agent reports.
+    /// Starts the grace. From now on every node must get a NodeSubnet, because its agent reports there.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
             self.list.add_at(ObjectKind::Subnet, now + LISTENING);
         }
     }
 
-    /// Returns whether blocks may be allocated.
+    /// Returns whether the grace is over, so that blocks may be allocated.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Returns the list request once it is due.
+    /// Returns the request for the final list once that request is due.
     pub(crate) fn next_urgent(&mut self, now: Now) -> Option<(ApiRequest, Purpose)> {
         let kind = self.list.pop(now.mono)?;
         Some((ApiRequest::List(kind), Purpose::Listening))
     }
 
-    /// Takes in the list: it is in the cache (`taken`), or must be requested again.
+    /// Handles the answer to the list request. Ends the grace if the list is in the cache (`taken`); else schedules a
+    /// retry.
     fn listed(&mut self, taken: bool, now: Now) {
         self.is_over |= taken;
         if !self.is_over {

@@ -1,12 +1,13 @@
 //! The leader's ledger: which node has which range, and which ranges of deleted nodes are in quarantine.
 //!
-//! It is built from the cache when a tenure begins and dropped when it ends. In between, every change of a node
-//! passes through [`AllocationState::sync`] or [`AllocationState::quarantine`].
+//! The leader builds the ledger from the cache when its tenure begins and drops the ledger when the tenure ends. In
+//! between, [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] every
+//! deletion.
 //!
 //! # Guarantees
-//! - The range of a podCIDR leaves the ledger only here: in `sync`, when the node provably has other podCIDRs, and in
-//!   `finish`, when its quarantine is over and no object in the API records it.
-//! - A range that two nodes have is recorded twice: releasing one record never frees the other's addresses.
+//! - A podCIDR leaves the ledger in two ways only. `sync` removes it if the node provably has other podCIDRs. `release`
+//!   removes it when its quarantine is over and no NodeSubnet records it any more.
+//! - A range that two nodes have is recorded twice: releasing one record never frees the other node's addresses.
 
 pub mod adopt;
 pub mod blocks;
@@ -34,39 +35,39 @@ use cadastre_api::{AllocatedRange, QuarantinedNode};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId, ClaimLedger, ClaimState, Holder};
 
-/// Key of a quarantine: the name and the UID of the deleted node.
+/// Key of a quarantine: the name and the UID of the deleted Node.
 pub(crate) type QuarantineKey = (NodeName, ObjectUid);
 
-/// podCIDRs of a deleted node, in quarantine.
+/// The podCIDRs of one deleted Node that are in quarantine.
 #[derive(Clone, Debug)]
 pub struct QuarantinedRanges {
-    /// The machine that had the ranges; it may get them back.
+    /// The machine that had the ranges. If it registers again under the same name, it gets them back.
     pub machine: MachineIdentity,
     /// The ranges in quarantine.
     pub ranges: Vec<Cidr>,
-    /// Earliest end of the quarantine, monotonic.
+    /// Earliest end of the quarantine, by the monotonic clock.
     pub until: Duration,
-    /// The same end as wall time, for people and for the next leader.
+    /// The same end as wall time, which NodeSubnets record for users and for the next leader.
     pub until_wall: Timestamp,
-    /// Whether the quarantine ends: it is over and proven, or a live node has the ranges. The entry is removed once
-    /// no NodeSubnet names it.
+    /// Whether the ranges are to be freed: the quarantine is over and no pod uses them, or a live node has them again.
+    /// The entry itself is removed once no NodeSubnet records it.
     pub released: bool,
 }
 
 /// Result of [`AllocationState::sync`].
 #[derive(Debug, Default)]
 pub struct SyncOutcome {
-    /// podCIDRs that this leader did not allocate, now recorded.
+    /// podCIDRs that this leader did not allocate and that were unknown before.
     pub foreign: Vec<Cidr>,
-    /// Whether a podCIDR that this leader allocated is confirmed.
+    /// Whether the Node shows a podCIDR whose write was not confirmed before.
     pub confirmed: bool,
     /// Whether a range became free.
     pub freed: bool,
-    /// Name and UID of nodes that have some of the same addresses, with the range.
+    /// Other nodes that have some of the same addresses: name, UID and range of each.
     pub overlaps: Vec<(NodeName, ObjectUid, Cidr)>,
 }
 
-/// Which node has which range, with all that depends on it.
+/// The ledger of ranges, and the state on which decisions about ranges depend.
 #[derive(Debug, Default)]
 pub struct AllocationState {
     /// Claims of nodes on ranges
@@ -77,27 +78,28 @@ pub struct AllocationState {
     pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
     /// Affinity blocks
     pub blocks: BlockTable,
-    /// Leak candidates that nodes are asked about, by the node's UID
+    /// Leak candidates that agents are to check, by the UID of the agent's node
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
-    /// Blocks that agents use but cannot have now
+    /// Blocks that agents report in use but that cannot be adopted now
     pub unadopted: UnadoptedBlocks,
-    /// Whether decisions about blocks wait until agents have reported.
+    /// Whether decisions about blocks wait because agents have not had time to report yet.
     pub in_agent_grace: bool,
-    /// Whether nobody led for so long before that the API server may have been restored from a backup.
+    /// Whether there was no leader for so long before this tenure that the API server may have been restored from a
+    /// backup.
     pub after_gap: bool,
-    /// Failed calls and their back-off
+    /// Failed calls, each with the end of its back-off
     pub refusals: FailingCalls,
-    /// Writes that may be in flight, which the Lease has to name
+    /// podCIDR writes that may be in flight; the Lease must name each of them before it is sent
     pub(super) intents: IntentBook,
     pub(super) holders: HolderIds,
-    /// podCIDRs that are too wide to count
+    /// podCIDRs that are too wide to count against pools
     pub(super) too_wide: AllTooWide,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }
 
 impl AllocationState {
-    /// Builds the ledger from the cache: podCIDRs of the nodes, and quarantined ranges from NodeSubnets. Also returns
-    /// the names of nodes whose podCIDRs overlap others', with [`SyncOutcome::overlaps`].
+    /// Builds the ledger from the cache: podCIDRs of Nodes, quarantined ranges that NodeSubnets record, and blocks.
+    /// Also returns each node whose podCIDRs overlap another node's, with the overlaps in [`SyncOutcome::overlaps`].
     pub fn rebuild(
         cache: &ClusterCache,
         flag_services: &[Cidr],
@@ -122,7 +124,7 @@ impl AllocationState {
         (allocations, overlapping)
     }
 
-    /// Returns the ledger's holder for the podCIDRs of a node's UID, creating it if need be.
+    /// Returns the ledger's holder for the podCIDRs of a node's UID. Creates the holder if there is none.
     pub fn holder(&mut self, name: &NodeName, uid: &ObjectUid) -> Holder {
         self.holders.intern(HolderUse::PodCidrs, name, uid)
     }
@@ -143,7 +145,7 @@ impl AllocationState {
         self.indeterminate() > 0
     }
 
-    /// Returns how many ranges stay allocated because a write is indeterminate.
+    /// Returns how many ranges count as allocated although it is unknown whether their write succeeded.
     pub fn indeterminate(&self) -> usize {
         self.holders
             .all()
@@ -171,11 +173,13 @@ impl AllocationState {
         self.holders.node_of(holder)
     }
 
-    /// Records the podCIDRs of a live node. They are immutable once set, so a claim of that UID to any other range
-    /// can never come true. `listed` is the NodeSubnet of its name.
+    /// Records the podCIDRs of a live node. podCIDRs are immutable once set. So if the node has any, claims of this UID
+    /// to other ranges are released, because those writes can no longer succeed. `listed` is the NodeSubnet of the
+    /// node's name.
     pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> SyncOutcome {
         let mut synced = SyncOutcome::default();
-        // A read said that the node was gone, but the watch shows that it exists.
+        // An earlier read had found that the Node was gone, so its ranges were quarantined. But the watch shows the
+        // Node.
         let revived = self
             .quarantined
             .remove(&(node.name.clone(), node.uid.clone()))
@@ -216,8 +220,9 @@ impl AllocationState {
         synced
     }
 
-    /// Ends the quarantine of ranges that a live node of the same name has again: they are quarantined anew when that
-    /// node is deleted. Otherwise the record would stay as long as its pods use the range.
+    /// Ends the quarantine of an earlier Node of this name if the live node has all its ranges. Otherwise the
+    /// quarantine would last as long as pods of the live node use the ranges. The deletion of the live node starts a
+    /// new quarantine.
     fn end_superseded_quarantine(&mut self, node: &Node) {
         let first = (node.name.clone(), "".into());
         let rests = self.quarantined.range_mut(first..);
@@ -227,7 +232,7 @@ impl AllocationState {
         }
     }
 
-    /// Quarantines the ranges of a node whose UID is gone. Returns whether it had any.
+    /// Quarantines the podCIDRs of a node whose UID is gone. Returns whether the node had any.
     pub(crate) fn quarantine(&mut self, node: &Node, now: Now) -> bool {
         self.too_wide.remove(&node.uid);
         let claims = self.claims_of(&node.uid);
@@ -253,7 +258,7 @@ impl AllocationState {
         true
     }
 
-    /// Ends a quarantine: its ranges are free, unless another node has them too.
+    /// Ends a quarantine and releases its claims. The ranges are free then, unless another node has them too.
     pub fn release(&mut self, key: &QuarantineKey) {
         self.quarantined.remove(key);
         for (id, _, _) in self.claims_of(&key.1) {
@@ -262,8 +267,8 @@ impl AllocationState {
         self.holders.drop_uid(HolderUse::PodCidrs, &key.1);
     }
 
-    /// Returns the quarantined ranges of an earlier Node object of the same machine and name, which the node may get
-    /// back.
+    /// Returns the quarantined ranges that the node may get back: those of an earlier Node of the same name and
+    /// machine.
     pub(crate) fn quarantined_for(&self, node: &Node) -> Option<&QuarantinedRanges> {
         self.quarantined
             .range((node.name.clone(), "".into())..)
@@ -272,7 +277,7 @@ impl AllocationState {
             .find(|rest| !rest.released && rest.machine.same(&node.machine))
     }
 
-    /// Returns the quarantines under a node's name.
+    /// Returns the quarantines of all deleted Nodes of this name.
     pub fn quarantined_of<'a>(
         &'a self,
         name: &'a NodeName,
@@ -282,7 +287,7 @@ impl AllocationState {
             .take_while(move |((n, _), _)| n == name)
     }
 
-    /// Returns the ranges as a NodeSubnet lists them, with the pool of each.
+    /// Returns the ranges in the form in which a NodeSubnet lists them, each with the pool against which it counts.
     pub(crate) fn allocated_ranges(&self, ranges: &[Cidr]) -> Vec<AllocatedRange> {
         ranges
             .iter()
@@ -294,7 +299,7 @@ impl AllocationState {
             .collect()
     }
 
-    /// Quarantines the ranges of deleted nodes that a NodeSubnet records.
+    /// Quarantines the podCIDRs of deleted nodes that the NodeSubnet records.
     fn restore_subnet(&mut self, subnet: &Subnet, cache: &ClusterCache, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
         let live = cache.nodes.get(&subnet.name).map(|node| node.uid.clone());
@@ -307,7 +312,7 @@ impl AllocationState {
         let known = self
             .quarantined
             .contains_key(&(subnet.name.clone(), uid.into()));
-        // A podCIDR that was too wide to count is listed without a pool.
+        // A wide range that is listed without a pool did not count while the node lived, so it is not quarantined.
         let mut ranges = read_ranges(&spec.pod_cidrs);
         ranges.retain(|cidr| {
             let mut listed = spec.pod_cidrs.iter().filter(|it| it.pool.is_some());
@@ -318,7 +323,7 @@ impl AllocationState {
         if live.as_deref() == Some(uid) || known || ranges.is_empty() || unseen {
             return;
         }
-        // The node was deleted while nobody led: the quarantine begins now.
+        // The node was deleted while there was no leader, so the quarantine begins only now.
         let machine = machine(spec.provider_id.as_deref(), spec.machine_id.as_deref());
         let quarantine = self.quarantine_of(&ranges);
         self.restore_to_quarantine(
@@ -349,8 +354,8 @@ impl AllocationState {
         self.restore_to_quarantine(name, &previous.node_uid.as_str().into(), rest);
     }
 
-    /// Quarantines ranges of nodes that this process saw deleted before it led, and that no NodeSubnet records.
-    /// Ranges that another node has by now need no quarantine.
+    /// Quarantines the podCIDRs of nodes that this process saw deleted while it was a standby, unless a NodeSubnet
+    /// records them. A range that another node has as a whole by now needs no quarantine.
     pub(crate) fn quarantine_deleted(
         &mut self,
         departed: &DeletedNodes,
@@ -365,7 +370,8 @@ impl AllocationState {
             if is_known || Mutation::UnrecordedDeathForgotten.is_on() {
                 continue;
             }
-            // Even if the quarantine is over, the node's pods may not have been checked yet.
+            // A quarantine that is over by now is recorded nevertheless, because the node's pods may not have been
+            // checked yet.
             let until = gone.at + self.quarantine_of(&gone.ranges);
             let left = until.saturating_sub(now.mono);
             let is_held = |range: &&Cidr| {
@@ -446,7 +452,8 @@ impl QuarantinedRanges {
     }
 }
 
-/// Returns how long a recorded quarantine still lasts, at most `most`: a wall clock set back must not prolong it.
+/// Returns how long a recorded quarantine still lasts: at most `most`, because a wall clock that was set back must not
+/// prolong it.
 pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
     if Mutation::RecordedQuarantineNotBounded.is_on() {

@@ -1,8 +1,9 @@
 //! The loop of IPAMBlocks: creates, restores, quarantines and deletes the objects of blocks.
 //!
-//! The next step is in the block's entry ([`crate::purpose::Step`]). This loop sends it, one request at a time per
-//! block, and looks again after every answer. A block of a deleted node is deleted when its quarantine is over, no
-//! cached pod has an address in it, and a consistent list of the pods bound to the node's name shows none either.
+//! The entry of each block contains the next step for its object ([`crate::purpose::Step`]). This loop sends the
+//! request for that step. At most one request per block is in flight, and after each answer the loop decides anew. The
+//! block of a deleted node is deleted once its quarantine is over and no pod has an address in it. Both the cached pods
+//! and a consistent list of the pods that are bound to the node's name must show that.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId};
 
-/// How long the watch may take to show a created object before it is read.
+/// How long the loop waits for the watch to show an object before it reads the object.
 const AWAIT: Duration = Duration::from_secs(10);
 
 /// State of the block loop.
@@ -37,7 +38,7 @@ pub(crate) struct BlockLoop {
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
     checking: BTreeSet<ObjectUid>,
-    /// Blocks kept beyond their quarantine for which that was reported
+    /// Blocks for which an event has reported that they stay in quarantine beyond its end
     kept: BTreeSet<Cidr>,
 }
 
@@ -76,7 +77,7 @@ impl BlockLoop {
         }
     }
 
-    /// Returns the next request that a node waits for. While stopping, nothing is created.
+    /// Returns the next request that a node waits for. While the process is stopping, no object is created.
     pub(crate) fn next_urgent(
         &mut self,
         cx: &mut Context,
@@ -122,12 +123,12 @@ impl BlockLoop {
         let step = entry.step;
         let request = match (step, object) {
             (Step::Settled, _) => return self.rest(cidr, cx),
-            // Created or read recently: the watch should show it soon.
+            // The object was created or read recently, so the watch should show it soon.
             (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
                 return KeyDecision::Done;
             }
-            // The watch has shown it: it is judged next.
+            // The watch has shown the object, so the block is about to be confirmed or deleted.
             (Step::Await, Some(_)) => return KeyDecision::Done,
             (Step::Create, _) => ApiRequest::Create(name, ObjectSpec::Block(entry.spec())),
             (Step::Replace, Some(object)) => {
@@ -146,7 +147,8 @@ impl BlockLoop {
         KeyDecision::Send(request, purpose(Some(step)))
     }
 
-    /// Handles a block whose object is as it should be: only the end of a quarantine is left to do.
+    /// Handles a block whose object is as it should be. If the block's quarantine is over, checks whether it may be
+    /// deleted.
     fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
         let entry = cx.allocations.blocks.get(&cidr);
         let Some(entry) = entry.filter(|entry| entry.owner.quarantined) else {
@@ -184,7 +186,7 @@ impl BlockLoop {
         KeyDecision::Send(ApiRequest::ListPodsOf { node: name }, purpose)
     }
 
-    /// Keeps a block in quarantine: looks again later, and reports the reason once.
+    /// Keeps a block in quarantine: schedules the next check, and reports the reason once.
     fn keep(&mut self, cidr: Cidr, what: &str, cx: &mut Context) {
         self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
         let Some(uid) = cx.allocations.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
@@ -197,7 +199,8 @@ impl BlockLoop {
         }
     }
 
-    /// Takes in the last list of a deleted node's pods: its unused blocks whose quarantine is over are deleted.
+    /// Handles the answer to the list of a deleted node's pods: the node's blocks that no pod uses and whose quarantine
+    /// is over are deleted.
     fn looked_at_pods(&mut self, uid: &ObjectUid, outcome: &RequestOutcome, cx: &mut Context) {
         self.checking.remove(uid);
         let now = cx.now.mono;
@@ -234,8 +237,8 @@ impl BlockLoop {
         }
     }
 
-    /// Takes in the answer to a request about a block's object. The cache has the object already, except after a
-    /// creation, which counts only once the watch shows it.
+    /// Handles the answer to a request for a block's object. The cache already contains the object, except after a
+    /// creation: a new object counts only once the watch shows it.
     fn written_or_read(
         &mut self,
         (cidr, claim): (&Cidr, ClaimId),
@@ -290,14 +293,15 @@ impl BlockLoop {
                 noted.nodes.push(owner.name);
             }
             (Some(Step::Replace), RequestOutcome::Block(block)) => {
-                // A write that changed nothing causes no watch event, so it is settled here.
+                // A write that changed nothing causes no watch event, so the block is settled here.
                 if entry.step == Step::Replace && entry.is_kept_in(block) {
                     entry.step = Step::Settled;
                 }
                 self.queue.add(*cidr);
             }
             (_, RequestOutcome::Block(_) | RequestOutcome::Gone) => self.queue.add(*cidr),
-            // Its node was deleted meanwhile, and no node ever had the block.
+            // The creation was rejected and the node was deleted meanwhile. No node ever had the block, so it is
+            // dropped.
             (Some(Step::Create), RequestOutcome::Rejected(refusal))
                 if resting
                     && !entry.confirmed
@@ -337,7 +341,7 @@ fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState)
     ))
 }
 
-/// Records that the object exists. The watch will show who owns it, and whether it was first.
+/// Records that the object exists. The watch will show which node owns it, and whether anything older overlaps it.
 fn created(entry: &mut BlockEntry, block: &Block, now: Duration) {
     if entry.step == Step::Create || entry.step == Step::Await {
         let ours = block
@@ -358,7 +362,7 @@ impl BlockEntry {
         block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
     }
 
-    /// Takes in the object that a read found under the block's name.
+    /// Handles the object that a read found under the block's name.
     fn found(&mut self, block: &Block, now: Duration) {
         if !self.confirmed {
             created(self, block, now);
@@ -370,7 +374,8 @@ impl BlockEntry {
                 Step::Replace
             };
         } else {
-            // It exists: if the watch is behind, it should not be read again at once.
+            // The object exists. If the watch is behind, the object must not be read again at once, so the watch gets
+            // time.
             self.await_until = now + AWAIT;
         }
     }
@@ -384,7 +389,7 @@ mod tests {
     use crate::cluster::cache::ClusterCache;
     use cadastre_core::ClaimState;
 
-    /// Records a block for `n1`, without a request for its object.
+    /// Records a block for node `n1`. No request for its object is sent.
     fn begun(allocations: &mut AllocationState, now: Now) -> (Cidr, ClaimId) {
         let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
         let node = crate::demand::tests::node("n1");
@@ -433,7 +438,7 @@ mod tests {
     #[test]
     fn an_object_that_nobody_can_read_does_not_lock_its_name() {
         let unreadable = || Err("no spec".to_owned());
-        // Nobody knows who had it: it is quarantined, then deleted.
+        // It is unknown which node had the provisional block, so it is quarantined as it is, then deleted.
         assert_eq!(step_after(unreadable(), false), Step::Settled);
         assert_eq!(step_after(unreadable(), true), Step::Replace);
         let spec = crate::cluster::objects::BlockSpec {
@@ -448,7 +453,7 @@ mod tests {
             since: jiff::Timestamp::UNIX_EPOCH,
             until: None,
         };
-        // The object has another owner: the watch shows whose it is, and since when.
+        // The object has another owner. A provisional block waits for the watch, a confirmed one is written again.
         assert_eq!(step_after(Ok(spec.clone()), false), Step::Await);
         assert_eq!(step_after(Ok(spec), true), Step::Replace);
     }

@@ -11,12 +11,12 @@
 //!   one dual-stack pool, as a node gets all its ranges from one pool.
 //! - Nothing is created beside existing pools, even if a family is missing in all of them: a node of the new pool
 //!   would lack the other family.
-//! - A source that cannot be read is an error. It is not skipped, as the next source would supply ranges that nobody
-//!   intended.
+//! - A source that cannot be read is an error. It is not skipped, because the next source would supply ranges that the
+//!   administrator did not intend.
 //!
 //! # Caveats
-//! - A deleted default pool is created again if it was the only pool: create another pool first, or set `disabled` on
-//!   it.
+//! - A deleted default pool is created again if it was the only pool. To be rid of it, create another pool first. To
+//!   keep it without allocation, set its field `disabled`.
 
 use std::fmt;
 
@@ -60,7 +60,8 @@ const PRIVATE: Dual<&[&str]> = Dual {
 /// Facts about the cluster, on which the decision is based.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cluster<'a> {
-    /// Families of all IPPools, whether they serve or not; both if a pool cannot be read
+    /// Families of which any IPPool has ranges, even if the pool does not allocate; both if the spec of a pool is
+    /// invalid
     pub pools: Dual<bool>,
     /// Ranges from flags; empty if not given
     pub flags: &'a [Cidr],
@@ -68,18 +69,18 @@ pub(crate) struct Cluster<'a> {
     pub kubeadm: Option<&'a str>,
     /// Addresses of all nodes
     pub node_addresses: &'a [Addr],
-    /// Known service ranges
+    /// Service ranges, as far as they are known
     pub services: &'a [Cidr],
 }
 
-/// The decision.
+/// What to do about the default pool.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Bootstrap {
-    /// Create this pool; it is no error if a pool of that name exists.
+    /// Create this pool. If a pool of that name exists already, that is not an error.
     Create {
-        /// The pool to create
+        /// The object to create
         pool: Box<IPPool>,
-        /// Where its ranges come from
+        /// Where the ranges of the pool come from
         source: Source,
     },
     /// Create nothing for now.
@@ -89,18 +90,15 @@ pub(crate) enum Bootstrap {
 /// Where the ranges of the default pool come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// The controller's flags
     Flags,
-    /// kubeadm's ConfigMap
     Kubeadm,
-    /// The built-in private ranges
     Private,
 }
 
-/// Why no pool is created, although nothing is wrong.
+/// Why no pool is created although there is no error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
-    /// Pools exist. If flags name a family that no pool has, the message says so.
+    /// Pools exist. If flags name a family that no pool has, the message for the log says so.
     PoolsExist {
         /// A family that flags name and no pool has
         lacking: Option<Family>,
@@ -109,7 +107,7 @@ pub(crate) enum Idle {
     NoNode,
 }
 
-/// Why no pool can be created; an operator must act.
+/// Why no pool can be created; an administrator must act.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BootstrapError {
     /// The text in the ConfigMap is not a ClusterConfiguration.
@@ -130,11 +128,9 @@ pub(crate) enum BootstrapError {
         "no default pool: {range} ({from}) is smaller than the /{block} that a node gets: give a wider range, or create an IPPool with a larger blockSize"
     )]
     TooSmall {
-        /// The range that is too small
         range: Cidr,
         /// Prefix length of a block
         block: u32,
-        /// Where the range comes from
         from: Source,
     },
     /// All private ranges of a family overlap nodes or services.
@@ -143,7 +139,7 @@ pub(crate) enum BootstrapError {
         PRIVATE.get(*family).join(", ")
     )]
     NoPrivateRange {
-        /// Family without a range
+        /// The family that has no free private range
         family: Family,
     },
 }
@@ -178,7 +174,7 @@ pub(crate) fn decide(
     if cluster.node_addresses.is_empty() {
         return Ok(Bootstrap::Nothing(Idle::NoNode));
     }
-    // Only a hint: ServiceCIDR objects, where they exist, are more reliable.
+    // The serviceSubnet is only a hint, so an invalid one is ignored: ServiceCIDRs, if they exist, are more reliable.
     let hinted =
         subnets(service_subnet.as_deref()).filter_map(|text| Cidr::parse_lenient(text).ok());
     let services: Vec<Cidr> = cluster.services.iter().copied().chain(hinted).collect();
@@ -223,7 +219,7 @@ fn create(
     })
 }
 
-/// Returns the first private range without a node's address that overlaps no service range.
+/// Returns the first private range that contains no node's address and overlaps no service range.
 fn private(family: Family, nodes: &[Addr], services: &[Cidr]) -> Result<Cidr, BootstrapError> {
     let is_free = |range: &Cidr| {
         !nodes.iter().any(|address| range.contains_addr(*address))
@@ -236,7 +232,7 @@ fn private(family: Family, nodes: &[Addr], services: &[Cidr]) -> Result<Cidr, Bo
         .ok_or(BootstrapError::NoPrivateRange { family })
 }
 
-/// The part of kubeadm's ClusterConfiguration that is read.
+/// The part of kubeadm's ClusterConfiguration that the controller reads.
 #[derive(Deserialize, Default)]
 struct ClusterConfiguration {
     networking: Option<Networking>,

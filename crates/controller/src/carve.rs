@@ -1,4 +1,4 @@
-//! Allocation of new blocks: whole ones, or smaller ones where a pool has no whole one left.
+//! Allocation of new blocks: whole blocks, or smaller ones if the pool has no whole block left.
 
 use super::Context;
 use crate::allocations::holders::HolderUse;
@@ -6,10 +6,10 @@ use crate::cluster::names::PoolName;
 use crate::cluster::objects::Node;
 use cadastre_core::{Cidr, Dual, PoolExhausted};
 
-/// Limit of how many bits longer than the pool's block size a smaller block's prefix may be.
+/// Maximum number of bits by which the prefix of a smaller block is longer than that of the pool's blocks.
 const SMALLER: u8 = 6;
 
-/// Allocates one block per family of the pool, or smaller ones where no whole one is left.
+/// Allocates one block per family of the pool to a node: a smaller block if no whole one is left. Returns the blocks.
 pub(super) fn carve(
     pool: &PoolName,
     node: &Node,
@@ -60,8 +60,8 @@ pub(super) fn carve(
             if !allocations.blocks.has(&node.uid) {
                 allocations.holders.drop_uid(HolderUse::Blocks, &node.uid);
             }
-            // A smaller block may become free later, like a whole one, when the pod or agent that uses part of it is
-            // gone.
+            // Smaller blocks with addresses in use count, too: like whole blocks, they may become free when the pod or
+            // agent that uses the addresses is gone.
             let avoided = full.avoided.max(avoided);
             return Err(PoolExhausted { avoided, ..full });
         }

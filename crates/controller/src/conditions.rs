@@ -1,4 +1,4 @@
-//! The status of a pool: its counts and conditions.
+//! Builds the status of a pool: its counts, its forecast and its conditions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -26,7 +26,7 @@ const BESIDE_OTHER_FAMILY: &str = "BesideOtherFamily";
 const TERMINATING: &str = "Terminating";
 const WRITES_REJECTED: &str = "WritesRejected";
 
-/// Conditions whose changes are reported as events. `Ready` is not among them, as the conditions behind it are.
+/// Conditions whose changes are reported as events. `Ready` is left out, because it repeats other conditions.
 pub(crate) const REPORTED: &[&str] = &[
     INVALID,
     OVERLAPPING,
@@ -41,7 +41,7 @@ pub(crate) const REPORTED: &[&str] = &[
 ];
 const INVALID: &str = "Invalid";
 
-/// Returns the reason of the event that reports a change of that condition.
+/// Returns the reason of the event that reports that this condition became True (`bad`) or False.
 pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
     match (kind, bad) {
         (INVALID, true) => "InvalidSpec",
@@ -67,10 +67,10 @@ pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
     }
 }
 
-/// Counts over all nodes and blocks, made before a status is written.
+/// Counts for the status of one pool, made from all nodes and blocks before the status is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PoolCounts {
-    /// Nodes that wait for the pool
+    /// Number of nodes that wait for blocks of the pool
     pub waiting: i64,
     /// Whether nodes exist but the pool selects none
     pub selects_none: bool,
@@ -196,7 +196,7 @@ pub fn status(
     }
 }
 
-/// Adds the forecast. The trend continues from the last status, so it survives restarts.
+/// Adds the forecast to the status. The trend is continued from the last written status, so it survives restarts.
 fn foretell(
     status: &mut FamilyStatus,
     pool: &Pool,
@@ -231,7 +231,8 @@ fn condition(kind: &str, status: bool, reason: &str, message: String) -> Conditi
     }
 }
 
-/// Builds a condition that is True if there is a reason for it.
+/// Returns a condition. If `told` has a reason and a message, the condition is True with them. Otherwise it is False
+/// with the other texts.
 fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str) -> Condition {
     match told {
         Some((reason, message)) => condition(kind, true, reason, message),
@@ -247,7 +248,7 @@ fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>
         (verdict, _) => verdict,
     };
     let reason = match reason {
-        // This is no error, but it may not be intended.
+        // This is no error, but perhaps a mistake of the user.
         PoolPhase::Serving if selects_none => {
             let message = "would serve the nodes it selects, and its nodeSelector matches none";
             return condition(READY, true, "SelectsNoNode", message.to_owned());
@@ -275,7 +276,7 @@ fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>
     )
 }
 
-/// Returns the reason if the API server keeps rejecting the pool's finalizers or blocks.
+/// Returns reason and message if the API server keeps rejecting the pool's finalizers or the creation of its blocks.
 fn refused(state: &PoolState, allocations: &AllocationState) -> Option<(&'static str, String)> {
     const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
     let refusals = &allocations.refusals;
@@ -311,7 +312,7 @@ fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
 }
 
 fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
-    /// Limit of names in the message.
+    /// At most this many ranges are named in the message.
     const NAMED: usize = 5;
     if let PoolPhase::Overlaps { .. } = state.phase {
         return Some((
@@ -361,7 +362,7 @@ fn nearly_exhausted(
 
 fn shrinking(state: &PoolState, counted: PoolCounts) -> Option<(&'static str, String)> {
     let outside: usize = counted.totals.iter().map(|(_, t)| t.outside).sum();
-    // If the spec is invalid, its ranges are unknown.
+    // If the spec is invalid, its ranges are unknown, so nothing is said to lie outside of them.
     let readable = !matches!(state.phase, PoolPhase::Invalid(_));
     (outside > 0 && readable).then(|| {
         (

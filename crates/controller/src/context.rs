@@ -1,4 +1,4 @@
-//! What a loop reads and changes in a step.
+//! The state that a loop may read and change while it makes a decision.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use super::failing_calls::ObjectCall;
 use super::report::EventRecord;
 use crate::cluster::cache::ClusterCache;
 
-/// Interval at which loops check again whether addresses in use still prevent a range from being freed or allocated:
-/// no watch event announces it.
+/// Interval at which loops check again whether addresses in use still prevent a range from being freed or allocated.
+/// They have to check because no watch event announces that.
 pub(crate) const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
-/// What a loop reads and changes in a step.
+/// The state that a loop may read and change in one step.
 pub struct Context<'a> {
     /// The cached API objects
     pub cache: &'a ClusterCache,
-    /// Which node has which range
+    /// The ledger: which node has which range
     pub allocations: &'a mut AllocationState,
     /// Reports to be emitted as Kubernetes events
     pub reports: &'a mut Vec<EventRecord>,
@@ -25,7 +25,7 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// Borrows the parts for one step.
+    /// Creates the context of one step.
     pub fn new(
         cache: &'a ClusterCache,
         allocations: &'a mut AllocationState,
@@ -40,7 +40,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Returns until when `call` has to wait, if it has to.
+    /// Returns until when `call` has to wait after a failure. Returns `None` if it may be made now.
     pub(crate) fn paused(&self, call: &ObjectCall) -> Option<Duration> {
         self.allocations.refusals.paused(call, self.now.mono)
     }

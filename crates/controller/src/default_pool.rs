@@ -1,7 +1,8 @@
-//! The loop of the default pool: the leader creates it once if the cluster has no pool and the flag asks for it.
+//! The loop of the default pool. The leader creates the pool if the cluster has no pool and the flag asks for one.
 //!
-//! [`super::bootstrap`] decides what to create; this loop decides when to look and handles answers. Two controllers
-//! that start at once create one pool: the name is fixed and the API server rejects the second creation.
+//! [`super::bootstrap`] decides what to create; this loop decides when, sends the requests and handles the answers. Two
+//! controllers that start at the same time create only one pool, because the name is fixed and the API server rejects
+//! the second creation.
 
 use std::time::Duration;
 
@@ -14,20 +15,20 @@ use crate::cluster::request::{ApiRequest, ObjectSpec, Rejection, RequestOutcome}
 use crate::settings::ControllerSettings;
 use cadastre_core::Addr;
 
-/// Interval at which to check again whether a node has an address.
+/// Interval of checks whether a node has an address yet.
 const IDLE_PAUSE: Duration = Duration::from_secs(5);
 
 /// State of the default pool's loop.
 #[derive(Debug, Default)]
 pub struct DefaultPool {
-    /// One key: look again
+    /// When to check next; the single key stands for the default pool
     pub queue: Queue<()>,
     in_flight: bool,
-    /// kubeadm's configuration, if there is one
+    /// kubeadm's configuration as last read; `None` if there is none
     kubeadm: Option<String>,
-    /// Whether kubeadm's configuration was read
+    /// Whether kubeadm's configuration was read since the last error
     asked: bool,
-    /// Why there is no default pool, for the log
+    /// Why there is no default pool, as reported to the log
     trouble: Option<String>,
 }
 
@@ -53,8 +54,8 @@ impl Loop for DefaultPool {
                 self.trouble = Some(format!("no default pool: the API server refuses: {why}"));
                 self.queue.add_failed((), cx.now.mono);
             }
-            // Another controller was first, or the write is indeterminate: look again, after the watch may have shown
-            // the pool.
+            // Another controller may have created the pool, or the outcome of the write is unknown. The next check
+            // comes after a pause, by which time the watch may have shown the pool.
             _ => {
                 self.queue.add_failed((), cx.now.mono);
             }
@@ -64,12 +65,12 @@ impl Loop for DefaultPool {
 }
 
 impl DefaultPool {
-    /// Returns why no default pool could be created, if one should be.
+    /// Returns why the default pool could not be created. Returns `None` if that is not known yet, or a pool exists.
     pub fn trouble(&self) -> Option<&String> {
         self.trouble.as_ref()
     }
 
-    /// Returns the next request, if a default pool is missing.
+    /// Returns the next request, if the flag asks for a default pool and the cluster has no pool.
     pub(crate) fn next_urgent(
         &mut self,
         settings: &ControllerSettings,
@@ -109,7 +110,7 @@ impl DefaultPool {
             }
             Err(error) => {
                 self.trouble = Some(error.to_string());
-                // An operator has to act, possibly on the ConfigMap, so it is read again.
+                // An administrator has to act, perhaps on the ConfigMap, so the ConfigMap is read again.
                 self.asked = false;
                 self.queue.add_at((), cx.now.mono + 6 * IDLE_PAUSE);
             }

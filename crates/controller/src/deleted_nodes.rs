@@ -1,15 +1,16 @@
-//! Nodes with podCIDRs that this process saw deleted, whether it led or not.
+//! Nodes with podCIDRs that this process saw deleted, as leader or as standby.
 //!
-//! The podCIDRs of a deleted node are quarantined, and its NodeSubnet records that for the next leader. If the node
-//! was deleted before its NodeSubnet was written, nothing durable records it. So every process, also a standby,
-//! remembers the nodes that it saw deleted, and quarantines their podCIDRs when it begins to lead.
+//! The podCIDRs of a deleted node are quarantined, and its NodeSubnet records the quarantine for the next leader. If
+//! the node was deleted before its NodeSubnet was written, no object records the podCIDRs. So every process, also a
+//! standby, remembers the nodes that it saw deleted, and quarantines their podCIDRs when it begins to lead.
 //!
 //! # Guarantees
-//! - A deleted node is remembered until its quarantine is over, which shows when its record leaves the NodeSubnet.
-//! - Memory is bounded by [`MOST`].
+//! - A deleted node is remembered until its quarantine is over: then its NodeSubnet no longer records it.
+//! - At most [`MOST`] nodes are remembered.
 //!
-//! A node that was created and deleted unseen by all processes that still run, before its NodeSubnet was written,
-//! leaves no trace: its range is free at once.
+//! # Caveats
+//! A node may be created and deleted without being seen by any process that still runs, before its NodeSubnet was
+//! written. Such a node leaves no trace, and its range is free at once.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,26 +21,26 @@ use crate::cluster::objects::{MachineIdentity, Node, Subnet};
 use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
 
-/// Limit of remembered nodes; the oldest are dropped first.
+/// At most this many nodes are remembered. The oldest are dropped first.
 const MOST: usize = 16_384;
 
 /// The remembered nodes, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct DeletedNodes(VecDeque<DeletedNode>);
 
-/// A deleted node.
+/// What must be known of a deleted node to quarantine its podCIDRs.
 #[derive(Clone, Debug)]
 pub(crate) struct DeletedNode {
     pub name: NodeName,
     pub uid: ObjectUid,
     pub machine: MachineIdentity,
     pub ranges: Vec<Cidr>,
-    /// When its deletion was seen, monotonic
+    /// When this process saw the deletion, by the monotonic clock
     pub at: Duration,
 }
 
 impl DeletedNodes {
-    /// Remembers the node if it was deleted with podCIDRs.
+    /// Remembers the node if this change deleted it and it had podCIDRs.
     pub(crate) fn node_changed(&mut self, delta: &ObjectUpdate<Node>, now: Duration) {
         let Some(before) = delta.before.as_deref() else {
             return;
@@ -60,7 +61,7 @@ impl DeletedNodes {
         });
     }
 
-    /// Forgets the nodes whose record has left the NodeSubnet: their quarantine is over.
+    /// Forgets the nodes that the NodeSubnet recorded before this change and no longer does: their quarantine is over.
     pub(crate) fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>) {
         if self.0.is_empty() {
             return;
@@ -71,7 +72,7 @@ impl DeletedNodes {
         let after = match &delta.after {
             Some(subnet) => match &subnet.spec {
                 Ok(spec) => Some(spec),
-                // It may record any node.
+                // An invalid spec may record any node, so no node is forgotten.
                 Err(_) => return,
             },
             None => None,

@@ -1,15 +1,15 @@
-//! The demand loop: how many blocks each node has, needs, and can spare.
+//! The demand loop: allocates blocks to nodes that need them, and recalls blocks that nodes do not need.
 //!
-//! It is level-triggered: a node is looked at whenever the node, its NodeSubnet, a pool or its blocks have changed.
-//! What it should have is computed anew from what it has and from what its agent demands. Agents report the total
-//! number of addresses that they want, so handling an outdated report twice does no harm.
+//! The loop is level-triggered: it checks a node whenever the Node, its NodeSubnet, a pool or its blocks have changed.
+//! It computes what the node should have only from what the node has and what its agent demands. Agents report the
+//! total number of addresses that they want, so an outdated report does no harm if it is handled twice.
 //!
 //! # Guarantees
 //! - A dual-stack pool allocates a block of each family or none.
-//! - While several nodes want blocks, nodes without any come first, and each node gets a few at a time. A node
-//!   without demand gets a first block only while no node with demand waits for that pool.
+//! - If several nodes want blocks, nodes without any come first, and each node gets only a few at a time. A node
+//!   without demand gets its first block of a pool only if no node with demand waits for that pool.
 //!
-//! The module `recall` decides which blocks a node can spare.
+//! The module `recall` decides which blocks a node does not need.
 
 mod recall;
 
@@ -34,59 +34,59 @@ use crate::cluster::objects::{AgentReport, Node};
 use cadastre_api::{AllocationMode, MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 
-/// Limit of blocks of one pool that a node gets before it is other nodes' turn.
+/// At most this many blocks of one pool are allocated to a node before other nodes are handled.
 const AT_ONCE: usize = 16;
-/// Limit of blocks that are allocated before the requests for them are sent.
+/// Once this many blocks are allocated, no further node is handled until the requests for them are sent.
 const CARVED: usize = 64;
-/// Interval at which empty blocks of a pool are recalled for nodes that wait.
+/// Minimum interval between two rounds in which empty blocks are recalled for waiting nodes.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 
 /// A node that waits for blocks of a pool.
 #[derive(Clone, Debug)]
 pub struct WaitingNode {
     uid: ObjectUid,
-    /// Start of the wait, monotonic
+    /// Start of the wait, by the monotonic clock
     since: Duration,
-    /// Addresses that it lacks
+    /// How many addresses the node lacks
     missing: u64,
-    /// How urgently it needs them
+    /// How urgently the node needs the addresses
     need: NodeNeed,
-    /// Whether it has a block of the pool
+    /// Whether the node has a block of the pool
     has_some: bool,
-    /// The number of its blocks of the pool when the wait began
+    /// How many blocks of the pool the node had when the wait began
     blocks: usize,
 }
 
 /// State of the demand loop.
 #[derive(Debug, Default)]
 pub struct Demand {
-    /// Nodes without a block
+    /// Nodes without a block; they are handled first
     first: Queue<NodeName>,
     /// Nodes with blocks
     more: Queue<NodeName>,
     waiting: BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>,
-    /// Exhausted pools, with the reason, until space may have become free
+    /// Exhausted pools, with the message for events; emptied when space may have become free
     full: BTreeMap<PoolName, String>,
-    /// Nodes (by UID) and pools for which it was reported that the node wants more than its limit
+    /// Nodes (by UID) and pools for which an event has reported that the node wants more than its limit
     limited: BTreeSet<(ObjectUid, PoolName)>,
-    /// What was reported lately about nodes and pools. While pods fail and are tried again, the demand comes and goes
-    /// every few seconds.
+    /// Recent events about nodes and pools, so that they are not repeated. While pods fail and are created again, the
+    /// demand comes and goes every few seconds.
     recent: RecentReports,
     recall_at: Option<Duration>,
-    /// Whether space may have become free
+    /// Whether space may have become free, so that all waiting nodes must be handled
     woken: bool,
     recount: bool,
 }
 
-/// What a node lacks of an exhausted pool.
+/// What a node still lacks of a pool that has no block for it.
 struct Lacking {
-    /// Addresses that it lacks
+    /// How many addresses the node lacks
     missing: u64,
-    /// How urgently it needs them
+    /// How urgently the node needs the addresses
     need: NodeNeed,
     /// Whether the node has a block of the pool
     has_some: bool,
-    /// Why the pool has no block
+    /// Why the pool has no block, for events
     note: String,
 }
 
@@ -98,7 +98,7 @@ impl Loop for Demand {
 }
 
 impl Demand {
-    /// Queues the node.
+    /// Queues a node to be handled.
     pub fn add(&mut self, node: &Node, allocations: &AllocationState) {
         if allocations.blocks.has(&node.uid) {
             self.more.add(node.name.clone());
@@ -119,7 +119,7 @@ impl Demand {
         }
     }
 
-    /// Ends the waits of a node whose UID is gone.
+    /// Removes all waits of a node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.limited.retain(|(uid, _)| *uid != node.uid);
         self.recent.forget(&node.uid);
@@ -138,7 +138,8 @@ impl Demand {
         waits.any(|(name, wait)| *name != node.name && wait.need < NodeNeed::Unused)
     }
 
-    /// Ends a node's wait. Nodes that waited only because of it are looked at again.
+    /// Ends a node's wait and returns the wait. If every node that still waits wants only a first block without demand,
+    /// these nodes are queued: they may have waited only because of this node.
     fn end_wait(&mut self, pool: &PoolName, node: &NodeName) -> Option<WaitingNode> {
         let waits = self.waiting.get_mut(pool)?;
         let ended = waits.remove(node)?;
@@ -151,13 +152,14 @@ impl Demand {
         Some(ended)
     }
 
-    /// Makes all waiting nodes look again: space may have become free, or a pool may have come.
+    /// Makes the next [`Demand::work`] handle all waiting nodes, because space may have become free or a pool was
+    /// added.
     pub fn requeue(&mut self) {
         self.woken = !Mutation::BlockWaitersNotWoken.is_on();
     }
 
-    /// Queues the waiting nodes, most urgent first, then longest wait. They come before nodes that are queued
-    /// already, one of which may have just released the block.
+    /// Queues all waiting nodes: the most urgent need first, then the longest wait. They go before the nodes that were
+    /// queued already, because one of those may have just released the block that became free.
     fn requeue_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());
@@ -184,13 +186,13 @@ impl Demand {
         }
     }
 
-    /// Returns the waiting nodes, each after its pool.
+    /// Returns all waiting nodes as pairs of pool and node.
     pub fn waiting_nodes(&self) -> impl Iterator<Item = (&PoolName, &NodeName)> {
         let by_pool = self.waiting.iter();
         by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
     }
 
-    /// Returns the pools for which pods wait.
+    /// Returns the pools for whose addresses pods wait.
     pub fn wanted_by_pods(&self) -> impl Iterator<Item = &PoolName> {
         let pods_wait = |wait: &WaitingNode| matches!(wait.need, NodeNeed::First | NodeNeed::Pods);
         let pools = self.waiting.iter();
@@ -203,7 +205,7 @@ impl Demand {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
     }
 
-    /// Returns the start of the longest wait, monotonic.
+    /// Returns the start of the longest wait, by the monotonic clock. Returns `None` if no node waits.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waits = self.waiting.values().flat_map(BTreeMap::values);
         waits.map(|wait| wait.since).min()
@@ -218,7 +220,8 @@ impl Demand {
         self.waiting.values().any(|waits| !waits.is_empty())
     }
 
-    /// Looks at queued nodes, until enough blocks are allocated for now.
+    /// Handles queued nodes until enough blocks are allocated for this round, then recalls blocks for waiting nodes.
+    /// Returns which blocks and nodes other loops must check.
     pub fn work(&mut self, cx: &mut Context) -> AffectedLoops {
         let mut noted = AffectedLoops::default();
         if std::mem::take(&mut self.woken) {
@@ -250,7 +253,7 @@ impl Demand {
         }
     }
 
-    /// Allocates to a node what it lacks.
+    /// Allocates to a node the blocks that it lacks, from all pools that it may use.
     fn provide(
         &mut self,
         node: &Node,
@@ -267,7 +270,7 @@ impl Demand {
             let mut own = cx.allocations.blocks.of(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
-        // A node without any block gets one without demand, from the best pool that has one.
+        // A node without any block gets one even without demand, from the first pool in order that has one.
         let mut lacks_first = !has_any(cx);
         let mut first_full = None;
         let mut done: BTreeSet<PoolName> = BTreeSet::new();
@@ -311,7 +314,7 @@ impl Demand {
         }
     }
 
-    /// Allocates what the node lacks of a pool. If the pool is exhausted, returns what is still missing.
+    /// Allocates the blocks that a node lacks of one pool. Returns what is still missing if the pool has no free block.
     fn provide_from(
         &mut self,
         pool: &PoolName,
@@ -333,7 +336,7 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx);
                 return None;
             }
-            // A node without blocks gets one; more only after all others have their first.
+            // A node without blocks gets only one. It gets more after all other nodes without blocks have got theirs.
             let is_first_only = first && self.first.has_ready(cx.now.mono);
             if carved >= AT_ONCE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
@@ -351,7 +354,8 @@ impl Demand {
                     Err(full) => {
                         let note = format!("pool \"{pool}\": {full}");
                         if full.avoided > 0 {
-                            // No watch event announces when the addresses in the way are gone.
+                            // No watch event announces that the addresses in use are gone, so the node is handled again
+                            // later.
                             let at = cx.now.mono + IN_USE_PAUSE;
                             self.more.add_at(node.name.clone(), at);
                         } else {
@@ -370,7 +374,7 @@ impl Demand {
         }
     }
 
-    /// Reports that a node wants more than its limit.
+    /// Reports once that a node wants more addresses than its limit of blocks allows.
     fn report_limit(&mut self, pool: &PoolName, node: &Node, limited: bool, cx: &mut Context) {
         let key = (node.uid.clone(), pool.clone());
         if !limited {
@@ -423,7 +427,7 @@ impl Demand {
         waits.insert(node.name.clone(), wait);
     }
 
-    /// Ends a node's wait, and reports so if the node has got a block: its demand may also just have ended.
+    /// Ends a node's wait. Reports that if the node has got a block; otherwise only its demand has ended.
     fn no_longer_waits(&mut self, pool: &PoolName, node: &Node, cx: &mut Context) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;
@@ -442,7 +446,7 @@ impl Demand {
     }
 }
 
-/// Returns how many blocks of a pool a node has or is getting.
+/// Returns how many blocks of a pool a node has, including blocks that are still being created.
 fn blocks_of(pool: &PoolName, node: &Node, cx: &Context) -> usize {
     let own = cx.allocations.blocks.of(&node.uid);
     own.filter(|entry| entry.pool == *pool && !entry.is_leaving())

@@ -1,4 +1,4 @@
-//! Output of reports: to the log and as Kubernetes events.
+//! Writes reports to the log, and converts them to Kubernetes events.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use tracing::{info, warn};
@@ -7,7 +7,7 @@ use super::{EventRecord, Regarding};
 use crate::cluster::request::ObjectKind;
 use cadastre_daemon::events::EventNote;
 
-/// Writes a report to the log.
+/// Writes a report to the log, as a warning or as information.
 pub fn log(report: &EventRecord) {
     let name = &report.about.name;
     match (report.about.kind, report.warning) {
@@ -28,7 +28,7 @@ pub fn log(report: &EventRecord) {
     }
 }
 
-/// Converts a report to a Kubernetes event.
+/// Converts a report to a note, from which a Kubernetes event is made.
 pub fn notice(report: EventRecord) -> EventNote {
     let Regarding { kind, name, uid } = report.about;
     let version = match kind {

@@ -1,10 +1,10 @@
-//! Calls that fail: when each may be repeated, and which ones the API server keeps rejecting.
+//! Calls that fail: when each call may be repeated, and which calls the API server keeps rejecting.
 //!
-//! A policy, a quota or a webhook may reject an object until somebody acts, and an answer may never come. So each
-//! call backs off by its own outcome: neither the success of another call, even for the same object, nor a watch
-//! event shortens its pause. A call that keeps failing is counted and reported once.
+//! A policy, a quota or a webhook may reject an object until an administrator acts, and some calls may never be
+//! answered. So each call backs off by its own outcomes. The success of another call, even for the same object, does
+//! not shorten its pause, nor does a watch event. A call that keeps failing is counted, and reported once.
 //!
-//! Entries expire by themselves when nobody repeats the call.
+//! A call that is not repeated is forgotten after a time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,28 +15,29 @@ use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
-/// Longest pause of a call that keeps failing. All such calls together are repeated at most once in [`EACH`], so that
-/// a policy against thousands of objects costs the API server little.
+/// Longest pause of a call that keeps failing. If many calls keep failing, their pauses are longer, so that all of them
+/// together are repeated at most once in [`EACH`]. So a policy against thousands of objects costs the API server
+/// little.
 const LONGEST: Duration = Duration::from_secs(30);
 const EACH: Duration = Duration::from_millis(20);
-/// Longest pause that the server may ask for.
+/// Longest pause that is granted if the server asks for one.
 const MOST_ASKED: Duration = Duration::from_secs(60);
-/// Number of failures in a row after which a call counts as failing for good: for rejections and missing answers, and
-/// for conflicts and a busy server.
+/// After this many failures in a row, a call counts as one that keeps failing. The first number is for rejections and
+/// missing answers, the second for conflicts and a busy server.
 const LASTING: (u32, u32) = (3, 6);
-/// A call that was not repeated for this time after its pause is forgotten.
+/// A call that was not repeated for this long after its pause is no longer counted as failing.
 const GIVEN_UP: Duration = Duration::from_secs(60);
-/// Least interval between two reports of one call, even if it succeeded in between.
+/// Minimum interval between two reports of the same call, even if the call succeeded in between.
 const TOLD_AGAIN: Duration = Duration::from_secs(600);
 
-/// A call about one object. Different calls for one object back off independently.
+/// A kind of call about one object. Different calls for one object back off independently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectCall {
     /// Write of a node's podCIDRs, by its UID
     AssignPodCidrs(ObjectUid),
-    /// A read of a node, by UID
+    /// Read of a node, by its UID
     ReadNode(ObjectUid),
-    /// List of the pods bound to a node name, for any UID of that name
+    /// List of the pods bound to the node of a name, whatever its UID
     ListPods(NodeName),
     /// Write of a NodeSubnet's spec
     WriteSubnet(NodeName),
@@ -57,7 +58,8 @@ pub enum ObjectCall {
 }
 
 impl ObjectCall {
-    /// Returns the call of a request, if it is repeated until it succeeds.
+    /// Returns the call that a request makes. `wrote` tells a write from the read after it. Returns `None` for requests
+    /// that do not back off here.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
             Purpose::Assign { uid, .. } if wrote => ObjectCall::AssignPodCidrs(uid.clone()),
@@ -108,16 +110,16 @@ impl ObjectCall {
     }
 }
 
-/// Failures of a call.
+/// Failures of one call.
 #[derive(Debug, Default)]
 struct CallFailures {
-    /// Number of failures in a row
+    /// Number of failures since the last success
     failures: u32,
-    /// Time of the first of them, monotonic
+    /// Time of the first of these failures, by the monotonic clock
     since: Duration,
-    /// When it may be repeated, monotonic
+    /// When the call may be repeated, by the monotonic clock
     again_at: Duration,
-    /// The server's message, if the call keeps failing
+    /// The server's last message, once the call counts as one that keeps failing
     lasting: Option<String>,
     told_at: Option<Duration>,
 }
@@ -125,9 +127,9 @@ struct CallFailures {
 /// What to report about a call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallReport {
-    /// It keeps failing, with the reason.
+    /// The call keeps failing, for this reason.
     Refused(String),
-    /// It succeeded after its failure was reported.
+    /// The call has succeeded after its failure was reported.
     Accepted,
 }
 
@@ -140,13 +142,14 @@ pub struct FailingCalls {
 }
 
 impl FailingCalls {
-    /// Returns until when the call has to wait, if it has to.
+    /// Returns until when the call has to wait after a failure. Returns `None` if it may be made now.
     pub fn paused(&self, call: &ObjectCall, now: Duration) -> Option<Duration> {
         let until = self.calls.get(call)?.again_at;
         (until > now).then_some(until)
     }
 
-    /// Records the outcome of a call. `kept` is false if the server accepted a write but dropped part of it.
+    /// Records the outcome of a call, and returns what to report about the call. `kept` is false if the server accepted
+    /// a write but dropped part of the object.
     pub fn note(
         &mut self,
         call: &ObjectCall,
@@ -231,23 +234,23 @@ impl FailingCalls {
             .retain(|_, it| it.failures > 0 || it.told_at.is_some_and(|at| at + TOLD_AGAIN > now));
     }
 
-    /// Returns the calls that keep failing, with the server's message and the time of the first failure (monotonic).
+    /// Returns the calls that keep failing, each with the server's message and the monotonic time of its first failure.
     pub fn lasting(&self) -> impl Iterator<Item = (&ObjectCall, &str, Duration)> {
         let failing = self.calls.iter();
         failing.filter_map(|(call, it)| Some((call, it.lasting.as_deref()?, it.since)))
     }
 
-    /// Returns why the call keeps failing, if it does.
+    /// Returns the server's message if the call keeps failing.
     pub fn why(&self, call: &ObjectCall) -> Option<&str> {
         self.calls.get(call)?.lasting.as_deref()
     }
 
-    /// Returns whether the call failed last time.
+    /// Returns whether the call failed when it was made last.
     pub(crate) fn is_failing(&self, call: &ObjectCall) -> bool {
         self.calls.get(call).is_some_and(|it| it.failures > 0)
     }
 
-    /// Returns the number of calls that keep failing, by the kind of object.
+    /// Returns how many calls keep failing for each kind of object.
     pub fn count(&mut self, now: Duration) -> BTreeMap<ObjectKind, usize> {
         self.sweep(now);
         let mut count: BTreeMap<ObjectKind, usize> = BTreeMap::new();
@@ -272,7 +275,7 @@ mod tests {
         ObjectCall::SetPoolFinalizers("p".into())
     }
 
-    /// Fails at the end of each pause. Returns the number of tries and of reports.
+    /// Repeats a failing call at the end of each pause. Returns the number of tries and the number of reports.
     fn fail(
         refusals: &mut FailingCalls,
         call: &ObjectCall,

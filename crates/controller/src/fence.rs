@@ -1,26 +1,27 @@
-//! The fence: what a new leader does before it allocates podCIDRs, frees ranges or lets a pool be deleted.
+//! The fence: what a new leader does before it allocates podCIDRs, frees ranges, or permits the deletion of a pool.
 //!
-//! An earlier leader that paused, crashed or was cut off may have assignments in flight that take effect at any time.
-//! The Lease that the new leader took over names all of them. The old leader can send no others, as it would first
-//! have to name them in the Lease, and that write now fails. So the new leader lists the objects and reserves the
-//! named ranges for the named nodes (`Leader::inherit`). This trusts no clock and writes no Node.
+//! An earlier leader that was suspended, crashed or was cut off may have assignments of podCIDRs in flight, which can
+//! take effect at any time. The Lease that the new leader took over names all of them. The earlier leader can send no
+//! others: it would first have to name them in the Lease, and that write now fails. So the new leader lists the objects
+//! and reserves the named ranges for the named nodes (`Leader::inherit`). This relies on no clock and writes no Node.
 //!
-//! If the Lease does not say what is in flight, because its holder was of an earlier version or because it was
-//! deleted, every node without podCIDR is *touched*: its annotation is set to the new leader's term. From then on the
-//! API server rejects whatever was decided before, and the answer shows what took effect before. A touch tests the
-//! term that it replaces, so that a late touch of an old leader cannot undo it. Until all nodes are touched no
-//! podCIDR is allocated and no pool may be deleted; everything else goes on.
+//! Sometimes the Lease does not say what is in flight: its holder ran an earlier version of Cadastre, or the Lease was
+//! deleted. Then every node without podCIDRs is *touched*: its annotation is set to the new leader's term. From then on
+//! the API server rejects every assignment that was decided before, and the answer to the touch shows what took effect
+//! before. A touch tests the term that it replaces, so a late touch by an earlier leader cannot undo it. Until all
+//! nodes are touched, no podCIDR is allocated and no pool may be deleted. Everything else continues.
 //!
-//! | how leadership came | lists | touches |
+//! | how the tenure began | lists | touches |
 //! |---|---|---|
 //! | first start: no Lease, no NodeSubnet | no | no |
 //! | clean hand-over | yes | no |
-//! | the Lease names what is in flight | where the watch is behind | no |
+//! | the Lease names what is in flight | only kinds whose watch is behind | no |
 //! | anything else | yes | yes |
 //!
-//! A kind needs no list if its watch began with a list that was requested after the lease was won. Nor does it if the
-//! watch has reached the versions in the Lease, as every write in flight was decided on no later ones; unless the API
-//! server may have been restored since that watch began, because it was unreachable meanwhile or nobody led for long.
+//! A kind needs no list if its watch began with a list that was requested after this process won the Lease. It needs
+//! none either if the watch has reached the versions that the Lease records, because writes in flight were decided on
+//! those or earlier versions. The latter does not hold if the API server may have been restored since the watch began:
+//! it was unreachable meanwhile, or there was no leader for long.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -39,7 +40,7 @@ use crate::cluster::objects::{Node, Object};
 use crate::cluster::request::{ApiRequest, NodeTouch, ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::mutation::Mutation;
 
-/// Number of failures in a row that counts as lasting.
+/// After this many failures in a row, the touch of a node counts as one that keeps failing.
 const LASTING: u32 = 3;
 
 /// Progress of one takeover.
@@ -47,20 +48,21 @@ const LASTING: u32 = 3;
 pub(crate) struct Fence {
     takeover: Takeover,
     term: LeaderTerm,
-    /// Whether it is known from the Lease what earlier leaders have in flight
+    /// Whether the Lease says what earlier leaders have in flight
     is_told: bool,
-    /// If a watch may replace a list: the versions that it must have reached, and since when it must have run
+    /// The versions that a watch must have reached to replace a list, and the earliest time of the watch's own list.
+    /// `None` if a watch cannot replace a list
     known: Option<(SeenVersions, Duration)>,
-    /// When this process learned that it leads, monotonic
+    /// When this process learned that it leads, by the monotonic clock
     won: Duration,
     step: Step,
     lists: Lists,
     /// Nodes (name, UID) that are not proven to be touched yet
     left: BTreeSet<(NodeName, ObjectUid)>,
     queue: Queue<(NodeName, ObjectUid)>,
-    /// Nodes whose touch was rejected or is indeterminate, which are read first
+    /// Nodes to read before the next touch, because the last one failed a guard or is indeterminate
     to_read: BTreeSet<(NodeName, ObjectUid)>,
-    /// Nodes whose rejected touch was reported
+    /// Nodes for which an event has reported that the API server rejects the touch
     reported: BTreeSet<(NodeName, ObjectUid)>,
 }
 
@@ -75,7 +77,7 @@ enum Step {
 #[derive(Debug, Default)]
 struct Lists {
     queue: Queue<ObjectKind>,
-    /// Kinds whose list is missing
+    /// Kinds whose list has not arrived yet
     left: BTreeSet<ObjectKind>,
 }
 
@@ -100,7 +102,7 @@ impl Loop for Fence {
 }
 
 impl Fence {
-    /// Creates the fence of a tenure.
+    /// Creates the fence of a tenure. `won` is the monotonic time at which this process learned that it leads.
     pub(crate) fn new(tenure: &Tenure, won: Duration) -> Self {
         Fence {
             takeover: tenure.takeover,
@@ -117,7 +119,7 @@ impl Fence {
         }
     }
 
-    /// Returns whether all writes of earlier leaders are known or will be rejected.
+    /// Returns whether every write of earlier leaders is either known or will be rejected.
     pub(crate) fn is_done(&self) -> bool {
         self.step == Step::Done
     }
@@ -127,13 +129,13 @@ impl Fence {
         matches!(self.step, Step::Touching | Step::Done)
     }
 
-    /// Returns how many nodes are still to be touched, and for how many of them that keeps failing.
+    /// Returns how many nodes are still to be touched, and for how many of those the touch keeps failing.
     pub(crate) fn left(&self) -> (usize, usize) {
         let failing = |key: &&(NodeName, ObjectUid)| self.queue.failures(key) >= LASTING;
         (self.left.len(), self.left.iter().filter(failing).count())
     }
 
-    /// Describes what is still to do, for logs and readiness.
+    /// Describes what is still to be done, for the log and for `/readyz`.
     pub(crate) fn progress(&self, cache: &ClusterCache) -> String {
         match self.step {
             Step::Syncing => format!(
@@ -195,8 +197,8 @@ impl Fence {
         self.touch_if_listed(cache);
     }
 
-    /// Returns whether no list is needed: the watch's list was requested after the lease was won, or the watch has
-    /// reached the versions that earlier leaders had seen.
+    /// Returns whether the kind needs no list: the list of its watch was requested after the Lease was won, or the
+    /// watch has reached the versions that earlier leaders had seen.
     fn knows<T: Object>(&self, table: &ObjectCache<T>, of: fn(&SeenVersions) -> u64) -> bool {
         let behind = Mutation::CacheBehindTrusted.is_on();
         let has_reached = |(known, since): &(SeenVersions, Duration)| {
@@ -230,7 +232,7 @@ impl Fence {
         }
     }
 
-    /// Takes in a list: it is in the cache (`taken`), or must be requested again.
+    /// Handles the answer to a list request: the list is in the cache (`taken`), or must be requested again.
     fn listed(&mut self, kind: ObjectKind, taken: bool, cx: &Context) {
         if !taken {
             self.lists.queue.add_failed(kind, cx.now.mono);
@@ -258,7 +260,7 @@ impl Fence {
         self.finish_if_through();
     }
 
-    /// Takes in the answer to a touch, or to the read after one.
+    /// Handles the answer to a touch, or to the read after a touch.
     fn touched(
         &mut self,
         name: &NodeName,
@@ -269,11 +271,11 @@ impl Fence {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
             RequestOutcome::Node(node) if node.uid != *uid => true,
-            // The node is touched or has podCIDRs: earlier decisions can no longer take effect.
+            // The node is touched or has podCIDRs, so earlier decisions can no longer take effect.
             RequestOutcome::Node(node) => {
                 node.term.as_ref() == Some(&self.term) || !node.is_empty()
             }
-            // The UID is gone, and with it the effect of every write that names it.
+            // The Node with this UID is gone. Every write tests the UID, so none can take effect any more.
             RequestOutcome::Rejected(Rejection::Missing) => true,
             RequestOutcome::Rejected(_) => Mutation::RejectedTouchCounts.is_on(),
             _ => false,
@@ -309,7 +311,8 @@ impl Fence {
     }
 }
 
-/// Returns which versions a watch must have reached, and since when it must have run, to replace a list.
+/// Returns the versions that a watch must have reached to replace a list, and the earliest time of the watch's own
+/// list. Returns `None` if the Lease records no versions, or if the tenure follows a gap.
 fn known_by(tenure: &Tenure) -> Option<(SeenVersions, Duration)> {
     let known = tenure.inherited.as_ref()?.known?;
     let since = tenure.answered_since;

@@ -1,4 +1,4 @@
-//! Counts of a pool, computed from the ledger each time: no second record can differ from it.
+//! Counts of a pool. They are computed from the ledger each time, so they cannot differ from the ledger.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use cadastre_api::{AddressStatus, FamilyStatus};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, ClaimState, Family, Holder};
 
-/// Counts of one pool and family. Capacity and free room are counted in blocks of the pool's block size, the others
-/// in ranges of any size.
+/// Counts of one pool and family. `capacity` and `free` count blocks of the pool's block size, `held` and `quarantined`
+/// count ranges of any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FamilyCounts {
-    /// Blocks that fit into the pool, without reserved and service ranges
+    /// Blocks that fit into the pool, not counting reserved and service ranges
     pub capacity: u128,
     /// Ranges of live nodes, including those still being allocated
     pub held: u128,
-    /// Ranges of deleted nodes
+    /// Quarantined ranges of deleted nodes
     pub quarantined: u128,
     /// Blocks that can be allocated now
     pub free: u128,
@@ -33,10 +33,10 @@ impl FamilyCounts {
         }
     }
 
-    /// Converts to the API's form; `block_len` is the prefix length of a block.
+    /// Converts the counts for the status of the pool. `block_len` is the prefix length of a block.
     pub fn status(self, block_len: Option<u8>, addresses: Option<AddressStatus>) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
-        // 100 % means no room at all.
+        // 100 % must mean that nothing is free, so it is not reached by rounding.
         let percent = if self.free > 0 {
             percent.min(99.0)
         } else {
@@ -56,7 +56,7 @@ impl FamilyCounts {
     }
 }
 
-/// Counts one family of a pool.
+/// Returns the counts of one family of a pool.
 pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) -> FamilyCounts {
     let room = allocations.ledger.block_counts(&pool.space, family);
     let mut figures = FamilyCounts {
@@ -77,9 +77,10 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
     figures
 }
 
-/// Returns whether a pool that is being deleted may lose its finalizer: no block was allocated from it, even outside
-/// its present ranges, and another pool keeps every allocated range in it. That is the pool of
-/// [`crate::pools::PoolStates::guarding_pool`], unless it may lose its own finalizer at any time (`may_lose_it`).
+/// Returns whether a pool that is being deleted may lose its finalizer. No block may be left that was allocated from
+/// the pool, even outside its present ranges. Every allocated range in the pool must be guarded by another pool, the
+/// one of [`crate::pools::PoolStates::guarding_pool`]. A pool that may lose its own finalizer at any time
+/// (`may_lose_it`) guards nothing.
 pub fn may_go(
     state: &PoolState,
     allocations: &AllocationState,
@@ -109,7 +110,8 @@ pub fn may_go(
         })
 }
 
-/// Returns the holders of ranges that count to the pool, and for each whether it is a live node.
+/// Returns the holders of ranges that count against the pool. The value is true if a live node has at least one of
+/// them.
 pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
     for cidr in state
@@ -137,7 +139,7 @@ mod tests {
     use crate::cluster::objects::Node;
     use crate::demand::tests::{NOW, list, node, pool, pool_of_v6};
 
-    /// Returns the status of an IPv6 pool in which `held` is allocated.
+    /// Returns the status of an IPv6 pool from which the range `held` is allocated.
     fn told(range: &str, block_size: u32, held: &str) -> FamilyStatus {
         let mut cache = ClusterCache::default();
         list(&mut cache.pools, vec![pool_of_v6("p", range, block_size)]);
@@ -173,7 +175,7 @@ mod tests {
             counts("fc00::/7", 128, "fc00::/8"),
             exactly(1 << 121, 1 << 120, "50%")
         );
-        // The IPv6 space has one address more than 128 bits can count.
+        // The IPv6 space has one address more than a u128 can count, so the count saturates.
         let all = counts("::/0", 128, "fd00::/48");
         assert_eq!(all.0, u128::MAX.to_string());
         assert_eq!(all.2, "0%");

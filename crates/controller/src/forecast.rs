@@ -1,24 +1,24 @@
-//! Forecast: how fast a pool fills up, and when it will be exhausted.
+//! Forecast of when a pool will be exhausted, from how fast its use grows.
 //!
-//! A [`Trend`] is small enough for the pool's status, so the next leader continues it. It contains the growth per
-//! hour as an exponentially weighted mean of samples, with a time constant of [`MEMORY_HOURS`]: what happened a day
-//! ago counts for little.
+//! A [`Trend`] is small enough for the pool's status, so the next leader can continue it. It contains the growth per
+//! hour, as an exponentially weighted mean of samples with a time constant of [`MEMORY_HOURS`]. So changes of a day ago
+//! hardly count.
 //!
 //! # Guarantees
-//! - A trend that was written to a status and read back gives the same results as one that was not: every step rounds
-//!   rates to the precision of their text.
-//! - A trend changes at most once in [`SAMPLE_MINUTES`], and not at all after a long time without change. The
-//!   forecast is rounded, and kept while it is about right.
+//! - A trend that is written to a status and read back gives the same results as before: every step rounds rates to the
+//!   precision of their text.
+//! - A trend changes at most once in [`SAMPLE_MINUTES`], and not at all after a long time without change. A forecast is
+//!   rounded, and stays the same while it is about right.
 //! - Counts may be of any size; no input panics.
-//! - A single jump, and a use that fluctuates around a level, give no forecast.
+//! - Neither a single jump nor use that fluctuates around a level gives a forecast.
 //!
 //! # Caveats
-//! - Growth is recognised only as it lasts: a forecast appears after about an hour, from a rate that is still far too
-//!   low. After 6 hours of steady growth the rate is two thirds of the true one, after a day all but a fiftieth.
-//! - A use that goes up and down over days looks like growth each time it rises.
-//! - Growth by less than a step per hour, such as an occasional new node, is too coarse for so short a memory: it
-//!   looks like jumps and gives no forecast.
-//! - Changes during a gap of more than [`GAP_HOURS`] are not seen.
+//! - Growth is recognised only after some time. A forecast appears after about an hour, from a rate that is still far
+//!   too low. After 6 hours of steady growth the rate is two thirds of the true one; after a day only 2 % are missing.
+//! - Use that goes up and down over days looks like growth each time it rises.
+//! - Growth by less than one block per hour, for example by an occasional new node, gives no forecast: in so short a
+//!   memory it looks like single jumps.
+//! - Changes in a time of more than [`GAP_HOURS`] without samples do not count.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -27,39 +27,39 @@ use cadastre_api::TrendStatus;
 
 /// Minimum time between two samples.
 pub(crate) const SAMPLE_MINUTES: i64 = 10;
-/// Time after which an observation counts for 1/e of its first weight.
+/// Time after which the weight of a sample has fallen to 1/e.
 pub(crate) const MEMORY_HOURS: f64 = 6.0;
-/// Time without a sample after which a trend starts anew.
+/// Longest time between two samples of a growing or shrinking pool; after a longer one the trend starts anew.
 pub(crate) const GAP_HOURS: i64 = 48;
-/// Limit of a forecast: one year.
+/// A time further ahead than this, one year, is not forecast.
 pub(crate) const HORIZON_HOURS: f64 = 365.0 * 24.0;
 
-/// Rates below this (about an address a year) count as no growth.
+/// Lower rates, of about one block per year, count as no growth.
 const LEAST_RATE: f64 = 0.0001;
-/// Threshold for a new forecast: the square of the mean change, divided by the mean of its square. The quotient is 1
-/// after long steady growth, n / 36 for n equal jumps among the 36 samples in memory, and less than 1 / 100 for use
-/// that fluctuates around a level.
+/// A new forecast needs at least this ratio: the square of the mean change, divided by the mean of the squared change.
+/// The ratio is 1 after long steady growth. It is n/36 after n equal jumps among the 36 samples in memory, and less
+/// than 1/100 for use that fluctuates around a level.
 const SURE: f64 = 1.0 / 8.0;
-/// Threshold below which a forecast is withdrawn.
+/// An existing forecast is withdrawn if the same ratio falls below this value.
 const STILL_SURE: f64 = 1.0 / 16.0;
-/// A forecast is kept while the remaining time differs by no more than this share.
+/// A forecast stays the same while the time that remains to it differs from a new estimate by at most this share.
 const ABOUT: f64 = 0.1;
 
-/// How the use of one family of a pool grows.
+/// How the number of used addresses of one pool and family grows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trend {
     /// Time of the last sample, in whole minutes
     at: Timestamp,
-    /// Addresses in use at that time
+    /// Blocks that were not free at that time
     used: u128,
-    /// Smoothed growth in addresses per hour
+    /// Smoothed growth in blocks per hour; negative if use shrinks
     per_hour: f64,
-    /// Root of the smoothed square of the growth, in addresses per hour
+    /// Root of the smoothed square of the growth, in blocks per hour
     swing: f64,
 }
 
 impl Trend {
-    /// Starts a trend with a first sample: nothing is known of growth yet.
+    /// Starts a trend with a first sample. The growth is still unknown and counts as zero.
     pub fn start(used: u128, now: Timestamp) -> Self {
         Trend {
             at: whole_minute(now),
@@ -69,7 +69,7 @@ impl Trend {
         }
     }
 
-    /// Reads a trend from a status. Returns `None` if it is invalid; the trend should then start anew.
+    /// Reads a trend from a status. Returns `None` if the text is invalid; the caller then starts a new trend.
     pub fn read(status: &TrendStatus) -> Option<Self> {
         let rate = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite());
         Some(Trend {
@@ -80,7 +80,7 @@ impl Trend {
         })
     }
 
-    /// Converts the trend for the status, without loss.
+    /// Converts the trend for the pool's status, without loss of precision.
     pub fn status(&self) -> TrendStatus {
         TrendStatus {
             at: Time(self.at),
@@ -90,7 +90,7 @@ impl Trend {
         }
     }
 
-    /// Returns the trend after an observation: unchanged unless a sample is due.
+    /// Returns the trend after an observation. The trend is unchanged unless a sample is due.
     #[must_use]
     pub fn observe(&self, used: u128, now: Timestamp) -> Self {
         let at_rest = self.per_hour == 0.0 && self.swing == 0.0;
@@ -101,11 +101,11 @@ impl Trend {
             return *self;
         }
         if at_rest {
-            // No samples were taken while nothing changed, so the change is recent: it is not averaged over that
-            // time.
+            // While nothing changed, no samples were taken, so the change is recent. It must not be averaged over the
+            // whole time since the last sample.
             elapsed = pause;
         } else if elapsed.is_negative() {
-            // The clock was set back: the growth stays, but the change since has no known duration.
+            // The clock was set back, so it is unknown how long the change took. The growth stays as it was.
             return Trend {
                 at: now,
                 used,
@@ -127,12 +127,12 @@ impl Trend {
         }
     }
 
-    /// Returns when the pool will be exhausted if use keeps growing like this. `free` is what is left now; `told` is
-    /// the last forecast, which is kept while it is about right.
+    /// Returns when the pool will be exhausted if its use continues to grow at this rate. `free` is the number of free
+    /// blocks now. `told` is the last forecast, which is returned again while it is about right.
     ///
-    /// Returns `None` if use does not grow, if its growth may be chance, if exhaustion is more than a year away, and
-    /// if nothing is left now, as that is no forecast. The time is rounded to the hour if it is more than a day away,
-    /// else to ten minutes.
+    /// Returns `None` in four cases: use does not grow, its growth may be chance, exhaustion is more than a year away,
+    /// or nothing is free now. The returned time is rounded to the hour if it is more than a day away, else to ten
+    /// minutes.
     pub fn exhausts_at(
         &self,
         free: u128,
@@ -158,19 +158,19 @@ impl Trend {
         let end = now
             .checked_add(SignedDuration::try_from_secs_f64(left * 3600.0).ok()?)
             .ok()?;
-        // To the nearest step, but never to one in the past.
+        // The time is rounded to the nearest step, but never to a step in the past.
         let nearest = (end.as_second() + step / 2).div_euclid(step);
         let next = now.as_second().div_euclid(step) + 1;
         Timestamp::from_second(nearest.max(next) * step).ok()
     }
 }
 
-/// Rounds down to the minute, so that the status does not change all the time.
+/// Rounds down to the minute, so that the status does not change with every observation.
 fn whole_minute(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second().div_euclid(60) * 60).unwrap_or(at)
 }
 
-/// Rounds to six significant digits, which text represents exactly; tiny rates become zero.
+/// Rounds to six significant digits, which decimal text represents exactly. Tiny rates become zero.
 fn rounded(rate: f64) -> f64 {
     if rate.abs() < LEAST_RATE {
         return 0.0;

@@ -1,16 +1,17 @@
-//! Objects of which only one request at a time may be in flight.
+//! Requests in flight: at most one per object at a time.
 //!
-//! After a lost answer or a failed guard the state of the object is unknown: it must be read before the next write.
+//! After a lost answer or a failed precondition the state of the object is unknown. So the object must be read before
+//! the next write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::request::{Rejection, RequestOutcome};
 use crate::reconcile::RequestAnswer;
 
-/// Objects with a request in flight, and objects that must be read first.
+/// Objects with a request in flight, and objects that must be read before they are written.
 #[derive(Debug)]
 pub(crate) struct InFlight<K, W = ()> {
-    /// Objects with a request in flight, with the content if it is a write
+    /// Objects with a request in flight. The value is the content, if the request is a write
     sent: BTreeMap<K, W>,
     to_read: BTreeSet<K>,
 }
@@ -25,25 +26,27 @@ impl<K, W> Default for InFlight<K, W> {
 }
 
 impl<K: Ord + Clone, W> InFlight<K, W> {
-    /// Records that a read, or a write of `what`, is sent.
+    /// Records that a request for the object is sent; `what` is the content if the request is a write.
     pub(crate) fn send(&mut self, key: K, what: W) {
         self.to_read.remove(&key);
         self.sent.insert(key, what);
     }
 
-    /// Takes in the answer to the request in flight.
+    /// Records the answer to the request in flight, and whether the object must be read next.
     pub(crate) fn answered(&mut self, key: &K, answer: &RequestAnswer) {
         self.sent.remove(key);
         self.note(key, answer);
     }
 
-    /// Takes in the answer to a request about another part of the object, such as its status.
+    /// Records the answer to a request about another part of the object, such as its status. Such a request is not
+    /// among the requests in flight, but its answer also decides whether the object must be read next.
     pub(crate) fn note(&mut self, key: &K, answer: &RequestAnswer) {
         let is_known = match answer.outcome {
             RequestOutcome::Rejected(Rejection::Guard(_)) | RequestOutcome::Indeterminate(_) => {
                 false
             }
-            // A rejected write has no effect; a rejected read has shown nothing.
+            // A rejected write has no effect, so the object's state is still known. A rejected read has shown nothing,
+            // so it is repeated.
             RequestOutcome::Rejected(
                 Rejection::Busy(_) | Rejection::Rejected(_) | Rejection::NotSent,
             ) => answer.wrote,
@@ -54,38 +57,36 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
         }
     }
 
-    /// Forgets an object that is gone.
+    /// Removes all records of an object that is gone.
     pub(crate) fn forget(&mut self, key: &K) {
         self.sent.remove(key);
         self.to_read.remove(key);
     }
 
-    /// Drops the pending read: the state of the object became known in another way.
+    /// Drops the pending read, because the state of the object became known in another way.
     pub(crate) fn forget_indeterminate(&mut self, key: &K) {
         self.to_read.remove(key);
     }
 
-    /// Returns whether a request is in flight.
     pub(crate) fn is_sent(&self, key: &K) -> bool {
         self.sent.contains_key(key)
     }
 
-    /// Returns whether the next request has to be a read.
     pub(crate) fn is_to_read(&self, key: &K) -> bool {
         self.to_read.contains(key)
     }
 
-    /// Returns whether a write may still take effect.
+    /// Returns whether a write may still take effect, or whether that is unknown: a request is in flight, or the object
+    /// must be read next.
     pub(crate) fn is_open(&self, key: &K) -> bool {
         self.is_sent(key) || self.is_to_read(key)
     }
 
-    /// Returns whether any request is in flight.
     pub(crate) fn is_any_sent(&self) -> bool {
         !self.sent.is_empty()
     }
 
-    /// Returns the content of the request in flight.
+    /// Returns the content that was passed to [`InFlight::send`] for the request in flight.
     pub(crate) fn written(&self, key: &K) -> Option<&W> {
         self.sent.get(key)
     }
@@ -102,7 +103,8 @@ mod tests {
         let table = [
             (RequestOutcome::Indeterminate(String::new()), [true, true]),
             (refused(Rejection::Guard(String::new())), [true, true]),
-            // A rejected write had no effect, but a rejected read has shown nothing.
+            // A rejected write had no effect, so no read is needed. A rejected read has shown nothing, so it is
+            // repeated.
             (refused(Rejection::Busy(None)), [false, true]),
             (refused(Rejection::Missing), [false, false]),
             (RequestOutcome::Gone, [false, false]),

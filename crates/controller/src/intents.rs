@@ -1,10 +1,10 @@
 //! Which writes this leader intends, and which of them its Lease already names.
 //!
 //! # Guarantees
-//! - An assignment of podCIDRs is sent only after the success of a Lease write that names it and that was begun after
-//!   the node was read; it stays named until its outcome is known.
-//! - Every other allocating write gets a number when it is decided, and is sent only after the success of a Lease
-//!   write that was begun later (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader decides after it
+//! - An assignment of podCIDRs to a node is sent only after a Lease write that names the assignment has succeeded. That
+//!   Lease write began after the node was read. The Lease names the assignment until its outcome is known.
+//! - Every other allocating write gets a number when it is decided. It is sent only after a Lease write that began
+//!   later has succeeded (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader decides after it
 //!   lost its Lease is never sent.
 //! - The size of the names in the Lease is bounded.
 
@@ -20,57 +20,60 @@ use crate::cluster::objects::Node;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// Limits of the assignments that the Lease names: their number and their bytes.
+/// A further assignment is named only while the Lease names fewer than this many, in fewer than this many bytes.
+/// Assignments that are set aside are not counted.
 const LIMIT: usize = 512;
 const BYTES: usize = 40 * 1024;
 
-/// Limit in bytes of the assignments that keep failing, which are named in addition. All annotations of an object
-/// together may have 256 KiB.
+/// Assignments that keep failing are set aside: they are named in addition, in at most this many bytes. The API server
+/// allows 256 KiB for all annotations of an object together.
 const ASIDE: usize = 128 * 1024;
 
-/// The intents of one tenure.
+/// The writes that a leader intends during one term.
 #[derive(Debug, Default)]
 pub(crate) struct IntentBook {
     past: InheritedIntents,
     named: BTreeMap<(ObjectUid, Vec<Cidr>), IntentEntry>,
-    /// Number and bytes of the named assignments that are not set aside; bytes of those that are
+    /// Number and bytes of the named assignments that are not set aside, then the bytes of those that are set aside
     open: (usize, usize),
     aside: usize,
-    /// Nodes for whose assignments there was no room
+    /// Nodes whose assignments could not be named because the Lease named too many others
     waiting: Queue<NodeName>,
-    /// The number last passed to the elector, and the one up to which the Lease is known to be written
+    /// The highest number passed to the elector, and the highest number for which the Lease is known to be written
     handed: u64,
     confirmed: u64,
-    /// Whether a write waits for the number after `handed`
+    /// Whether a decided write needs a further Lease write, which will have the number `handed` + 1
     asked: bool,
-    /// Whether the Lease may name assignments that are settled by now
+    /// Whether the Lease may still name assignments whose outcome is known by now
     less: bool,
 }
 
-/// What is known of the writes that earlier leaders have in flight.
+/// Whether this leader knows the writes that earlier leaders have in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum InheritedIntents {
-    /// Nobody leads in this process: a read-only caller only computes what would be done, and nothing has to be
+    /// Nobody leads in this process: a read-only caller only computes what a leader would do. So no write has to be
     /// named.
     #[default]
     Irrelevant,
-    /// Any write may be in flight.
+    /// Earlier leaders may have any write in flight.
     Unknown,
-    /// Only writes that this leader names, too, may be in flight.
+    /// Earlier leaders may have only those writes in flight that this leader names, too.
     Known,
 }
 
 #[derive(Debug)]
 struct IntentEntry {
     name: NodeName,
-    /// The term annotation that the write tests. If it changes, the assignment has to be named again
+    /// The term annotation that the write tests. If the annotation of the node changes, the assignment has to be named
+    /// again
     guard: (Option<LeaderTerm>, bool),
     since: u64,
     is_aside: bool,
 }
 
 impl IntentBook {
-    /// Creates the intents of a leader; `known` if it knows what earlier leaders have in flight.
+    /// Creates the empty intents of a new leader. `known`: whether it knows which writes earlier leaders have in
+    /// flight.
     pub(crate) fn of_leader(known: bool) -> Self {
         IntentBook {
             past: if known {
@@ -78,35 +81,38 @@ impl IntentBook {
             } else {
                 InheritedIntents::Unknown
             },
-            // So the Lease soon records that everything in flight is named.
+            // This requests a Lease write, so the next leader soon finds in the Lease that it names everything in
+            // flight.
             asked: known,
             ..IntentBook::default()
         }
     }
 
-    /// Returns whether it is known what earlier leaders have in flight.
+    /// Returns whether this leader knows which writes earlier leaders have in flight.
     pub(crate) fn is_known(&self) -> bool {
         self.past != InheritedIntents::Unknown
     }
 
-    /// Records that no write of earlier leaders is in flight, except those named here.
+    /// Records that earlier leaders have no writes in flight except those that this leader names.
     pub(crate) fn mark_written(&mut self) {
         (self.past, self.asked) = (InheritedIntents::Known, true);
     }
 
-    /// Requests a write of the Lease, whatever it names.
+    /// Requests a write of the Lease, even if the names in it have not changed.
     pub(crate) fn ask(&mut self) {
         self.asked = true;
     }
 
-    /// Returns the number of a write that is decided now, and requests the Lease write that it waits for.
+    /// Returns the number for a write that is decided now, and requests the Lease write with that number. The decided
+    /// write must wait for it.
     pub(crate) fn number(&mut self) -> u64 {
         self.asked = true;
         self.handed + 1
     }
 
-    /// Returns whether the assignment may be sent. If not, it gets named, and [`IntentBook::confirmed`] or
-    /// [`IntentBook::room`] returns the node when it can be tried again.
+    /// Returns whether this assignment of podCIDRs may be sent to the node. If not, a later Lease write names the
+    /// assignment, as soon as the Lease has room. The caller has to try again when [`IntentBook::confirmed`] or
+    /// [`IntentBook::room`] returns the node.
     pub(crate) fn may_assign(&mut self, node: &Node, cidrs: &[Cidr]) -> bool {
         if self.past == InheritedIntents::Irrelevant {
             return true;
@@ -129,7 +135,7 @@ impl IntentBook {
         Mutation::AllocatedBeforeNamed.is_on()
     }
 
-    /// Names an assignment that an earlier leader named.
+    /// Names an assignment that the Lease of the earlier leader named.
     pub(crate) fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
         let guard = (node.term.clone(), node.annotated);
         let next = self.handed + 1;
@@ -155,7 +161,7 @@ impl IntentBook {
         self.named.insert(key, named);
     }
 
-    /// Stops naming the assignments of a UID, as the outcome of all its writes is known.
+    /// Stops naming the assignments to the node with this UID, because the outcome of all its writes is known.
     pub(crate) fn settled(&mut self, uid: &ObjectUid) {
         for key in self.of_uid(uid) {
             if let Some(named) = self.named.remove(&key) {
@@ -170,8 +176,8 @@ impl IntentBook {
         }
     }
 
-    /// Sets aside the assignments of a UID, which keep failing: they stay named, but no longer take room from others,
-    /// unless too many are set aside already.
+    /// Sets aside the assignments to the node with this UID, because they keep failing. They stay named, but take no
+    /// room from other assignments any more. If too many are set aside already, nothing changes.
     pub(crate) fn set_aside(&mut self, uid: &ObjectUid) {
         if Mutation::FailingNamesTakeRoom.is_on() {
             return;
@@ -195,7 +201,7 @@ impl IntentBook {
         of_uid.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Records that the Lease is written up to that number. Returns the nodes that waited for it.
+    /// Records that the Lease is written up to `number`. Returns the nodes whose assignments waited for that write.
     pub(crate) fn confirmed(&mut self, number: u64) -> Vec<NodeName> {
         let (from, to) = (self.confirmed, number.max(self.confirmed));
         self.confirmed = to;
@@ -207,22 +213,23 @@ impl IntentBook {
         new.map(|named| named.name.clone()).collect()
     }
 
-    /// Returns nodes that had to wait for room, once half the room is free: in batches, so that many nodes cost few
-    /// writes of the Lease.
+    /// Returns nodes that waited for room in the Lease, or nothing while more than half of the room is in use. So nodes
+    /// are returned in batches, and many nodes cost few Lease writes.
     pub(crate) fn room(&mut self) -> Vec<NodeName> {
         if self.open.0 > LIMIT / 2 || self.open.1 > BYTES / 2 {
             return Vec::new();
         }
         let next = std::iter::from_fn(|| self.waiting.pop(Duration::ZERO));
         let next: Vec<NodeName> = next.take(LIMIT - self.open.0).collect();
-        // These nodes are named by a write soon, which also leaves out settled assignments.
+        // The Lease write that names these nodes also leaves out settled assignments, so these need no write of their
+        // own.
         self.less &= next.is_empty();
         next
     }
 
-    /// Returns the content that the Lease should get, if a write waits for it. Settled assignments are left out of
-    /// it, but cause a write of the Lease only when none is left: it is harmless to name too many. `known` has the
-    /// versions that the cache has reached.
+    /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The content leaves out
+    /// settled assignments. They alone cause a Lease write only if no other assignment is named, because it is harmless
+    /// to name too many. `known` has the versions that the cache has reached.
     pub(crate) fn take(&mut self, term: &LeaderTerm, known: SeenVersions) -> Option<LeaseContent> {
         let asked = std::mem::take(&mut self.asked);
         let empty = self.less && self.named.is_empty();
@@ -251,7 +258,7 @@ impl IntentBook {
     }
 }
 
-/// Returns the approximate bytes of an entry in the Lease.
+/// Returns about how many bytes an assignment takes in the Lease.
 fn size(name: &NodeName, (uid, cidrs): &(ObjectUid, Vec<Cidr>)) -> usize {
     name.len() + uid.len() + 20 * cidrs.len() + 10
 }

@@ -1,6 +1,7 @@
-//! The leader: the loops, and what events and answers mean to them.
+//! The leader's state: the allocations and the loops. Events and answers are applied here, and the loops are asked for
+//! requests.
 //!
-//! A leader exists only while this process leads. At the end of the tenure it is dropped, and the next one is built
+//! A [`Leader`] exists only while this process leads. At the end of its term it is dropped, and the next one is built
 //! from the cache.
 
 use std::collections::BTreeMap;
@@ -33,30 +34,32 @@ pub(super) use changes::SubnetDiff;
 use changes::{report_overlaps, report_unreadable};
 use loops::Loops;
 
-/// Which requests may be sent now.
+/// Which kinds of requests may be sent now, given how many are in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendBudget {
-    /// Whether critical requests may be sent: podCIDRs, blocks and what they wait for
+    /// Whether critical requests may be sent: those about podCIDRs and blocks, and those that these need first
     pub critical: bool,
     /// Whether all other requests may be sent
     pub background: bool,
 }
 
-/// The state that exists only while leading.
+/// The state that exists only while this process leads.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Leader {
     pub(super) tenure: Tenure,
     pub(super) loops: Loops,
-    /// Whether the allocations are restored and the loops run
+    /// Whether the allocations are rebuilt from the cache, so that the loops run
     pub(super) allocating: bool,
     allocations: AllocationState,
-    /// A range became free that an agent may use already.
+    /// Whether a range became free since blocks were last adopted. An agent may already use it, so adoption is tried
+    /// again
     freed: bool,
-    /// Pools have to be evaluated again.
+    /// Whether the pools have to be evaluated again
     needs_evaluation: bool,
-    /// Ranges of pools have changed, and with them the pools that NodeSubnets name.
+    /// Whether a pool was created, deleted or changed in more than its status. Then every NodeSubnet has to be checked,
+    /// because NodeSubnets list the ranges of pools
     reattribute: bool,
-    /// See [`ControllerSettings::foreign_allocator_pause`]
+    /// See [`ControllerSettings::foreign_allocator_pause`].
     foreign_pause: Duration,
 }
 
@@ -116,7 +119,7 @@ impl Leader {
         for node in cache.nodes.iter() {
             self.adopt(&node.name, cache, reports, now);
             self.loops.demand.add(node, &self.allocations);
-            // It may have no NodeSubnet yet, in which its agent reports and demands.
+            // The node may have no NodeSubnet yet, but its agent reports use and demand there.
             self.loops.subnets.queue.add(node.name.clone());
         }
         self.return_blocks(cache, now);
@@ -168,7 +171,7 @@ impl Leader {
         loops.all_mut().find_map(|(_, it)| it.next(&mut cx))
     }
 
-    /// Returns the monotonic time at which [`Leader::next`] may have a request again without an event.
+    /// Returns the monotonic time at which [`Leader::next`] has to be called again even if no event arrives.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         if !self.allocating {
             return self.loops.fence.load().next_at;
@@ -180,7 +183,8 @@ impl Leader {
             .min()
     }
 
-    /// Returns whether no write is indeterminate and the fence is complete.
+    /// Returns whether this leader has nothing left to clear up: the allocations are rebuilt, the fence is complete,
+    /// and no write is indeterminate.
     pub(super) fn is_settled(&self) -> bool {
         self.allocating
             && self.loops.fence.is_done()
@@ -188,12 +192,12 @@ impl Leader {
                 || Mutation::HandOverWhileIndeterminate.is_on())
     }
 
-    /// Returns whether any write is indeterminate.
+    /// Returns whether the outcome of any write is indeterminate.
     pub(super) fn has_unclear(&self) -> bool {
         self.allocations.has_indeterminate()
     }
 
-    /// Takes in a successful write of the Lease.
+    /// Handles a successful write of the Lease: assignments that the Lease names now may be sent.
     pub(super) fn renewed(&mut self, tenure: Tenure) {
         for name in self.allocations.intents.confirmed(tenure.named) {
             self.loops.podcidrs.queue.add(name);
@@ -201,12 +205,12 @@ impl Leader {
         self.tenure = tenure;
     }
 
-    /// Returns the number of a write that is decided now.
+    /// Returns the number for a write that is decided now, see [`IntentBook::number`].
     pub(super) fn number(&mut self) -> u64 {
         self.allocations.intents.number()
     }
 
-    /// Returns the content that the Lease should get, if a request waits for it.
+    /// Returns the content that the Lease should get, or `None` if no Lease write is needed.
     pub(super) fn take_wanted(&mut self, cache: &ClusterCache) -> Option<LeaseContent> {
         if !self.allocating {
             return None;
@@ -224,8 +228,8 @@ impl Leader {
         })
     }
 
-    /// Reserves what earlier leaders may have in flight for the nodes that it is for. It is written again until the
-    /// node has podCIDRs or is gone.
+    /// Reserves the podCIDRs that the Lease of the earlier leader names, each for the named node: the earlier leader
+    /// may have their writes in flight. The podCIDR loop repeats such a write until the node has podCIDRs or is gone.
     fn inherit(&mut self, cache: &ClusterCache) {
         if self.tenure.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
             return;
@@ -255,12 +259,13 @@ impl Leader {
         }
     }
 
-    /// Decides about blocks before anything is sent.
+    /// Adopts, confirms, allocates and recalls blocks, before the next request is chosen.
     fn decide_blocks(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
         if std::mem::take(&mut self.freed) {
             self.take_up_all(cache, reports, now);
         }
-        // Before agents have reported, nobody knows whose a block is that no NodeSubnet lists.
+        // Until agents have reported, the owner of a block that no NodeSubnet lists is unknown. So nothing is decided
+        // about blocks.
         if !self.loops.listening.is_over() {
             return;
         }
@@ -279,14 +284,15 @@ impl Leader {
         self.look_at_blocks(noted.blocks);
     }
 
-    /// Adopts blocks again, as a range became free or all agents have reported.
+    /// Tries again to adopt blocks that agents use, because a range became free or all agents have reported.
     fn take_up_all(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
         for name in self.allocations.unadopted.nodes() {
             self.adopt(&name, cache, reports, now);
         }
     }
 
-    /// Allocates quarantined blocks to the same machines again, once agents have reported what they use.
+    /// Allocates quarantined blocks again to the machine that had them, if it has registered again. Does nothing before
+    /// agents have reported which blocks they use.
     fn return_blocks(&mut self, cache: &ClusterCache, now: Now) {
         if self.allocations.in_agent_grace {
             return;
@@ -314,7 +320,7 @@ impl Leader {
         }
     }
 
-    /// Makes all that wait look again, as a range became free.
+    /// Queues all nodes that wait for ranges again, and marks the pools for a new count, because a range became free.
     fn requeue_waiting(&mut self) {
         self.freed = true;
         self.loops.podcidrs.requeue();
@@ -341,7 +347,7 @@ impl Leader {
         self.allocations.report_too_wide(reports);
         for node in cache.nodes.iter() {
             self.loops.demand.add(node, &self.allocations);
-            // An agent needs a NodeSubnet to report its demand.
+            // Without a NodeSubnet, an agent cannot report its demand.
             if cache.subnets.get(&node.name).is_none() {
                 self.loops.subnets.queue.add(node.name.clone());
             }
@@ -354,7 +360,8 @@ impl Leader {
     }
 }
 
-/// Counts the nodes that wait for each pool. Called only when a status is due, not for each request.
+/// Counts the nodes that wait for each pool. This takes time, so it is done for statuses and metrics, but not for every
+/// request.
 fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<PoolName, i64> {
     let mut waiting: BTreeMap<PoolName, i64> = BTreeMap::new();
     for reason in podcidrs.waiting() {

@@ -1,13 +1,15 @@
 //! The leak loop: it finds addresses in use on live nodes whose pods are gone or have finished.
 //!
-//! An agent reports the addresses of pods that it has not seen for a while (`orphans` of the status). Two proofs are
-//! needed to release one of them. The first is given here: in the cache of all pods the pod's UID has been unknown or
-//! finished for longer than a grace period, no pod reports the address, and a consistent list of the pods bound to
-//! the node confirms that. Then the address is listed in the node's NodeSubnet (`leakCandidates`), and the agent gives the
-//! second proof, from the runtime, or keeps the address. Addresses of deleted nodes are freed with their blocks.
-//! Users may name addresses on the NodeSubnet: the grace period does not apply to these, both proofs do.
+//! An agent reports addresses whose pods it has not seen for a while (`orphans` in the status). An address is released
+//! only after two proofs. The controller gives the first proof. It has three parts: in the cache of all pods, the pod's
+//! UID has been unknown or finished for longer than a grace period; no pod reports the address; and a consistent list
+//! of the pods bound to the node confirms both. Then the controller lists the address in the node's NodeSubnet
+//! (`leakCandidates`). The agent gives the second proof by asking the container runtime, or it keeps the address.
 //!
-//! There are no leak candidates while the list of pods is incomplete, and none without a pod's UID.
+//! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). The grace period does not
+//! apply to these, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.
+//!
+//! There are no leak candidates while the list of pods is incomplete. An address without a pod's UID never becomes one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,26 +29,27 @@ use cadastre_api::LeakCandidate;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Least and greatest interval at which agents' reports are compared with the pods.
+/// Shortest and longest interval between two comparisons of agents' reports with the pods.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Least interval between two lists of one node's pods: a list right after another proves nothing more.
+/// Shortest interval between two lists of one node's pods. A list right after another would prove nothing more.
 const LOOK_PAUSE: Duration = Duration::from_secs(3);
-/// Limit of addresses that a node is asked about at once.
+/// A NodeSubnet lists at most this many leak candidates at once.
 const AT_ONCE: usize = 256;
 
 /// State of the leak loop.
 #[derive(Debug, Default)]
 pub struct Leaks {
-    /// How long an address may be without a pod before its node is asked about it
+    /// How long an address must be without a pod before it can become a leak candidate
     grace: Duration,
-    /// Nodes with addresses that have been without a pod for the grace period
+    /// Nodes whose pods are to be listed, because addresses of theirs may have become leak candidates
     pub queue: Queue<NodeName>,
-    /// Addresses without a pod, by node, with the start of that time (monotonic)
+    /// Addresses without a pod, by node, with the monotonic time since when that is known
     since: BTreeMap<NodeName, BTreeMap<(Addr, PodUid), Duration>>,
     scan_at: Duration,
-    /// When the pods of a node were last listed, monotonic
+    /// Monotonic time of the last list of a node's pods
     looked_at: BTreeMap<NodeName, Duration>,
-    /// Addresses that several pods reported at the last scan, and whether that is reported already
+    /// Addresses that several pods reported at the last scan. The value is true if the scan before found the same, so
+    /// that it is reported already
     doubled: BTreeMap<Addr, bool>,
 }
 
@@ -55,7 +58,8 @@ impl Loop for Leaks {
         self.queue.load().or_at(Some(self.scan_at))
     }
 
-    /// Returns the next list of a node's pods.
+    /// Returns the next request for a list of a node's pods. Compares agents' reports with the pods first, if that is
+    /// due.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         if self.scan_at <= cx.now.mono && cx.cache.pods.is_complete() {
             self.scan_at = cx.now.mono + (self.grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
@@ -64,7 +68,7 @@ impl Loop for Leaks {
         work_off(self, |it| &mut it.queue, Self::look, cx)
     }
 
-    /// Takes in the last list of a node's pods: decides which addresses the node is asked about.
+    /// Handles a list of a node's pods: decides which addresses become leak candidates.
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         let mut noted = AffectedLoops::default();
         let Purpose::LeakPods { name, uid } = answer.purpose else {
@@ -118,14 +122,15 @@ impl Leaks {
         }
     }
 
-    /// Returns the number of addresses without a pod, and when the oldest became so.
+    /// Returns the number of addresses without a pod, and the monotonic time since when the oldest has been without
+    /// one.
     pub fn candidates(&self) -> (usize, Option<Duration>) {
         let count = self.since.values().map(BTreeMap::len).sum();
         let oldest = self.since.values().flat_map(BTreeMap::values).min();
         (count, oldest.copied())
     }
 
-    /// Makes the next scan due at once, as users wait for it.
+    /// Makes the next scan due at once, because a user waits for its result.
     pub(crate) fn look_soon(&mut self) {
         self.scan_at = Duration::ZERO;
     }
@@ -145,7 +150,7 @@ impl Leaks {
         )
     }
 
-    /// Compares agents' reports with the cached pods.
+    /// Compares agents' reports with the cached pods, and queues nodes whose pods have to be listed.
     fn scan(&mut self, cx: &mut Context) {
         let (now, grace) = (cx.now.mono, self.grace);
         let mut before = std::mem::take(&mut self.since);
@@ -193,7 +198,7 @@ impl Leaks {
         self.report_duplicates(cx);
     }
 
-    /// Reports addresses that several pods reported at two scans in a row.
+    /// Reports addresses that several pods reported in two scans in a row.
     fn report_duplicates(&mut self, cx: &mut Context) {
         let before = std::mem::take(&mut self.doubled);
         for addr in cx.cache.pods.doubled() {
@@ -222,7 +227,8 @@ fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
         .collect()
 }
 
-/// Returns whether no pod uses the address.
+/// Returns whether the address is an orphan: the UID is known, the pod with that UID is gone or has finished, and no
+/// pod reports the address.
 fn is_orphan((addr, uid): (Addr, PodUid), node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
@@ -238,7 +244,7 @@ fn is_own(addr: Addr, node: &Node, allocations: &AllocationState) -> bool {
 }
 
 impl AllocationState {
-    /// Returns the addresses that a node is asked about: leak candidates that its agent still reports.
+    /// Returns the leak candidates of the node with this UID that its agent still reports, at most [`AT_ONCE`].
     pub(crate) fn leak_candidates_of(
         &self,
         uid: &ObjectUid,
@@ -322,7 +328,7 @@ mod tests {
                     ..NOW
                 },
             );
-            // Users ask for it each time.
+            // A user asks for the scan each time, so only the pause between two lists can prevent the next list.
             leaks.look_soon();
             leaks.next(&mut cx).is_some()
         };

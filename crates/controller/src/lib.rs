@@ -1,37 +1,38 @@
-//! The controller: one state machine, with one file per reconcile loop.
+//! The controller: a state machine that allocates ranges to nodes, with one file per reconcile loop.
 //!
 //! ```text
 //! watches ──► cache ──┐                      ┌──► podcidr     node.spec.podCIDRs, one guarded PATCH per node
-//! answers ──► cache ──┼─► Controller ─ Leader ┼──► demand      how many blocks a node has, needs, can spare
+//! answers ──► cache ──┼─► Controller ─ Leader ┼──► demand      how many blocks a node has, needs and can spare
 //!                     │        │             ├──► block       IPAMBlocks
 //!                     │        │             ├──► subnet      NodeSubnet.spec
-//! lease ──────────────┘        │             ├──► quarantine  ranges of deleted nodes wait, then are free
-//!                              │             └──► pool        finalizer, conditions, counts
+//! lease ──────────────┘        │             ├──► quarantine  podCIDRs of deleted nodes wait, then become free
+//!                              │             └──► pool        finalizers, conditions and counts of IPPools
 //!                              └─ fence (after a takeover, before anything else)
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
 //! | [`cluster`] | the boundary to the API server: cached objects, requests, the lease |
-//! | [`machine`] | events in, requests out; who may act when |
-//! | `leader` | the state that exists only while leading: the loops |
-//! | [`reconcile`], `in_flight` | the trait of a loop; which objects have a request in flight |
+//! | [`machine`] | the state machine: it applies events, and returns the requests that may be sent now |
+//! | `leader` | the state that exists only while this process leads: the allocations and the loops |
+//! | [`reconcile`], `in_flight` | the trait of a reconcile loop; which objects have a request in flight |
 //! | [`fence`], `intents` | what a new leader does before it allocates; the writes that the Lease must name |
 //! | `agent_grace`, [`allocations::adopt`] | allocations that only agents still report, after the API lost them |
 //! | [`allocations`] | the leader's ledger: which node has which range, and what is quarantined |
-//! | [`pools`] | what each pool may do now, and which nodes it serves |
+//! | [`pools`] | what each pool may allocate now, and to which nodes |
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
-//! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be emitted |
-//! | [`failing_calls`] | failed calls: when they may be repeated, how they are reported |
+//! | [`queue`], [`report`] | a work queue of keys with back-off; reports to be emitted as Kubernetes events |
+//! | [`failing_calls`] | calls to the API server that failed: when they may be repeated, how they are reported |
 //! | [`telemetry`] | metrics of the loops and of pools |
-//! | [`run`], [`events`] | the shell: the only place with IO |
+//! | [`run`], [`events`] | the process around the state machine: watches, tasks, logs and Kubernetes events |
 //!
 //! # Guarantees
-//! Apart from the shell, no file here does IO, reads a clock or spawns a task: a step is a function of (state, event,
-//! now). The code that runs in the simulation is the code that ships.
+//! The state machine does no IO, reads no clock and spawns no task: each step is a function of the state, an event and
+//! the time. Only [`run`], [`events`], and in [`cluster`] the writer and the calls of the election do IO. So the
+//! simulation runs the same state machine as the process.
 
 #![warn(unreachable_pub)]
 

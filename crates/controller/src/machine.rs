@@ -1,12 +1,13 @@
-//! The controller as a state machine: events in, requests out.
+//! The controller as a state machine: events come in, requests go out.
 //!
 //! # Guarantees
-//! - Nothing is allocated before nodes, pools, NodeSubnets, blocks, service ranges and pods were listed in full, the
-//!   lease is held, and the fence has its lists. podCIDRs also wait until the fence is done.
-//! - Critical requests (podCIDRs, new blocks and what they wait for) come first; others are sent only while none of
-//!   them waits and hardly any is in flight.
-//! - Objects in an answer enter the cache at once, whoever led when the request was sent; a decision that waits for
-//!   an answer ends with its tenure.
+//! - Nothing is allocated until three conditions hold: this process holds the lease; nodes, pools, NodeSubnets, blocks,
+//!   service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated before
+//!   the fence is done.
+//! - Critical requests (podCIDRs, new blocks and what these need first) have precedence: other requests are sent only
+//!   if no critical one is ready and at most two are in flight.
+//! - Objects in an answer are written to the cache at once, even if this process has lost the lease since it sent the
+//!   request. But the loop that sent the request gets the answer only if this process still leads in the same term.
 
 mod answers;
 #[cfg(test)]
@@ -33,10 +34,10 @@ use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::ObjectEvent;
 
-/// Input of the state machine.
+/// An event that the state machine handles.
 #[derive(Clone, Debug)]
 pub enum ControllerEvent {
-    /// A watch event of nodes
+    /// A watch event of Nodes
     Nodes(ObjectEvent<Node>),
     /// A watch event of IPPools
     Pools(ObjectEvent<Pool>),
@@ -46,11 +47,11 @@ pub enum ControllerEvent {
     Blocks(ObjectEvent<Block>),
     /// A watch event of ServiceCIDRs
     ServiceRanges(ObjectEvent<ServiceRange>),
-    /// A watch event of pods
+    /// A watch event of Pods
     Pods(ObjectEvent<Pod>),
-    /// The election's result
+    /// Whether this process leads, as the election found
     Leadership(Leadership),
-    /// The answer to a request
+    /// The answer to the request with this id
     Answer(RequestId, RequestOutcome),
 }
 
@@ -58,13 +59,13 @@ struct Pending {
     purpose: Purpose,
     wrote: bool,
     term: LeaderTerm,
-    /// State of the cache table when the request was sent: it shows whether the answer may be outdated.
+    /// State of the cache table when the request was sent. It shows whether the answer is older than the cache.
     sent: CacheMark,
-    /// The object that the request is about, as known when it was sent.
+    /// The object that the request is about, as the cache had it when the request was sent.
     known: Option<(ObjectKind, KnownObject)>,
 }
 
-/// A kind that is cached, and whose changes concern the controller.
+/// A kind of object that the cache keeps. The controller handles its changes.
 trait CachedKind: Object + Clone {
     fn table(cache: &mut ClusterCache) -> &mut ObjectCache<Self>;
     fn changed(controller: &mut Controller, delta: &ObjectUpdate<Self>, now: Now);
@@ -90,7 +91,7 @@ kept! {
     Pool: pools, pool_changed;
 }
 
-/// The state machine: the cache, and the leader's state while this process leads.
+/// The state machine: the cache, and while this process leads the state of the leader.
 pub struct Controller {
     settings: ControllerSettings,
     cache: ClusterCache,
@@ -106,7 +107,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Creates a controller with an empty cache, which does not lead.
+    /// Creates a controller that does not lead and whose cache is empty.
     pub fn new(settings: ControllerSettings) -> Self {
         Controller {
             settings,
@@ -122,7 +123,8 @@ impl Controller {
         }
     }
 
-    /// Applies an event to the cache and to the leader's state.
+    /// Applies an event to the cache and to the leader's state. The requests that follow from it are returned by
+    /// [`Controller::poll`].
     pub fn on(&mut self, event: ControllerEvent, now: Now) {
         match event {
             ControllerEvent::Nodes(change) => self.watched(change, now),
@@ -146,8 +148,8 @@ impl Controller {
         }
     }
 
-    /// Returns the next request to send. Call it until it returns nothing, and again after every event and at
-    /// [`Controller::wake_at`].
+    /// Returns the next request to send, or `None` if nothing can be sent now. Call it until it returns `None`, after
+    /// every event and at [`Controller::wake_at`].
     pub fn poll(&mut self, now: Now) -> Option<OutgoingRequest> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
         if now.mono >= leader.tenure.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
@@ -192,13 +194,13 @@ impl Controller {
         Some(self.send(found))
     }
 
-    /// Returns the content that the Lease should get, if a request waits for it. To be called after
-    /// [`Controller::poll`] has returned nothing, and to be passed to the elector.
+    /// Returns the content that the Lease should get, for the elector, or `None` if no Lease write is needed. Call it
+    /// after [`Controller::poll`] has returned `None`.
     pub fn take_wanted(&mut self) -> Option<LeaseContent> {
         self.leader.as_mut()?.take_wanted(&self.cache)
     }
 
-    /// Returns the monotonic time at which [`Controller::poll`] may have a request again without an event.
+    /// Returns the monotonic time at which [`Controller::poll`] has to be called again even if no event arrives.
     pub fn wake_at(&self) -> Option<Duration> {
         self.leader.as_ref()?.wake_at()
     }
@@ -208,18 +210,20 @@ impl Controller {
         std::mem::take(&mut self.reports)
     }
 
-    /// Stops new writes. Requests in flight and indeterminate writes are still followed up.
+    /// Stops new writes. Answers to requests in flight are still handled, and objects whose writes are indeterminate
+    /// are still read.
     pub fn stop(&mut self) {
         self.stopping = true;
     }
 
-    /// Returns whether the lease may be handed over cleanly: no write is in flight or indeterminate, and the fence
-    /// against earlier leaders is complete.
+    /// Returns whether the lease may be handed over as clean: no request is in flight, no write is indeterminate, and
+    /// the fence against earlier leaders is complete. True if this process does not lead and waits for no answer.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty() && self.leader.as_ref().is_none_or(Leader::is_settled)
     }
 
-    /// Returns whether nothing is left to wait for after [`Controller::stop`].
+    /// Returns whether the process can end after [`Controller::stop`]: no request is in flight, and no write is
+    /// indeterminate.
     pub(crate) fn is_quiet(&self) -> bool {
         self.pending.is_empty()
             && self
@@ -228,18 +232,18 @@ impl Controller {
                 .is_none_or(|leader| !leader.has_unclear())
     }
 
-    /// Returns whether this process leads and allocates. podCIDRs may still wait for the fence.
+    /// Returns whether this process leads and its loops run. podCIDRs may still have to wait for the fence.
     pub fn is_allocating(&self) -> bool {
         self.leader.as_ref().is_some_and(|leader| leader.allocating)
     }
 
-    /// Returns whether a list has shown that the API server was restored to an older state. This process knows what
-    /// no longer exists: it sends nothing any more and must be restarted.
+    /// Returns whether a list has shown that the API server was restored to an older state. The cache then has objects
+    /// that no longer exist, so the controller sends nothing any more and the process must be restarted.
     pub fn is_put_back(&self) -> bool {
         self.put_back
     }
 
-    /// Returns the state of the controller for metrics and readiness.
+    /// Returns a snapshot of the controller's state, for metrics and readiness.
     pub fn view(&mut self, now: Now) -> ControllerView {
         let mut view = ControllerView {
             missing: self.cache.missing(),

@@ -1,7 +1,7 @@
-//! The addresses of a pool that a node has, wants and can spare, and how urgent its need is.
+//! How many addresses of a pool a node has, wants and can spare, and how urgent its need is.
 //!
-//! Addresses are counted per family, as the agent reports them, or by the size of a block that it has not reported
-//! yet. Pure functions of the ledger and the reports.
+//! Addresses are counted per family, as the agent reports them. A block that the agent has not reported yet counts by
+//! its size. All functions depend only on the ledger and the reports.
 
 use std::time::Duration;
 
@@ -16,36 +16,36 @@ use cadastre_api::{MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family};
 
-/// How urgently a node needs more addresses of a pool; the most urgent first.
+/// How urgently a node needs more addresses of a pool; the most urgent need comes first.
 ///
-/// Blocks are recalled for a node only from nodes with a less urgent need. So no block moves back and forth.
+/// Blocks are recalled for a node only from nodes with a less urgent need, so no block moves back and forth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum NodeNeed {
-    /// The node has no block and demand. An agent without blocks has demand only while a pod waits.
+    /// The node has demand but no block. An agent without blocks has demand only while a pod waits.
     First,
-    /// The node has blocks, and pods wait for more.
+    /// The node has blocks, and its pods wait for more addresses.
     Pods,
-    /// The node has pods, and fewer free addresses than its reserve.
+    /// The node has pods, but fewer free addresses than the pool's reserve.
     Reserve,
-    /// The node uses no address of the pool: a first block, or a reserve for future pods.
+    /// The node uses no address of the pool. It wants a first block, or a reserve for future pods.
     Unused,
 }
 
-/// What a node has and wants of one pool.
+/// What a node has of one pool, and how much it wants.
 pub(super) struct NodeBalance {
-    /// Addresses per family that the node has or is getting
+    /// Addresses per family in the blocks that the node has or will get
     capacity: Dual<u64>,
     /// Addresses per family that are in use or cooling
     in_use: Dual<u64>,
-    /// Blocks per family that the node has or is getting
+    /// Blocks per family that the node has or will get
     count: Dual<usize>,
     wanted: u64,
-    /// The part of `wanted` that the agent demands
+    /// The part of `wanted` that the agent reports as demand
     asked: u64,
 }
 
 impl NodeBalance {
-    /// Returns how many addresses are missing, in the family that lacks most.
+    /// Returns how many addresses the node lacks, in the family that lacks most.
     pub(super) fn missing(&self, pool: &PoolState) -> u64 {
         let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
         pool.space.families().map(lacking).max().unwrap_or(0)
@@ -79,14 +79,16 @@ impl NodeBalance {
     }
 }
 
-/// Returns how many addresses of each family the agent wants from a pool.
+/// Returns the demand for addresses of a pool that the agent reports. It applies to each family of the pool; 0 if there
+/// is none.
 pub(super) fn demand(report: Option<&AgentReport>, pool: &PoolName) -> u64 {
     let demands = report.into_iter().flat_map(|report| &report.demand);
     let mut of_pool = demands.filter(|(name, _)| name == pool);
     of_pool.next().map_or(0, |(_, demand)| *demand)
 }
 
-/// Returns how many addresses of a block the node can use: as its agent reports, else by the block's size.
+/// Returns how many addresses of a block the node can use: the number that its agent reports, or a number computed from
+/// the block's size if the agent has not reported the block. Returns 0 if the agent has released the block.
 pub(super) fn keep_value(
     entry: &BlockEntry,
     report: Option<&AgentReport>,
@@ -104,13 +106,14 @@ pub(super) fn keep_value(
     }
 }
 
-/// Adds addresses, saturating: two IPv6 blocks may have more addresses than `u64` can count.
+/// Adds addresses and stops at `u64::MAX`, because two IPv6 blocks may have more addresses than `u64` can count.
 pub(super) fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
 /// Returns how many addresses of a block its agent never assigns: network, gateway and broadcast address, unless the
-/// pool names a gateway. If they were counted as usable, a demand would be met by small blocks in several rounds.
+/// pool names a gateway. If these were counted as usable, a node would get too few small blocks for its demand at
+/// first, and the rest only in later rounds.
 fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     let ranges = pool.and_then(|pool| match block.family() {
         Family::V4 => pool.node_view.ipv4.as_ref(),
@@ -127,7 +130,7 @@ fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     }
 }
 
-/// Sums up a node's blocks of a pool.
+/// Sums up the blocks of a pool that a node has.
 pub(super) fn node_balance(
     pool: &PoolName,
     wanted: u64,
@@ -164,19 +167,21 @@ pub(super) fn node_balance(
     account
 }
 
-/// Returns whether a block must be recalled because its pool no longer serves that node or that range.
+/// Returns whether a block must be recalled because the pool no longer selects the node, no longer covers the block, or
+/// is gone or being deleted.
 pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> bool {
     let Some(pool) = pool else { return true };
     match pool.phase {
-        // An invalid pool decides nothing: its blocks stay as they are.
+        // It is unknown which nodes and ranges an invalid pool is meant for, so its blocks stay.
         PoolPhase::Invalid(_) => false,
         PoolPhase::Terminating => true,
         _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
     }
 }
 
-/// Returns since when a node has blocks of a pool without using any, as its agent reports. Returns `None` also if the
-/// demand exceeds the reserve: pods are about to use the blocks.
+/// Returns since when a node has blocks of a pool but uses none of them, as its agent reports (monotonic). Returns
+/// `None` if it uses one or has no blocks. Returns `None` also if the demand exceeds the reserve, because pods are
+/// about to use the blocks.
 pub(super) fn unused_since(
     pool: &PoolState,
     uid: &ObjectUid,
@@ -196,9 +201,11 @@ pub(super) fn unused_since(
     since
 }
 
-/// Returns the empty block that a node can best spare for another node with that need, after the node's number of
-/// free addresses, by which donors are compared, and with its name and UID. A node keeps at least one block per
-/// family.
+/// Returns the empty block that a node can best spare for another node with this need, or `None` if it can spare none.
+/// The node keeps at least one block per family.
+///
+/// The tuple has the node's free addresses in the family of the block, the block, and the node's name and UID. The
+/// caller takes the greatest tuple, so the node with the most free addresses comes first.
 pub(super) fn recall_candidate(
     pool: &PoolState,
     name: &NodeName,
@@ -214,7 +221,7 @@ pub(super) fn recall_candidate(
     };
     let entries = || cx.allocations.blocks.of(uid).filter(spare);
     let in_use = |entry: &BlockEntry| entry.report_for(report).map(BlockReport::busy);
-    // Per family: addresses, addresses in use, blocks.
+    // Per family: addresses that the node can use, addresses in use, number of blocks.
     let mut sums: Dual<(u64, u64, usize)> = Dual::default();
     for entry in entries() {
         let sum = sums.get_mut(entry.cidr.family());

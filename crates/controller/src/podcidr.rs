@@ -1,14 +1,14 @@
 //! The podCIDR loop: every node that a pool in mode NodeCIDR selects gets one range per family of the pool.
 //!
-//! A write is one JSON Patch that the API server rejects if the node has another UID, has podCIDRs, or was touched by
-//! a later leader. It is sent once the Lease names it.
+//! podCIDRs are written by one JSON Patch. The API server rejects it if the node has another UID, has podCIDRs already,
+//! or was touched by a later leader. The request is sent only after the Lease names it.
 //!
 //! # Guarantees
-//! - A range is allocated to one node only: it is claimed in the ledger before the Lease names it, and named there
-//!   before the request is sent.
+//! - A range is allocated to one node only: it is claimed in the ledger before the Lease names it, and the Lease names
+//!   it before the request is sent.
 //! - After an indeterminate write the range stays claimed, and only the same write is repeated, until a read shows
-//!   what the node has.
-//! - The reason why a node waits is reported, once per reason.
+//!   which podCIDRs the node has.
+//! - An event reports why a node waits, once per reason.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,14 +36,15 @@ use cadastre_core::{Addr, Cidr, ClaimState, Family, PoolExhausted};
 /// State of the podCIDR loop.
 #[derive(Debug, Default)]
 pub struct PodCidrs {
-    /// Names of nodes to look at
+    /// Names of nodes to process
     pub queue: Queue<NodeName>,
-    /// Requests by the node's UID
+    /// Requests in flight, by the UID of the node
     requests: InFlight<ObjectUid>,
     /// Nodes that wait for a pool, by name
     waiting: BTreeMap<NodeName, Waiting>,
-    /// Exhausted pools, with the reason, until space may have become free. Thousands of nodes may wait for one pool,
-    /// and a look at an exhausted pool takes time in proportion to its size.
+    /// Notes about exhausted pools, by the pool's name, until a range may have become free. Thousands of nodes may wait
+    /// for one pool, and a search in an exhausted pool takes time in proportion to the pool's size. So the search is
+    /// not repeated for each node.
     full: BTreeMap<PoolName, String>,
     /// Whether `waiting` has changed since it was last counted
     recount: bool,
@@ -53,9 +54,9 @@ pub struct PodCidrs {
 struct Waiting {
     uid: ObjectUid,
     reason: WaitReason,
-    /// Since when the node waits for a pool, monotonic
+    /// Since when the node waits, monotonic. A time in which no pool selected the node does not count
     since: Duration,
-    /// Whether an event reported the wait
+    /// Whether an event has reported that the node waits
     reported: bool,
 }
 
@@ -65,14 +66,15 @@ struct Waiting {
 pub enum WaitReason {
     /// No pool selects the node; this is not an error.
     Unmanaged,
-    /// The pools that select the node do not serve now.
+    /// The node gets nothing because these pools, which select it, do not allocate now. Either no other pool selects
+    /// the node, or these are about to allocate and rank before the others.
     Barred { pools: Vec<PoolName> },
-    /// The serving pools that select the node are exhausted.
+    /// These pools select the node and allocate, but all of them are exhausted.
     Full { pools: Vec<PoolName> },
 }
 
 impl WaitReason {
-    /// Returns the label value of the metric.
+    /// Returns the value of the label `reason` in metrics.
     pub fn label(&self) -> &'static str {
         match self {
             WaitReason::Unmanaged => "no_pool",
@@ -82,15 +84,15 @@ impl WaitReason {
     }
 }
 
-/// What to do for a node.
+/// What the loop decides to do for a node.
 enum PodCidrDecision {
-    /// Nothing, unless the node changes.
+    /// Do nothing until the node changes or an answer arrives.
     Leave,
     /// Read the node to learn the outcome of a write.
     Read,
-    /// Write these ranges, possibly again.
+    /// Write these ranges, perhaps not for the first time.
     Write(Vec<Cidr>),
-    /// Wait until a pool can serve.
+    /// Wait until a pool can allocate. The text is for the event; if it is empty, there is no event.
     Wait(WaitReason, String),
 }
 
@@ -118,7 +120,7 @@ impl Loop for PodCidrs {
 }
 
 impl PodCidrs {
-    /// Returns the next request that a node needs. While stopping, these are only reads.
+    /// Returns the next request for a node that waits. If `stopping`, only reads are returned.
     pub fn next_urgent(
         &mut self,
         cx: &mut Context,
@@ -156,7 +158,8 @@ impl PodCidrs {
                 let request = ApiRequest::Read(ObjectKind::Node, name.clone().into());
                 return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }
-            // The node is queued again once the Lease names the write.
+            // The write is not sent, because the Lease does not name it yet. The node is queued again as soon as the
+            // Lease does.
             PodCidrDecision::Write(cidrs) if !cx.allocations.intents.may_assign(&node, &cidrs) => {}
             PodCidrDecision::Write(cidrs) => {
                 self.requests.send(uid.clone(), ());
@@ -185,14 +188,14 @@ impl PodCidrs {
         self.allocate(node, cx)
     }
 
-    /// Allocates new ranges from the best pool that has room.
+    /// Allocates new ranges from the best pool that has room, or decides that the node waits.
     fn allocate(&mut self, node: &Node, cx: &mut Context) -> PodCidrDecision {
         let (cache, allocations) = (cx.cache, &mut *cx.allocations);
         let mode = AllocationMode::NodeCIDR;
         let choices = allocations
             .pools
             .choices(mode, node, &allocations.ledger, &self.full);
-        // podCIDRs cannot be requested by pool name.
+        // A Node cannot request podCIDRs of a pool by its name, so pools that allocate only by name are left out.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
         let choices: Vec<PoolName> = choices.map(|(name, _)| name).collect();
         let wait_for = |pools: &PoolStates, best: Option<&PoolName>| {
@@ -225,7 +228,7 @@ impl PodCidrs {
                 notes.push(note.clone());
                 continue;
             }
-            // The pools before it are exhausted; one that is about to serve may rank between.
+            // All better choices are exhausted. A pool that is about to allocate may rank between these and this one.
             if let Some(wait) = wait_for(&allocations.pools, Some(name)) {
                 return wait;
             }
@@ -243,7 +246,8 @@ impl PodCidrs {
                     return write(cidrs, allocations, cache);
                 }
                 Err(full) if full.avoided > 0 => {
-                    // No watch event announces when the addresses in the last free blocks are gone.
+                    // No watch event tells when the addresses in the last free blocks are no longer in use, so the node
+                    // is queued for a later look.
                     self.queue
                         .add_at(node.name.clone(), cx.now.mono + IN_USE_PAUSE);
                     notes.push(exhausted_note(name, &full));
@@ -258,7 +262,7 @@ impl PodCidrs {
         PodCidrDecision::Wait(WaitReason::Full { pools: choices }, notes.join("; "))
     }
 
-    /// Records and reports that a node waits. An empty note is not reported.
+    /// Records that a node waits, and reports the reason by an event unless the note is empty.
     fn wait(&mut self, node: &Node, reason: WaitReason, note: String, cx: &mut Context) {
         let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid);
         let again = known.is_some_and(|w| w.reason == reason);
@@ -286,12 +290,13 @@ impl PodCidrs {
         self.recount |= self.waiting.remove(name).is_some();
     }
 
-    /// Returns whether waits or their reasons have changed since the last call.
+    /// Returns whether any wait or its reason has changed since the last call.
     pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
 
-    /// Returns whether the UID is gone; its claims are in quarantine, and no write can succeed any more.
+    /// Returns whether the Node with this UID is gone, and forgets its requests then. Its claims are in quarantine, and
+    /// no write for that UID can succeed any more.
     fn is_over(&mut self, name: &NodeName, uid: &ObjectUid, cx: &Context) -> bool {
         let gone = cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
@@ -300,7 +305,7 @@ impl PodCidrs {
         gone
     }
 
-    /// Ends the wait of a node that has podCIDRs now, and reports that if the wait was reported.
+    /// Ends the wait of a node that has podCIDRs now. If an event reported the wait, another one reports its end.
     pub fn served(&mut self, node: &Node, reports: &mut Vec<EventRecord>) {
         self.requests.forget_indeterminate(&node.uid);
         let Some(waiting) = self.waiting.remove(&node.name) else {
@@ -317,7 +322,7 @@ impl PodCidrs {
         }
     }
 
-    /// Forgets a node whose UID is gone.
+    /// Removes all records of a Node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.requests.forget(&node.uid);
         if self
@@ -329,7 +334,7 @@ impl PodCidrs {
         }
     }
 
-    /// Looks at every waiting node again: space may have become free, or a pool may have come.
+    /// Queues every waiting node again, because a range may have become free or a pool may have been created.
     pub fn requeue(&mut self) {
         if Mutation::PodCidrWaitersNotWoken.is_on() {
             return;
@@ -340,17 +345,17 @@ impl PodCidrs {
         }
     }
 
-    /// Returns the waiting nodes with their reasons.
+    /// Returns the names of the waiting nodes, each with the reason.
     pub fn waiting_nodes(&self) -> impl Iterator<Item = (&NodeName, &WaitReason)> {
         self.waiting.iter().map(|(node, wait)| (node, &wait.reason))
     }
 
-    /// Returns the reasons of all waits.
+    /// Returns for each waiting node why it waits.
     pub fn waiting(&self) -> impl Iterator<Item = &WaitReason> {
         self.waiting.values().map(|waiting| &waiting.reason)
     }
 
-    /// Returns the start of the longest wait for a pool, monotonic.
+    /// Returns when the longest wait for a pool began, monotonic. Nodes that no pool selects do not count.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waiting = self.waiting.values();
         let lacking = waiting.filter(|waiting| waiting.reason != WaitReason::Unmanaged);
@@ -369,7 +374,8 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
                 .iter()
                 .any(|(_, _, state)| *state == ClaimState::Indeterminate)
             {
-                // A write that keeps being rejected takes no room from others in the Lease.
+                // The write had no effect, so the Lease need not name it until it is sent again. So a write that keeps
+                // being rejected takes no room in the Lease from others.
                 allocations.intents.settled(uid);
             }
         }
@@ -402,7 +408,7 @@ fn assignment(node: &Node, cidrs: Vec<Cidr>) -> PodCidrAllocation {
     }
 }
 
-/// Orders the ranges for the write: the cluster's primary family first.
+/// Returns the decision to write these ranges, with the range of the cluster's primary family first.
 fn write(
     cidrs: impl Iterator<Item = Cidr>,
     allocations: &AllocationState,
@@ -414,8 +420,8 @@ fn write(
     PodCidrDecision::Write(cidrs)
 }
 
-/// Returns the cluster's primary family: that of the service range, else of the first podCIDR of a dual-stack node,
-/// which another allocator wrote, else IPv4.
+/// Returns the cluster's primary family. This is the family of the service range. Without one, it is the family of the
+/// first podCIDR of a dual-stack node, which another allocator wrote, and otherwise IPv4.
 fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     let of_both = |node: &Node| match &*node.pod_cidrs {
         [one, other] if one.family() != other.family() => Some(one.family()),
@@ -426,8 +432,9 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     of_services.or_else(of_nodes).unwrap_or(Family::V4)
 }
 
-/// Allocates the quarantined ranges of a machine to its new Node, if a pool that serves the node still covers them
-/// all and nothing in them has been reserved since.
+/// Allocates the quarantined ranges of a machine to its new Node and returns them. Returns `None` if there are none, or
+/// if no pool allocates all of them to the node any more. Also returns `None` if an address in them has been reserved
+/// since, or is claimed by another node.
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;
@@ -441,7 +448,8 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
         && ranges
             .windows(2)
             .all(|pair| pair[0].family() != pair[1].family());
-    // Other nodes may have had the same addresses through a foreign allocator, and have their own quarantine.
+    // Another node may have had the same addresses through a foreign allocator, so other claims may overlap these
+    // ranges. The ranges are returned only if all these claims are quarantines of this machine under this name.
     let own = |holder| {
         let key = allocations
             .node_of(holder)
@@ -481,7 +489,7 @@ fn unserved(node: &Node, allocations: &AllocationState) -> PodCidrDecision {
         return PodCidrDecision::Wait(WaitReason::Unmanaged, String::new());
     }
     let pools = barred.iter().map(|state| state.name.clone()).collect();
-    // A pool that is about to serve is not reported.
+    // A pool that is about to allocate is no problem, so no event mentions it.
     let lasting = barred
         .iter()
         .filter(|state| state.phase != PoolPhase::Starting);
@@ -502,7 +510,7 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    /// Builds a cluster with these nodes and a pool with /28 ranges.
+    /// Builds a cluster with these nodes and a pool in mode NodeCIDR, which allocates /28 ranges.
     fn cache(cidr: &str, nodes: Vec<Node>) -> ClusterCache {
         let mut cache = ClusterCache::default();
         let mut pool = pool("p", cidr);
@@ -512,7 +520,7 @@ mod tests {
         cache
     }
 
-    /// Returns the ranges that the node gets, if any.
+    /// Returns the ranges that the node gets, or `None` if it gets none now.
     fn allocated(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
         loops.queue.add(name.into());
         let (request, _) = loops.next_urgent(cx, false)?;

@@ -1,9 +1,9 @@
 //! The pool loop: finalizer, conditions and counts of every IPPool.
 //!
-//! A pool allocates only once it has its finalizer. The finalizer is removed only when no range in the pool is
-//! allocated, in flight, indeterminate or in quarantine, except those that another pool keeps. Counts are computed
-//! from the ledger each time. A status is written when it differs, at most once in [`STATUS_PAUSE`] per pool. Events
-//! are emitted only when a condition changes, also across restarts.
+//! A pool allocates only once it has its finalizer. The finalizer is removed only if the pool has no blocks any more,
+//! and another pool keeps all other claimed ranges in it (allocated, in flight, indeterminate or in quarantine). Counts
+//! are computed from the ledger each time. A status is written if it has changed, at most once in [`STATUS_PAUSE`] per
+//! pool. An event is emitted only if a condition has changed; a restart of the controller is no change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,30 +26,31 @@ use cadastre_api::{FINALIZER, IPPoolStatus};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
 
-/// Least interval between two status writes of a pool.
+/// Shortest interval between two status writes of a pool.
 pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 
-/// Least interval between two counts of all pools.
+/// Shortest interval between two rounds in which the counts of all pools are checked.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
 /// State of the pool loop.
 #[derive(Debug, Default)]
 pub(crate) struct PoolLoop {
-    /// Names of pools to look at
+    /// Names of pools to process
     pub queue: Queue<PoolName>,
     requests: InFlight<PoolName>,
     /// How many nodes wait for each pool
     pub waiting: BTreeMap<PoolName, i64>,
-    /// Whether anything that is counted has changed.
+    /// Whether anything has changed that a pool's status counts
     dirty: bool,
     counted_at: Option<Duration>,
     written_at: BTreeMap<PoolName, Duration>,
-    /// Addresses by pool and family, from the last count.
+    /// Numbers of addresses by pool and family, from the last time that they were counted
     totals: BTreeMap<(PoolName, Family), Totals>,
     totals_at: Option<Duration>,
-    /// Whether anything has changed since `totals` was counted.
+    /// Whether anything has changed since `totals` was counted
     outdated: bool,
-    /// The last reported status and reason of a condition, by pool UID and type.
+    /// The status and reason that each condition last had, by pool UID and type of the condition. Events report
+    /// differences from these
     reported: BTreeMap<(ObjectUid, &'static str), (String, String)>,
 }
 
@@ -61,7 +62,7 @@ impl Loop for PoolLoop {
         self.queue.load().or_at(count).or_at(totals)
     }
 
-    /// Returns the next read, finalizer removal or status write.
+    /// Returns the next read of a pool, removal of a finalizer or write of a status.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         self.count(cx);
         work_off(self, |it| &mut it.queue, Self::look, cx)
@@ -71,7 +72,7 @@ impl Loop for PoolLoop {
         if let Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } = answer.purpose {
             self.requests.answered(name, answer);
             self.queue.add(name.clone());
-            // A rejected or lost write may be repeated without the pause.
+            // The status was not written, so the pause between two status writes does not apply.
             if !matches!(answer.outcome, RequestOutcome::Pool(_)) {
                 self.written_at.remove(name);
             }
@@ -81,12 +82,12 @@ impl Loop for PoolLoop {
 }
 
 impl PoolLoop {
-    /// Records that something that is counted has changed.
+    /// Records that something has changed that a pool's status counts.
     pub(crate) fn mark(&mut self) {
         self.dirty = true;
     }
 
-    /// Returns whether the loop may write a status now.
+    /// Returns whether the loop has work now, which may be a status write.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         let load = self.load();
         load.ready > 0 || load.next_at.is_some_and(|at| at <= now)
@@ -97,7 +98,7 @@ impl PoolLoop {
             .map_or(Duration::ZERO, |at| at + STATUS_PAUSE)
     }
 
-    /// Returns a write of a finalizer that a pool needs before it can serve.
+    /// Returns the write of the finalizer for a pool that needs nothing else before it can allocate.
     pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(ApiRequest, Purpose)> {
         let may_set = |name: &PoolName| {
             let call = ObjectCall::SetPoolFinalizers(name.clone());
@@ -112,7 +113,8 @@ impl PoolLoop {
         Some(self.set_finalizers(pool, finalizers))
     }
 
-    /// Counts again, if something has changed and the last count is old enough.
+    /// Queues all pools if something has changed and the last round is long enough ago. Counts their addresses first if
+    /// that is due, which is less often.
     fn count(&mut self, cx: &Context) {
         let now = cx.now.mono;
         let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);
@@ -164,7 +166,8 @@ impl PoolLoop {
             let (request, purpose) = self.set_finalizers(pool, others.cloned().collect());
             return KeyDecision::Send(request, purpose);
         } else if pool.deleting && ours && self.requests.is_any_sent() {
-            // The outcome decides whether the other pool keeps ranges of this one.
+            // Perhaps only a request in flight for another pool prevents the removal now: its outcome decides whether
+            // that pool keeps the ranges. So this pool is checked again later.
             self.queue.add_at(name.clone(), now + COUNT_PAUSE);
         }
         let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
@@ -189,7 +192,7 @@ impl PoolLoop {
         KeyDecision::Send(request, Purpose::PoolStatus { name })
     }
 
-    /// Remembers the conditions of before this tenure, so that they are not reported again.
+    /// Records the conditions that an earlier leader wrote, so that they are not reported again.
     pub(crate) fn restore(&mut self, pools: impl Iterator<Item = impl AsRef<Pool>>) {
         for pool in pools {
             let pool = pool.as_ref();

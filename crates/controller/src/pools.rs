@@ -1,7 +1,7 @@
-//! The state of all pools: what each may allocate now, and which nodes it serves.
+//! The state of all pools: what each may allocate now, and to which nodes.
 //!
-//! A survey reads all pools, service ranges and node addresses together, because pools depend on each other: of two
-//! overlapping pools the newer one allocates nothing until the older one is gone. Age is compared by creation time,
+//! All pools, service ranges and node addresses are evaluated together, because pools depend on each other: of two
+//! overlapping pools the newer one allocates nothing until the older one is gone. Pools are ordered by creation time,
 //! then by name, so every controller finds the same order.
 
 mod evaluate;
@@ -24,7 +24,7 @@ use cadastre_api::{AllocationMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, ClaimLedger, Dual, Family, IpRange};
 
-/// Quarantine of ranges outside all pools.
+/// How long a range of a deleted node that lies in no pool stays in quarantine.
 pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 
 /// Name of the ServiceCIDR that the API server creates from its flags.
@@ -37,55 +37,55 @@ pub struct PoolState {
     pub name: PoolName,
     /// UID of the pool
     pub uid: ObjectUid,
-    /// Creation time, in seconds since 1970
+    /// Creation time of the object, in seconds since 1970
     pub created: i64,
-    /// Whether it allocates podCIDRs or blocks
+    /// Whether the pool allocates podCIDRs or blocks
     pub allocation_mode: AllocationMode,
-    /// The ranges to allocate from, with the next-fit cursors
+    /// The ranges to allocate from. Each family has a cursor, where the next search for a free range begins
     pub space: cadastre_core::Pool,
-    /// Rules for blocks
+    /// The conditions under which nodes get blocks; unused in mode NodeCIDR
     pub terms: BlockTerms,
     /// The pool's entry in NodeSubnets
     pub node_view: NodePool,
-    /// Addresses that are never assigned
+    /// Addresses that are never assigned: reserved ones, service ranges and node addresses
     pub reserved: Vec<IpRange>,
-    /// Addresses that are assigned only to pods that ask for them
+    /// Reserved addresses that are assigned only to pods that request them
     pub on_request: Vec<IpRange>,
-    /// Utilization in percent from which it counts as nearly exhausted
+    /// Utilization in percent from which the pool is reported as nearly exhausted
     pub nearly_exhausted: u32,
-    /// Which nodes it serves
+    /// Selects the nodes that get ranges of the pool
     pub selector: Selector,
     /// Pools with higher values are tried first
     pub priority: i32,
     /// How long ranges of deleted nodes stay in quarantine
     pub quarantine: Duration,
-    /// Whether it has the finalizer
+    /// Whether the pool has Cadastre's finalizer
     pub guarded: bool,
-    /// Whether it serves, or why not
+    /// Whether the pool allocates now, or why not
     pub phase: PoolPhase,
-    /// Service ranges and node addresses in it, from which nothing is allocated
+    /// Texts for the status: the service ranges and node addresses in the pool, from which nothing is allocated
     pub left_out: Vec<String>,
-    /// Until when it is paused because somebody else writes podCIDRs in its range (monotonic)
+    /// Until when the pool is paused because a foreign allocator writes podCIDRs in its range, monotonic
     pub paused_until: Option<Duration>,
 }
 
-/// Rules by which a pool allocates blocks.
+/// The conditions under which nodes get blocks of a pool, and lose them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockTerms {
-    /// Whether a node gets its first block without demand. False for pools that must be asked for by name or that
-    /// serve only some pods
+    /// Whether a node gets its first block without demand. This is false if pods must request the pool by name, or if
+    /// the pool is only for some namespaces or pods
     pub first_immediate: bool,
-    /// The namespaces whose pods it serves
+    /// Selects the namespaces whose pods get addresses of the pool
     pub namespaces: Selector,
-    /// The pods that it serves
+    /// Selects the pods that get addresses of the pool
     pub pods: Selector,
-    /// Limit of blocks per family of a node
+    /// A node gets at most this many blocks of each family; `None`: at most `MOST_BLOCKS`
     pub most: Option<usize>,
     /// How long a block must be empty before it is recalled from a node that can spare it
     pub idle: Duration,
 }
 
-/// Whether a pool serves, or why not.
+/// Whether a pool allocates now, or why not.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum PoolPhase {
@@ -95,17 +95,17 @@ pub enum PoolPhase {
     Invalid(String),
     /// The pool is being deleted.
     Terminating,
-    /// The spec has `disabled`.
+    /// The spec has `disabled: true`.
     Disabled,
     /// The finalizer is not set yet.
     Starting,
-    /// An older pool has some of the same addresses.
+    /// An older pool contains some of the same addresses: `range` of this pool overlaps `theirs` of pool `older`.
     Overlaps {
         older: PoolName,
         range: Cidr,
         theirs: Cidr,
     },
-    /// Somebody else writes podCIDRs in its range.
+    /// A foreign allocator writes podCIDRs in the pool's range.
     ForeignAllocator,
 }
 
@@ -134,7 +134,7 @@ impl fmt::Display for PoolPhase {
 }
 
 impl PoolState {
-    /// Returns whether its node selector matches, whether it serves or not.
+    /// Returns whether the pool's node selector matches the node, even if the pool allocates nothing now.
     pub fn selects(&self, node: &Node) -> bool {
         self.selector.matches(&node.labels)
     }
@@ -145,7 +145,7 @@ impl PoolState {
         !cache.nodes.is_empty() && !nodes.any(|node| self.selects(node))
     }
 
-    /// Returns how many free addresses a node should have beyond those that pods use or wait for.
+    /// Returns how many free addresses a node should have beyond those that its pods use or wait for (`warm.low`).
     pub fn reserve(&self) -> u64 {
         self.node_view.terms.warm.low.into()
     }
@@ -160,27 +160,29 @@ impl PoolState {
 #[derive(Debug, Default)]
 pub struct PoolStates {
     states: BTreeMap<PoolName, PoolState>,
-    /// Names by age, oldest first; NodeCIDR pools that are being deleted come last.
+    /// Names of all pools, oldest first. NodeCIDR pools that are being deleted come last.
     by_age: Vec<PoolName>,
-    /// The ranges of the pools, by their positions in `by_age`.
+    /// Finds pools by range; gives each as its position in `by_age`.
     index: PoolRangeIndex,
-    /// Names of serving pools, best first. The free room, which decides ties, is not considered.
+    /// Names of the pools that allocate, best first. Pools of equal rank are ordered by name, not by their free room.
     by_rank: Vec<PoolName>,
-    /// The ranges of all pools, as NodeSubnets list them
+    /// The ranges of all pools, merged, as NodeSubnets list them.
     pod_ranges: Vec<String>,
-    /// The family of the first service range
+    /// The family of the first service range, which is the cluster's primary family; `None` if no service range is
+    /// known.
     service_family: Option<Family>,
-    /// How many pools the lookups have visited
+    /// How many pools the lookups have visited, for tests of their cost.
     #[cfg(test)]
     looks: AtomicUsize,
 }
 
 impl PoolStates {
-    /// Reads all pools again; cursors and pauses stay.
+    /// Evaluates all pools from the cache again; only cursors and pauses are kept.
     pub(crate) fn evaluate(&mut self, cache: &ClusterCache, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
         let mut seen: Vec<&Pool> = cache.pools.iter().map(AsRef::as_ref).collect();
-        // podCIDRs outlive their pool, so a NodeCIDR pool that is being deleted blocks no other.
+        // podCIDRs remain when their pool is gone, so a NodeCIDR pool that is being deleted must not keep a newer pool
+        // from allocating.
         let leaves = |it: &Pool| {
             let gives = |spec: &IPPoolSpec| spec.allocation_mode == AllocationMode::NodeCIDR;
             it.deleting && it.spec.as_ref().is_ok_and(gives)
@@ -231,12 +233,12 @@ impl PoolStates {
         self.pod_ranges = texts.take(MOST_POD_RANGES).collect();
     }
 
-    /// Returns the cluster's primary family, if service ranges show it.
+    /// Returns the cluster's primary family, or `None` if no service range is known.
     pub(crate) fn service_family(&self) -> Option<Family> {
         self.service_family
     }
 
-    /// Returns the ranges of all pools, merged: every address in them belongs to pods.
+    /// Returns the ranges of all pools, merged. Agents do not masquerade traffic between them.
     pub fn pod_ranges(&self) -> &[String] {
         &self.pod_ranges
     }
@@ -249,7 +251,7 @@ impl PoolStates {
         self.states.get(name)
     }
 
-    /// Returns the pool of that name, to allocate from.
+    /// Returns the pool of that name for an allocation, which moves the cursors.
     pub fn get_mut<N: Ord + ?Sized>(&mut self, name: &N) -> Option<&mut PoolState>
     where
         PoolName: Borrow<N>,
@@ -262,13 +264,13 @@ impl PoolStates {
         self.states.values()
     }
 
-    /// Returns the pool that a range counts to: the oldest one that covers it.
+    /// Returns the pool to which a range is attributed: the oldest one that covers the range.
     pub fn of(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |_| true)
     }
 
-    /// Returns the pool that has to stay while the range is allocated: the oldest one with the finalizer that covers
-    /// it. NodeCIDR pools in deletion count as the newest.
+    /// Returns the pool whose finalizer stays while the range is allocated: the oldest pool with a finalizer that
+    /// covers the range. NodeCIDR pools that are being deleted count as the newest.
     pub fn guarding_pool(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |state| state.guarded)
     }
@@ -278,7 +280,7 @@ impl PoolStates {
         self.at(self.index.oldest_over(range, is)?)
     }
 
-    /// Returns the pool at that position in `by_age`.
+    /// Returns the pool at position `place` of `by_age`.
     fn at(&self, place: usize) -> Option<&PoolState> {
         #[cfg(test)]
         self.looks.fetch_add(1, Ordering::Relaxed);
@@ -291,8 +293,9 @@ impl PoolStates {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// Returns the older pool because of which this one serves only by name, and the family that it lacks (see
-    /// [`choose`]), if both are for the same nodes and pods.
+    /// Returns the oldest pool with the same selectors and priority as this one, and the family that this one lacks in
+    /// comparison. Because of the older pool, this one is used only by its name (see [`choose`]). Returns `None` if no
+    /// family is lacking or this pool does not allocate.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
@@ -323,8 +326,8 @@ impl PoolStates {
         self.index.touching(range).next().is_some()
     }
 
-    /// Returns the serving pools that select the node, in the order in which they are tried (see [`choose`]), and
-    /// whether each serves it only by name. Pools in `full` count as having no room.
+    /// Returns the pools that allocate and select the node, in the order in which they are tried (see [`choose`]). The
+    /// flag says whether the node gets ranges of that pool only by its name. Pools in `full` count as having no room.
     pub fn choices<V>(
         &self,
         allocate: AllocationMode,
@@ -341,7 +344,7 @@ impl PoolStates {
         named.collect()
     }
 
-    /// Explains in words which pools serve the node and why the others do not.
+    /// Returns a text that explains which pools the node may use and why it may not use the others.
     pub fn explain(&self, allocate: AllocationMode, node: &Node, ledger: &ClaimLedger) -> String {
         let states = self.states.values();
         let of_kind = states.filter(|state| state.allocation_mode == allocate);
@@ -354,8 +357,8 @@ impl PoolStates {
         choice.trim_end().replace('\n', "; ")
     }
 
-    /// Returns the pools that a node may demand blocks of, best first without regard to room, and whether each serves
-    /// it only by name.
+    /// Returns the pools of which a node may demand blocks, best first without regard to room. The flag says whether
+    /// pods get their addresses only by the pool's name.
     pub(crate) fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
         self.ranked(AllocationMode::Blocks, node, |_| 0)
     }
@@ -376,8 +379,8 @@ impl PoolStates {
             .collect()
     }
 
-    /// Returns pools that rank before the best of the choices and are about to serve. It is worth waiting for them,
-    /// as a node keeps what it gets now.
+    /// Returns pools that select the node, are about to allocate, and rank before the pool `best`; if `best` is `None`,
+    /// all that do the first two. The caller should wait for them, because a node keeps the podCIDRs that it gets now.
     pub fn starting_before<'a>(
         &'a self,
         allocate: AllocationMode,
@@ -393,7 +396,8 @@ impl PoolStates {
         })
     }
 
-    /// Returns the pools that select the node but do not serve now.
+    /// Returns the pools that select the node but do not allocate now. Invalid pools are left out, because their
+    /// selectors may be unreadable.
     pub fn not_serving<'a>(
         &'a self,
         allocate: AllocationMode,
@@ -407,7 +411,7 @@ impl PoolStates {
         })
     }
 
-    /// Pauses every pool that shares an address with the range, until that monotonic time.
+    /// Pauses every pool that shares an address with the range, until the monotonic time `until`.
     pub fn pause(&mut self, range: &Cidr, until: Duration) {
         for state in self.states.values_mut().filter(|state| {
             state.space.touches(range) && !Mutation::ForeignAllocatorIgnored.is_on()
@@ -416,7 +420,7 @@ impl PoolStates {
         }
     }
 
-    /// Returns when the first pause ends.
+    /// Returns the monotonic time at which the first pause ends; the pools have to be evaluated then.
     pub fn next_at(&self) -> Option<Duration> {
         self.states
             .values()
@@ -440,8 +444,8 @@ impl PoolState {
         families
     }
 
-    /// Converts to a candidate for the choice of pools for a node. Manual pools are included, as the agent may ask
-    /// for them by name.
+    /// Converts to a candidate for the choice of the pools that a node may use. Pools with `assignment: Manual` count
+    /// as automatic here, because the agent may demand blocks of them for pods that name them.
     fn candidate(&self) -> PoolCandidate<'_> {
         PoolCandidate {
             name: &self.name,

@@ -1,4 +1,4 @@
-//! What each request is for: the key by which its answer finds the loop that sent it.
+//! What each request is for. By its [`Purpose`] an answer finds the loop that sent the request.
 
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::ObjectKind;
@@ -7,43 +7,44 @@ use cadastre_core::{Cidr, ClaimId};
 /// The next request that a block's object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing: the object is as it should be.
+    /// No request is needed: the object is as it should be.
     Settled,
-    /// Wait until the watch shows the created object.
+    /// No request yet: the watch has to show the created object first.
     Await,
     /// Create the object.
     Create,
-    /// Write the object with the spec that the ledger wants.
+    /// Replace the object's spec by the one that follows from the ledger.
     Replace,
     /// Delete the object.
     Delete,
 }
 
 impl Step {
-    /// Returns whether this step writes the object.
+    /// Returns whether the request of this step is a write.
     pub fn is_write(self) -> bool {
         matches!(self, Step::Create | Step::Replace | Step::Delete)
     }
 }
 
-/// What a request in flight is for. It comes back with the answer.
+/// What a request in flight is for. The state machine keeps it and passes it on with the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
-    /// A consistent list for the fence
+    /// A consistent list of a kind, for the fence
     Relist(ObjectKind),
-    /// The consistent list of NodeSubnets that ends the time in which agents are listened to
+    /// The consistent list of NodeSubnets that shows the agents' reports after a gap, before blocks are allocated
     Listening,
-    /// The fence's touch of a node, or the read after a touch of indeterminate outcome
+    /// The fence's touch of a node, or the read of the node after a touch that was rejected or is indeterminate
     Touch { name: NodeName, uid: ObjectUid },
-    /// The write of a node's podCIDRs, or the read after a write of indeterminate outcome
+    /// The write of a node's podCIDRs, or the read of the node after a write that conflicted or is indeterminate
     Assign { name: NodeName, uid: ObjectUid },
-    /// A write of a NodeSubnet, or the read after one; `urgent` if its node waits for it
+    /// A write of a NodeSubnet, or the read after one that conflicted or is indeterminate; `urgent` if the node waits
+    /// for the write
     Subnet { name: NodeName, urgent: bool },
     /// The last list of a deleted node's pods before its podCIDRs become free
     Quarantine { name: NodeName, uid: ObjectUid },
-    /// A write of a block's object (`step`) or a read (no step). `claim` tells blocks of the same CIDR apart: an
-    /// answer for an earlier block must not reach the next one
+    /// A request about a block's object: the write of `step`, or a read if there is no step. `claim` distinguishes
+    /// successive blocks of the same CIDR, so that an answer about an earlier block does not reach the next one
     Block {
         cidr: Cidr,
         claim: ClaimId,
@@ -51,20 +52,22 @@ pub enum Purpose {
     },
     /// The last list of a deleted node's pods before its blocks become free
     BlockPods { name: NodeName, uid: ObjectUid },
-    /// The list of a node's pods before its agent is asked about leak candidates
+    /// The list of a node's pods that must confirm orphans before they become leak candidates
     LeakPods { name: NodeName, uid: ObjectUid },
-    /// The read of kubeadm's configuration, or the creation of the default pool
+    /// The read of kubeadm's configuration for the ranges of the default pool, or the creation of that pool
     DefaultPool,
-    /// A write of the status conditions that answer an agent's report
+    /// A write of the conditions in a NodeSubnet's status, which among other things report invalid entries of the
+    /// status
     Answer { name: NodeName },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },
-    /// A write of a pool's status, or the read after a write of indeterminate outcome
+    /// A write of a pool's status; or the read of a pool after a write of its status or finalizers that conflicted or
+    /// is indeterminate
     PoolStatus { name: PoolName },
 }
 
 impl Purpose {
-    /// Returns the name of the loop that sent the request, which is the `name` label of its metrics.
+    /// Returns the name of the loop that sent the request. Metrics have it in the label `name` or `loop`.
     pub fn loop_name(&self) -> &'static str {
         match self {
             Purpose::Relist(_) | Purpose::Touch { .. } => "fence",

@@ -1,9 +1,9 @@
 //! The quarantine loop: podCIDRs of a deleted node wait, then become free.
 //!
 //! A range becomes free only when all of these hold: the node's UID is gone; the pool's quarantine is over; no cached
-//! pod reports an address in it; a consistent list of the pods bound to the node's name shows none either; and no
-//! NodeSubnet names the node's UID any more, after a successful write of this controller. The record is in the
-//! NodeSubnet (`spec.quarantined`), so a restart changes nothing.
+//! pod reports an address in the range; a consistent list of the pods bound to the node's name shows none either; and
+//! after a successful write of this controller the NodeSubnet no longer names the node's UID. The quarantine is
+//! recorded in the NodeSubnet (`spec.quarantined`), so a restart of the controller does not shorten it.
 
 use super::allocations::{AllocationState, QuarantineKey};
 use super::context::IN_USE_PAUSE;
@@ -22,7 +22,7 @@ use cadastre_core::mutation::Mutation;
 /// State of the quarantine loop.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// Quarantined ranges to look at
+    /// Quarantines to process, each at the time when it may end
     pub queue: Queue<QuarantineKey>,
 }
 
@@ -36,7 +36,8 @@ impl Loop for Quarantine {
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    /// Takes in the last list of the node's pods: the record may leave the NodeSubnet, or not yet.
+    /// Handles the list of the pods that are bound to the node's name. If none of them uses the ranges, the
+    /// quarantine's record may be removed from the NodeSubnet. Else the loop checks again later.
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         let mut noted = AffectedLoops::default();
         let Purpose::Quarantine { name, uid } = answer.purpose else {
@@ -63,7 +64,7 @@ impl Loop for Quarantine {
 }
 
 impl Quarantine {
-    /// Schedules a look at the end of the quarantine.
+    /// Queues the quarantine for the time at which it may end.
     pub fn watch(&mut self, key: QuarantineKey, allocations: &AllocationState) {
         if let Some(rest) = allocations.quarantined.get(&key) {
             self.queue.add_at(key, rest.until);
@@ -91,8 +92,8 @@ impl Quarantine {
         )
     }
 
-    /// Frees ranges under that name whose quarantine has ended and that no NodeSubnet records any more. Returns
-    /// whether a range became free.
+    /// Frees the ranges of earlier nodes of that name whose quarantine is over and is not recorded in the NodeSubnet
+    /// any more. Returns whether a range became free.
     pub fn release(
         name: &NodeName,
         cache: &ClusterCache,
@@ -119,7 +120,7 @@ impl Quarantine {
 }
 
 fn mentions(subnet: &crate::cluster::objects::Subnet, uid: &ObjectUid) -> bool {
-    // An unreadable spec may name any node.
+    // If the spec cannot be read, it may name this UID.
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)
             || spec.quarantined.iter().any(|p| p.node_uid == **uid)
@@ -153,7 +154,7 @@ mod tests {
     use cadastre_core::Addr;
     use cadastre_daemon::watch::ObjectEvent;
 
-    /// Long after every quarantine.
+    /// A time at which every quarantine is over.
     const LATER: Now = Now {
         mono: Duration::from_secs(600),
         ..NOW
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Quarantines 10.0.0.0/28 of the deleted node `n`.
+    /// Returns the allocations and the loop after the deletion of node `n`, which had 10.0.0.0/28.
     fn resting() -> (AllocationState, Quarantine) {
         let gone = Node {
             pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),

@@ -1,40 +1,41 @@
-//! A work queue: each key is in it at most once, keys may be delayed, and failures back off.
+//! A work queue. Each key is ready at most once, keys may be delayed, and failed keys are delayed longer each time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Add;
 use std::time::Duration;
 
-/// First and longest pause after a failure.
+/// First and longest delay of a key after failures.
 const FIRST: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST: Duration = Duration::from_secs(10);
 
-/// Keys that wait for their turn.
+/// A queue of keys. A key can be ready, delayed, or both.
 #[derive(Debug)]
 pub struct Queue<K> {
     ready: VecDeque<K>,
     members: BTreeSet<K>,
     later: BTreeSet<(Duration, K)>,
-    /// Time of each key in `later`, where a key is at most once.
+    /// The time of each key in `later`, which contains each key at most once.
     times: BTreeMap<K, Duration>,
     failures: BTreeMap<K, u32>,
     added: u64,
 }
 
-/// Size of a queue, and how many keys it has ever passed on.
+/// The size of a queue, for metrics and wake-ups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Keys that are due
+    /// Keys that are ready to be processed
     pub ready: usize,
-    /// Keys that become due later
+    /// Keys that are delayed
     pub later: usize,
-    /// How many keys have become due so far
+    /// How many times a key has become ready since the queue was created
     pub added: u64,
-    /// Monotonic time at which the first of the later keys becomes due
+    /// Monotonic time at which the first delayed key becomes ready; `None` if none is delayed
     pub next_at: Option<Duration>,
 }
 
 impl Load {
-    /// Adds a time at which the loop has work outside the queue.
+    /// Returns the load with `next_at` no later than `at`, because the loop has work at that time that is not in the
+    /// queue.
     pub(crate) fn or_at(self, at: Option<Duration>) -> Self {
         let next_at = self.next_at.into_iter().chain(at).min();
         Load { next_at, ..self }
@@ -55,7 +56,8 @@ impl Add for Load {
     }
 }
 
-/// Returns the pause after that many failures in a row: it doubles with each, up to `longest`.
+/// Returns the delay after `failures` earlier failures in a row: 0.1 s at first, doubled with each failure, at most
+/// `longest`.
 pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
     FIRST.saturating_mul(1 << failures.min(10)).min(longest)
 }
@@ -74,7 +76,7 @@ impl<K> Default for Queue<K> {
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    /// Appends the key, unless it is ready already.
+    /// Appends the key to the ready ones, unless it is ready already.
     pub fn add(&mut self, key: K) {
         if self.members.insert(key.clone()) {
             self.added += 1;
@@ -82,7 +84,8 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Adds the key at that monotonic time. Of several times for one key the earliest counts.
+    /// Makes the key ready at the monotonic time `at`. If the key is delayed already, the earlier of both times
+    /// applies.
     pub(crate) fn add_at(&mut self, key: K, at: Duration) {
         let known = self.times.get(&key).copied();
         if known.is_some_and(|known| known <= at) {
@@ -95,8 +98,8 @@ impl<K: Ord + Clone> Queue<K> {
         self.later.insert((at, key));
     }
 
-    /// Adds the key after a pause that doubles with each failure in a row, from 0.1 s to 10 s. Returns the number of
-    /// failures in a row.
+    /// Makes the key ready after a delay that doubles with each failure in a row, from 0.1 s to 10 s. Returns the
+    /// number of failures in a row.
     pub(crate) fn add_failed(&mut self, key: K, now: Duration) -> u32 {
         let failures = self.failures.entry(key.clone()).or_default();
         let pause = backoff(*failures, LONGEST);
@@ -106,12 +109,12 @@ impl<K: Ord + Clone> Queue<K> {
         failures
     }
 
-    /// Returns the number of failures in a row of a key.
+    /// Returns how many times the key has failed in a row.
     pub fn failures(&self, key: &K) -> u32 {
         self.failures.get(key).copied().unwrap_or(0)
     }
 
-    /// Removes and returns the first key that is due.
+    /// Removes and returns the first ready key, after adding those whose delay is over.
     pub fn pop(&mut self, now: Duration) -> Option<K> {
         while self.later.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, key)) = self.later.pop_first() {
@@ -124,13 +127,13 @@ impl<K: Ord + Clone> Queue<K> {
         Some(key)
     }
 
-    /// Removes and returns all ready keys, in order.
+    /// Removes and returns all ready keys, in order. Delayed keys stay, even if their delay is over.
     pub(crate) fn take_ready(&mut self) -> Vec<K> {
         self.members.clear();
         std::mem::take(&mut self.ready).into()
     }
 
-    /// Returns when [`Queue::pop`] may return a key that is not due now.
+    /// Returns the monotonic time at which the first delayed key becomes ready, or `None` if none is delayed.
     pub fn next_at(&self) -> Option<Duration> {
         self.later.first().map(|(at, _)| *at)
     }
@@ -145,7 +148,7 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Returns whether a key is due.
+    /// Returns whether [`Queue::pop`] would return a key now.
     pub(crate) fn has_ready(&self, now: Duration) -> bool {
         !self.ready.is_empty() || self.next_at().is_some_and(|at| at <= now)
     }

@@ -1,11 +1,11 @@
-//! The trait of a reconcile loop, and the four steps that each loop is made of.
+//! The trait of a reconcile loop, and the four steps of which each loop consists.
 //!
-//! | step | where |
+//! | step | what happens |
 //! |---|---|
-//! | gather | a key that is due is popped from a queue, and its objects are looked up |
-//! | decide | nothing, nothing yet, or one request |
-//! | write | the request is returned with its [`Purpose`]; nothing else has an effect outside |
-//! | report | the answer comes back: the loop updates its state and tells other loops ([`AffectedLoops`]) |
+//! | gather | a ready key is taken from a queue, and its objects are looked up in the cache |
+//! | decide | the loop needs nothing for the key, or needs it again later, or needs one request |
+//! | write | the loop returns the request with its [`Purpose`]; it has no other effect outside this process |
+//! | report | the loop gets the answer, updates its state, and returns work for other loops ([`AffectedLoops`]) |
 
 use std::time::Duration;
 
@@ -14,32 +14,33 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::request::{ApiRequest, RequestOutcome};
 
-/// A reconcile loop, as the leader runs, wakes and measures it.
+/// A reconcile loop. The leader asks it for requests, passes answers to it and wakes it.
 pub trait Loop {
-    /// Returns how many keys wait, and when the loop may have work again without an event.
+    /// Returns how many keys wait in the loop's queues, and when the loop may have work even if no event arrives.
     fn load(&self) -> Load;
 
-    /// Gathers, decides and returns the next request that is not critical, if any.
+    /// Returns the next request of this loop that is not critical, or `None`.
     fn next(&mut self, _: &mut Context) -> Option<(ApiRequest, Purpose)> {
         None
     }
 
-    /// Takes in the answer to one of the loop's requests. The objects in it are in the cache already.
+    /// Handles the answer to one of the loop's requests. The cache already has the objects in the answer. Returns what
+    /// other loops must process because of it.
     fn answered(&mut self, _: &RequestAnswer, _: &mut Context) -> AffectedLoops {
         AffectedLoops::default()
     }
 }
 
-/// The answer to a request, as its loop receives it.
+/// The answer to a request, with what its loop needs to handle it.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestAnswer<'a> {
     /// What the request was for
     pub purpose: &'a Purpose,
     /// Whether the request was a write
     pub wrote: bool,
-    /// The outcome
+    /// What the API server answered, or why the outcome is unknown
     pub outcome: &'a RequestOutcome,
-    /// Whether the list in the answer was applied to the cache
+    /// Whether the answer was a list and the cache has applied it
     pub taken: bool,
 }
 
@@ -56,21 +57,21 @@ impl<'a> RequestAnswer<'a> {
     }
 }
 
-/// What a loop decides about a key that is due.
+/// What a loop decides about a ready key.
 #[expect(
     clippy::large_enum_variant,
     reason = "short-lived, and most are the large ones"
 )]
 pub(crate) enum KeyDecision {
-    /// Nothing to do, or something else will add the key again.
+    /// No request is needed now. If one is needed later, something else will queue the key.
     Done,
-    /// Look at the key again at this monotonic time.
+    /// The key has to be processed again at this monotonic time.
     Later(Duration),
-    /// Send this request.
+    /// The key needs this request.
     Send(ApiRequest, Purpose),
 }
 
-/// Pops keys off a queue until one needs a request.
+/// Takes ready keys from the queue and decides about each, until one needs a request. Returns that request.
 pub(crate) fn work_off<L, K: Ord + Clone>(
     it: &mut L,
     queue: fn(&mut L) -> &mut Queue<K>,

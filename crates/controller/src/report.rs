@@ -1,4 +1,5 @@
-//! Reports that become Kubernetes events; each is made once, when a state changes.
+//! Reports that become Kubernetes events. A report is made once, when a state begins or ends, and not repeated while
+//! the state lasts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::ObjectKind;
 
-/// How long a state that comes and goes is not reported again.
+/// A state that ends and begins again is reported again only after this time, unless its end was reported, too.
 const REPORT_PAUSE: Duration = Duration::from_secs(600);
 
 /// The object that an event is about.
@@ -21,28 +22,28 @@ pub struct Regarding {
 }
 
 impl Regarding {
-    /// Names an object of a kind by its name and UID.
+    /// Creates a reference to an object of this kind.
     pub(crate) fn new(kind: ObjectKind, name: impl Into<Text>, uid: &ObjectUid) -> Self {
         let (name, uid) = (name.into(), uid.clone());
         Regarding { kind, name, uid }
     }
 
-    /// Names a node by its name and UID.
+    /// Creates a reference to a node.
     pub fn node(node: &Node) -> Self {
         Regarding::new(ObjectKind::Node, node.name.clone(), &node.uid)
     }
 }
 
-/// A report about one object.
+/// A report about one object, which becomes a Kubernetes event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
-    /// The object
+    /// The object that the event is attached to
     pub about: Regarding,
-    /// Whether it is a warning, which an operator should look at
+    /// Whether an operator should act: the type of the event is then `Warning`, else `Normal`
     pub warning: bool,
-    /// Reason of the event, CamelCase and stable, as alerts depend on it
+    /// Reason of the event, in CamelCase. It must never change, because users' alerts depend on it
     pub reason: &'static str,
-    /// What happened, to what, and what to do
+    /// The message: what happened, to which object, and what an operator should do
     pub note: String,
 }
 
@@ -66,16 +67,16 @@ impl EventRecord {
     }
 }
 
-/// When reports about a node (by UID) and a pool were made last, by their reason, so that a state that comes and goes
-/// is not reported each time.
+/// The last reports about nodes and pools, by reason. With these, a state that ends and begins again is not reported
+/// each time.
 #[derive(Debug, Default)]
 pub(crate) struct RecentReports {
-    /// Monotonic
+    /// Monotonic time of the last report, by the node's UID, the pool's name and the reason
     made: BTreeMap<(ObjectUid, PoolName, &'static str), Duration>,
 }
 
 impl RecentReports {
-    /// Returns whether a report is due, which then counts as made.
+    /// Returns whether a report is due now. If so, it counts as made, so the caller must make it.
     pub(crate) fn is_due(
         &mut self,
         node: &Node,
@@ -92,7 +93,7 @@ impl RecentReports {
         is_due
     }
 
-    /// Makes a report due at once if the state comes back. Returns whether it had been made.
+    /// Forgets a report, so that it is due at once if the state begins again. Returns whether the report had been made.
     pub(crate) fn end(&mut self, node: &Node, pool: &PoolName, reason: &'static str) -> bool {
         let key = (node.uid.clone(), pool.clone(), reason);
         self.made.remove(&key).is_some()
@@ -104,33 +105,33 @@ impl RecentReports {
     }
 }
 
-/// A node has podCIDRs after a wait.
+/// A node that waited has got podCIDRs.
 pub(crate) const POD_CIDR_ALLOCATED: &str = "PodCIDRAllocated";
-/// A node gets no podCIDR for now.
+/// A node waits for podCIDRs.
 pub const WAITING: &str = "WaitingForPodCIDR";
-/// The API server keeps rejecting a write.
+/// The API server keeps rejecting a write, or does not answer it.
 pub(crate) const WRITE_REJECTED: &str = "WriteRejected";
-/// A write that was rejected for long has succeeded.
+/// A write that kept failing has succeeded.
 pub(crate) const WRITE_ACCEPTED: &str = "WriteAccepted";
-/// Two nodes have some of the same addresses.
+/// The podCIDRs of two nodes overlap.
 pub(crate) const OVERLAPPING: &str = "OverlappingPodCIDR";
-/// A podCIDR is not a CIDR.
+/// An entry of a node's `spec.podCIDRs` is not a valid CIDR.
 pub(crate) const UNREADABLE: &str = "UnreadablePodCIDR";
-/// A podCIDR is wider than a node can get.
+/// A podCIDR that overlaps a pool is wider than any range that a node can have been allocated, so it is ignored.
 pub(crate) const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
-/// A foreign allocator writes podCIDRs.
+/// A foreign allocator has written podCIDRs in a pool's range.
 pub(crate) const FOREIGN_ALLOCATOR: &str = "ForeignAllocator";
-/// A node lacks blocks of an exhausted pool.
+/// A node waits for blocks of an exhausted pool.
 pub(crate) const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
-/// A node has blocks after a wait.
+/// A node that waited has got blocks.
 pub(crate) const BLOCK_ALLOCATED: &str = "BlockAllocated";
 /// Several pods report one address.
 pub(crate) const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
-/// A block of a deleted node stays in quarantine beyond its time.
+/// A block of a deleted node stays in quarantine beyond its time, because addresses in it are still used.
 pub(crate) const KEPT: &str = "KeptInQuarantine";
-/// More pools serve a node than its NodeSubnet has room for.
+/// A NodeSubnet has no room for all pools that select the node.
 pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
-/// A node wants more blocks than its limit.
+/// A node demands more blocks than `maxBlocksPerNode` allows.
 pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
-/// A block that a node uses but the API had lost was adopted.
+/// An agent uses a block that the API had lost, so the block was adopted.
 pub(crate) const BLOCK_ADOPTED: &str = "BlockAdopted";

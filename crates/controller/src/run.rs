@@ -1,7 +1,8 @@
-//! The shell around the state machine: watches in, requests out; it decides nothing.
+//! The process around the state machine. It passes watch events, answers and the time to the [`Controller`] and sends
+//! its requests, but decides nothing.
 //!
-//! One task owns the [`Controller`]; watches, answers and the elector reach it through channels, so no locks are
-//! needed. Each request runs in its own task with a timeout; the controller limits their number.
+//! One task owns the [`Controller`]. Watches, answers and the elector reach that task through channels, so no locks are
+//! needed. Each request runs in its own task with a timeout. The controller bounds the number of requests in flight.
 
 use std::time::Duration;
 
@@ -27,43 +28,44 @@ use cadastre_daemon::events::EventNote;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_daemon::watch::{Pauses, SilenceTimeouts, WatchSource, WatchStep, follow};
 
-/// Limit of watch events that wait for the controller.
+/// At most this many watch events wait for the controller; then the watches wait.
 const BACKLOG: usize = 4096;
 
-/// Log message when a list shows an older state than was known.
+/// Log message for a list that shows an older state than an earlier list or watch event.
 const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
-/// First and longest pause of a watch after an error, without jitter.
+/// First and longest pause of a watch after an error, before jitter is added.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Limit of Kubernetes events that wait to be emitted.
+/// At most this many Kubernetes events wait to be emitted; further ones are dropped.
 const REPORT_BACKLOG: usize = 1024;
 
-/// Interval at which metrics are updated.
+/// Interval at which metrics and readiness are updated.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
-/// What the shell works with.
+/// What [`run`] needs from the rest of the process.
 pub struct ControllerParts {
-    /// Client for watches and events
+    /// Client for watches and for emitting events
     pub client: Client,
-    /// Sends requests
+    /// Sends the controller's requests to the API server
     pub writer: Writer,
     /// Monotonic and wall clock
     pub clock: Clock,
-    /// The election's result
+    /// Whether this process leads, as the elector publishes it
     pub leadership: watch::Receiver<Leadership>,
-    /// The content that the Lease should get, for the elector
+    /// Passes the content that the Lease should get to the elector
     pub want: watch::Sender<Option<LeaseContent>>,
     /// Metrics of the loops and pools
     pub metrics: ControllerMetrics,
-    /// State of `/readyz`
+    /// Receives the controller's progress, from which `/readyz` is computed
     pub readiness: LeaderReadiness,
-    /// Objects per page of a list
+    /// How many objects the API server returns per page of a list; `None`: all at once
     pub page: Option<u32>,
 }
 
-/// Runs until `stop` is true, and then until requests in flight are settled, for at most `grace`. Returns whether the
-/// lease may be handed over cleanly.
+/// Runs the controller until `stop` is true. Then waits, for at most `grace`, until no request is in flight and no
+/// write is indeterminate. Returns whether the lease may be handed over as clean. Also returns, with false, as soon as
+/// a list shows that the API server was restored to an older state.
 pub async fn run(
     parts: ControllerParts,
     settings: ControllerSettings,
@@ -89,8 +91,9 @@ pub async fn run(
         allocating: false,
         trouble: None,
     };
-    // The fence can use lists that begin after the lease is won. And if the API server is restored after they begin,
-    // the Lease, which was read before, shows it.
+    // The watches begin only after the first result of the election. If this process leads by then, their lists can
+    // replace those of the fence. And the Lease was read before these lists began: if the API server is restored later,
+    // the Lease shows it.
     let mut stop = shell.stop.clone();
     tokio::select! {
         _ = shell.parts.leadership.changed() => {}
@@ -145,12 +148,12 @@ fn follow_all(parts: &ControllerParts, seen: &mpsc::Sender<ControllerEvent>) -> 
     watches
 }
 
-/// Returns the source of all objects of a kind.
+/// Returns the source from which a watch of all objects of a kind reads.
 fn source<K>(kind: &'static str, parts: &ControllerParts) -> WatchSource<K>
 where
     K: kube::Resource<DynamicType = ()>,
 {
-    // Kinds and processes get different jitter.
+    // The seed depends on the kind and the process, so that watches do not retry at the same time.
     let seed = kind
         .bytes()
         .fold(u64::from(std::process::id()), |seed, byte| {
@@ -168,7 +171,8 @@ where
     }
 }
 
-/// Passes changes to the controller; the watch itself reports its errors.
+/// Returns a function that passes changes to the controller. Errors are dropped here, because the watch itself reports
+/// them.
 fn changes<T>(
     event: impl Fn(ObjectEvent<T>) -> ControllerEvent,
 ) -> impl Fn(WatchStep<T>) -> Option<ControllerEvent> {
@@ -187,7 +191,7 @@ struct Shell {
     stop_by: Option<Instant>,
     figures_at: Instant,
     allocating: bool,
-    /// The last logged reason for a missing default pool
+    /// Why there is no default pool, as last logged
     trouble: Option<String>,
 }
 
@@ -214,7 +218,8 @@ impl Shell {
             tokio::select! {
                 Some(event) = events.recv() => {
                     self.on(event);
-                    // All waiting events are taken in before anything is decided.
+                    // All events that have arrived are applied before the next request is decided, so that decisions
+                    // use the newest state.
                     while let Ok(event) = events.try_recv() {
                         self.on(event);
                     }
@@ -316,7 +321,7 @@ impl Shell {
 
     fn wake_at(&self) -> Instant {
         let now = self.parts.clock.now();
-        // Work that is due already waits for an answer or for the lease, not for time.
+        // Work that is due already waits for an answer or for the lease, so it needs no timer.
         let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
         let due = due
             .filter(|left| !left.is_zero())

@@ -1,26 +1,26 @@
-//! The controller's settings, which the flags of `cadastre controller` fill.
+//! The controller's settings. The flags of `cadastre controller` set them.
 
 use std::time::Duration;
 
 use cadastre_api::AllocationMode;
 use cadastre_core::Cidr;
 
-/// Settings of the controller, all fixed at start.
+/// Settings of the controller. None of them changes while the process runs.
 #[derive(Clone, Debug)]
 pub struct ControllerSettings {
-    /// Service ranges, for clusters whose API server has no ServiceCIDR objects
+    /// Service ranges in addition to those of ServiceCIDR objects, which older API servers do not have
     pub service_cidrs: Vec<Cidr>,
-    /// Limit of critical requests in flight (see [`crate::machine`])
+    /// Maximum number of critical requests in flight (see [`crate::machine`])
     pub critical_in_flight: usize,
-    /// Limit of all other requests in flight
+    /// Maximum number of all other requests in flight
     pub background_in_flight: usize,
-    /// How long a pool is paused after somebody else wrote a podCIDR in its range
+    /// How long a pool is paused after a foreign allocator has written a podCIDR in its range
     pub foreign_allocator_pause: Duration,
-    /// Whether to create a default pool when the cluster has none, and how it allocates
+    /// How the default pool allocates, which is created in a cluster without pools; `None`: no default pool is created
     pub default_pool: Option<AllocationMode>,
-    /// Ranges of the default pool; if empty, [`crate::bootstrap`] chooses
+    /// Ranges of the default pool. If empty, [`crate::bootstrap`] chooses them
     pub default_pool_cidrs: Vec<Cidr>,
-    /// How long an address may be without a pod before its node is asked about it
+    /// How long an address must be without a pod before it can become a leak candidate
     pub leak_grace: Duration,
 }
 

@@ -1,8 +1,8 @@
-//! The NodeSubnet loop: which ranges a node has, and which ranges of earlier nodes of its name are in quarantine. The
-//! node's agent reads it, and so does the next leader.
+//! The NodeSubnet loop. It writes which ranges a node has, and which ranges of earlier nodes of that name are in
+//! quarantine. The node's agent and the next leader read that.
 //!
-//! It is level-triggered: the spec is computed from the Node and the ledger, and written if the present one differs
-//! for whatever reason. No podCIDR waits for it.
+//! The loop is level-triggered: it computes the spec from the Node and the ledger, and writes it whenever the present
+//! one differs, for whatever reason. No podCIDR waits for this loop.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -31,34 +31,36 @@ use cadastre_api::{
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 
-/// Limit of the pools in a NodeSubnet, in bytes of JSON: the rest of the object needs room in etcd, too.
+/// The pools in a NodeSubnet may take at most this many bytes of JSON, because the rest of the object needs room in
+/// etcd, too.
 const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
-/// How long the record of a node's new podCIDRs may wait behind podCIDRs for other nodes. If the node is deleted
-/// before the record is written, only processes that saw the deletion know that its ranges must be quarantined.
+/// How long the record of a node's new podCIDRs may wait while podCIDRs for other nodes are written. A node may be
+/// deleted before its record is written. Then only processes that saw the deletion know that its ranges must be
+/// quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
-/// The condition that reports writes which the API server keeps rejecting.
+/// The condition that reports writes for the node that the API server keeps rejecting.
 const WRITES_REJECTED: &str = "WritesRejected";
 
 /// State of the NodeSubnet loop.
 #[derive(Debug, Default)]
 pub struct Subnets {
-    /// Names to look at first, as nodes wait for their lists
+    /// Names of NodeSubnets to process first, because nodes wait for the blocks in them
     pub urgent: Queue<NodeName>,
-    /// Names to look at
+    /// Names of all other NodeSubnets to process
     pub queue: Queue<NodeName>,
-    /// Names of nodes that got podCIDRs, with the time, oldest first
+    /// Names of nodes that got podCIDRs, with the monotonic time, oldest first
     unrecorded: VecDeque<(Duration, NodeName)>,
-    /// Conditions whose write is in flight
+    /// Conditions whose write is in flight, by the name of the NodeSubnet
     answering: BTreeMap<NodeName, Vec<SubnetCondition>>,
-    /// Requests by name, with the spec that is written
+    /// Requests for specs by the name of the NodeSubnet, each with the spec if it writes one
     requests: InFlight<NodeName, Option<NodeSubnetSpec>>,
-    /// Nodes (by UID) whose NodeSubnet lacks some of their pools, with the reported text
+    /// Nodes (by UID) whose NodeSubnet has no room for all pools that select them, with the reported text
     cut: BTreeMap<ObjectUid, String>,
-    /// Names of nodes for which a write has succeeded, or was rejected for good, since this process leads
+    /// Names of nodes for which, in this term, a write has succeeded or has failed often enough to count as lasting
     heard: BTreeSet<NodeName>,
-    /// Names of nodes with podCIDRs that are withheld from the agent because other nodes have part of them
+    /// Names of nodes with podCIDRs that their agents must not use, because other nodes use addresses in them
     withheld: BTreeSet<NodeName>,
 }
 
@@ -67,12 +69,13 @@ impl Loop for Subnets {
         self.urgent.load() + self.queue.load()
     }
 
-    /// Returns the next request for a NodeSubnet that is not as it should be.
+    /// Returns the next request for a NodeSubnet whose spec or conditions have to change.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &NodeName, cx: &mut Context| match it.look(name, false, cx)
         {
             KeyDecision::Done => it.answer(name, cx),
-            // The conditions report what the API server rejects.
+            // The write of the spec has to wait, perhaps because the API server keeps rejecting it. The conditions
+            // report that, so they must not wait for it.
             KeyDecision::Later(at) => {
                 it.queue.add_at(name.clone(), at);
                 it.answer(name, cx)
@@ -91,7 +94,8 @@ impl Loop for Subnets {
                 self.answering.remove(name);
                 self.requests.note(name, answer);
             }
-            // Look again even after success: the node may have changed meanwhile.
+            // The node may have changed since the request was sent, so its NodeSubnet is processed again even after
+            // success.
             noted.subnets.push(name.clone());
         }
         noted
@@ -99,26 +103,27 @@ impl Loop for Subnets {
 }
 
 impl Subnets {
-    /// Returns the next request that a node waits for.
+    /// Returns the next request for a NodeSubnet whose node waits for it.
     pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &NodeName, cx: &mut Context| it.look(name, true, cx);
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
-    /// Looks again at nodes with withheld podCIDRs, as a range became free.
+    /// Queues the NodeSubnets with withheld podCIDRs, because a range became free and they may no longer have to be
+    /// withheld.
     pub fn requeue(&mut self) {
         for name in &self.withheld {
             self.queue.add(name.clone());
         }
     }
 
-    /// Queues the NodeSubnet of a node that got podCIDRs.
+    /// Queues the NodeSubnet of a node that got podCIDRs, which have to be recorded in time.
     pub(crate) fn has_podcidrs(&mut self, name: &NodeName, now: Duration) {
         self.unrecorded.push_back((now, name.clone()));
         self.queue.add(name.clone());
     }
 
-    /// Returns the next write of a record that has waited too long.
+    /// Returns the write of the next record that has waited for [`RECORD_WAITS`].
     pub(crate) fn next_overdue(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         while let Some((at, name)) = self.unrecorded.front().cloned()
             && at + RECORD_WAITS <= cx.now.mono
@@ -176,7 +181,7 @@ impl Subnets {
         KeyDecision::Send(request, Purpose::Subnet { name, urgent })
     }
 
-    /// Reports, once, that a NodeSubnet lacks some of the node's pools.
+    /// Reports by an event, once, that a NodeSubnet has no room for all pools that select the node.
     fn report_left_out(
         &mut self,
         node: &Node,
@@ -203,23 +208,25 @@ impl Subnets {
         }
     }
 
-    /// Forgets a node whose UID is gone.
+    /// Removes all records of a Node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.cut.remove(&node.uid);
         self.heard.remove(&node.name);
     }
 
-    /// Records that a write for the node succeeded, or is rejected for good.
+    /// Records that a write for the node has succeeded, or has failed often enough to count as lasting. So the
+    /// NodeSubnet's condition about rejected writes can be set.
     pub(crate) fn heard_of(&mut self, name: NodeName) {
         if self.heard.insert(name.clone()) {
             self.queue.add(name);
         }
     }
 
-    /// Writes the conditions: which part of the agent's status is invalid, which pools are left out, and what the API
-    /// server rejects.
+    /// Returns the write of the conditions, if they have to change: whether entries of the agent's status are invalid,
+    /// whether pools are left out, and whether the API server keeps rejecting writes.
     fn answer(&mut self, name: &NodeName, cx: &Context) -> KeyDecision {
-        // A write in flight changes the version that the conditions are written on.
+        // The write of the conditions needs the object's present version, which a write in flight would change. So the
+        // conditions have to wait for the answer.
         let is_open = self.is_open(name) || self.answering.contains_key(name);
         let Some(subnet) = cx.cache.subnets.get(name).filter(|_| !is_open) else {
             return KeyDecision::Done;
@@ -237,8 +244,8 @@ impl Subnets {
         KeyDecision::Send(request, Purpose::Answer { name: name.clone() })
     }
 
-    /// Returns the conditions that a NodeSubnet should have: those about present problems, those that were written
-    /// for earlier ones, and the conditions of other writers, unchanged.
+    /// Returns the conditions that a NodeSubnet should have. These are the conditions about present problems, those
+    /// about earlier problems that are over by now, and the conditions of other writers, unchanged.
     fn conditions(&self, subnet: &Subnet, cx: &Context) -> Vec<SubnetCondition> {
         let is = subnet.report.as_ref().map(|it| it.conditions.to_vec());
         let is = is.filter(|_| !Mutation::OthersConditionsWiped.is_on());
@@ -275,8 +282,8 @@ impl Subnets {
         all
     }
 
-    /// Returns whether the API server keeps rejecting writes for a node, and why. Returns `None` while that is
-    /// unknown: before the first answer to this leader, and while a write fails that may still succeed.
+    /// Returns whether the API server keeps rejecting writes for a node, with a text. Returns `None` while that is
+    /// unknown: before the first answer to this leader, and while a write has failed only a few times.
     fn writes(&self, node: &Node, cx: &Context) -> Option<(bool, String)> {
         if let Some(why) = refused(node, cx.allocations) {
             return Some((true, why));
@@ -290,18 +297,18 @@ impl Subnets {
         (has_heard && !is_failing).then(taken)
     }
 
-    /// Returns whether a write for the name may still take effect.
+    /// Returns whether a write of the NodeSubnet of that name may still take effect.
     pub fn is_open(&self, name: &NodeName) -> bool {
         self.requests.is_open(name)
     }
 
-    /// Returns whether the server kept all of the spec that was just written.
+    /// Returns whether the API server has stored the whole spec that was just written, as `is` shows.
     pub fn is_kept(&self, is: &Subnet) -> bool {
         let written = self.requests.written(&is.name).and_then(Option::as_ref);
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
     }
 
-    /// Returns whether the server kept all of the conditions that were just written.
+    /// Returns whether the API server has stored all conditions that were just written, as `is` shows.
     pub(crate) fn are_conditions_kept(&self, is: &Subnet) -> bool {
         let Some(written) = self.answering.get(&is.name) else {
             return true;
@@ -312,7 +319,7 @@ impl Subnets {
     }
 }
 
-/// Returns the spec that should be, or `None` if the NodeSubnet should not exist.
+/// Returns the spec that the NodeSubnet should have, or `None` if the NodeSubnet should not exist.
 fn wanted(
     name: &NodeName,
     is: Option<&Subnet>,
@@ -327,8 +334,8 @@ fn wanted(
     let suspects = node
         .map(|node| allocations.leak_candidates_of(&node.uid, report))
         .unwrap_or_default();
-    // The agent may have blocks of a pool that serves no node now, and an earlier leader may have a block creation in
-    // flight.
+    // A NodeSubnet is needed even if the pool allocates nothing now: the agent may have blocks of the pool, and a
+    // block's creation by an earlier leader may still be in flight.
     let gives_blocks = |pool: &PoolState| {
         let is_valid = !matches!(pool.phase, PoolPhase::Invalid(_));
         is_valid && pool.allocation_mode == AllocationMode::Blocks
@@ -342,7 +349,7 @@ fn wanted(
     let pools = node
         .map(|node| pools(node, &blocks, is, allocations))
         .unwrap_or_default();
-    // A node without any pool runs no agent of Cadastre.
+    // A node without any pool runs no agent of Cadastre, so nobody needs the ranges.
     let pod_ranges = if pools.is_empty() {
         Vec::new()
     } else {
@@ -363,15 +370,17 @@ fn wanted(
         .map(|node| allocations.listed_pod_cidrs(node, is))
         .unwrap_or_default();
     let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
-    // The NodeSubnet of a live node stays: a block that an earlier leader creates late can be listed there.
+    // The NodeSubnet of a live node is never deleted. So a block that takes effect late, by a write of an earlier
+    // leader, can be listed there.
     let stays = node.is_some()
         && (is.is_some() || may_ask || may_speak)
         && !Mutation::EmptySubnetDeleted.is_on();
     if nothing && !stays {
         return None;
     }
-    // If the first blocks are being created, one write with them suffices, unless the agent is to report, or the API
-    // server rejects the blocks, which the NodeSubnet must report.
+    // While the node's first blocks are being created, the NodeSubnet is not created yet, so that one write with the
+    // blocks suffices. It is needed at once in two cases: the agent has to report after a gap, or the API server
+    // rejects the blocks, which a condition must report.
     let coming = node.is_some_and(|node| {
         allocations.blocks.has(&node.uid) && refused(node, allocations).is_none()
     });
@@ -392,8 +401,9 @@ fn wanted(
     })
 }
 
-/// Returns the pools of a node's NodeSubnet: first those that serve it, best first, then those of its ranges. If they
-/// are too many for one object, the last ones that serve it are left out.
+/// Returns the pools that a NodeSubnet lists: first the pools that allocate to the node, best first, then other pools
+/// of which the node has ranges. If one object has no room for all, the last pools of which the node has no ranges are
+/// left out.
 fn pools(
     node: &Node,
     blocks: &[AllocatedBlock],
@@ -424,7 +434,7 @@ fn pools(
     for held in blocks {
         let pool = allocations.pools.get(&*held.pool);
         let readable = pool.filter(|pool| !matches!(pool.phase, PoolPhase::Invalid(_)));
-        // If the pool is gone or invalid, its last known settings stay in force.
+        // If the pool is gone or invalid, the settings in the present NodeSubnet stay valid for the node's blocks.
         let told = readable.map(|pool| &pool.node_view).or_else(|| {
             let spec = is?.spec.as_ref().ok()?;
             spec.pools.iter().find(|it| it.name == held.pool)
@@ -439,7 +449,8 @@ fn pools(
     pools
 }
 
-/// Bounds the list to what one object may contain; pools of the node's ranges are kept before others.
+/// Shortens the list to what one object may contain. The pools in `held`, of which the node has ranges, stay before
+/// others do.
 fn bound(pools: &mut Vec<NodePool>, held: &BTreeSet<&str>) {
     let is_held = |pool: &NodePool| held.contains(pool.name.as_str());
     let size = |pool: &NodePool| serde_json::to_vec(pool).map_or(0, |it| it.len());
@@ -457,8 +468,8 @@ fn bound(pools: &mut Vec<NodePool>, held: &BTreeSet<&str>) {
     pools.truncate(MOST_POOLS);
 }
 
-/// Judges the agent's status, if there is one: whether all entries are valid and concern this node, and which are
-/// not.
+/// Checks the agent's status. Returns whether all its entries are valid and about this node, with a text that names
+/// those that are not. Returns `None` if the agent has written no status, or if the Node is gone.
 fn acceptance(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     let report = subnet.report.as_ref()?;
     let node = cx.cache.nodes.get(&subnet.name)?;
@@ -527,8 +538,10 @@ fn acceptance(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     ))
 }
 
-/// Sets a condition in the list. If nothing is known, it stays as it is; a good state is written only after a bad
-/// one. `reasons` are those of the bad and of the good state.
+/// Sets the condition `kind` in the list to `said`: whether it is true, and its message. If `said` is `None`, the
+/// condition stays as it is. A condition that reports no problem is written only if the list has that condition
+/// already. `is_bad` is the value that reports a problem; `reasons` has the reason for a problem, then the reason for
+/// none.
 fn set_condition(
     all: &mut Vec<SubnetCondition>,
     kind: &str,
@@ -567,7 +580,7 @@ fn set_condition(
     }
 }
 
-/// Returns the writes for a node, each in words and as a call.
+/// Returns the writes that the controller may need for a node, each with a description.
 fn writes_for<'a>(
     node: &'a Node,
     allocations: &'a AllocationState,
@@ -589,7 +602,7 @@ fn writes_for<'a>(
     of_node.into_iter().chain(of_blocks)
 }
 
-/// Describes a write for the node that the API server keeps rejecting, if there is one.
+/// Returns a text about a write for the node that the API server keeps rejecting, or `None` if there is none.
 fn refused(node: &Node, allocations: &AllocationState) -> Option<String> {
     let refusals = &allocations.refusals;
     let mut refused =
@@ -633,7 +646,8 @@ mod tests {
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
     use cadastre_daemon::watch::ObjectEvent;
 
-    /// Returns the listed pools of a node with blocks of pool `p` (own cooldown), beside a pool `q` that serves it.
+    /// Returns the pools that the NodeSubnet of a node should list. The node has blocks of pool `p`, which has a
+    /// cooldown of its own, and pool `q` selects it, too. `told` are the pools that the NodeSubnet lists now.
     fn pools_told(change: impl FnOnce(&mut Pool), told: &[(&str, bool, u32)]) -> Vec<NodePool> {
         let mut p = pool("p", "10.0.0.0/24");
         p.spec.as_mut().unwrap().terms.cooldown_seconds = 7;
@@ -734,7 +748,7 @@ mod tests {
         }
         let reasons: Vec<&str> = reports.iter().map(|it| it.reason).collect();
         assert_eq!(reasons, [POOLS_LEFT_OUT]);
-        // The NodeSubnet reports it for as long as it lasts.
+        // The condition reports the problem again each time, unlike the event.
         let mut conditions = || {
             let cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
             let subnet = cache.subnets.get("n").unwrap();
@@ -788,7 +802,7 @@ mod tests {
         allocations.refusals.note(&call, &no(), true, NOW.mono);
         let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(told, before, "refused, and not for good yet");
-        // The write that fails is not the one that succeeded.
+        // An earlier write has succeeded, but this one fails, so it is still unknown whether rejections are over.
         subnets.heard_of("n".into());
         let told = conditions(&subnets, &of_node, &cache, &mut allocations);
         assert_eq!(told, before, "refused, and not for good yet");
@@ -842,7 +856,7 @@ mod tests {
             [&before[0], &before[2]],
             "and in their places"
         );
-        // Conditions are written on the version that was read.
+        // Conditions can only be written on the version that was read, so the pending write of the spec comes first.
         let gone = RequestAnswer::to_write(&Purpose::DefaultPool, &RequestOutcome::Gone);
         subnets.queue.add("n".into());
         let mut reports = Vec::new();
@@ -855,7 +869,7 @@ mod tests {
         };
         let written = ApiRequest::SetSubnetConditions(KnownObject::of(&of_node), told);
         assert_eq!(request, written);
-        // On a conflict the object is read before the next write.
+        // After a conflict the cached version may be outdated, so the next request is a read.
         let conflict = RequestOutcome::Rejected(Rejection::Guard("modified".to_owned()));
         let noted = subnets.answered(&RequestAnswer::to_write(&purpose, &conflict), &mut cx);
         subnets.queue.add(noted.subnets[0].clone());
@@ -883,7 +897,7 @@ mod tests {
         RequestOutcome::Rejected(Rejection::Rejected("a policy forbids it".to_owned()))
     }
 
-    /// Returns node `n` whose NodeSubnet has true conditions of these types.
+    /// Returns node `n`, whose NodeSubnet has conditions of these types with status `True`.
     fn with_conditions(kinds: &[&str]) -> (Subnet, ClusterCache, AllocationState) {
         let one = |kind: &&str| SubnetCondition {
             kind: (*kind).into(),

@@ -1,6 +1,7 @@
-//! Addresses of pools by state, as agents report them, or as pods do where no agent reports.
+//! Counts the addresses of each pool by state: as the agents report them, or as the pods report them if an agent
+//! reports nothing of a block.
 //!
-//! They are counted from scratch each time, in one pass over all blocks.
+//! Each count starts from zero and visits all blocks once.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +12,21 @@ use crate::cluster::names::PoolName;
 use cadastre_api::AddressStatus;
 use cadastre_core::Family;
 
-/// Counts of one pool and family.
+/// Counts of addresses and blocks of one pool and family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Addresses in blocks of live nodes, without reserved ones
+    /// Addresses in confirmed blocks of live nodes, without reserved addresses
     pub held: u128,
     /// Addresses in use by pods
     pub used: u128,
     /// Addresses in cooldown
     pub cooling: u128,
-    /// Blocks outside the ranges that the pool's spec has now
+    /// Blocks that lie outside the ranges which the pool's spec has now
     pub outside: usize,
 }
 
 impl Totals {
-    /// Converts to the API's form.
+    /// Converts to the form in the pool's status.
     pub fn status(self) -> AddressStatus {
         AddressStatus {
             allocated: self.held.to_string(),
@@ -35,7 +36,7 @@ impl Totals {
     }
 }
 
-/// Counts the addresses of all pools.
+/// Counts the addresses in blocks of all pools. Pools without blocks are missing in the result.
 pub fn totals(
     cache: &ClusterCache,
     allocations: &AllocationState,

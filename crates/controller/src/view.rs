@@ -1,4 +1,4 @@
-//! The controller's state, for metrics and readiness.
+//! A snapshot of the controller's state, from which metrics and readiness are computed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,49 +10,50 @@ use crate::queue::Load;
 use crate::totals::Totals;
 use cadastre_core::Family;
 
-/// A snapshot of the controller's state.
+/// A snapshot of the controller's state. If this process does not lead, only the fields that need no leader are filled.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerView {
-    /// Kinds whose first list is missing
+    /// Kinds whose first list has not arrived
     pub missing: Vec<&'static str>,
-    /// What the fence still has to do; `None` when it is done or this process does not lead
+    /// What the fence still has to do; `None` if the fence is done or this process does not lead
     pub fencing: Option<String>,
-    /// Whether this process leads and allocates
+    /// Whether this process leads and its loops run
     pub allocating: bool,
-    /// Counts of every pool and family
+    /// Numbers of ranges by state, for each pool and family
     pub pools: Vec<(PoolName, Family, FamilyCounts)>,
-    /// Addresses of every pool and family with blocks
+    /// Numbers of addresses by state, for each pool and family that has blocks
     pub addresses: Vec<(PoolName, Family, Totals)>,
-    /// Blocks by state: held, recalled, provisional, quarantined, overdue
+    /// Number of blocks by state: `allocated`, `recalled`, `provisional`, `quarantined` or `overdue`
     pub blocks: BTreeMap<&'static str, usize>,
-    /// Addresses whose pods are gone, the age of the oldest, and the number of addresses that nodes are asked about
+    /// Number of addresses without a pod, how long the oldest has been without one, and the number of leak candidates
+    /// that nodes are asked to free
     pub leaks: (usize, Duration, usize),
-    /// Why there is no default pool, if there should be one
+    /// Why the default pool could not be created, if it should be
     pub trouble: Option<String>,
-    /// Addresses that several pods report
+    /// Number of addresses that several pods report
     pub doubled: usize,
-    /// Number of calls that keep failing, by the kind of object
+    /// Number of writes and reads that keep failing, by the kind of object
     pub rejected_writes: BTreeMap<ObjectKind, usize>,
-    /// Invalid entries in agents' statuses
+    /// Number of invalid entries in the agents' statuses
     pub refused: u64,
-    /// How long the oldest block has been in quarantine beyond its time
+    /// The longest time that a block has been kept in quarantine beyond the end of its quarantine
     pub oldest_rest: Duration,
-    /// Waiting nodes, by reason
+    /// Number of waiting nodes by reason, as in the label `reason`
     pub waiting: BTreeMap<&'static str, usize>,
-    /// Number of nodes that wait for each pool, without zeros
+    /// Number of nodes that wait for each pool; pools without waiting nodes are missing
     pub pool_waiting: BTreeMap<PoolName, i64>,
-    /// The longest wait of a node for a pool
+    /// The longest time that a node has been waiting for a podCIDR or a block
     pub oldest_wait: Duration,
-    /// When pools will be exhausted, by their forecasts
+    /// When each pool will be exhausted, according to the forecast in its status
     pub exhausts: Vec<(PoolName, Family, jiff::Timestamp)>,
-    /// Pairs of nodes with some of the same addresses
+    /// Number of pairs of nodes whose podCIDRs overlap
     pub overlaps: usize,
-    /// podCIDRs over pools that are too wide to count
+    /// Number of podCIDRs that overlap pools but are ignored, because no node can have been allocated so wide a range
     pub too_wide: usize,
-    /// Ranges that stay allocated because a write is indeterminate
+    /// Number of ranges that stay reserved because a write is indeterminate
     pub indeterminate: usize,
-    /// podCIDRs that a foreign allocator wrote while this process led
+    /// Number of nodes whose podCIDRs a foreign allocator wrote while this process allocated
     pub foreign_allocations: u64,
-    /// Load of each loop's queues
+    /// Load of each loop's queues, by the name of the loop
     pub loops: Vec<(&'static str, Load)>,
 }

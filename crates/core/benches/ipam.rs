@@ -1,12 +1,13 @@
 //! The ledger under load: carving, releasing, lookups by address, and memory.
 //!
-//! Each case holds `held` ranges at random places of a pool that starts at 10.0.0.0 or fd00:: and is just large enough
-//! for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough of them
-//! (65,536), else as long as necessary. Full means that 0.1 % are free; 100 ranges are too few for that and left out.
+//! Each case holds `held` ranges at random places of a pool. The pool starts at 10.0.0.0 or fd00:: and is just large
+//! enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough of them
+//! (65,536); for more ranges the prefix is as long as necessary. In a full pool 0.1 % of the blocks are free; 100
+//! ranges are too few for that, so this case is left out.
 //!
-//! The fill level stays constant while a case is measured: after each timed batch of carves as many random
-//! claims are released, and the other way round. So holes stay at random places. `carve` at 1,000,000 held
-//! ranges should take less than 200 ns, and about as long as at 100.
+//! The fill level stays constant while a case is measured: after each timed batch of carves, the same number of random
+//! claims is released, and after each timed batch of releases, the same number is carved. So holes stay at random
+//! places. `carve` at 1,000,000 held ranges should take less than 200 ns, and about as long as at 100.
 
 #![allow(missing_docs, reason = "the macros of criterion make public items")]
 
@@ -19,7 +20,7 @@ use cadastre_core::{
 };
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, measurement::WallTime};
 
-/// The most operations between two readings of the clock.
+/// The maximum number of operations between two readings of the clock.
 const BATCH: usize = 64;
 
 fn main() {
@@ -58,7 +59,7 @@ impl Case {
     fn new(family: Family, held: u64, per_mille: u64) -> Self {
         let blocks = held * 1000 / per_mille;
         let mut case = Self::vacant(family, blocks);
-        // Each block is taken with the probability that yields the wanted number in the end.
+        // Each block is recorded with the probability that makes the total exactly `held`.
         for n in 0..blocks {
             let missing = held - case.held.len() as u64;
             if case.random.below(blocks - n) < missing {
@@ -124,7 +125,7 @@ impl Case {
         }
     }
 
-    /// Moves `count` random claims to the end of the list.
+    /// Moves `count` random claims to the end of `held`, where `release` takes them.
     fn draw(&mut self, count: usize) {
         let len = self.held.len();
         for n in 0..count {
@@ -146,7 +147,7 @@ impl Case {
 }
 
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, make: &dyn Fn() -> Case) {
-    // Made by the first benchmark that is not filtered out.
+    // The first benchmark that is not filtered out makes the case; all three use it.
     let mut made = None;
     group.bench_function(BenchmarkId::new("carve", name), |bench| {
         let case = made.get_or_insert_with(make);
@@ -200,7 +201,7 @@ fn in_batches(
     elapsed
 }
 
-/// Prints the bytes per held range, and how long carving one of them takes.
+/// Prints how many bytes a held range takes, and how long carving one takes.
 #[expect(clippy::print_stdout, reason = "the figure is the purpose")]
 fn report_memory() {
     println!("1,000,000 ranges, each with a holder of its own:");
@@ -242,7 +243,7 @@ fn holder(n: u64) -> Holder {
     Holder(u32::try_from(n % 1_000_000).unwrap_or_default())
 }
 
-/// An xorshift generator with a fixed seed: every run uses the same places.
+/// An xorshift generator with a fixed seed, so every run uses the same places.
 struct Random(u64);
 
 impl Random {

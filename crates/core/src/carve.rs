@@ -1,9 +1,9 @@
-//! Carving: taking the next free block of each family of a pool, or none at all.
+//! Carving: choosing the next free block of each family of a pool, and recording the blocks as claims.
 //!
-//! The search alternates between two sorted structures: the space finds the next block that no claim covers,
-//! and the pool says whether that block may be carved or where to continue. Neither gets slower as the pool
-//! fills up. Only two kinds of blocks cost a step each: free blocks that the caller's `avoid` excludes, and
-//! free blocks that a blocked span closes.
+//! The search alternates between two sorted structures. The space finds the next block that no claim covers. The
+//! pool says whether that block may be carved, and if not, where to continue. Neither gets slower as the pool
+//! fills up. The search takes one step for each free block that must not be carved, because `avoid` excludes the
+//! block or a blocked span of the pool closes it.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::claims::{Claim, ClaimId, ClaimState, Holder};
@@ -13,13 +13,14 @@ use super::ledger::ClaimLedger;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
-/// The pool has no free block. Counts are in blocks of the pool's current block length, excluding blocked ones.
+/// The pool has no free block. All counts of blocks refer to the pool's current block length. They leave out the
+/// blocks that blocked spans close.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no free {family} block of /{block_len}: of {capacity} in the pool {held} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
 )]
 pub struct PoolExhausted {
-    /// The first family without a free block; nothing was carved of the other one either.
+    /// The first family without a free block. No block of the other family was carved either.
     pub family: Family,
     /// The prefix length that was searched for.
     pub block_len: u8,
@@ -27,35 +28,35 @@ pub struct PoolExhausted {
     pub capacity: u128,
     /// Blocks that a claim covers, partly or entirely.
     pub held: u128,
-    /// Free blocks that were skipped because of an address in them.
+    /// Free blocks that were skipped because `avoid` returned an address in them.
     pub avoided: u128,
-    /// Quarantined ranges of any length that overlap the pool; they become free without any action.
+    /// Quarantined ranges of any length that overlap the pool. They become free when their quarantine is over.
     pub quarantined: usize,
 }
 
 /// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
-    /// Blocks that the pool would have if nothing were claimed, excluding blocked ones. Saturates at
-    /// `u128::MAX`, one too few for `::/0` in single addresses.
+    /// Blocks that the pool would have if nothing were claimed, without those that blocked spans close. Saturates
+    /// at `u128::MAX`, which is one less than the number of /128 blocks in `::/0`.
     pub capacity: u128,
-    /// Blocks that no claim covers. Blocks that `avoid` would exclude are included in the count.
+    /// Blocks that no claim covers. Blocks that a caller of `carve` would avoid are included.
     pub free: u128,
 }
 
 impl ClaimLedger {
-    /// Carves one block for each of the pool's families and records both as claims of `holder` in state
-    /// [`ClaimState::InFlight`], or carves nothing at all.
+    /// Carves one block of each of the pool's families and records them as claims of `holder` in state
+    /// [`ClaimState::InFlight`]. If one family has no free block, nothing is carved.
     ///
-    /// `avoid` returns an address because of which a candidate must not be used, such as a node's or a pod's;
-    /// the search then continues after that block. A pool without families yields no block and no error.
+    /// `avoid` returns an address in the candidate block, for example of a node or pod, that forbids its use; the
+    /// search then continues with the next block. A pool without families yields no block and no error.
     pub fn carve(
         &mut self,
         pool: &mut Pool,
         holder: Holder,
         avoid: impl Fn(&Cidr) -> Option<Addr>,
     ) -> Result<Dual<Option<ClaimId>>, PoolExhausted> {
-        // All blocks are found before the first is recorded, so there is nothing to roll back.
+        // All blocks are found before the first one is recorded, so there is nothing to undo if a family is exhausted.
         let mut blocks = Dual::default();
         for family in pool.families() {
             let found = self.find(pool, family, &avoid);
@@ -79,9 +80,9 @@ impl ClaimLedger {
         }))
     }
 
-    /// The room of one family of a pool; zero if the pool has no ranges of that family.
+    /// Counts the blocks of one family of a pool. Both counts are zero if the pool has no ranges of that family.
     ///
-    /// Computed from the claims at every call, so it takes longer the more fragmented the free space is.
+    /// The counts are computed from the claims at every call, which takes longer if the free space is fragmented.
     pub fn block_counts(&self, pool: &Pool, family: Family) -> BlockCounts {
         let space = self.spaces.get(family);
         let Some((part, order)) = blocks_of(pool, family) else {
@@ -111,7 +112,7 @@ impl ClaimLedger {
             };
             let start = part.start(order);
             let mut below = self.free_blocks(part, family, start);
-            // Afterwards what is above the cursor, from the top.
+            // If no block below the cursor can be carved, the search continues at the top of the pool.
             let above = self.free_blocks(part, family, Some(u128::MAX));
             let mut above = above.take_while(|&first| start.is_none_or(|start| first > start));
             let first = below.find(&mut fit).or_else(|| above.find(&mut fit))?;
@@ -120,7 +121,7 @@ impl ClaimLedger {
         found.ok_or_else(|| self.full(pool, family, avoided))
     }
 
-    /// Free blocks that may be carved and begin at or below `from`, in descending order.
+    /// Returns the first addresses of free blocks that may be carved, from `from` downward.
     fn free_blocks(
         &self,
         part: &FamilyPool,
@@ -160,7 +161,7 @@ impl ClaimLedger {
     }
 }
 
-/// The pool's part of a family and the order of its blocks; `None` if the pool cannot have blocks of it.
+/// The pool's part of a family and the order of its blocks; `None` if the pool cannot have blocks of that family.
 fn blocks_of(pool: &Pool, family: Family) -> Option<(&FamilyPool, u8)> {
     let part = pool.part(family)?;
     Some((part, family.bits().checked_sub(part.block_len())?))

@@ -1,7 +1,7 @@
 //! Addresses and CIDRs of both families in one code path.
 //!
-//! An address is a family and a number, of which IPv4 uses the low 32 bits. So every rule about intervals is
-//! written once for both families. A [`Cidr`] is masked on construction, so equal ranges are equal values.
+//! An address is a family and a number; an IPv4 address uses the low 32 bits of the number. So every rule about
+//! intervals is written once for both families. A [`Cidr`] is masked on construction, so equal ranges are equal values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -42,7 +42,7 @@ impl fmt::Display for Family {
 pub struct Addr {
     /// Decides how `value` is read and displayed.
     pub family: Family,
-    /// The address as a number; for IPv4 only the low 32 bits count.
+    /// The address as a number; IPv4 uses only the low 32 bits.
     pub value: u128,
 }
 
@@ -81,8 +81,8 @@ impl fmt::Display for Addr {
 
 /// A block of addresses with a common prefix; the host bits are always zero.
 ///
-/// Two CIDRs are either disjoint or one contains the other. They sort by family, first address and prefix
-/// length, so a block sorts directly before everything inside it.
+/// Two CIDRs are disjoint, or one contains the other. CIDRs sort by family, then first address, then prefix
+/// length, so a block sorts directly before all blocks inside it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cidr {
     family: Family,
@@ -91,7 +91,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// The block of prefix length `len` that contains `addr`; `None` if `len` is too long for the family.
+    /// Returns the block of prefix length `len` that contains `addr`; `None` if `len` is too long for the family.
     pub fn new(addr: Addr, len: u8) -> Option<Self> {
         let order = addr.family.bits().checked_sub(len)?;
         let value = addr.value & ones(addr.family.bits()) & !ones(order);
@@ -157,12 +157,12 @@ impl Cidr {
         self.len <= other.len && self.contains_addr(other.first())
     }
 
-    /// Whether `addr` lies inside; `false` for an address of the other family.
+    /// Whether `addr` lies inside this block; `false` for an address of the other family.
     pub fn contains_addr(&self, addr: Addr) -> bool {
         self.family == addr.family && addr.value & !ones(self.order()) == self.value
     }
 
-    /// The number of addresses. Saturates at `u128::MAX`, which is one too few for `::/0`.
+    /// The number of addresses. Saturates at `u128::MAX`, which is one less than the size of `::/0`.
     pub fn size(&self) -> u128 {
         let order = self.family().bits() - self.len();
         1u128.checked_shl(order.into()).unwrap_or(u128::MAX)
@@ -173,12 +173,12 @@ impl Cidr {
         self.contains(other) || other.contains(self)
     }
 
-    /// The block of twice the size that contains this one; `None` for a whole family.
+    /// The block of twice the size that contains this one; `None` for `0.0.0.0/0` and `::/0`.
     pub fn parent(&self) -> Option<Self> {
         Self::new(self.first(), self.len.checked_sub(1)?)
     }
 
-    /// Returns the fewest blocks that together contain exactly the same addresses, sorted.
+    /// Returns the smallest set of blocks that contains exactly the addresses of `all`, in ascending order.
     pub fn merged(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut all: Vec<Self> = all.into_iter().collect();
         all.sort();
@@ -187,7 +187,8 @@ impl Cidr {
             if merged.last().is_some_and(|last| last.contains(&next)) {
                 continue;
             }
-            // Joins the two halves of a block, then the result with its own other half, and so on.
+            // `next` and the last block may be the two halves of one block. That block then replaces both, and may
+            // itself be the second half of a larger one.
             while let Some(last) = merged.last()
                 && next.parent().is_some_and(|it| last.parent() == Some(it))
                 && let Some(parent) = next.parent()
@@ -200,7 +201,7 @@ impl Cidr {
         merged
     }
 
-    /// The block of prefix length `len` that contains this one, or this one if `len` is not shorter.
+    /// The block of prefix length `len` that contains this one; the block itself if `len` is not shorter.
     pub(super) fn widened(&self, len: u8) -> Self {
         let len = len.min(self.len);
         let value = self.value & !ones(self.family.bits() - len);

@@ -1,19 +1,19 @@
 //! Storage of claims in a slab, with a linked list for each holder.
 //!
-//! A claim takes 40 bytes. A cluster has as many claims as nodes times families times blocks, so their size
-//! dominates the memory of the ledger; therefore the lists are linked through the claims themselves. Ids
-//! contain a generation: the id of a released claim is never valid again, even if its slot is reused, so a late
-//! response to an old write cannot change another holder's claim.
+//! A record of a claim takes 40 bytes. There is a claim for every range of every node, so the records dominate the
+//! memory of the ledger; therefore the lists are linked through the records themselves. Ids contain a generation: the
+//! id of a released claim never becomes valid again, even if its record is reused. So a late response to an old write
+//! cannot change the claim of another holder.
 
 use super::cidr::{Cidr, Family};
 
 /// Who holds a claim: a number that the caller chooses for a node, a claim object or a quarantine.
 ///
-/// Numbers should be dense: the ledger uses four bytes for each up to the highest.
+/// The numbers should be dense: the ledger uses four bytes for every number up to the highest one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder(pub u32);
 
-/// Identifies one claim. It is never reused for another claim.
+/// Identifies one claim. The id is never reused for another claim.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClaimId {
     number: u32,
@@ -23,20 +23,20 @@ pub struct ClaimId {
 /// How certain it is that the holder has the range. The range counts as allocated in every state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ClaimState {
-    /// A write that names the range was sent and has not been answered.
+    /// A write that allocates the range was sent, and no response has arrived.
     InFlight,
-    /// The outcome of such a write is unknown; the range counts as allocated until a read proves otherwise.
+    /// The outcome of the write is unknown. The range counts as allocated until a read proves otherwise.
     Indeterminate,
-    /// Proven by a read or by the answer to the write.
+    /// A read or the response to the write has proven that the holder has the range.
     Allocated,
-    /// In quarantine: as far as is known, nobody uses the range any more.
+    /// The range is in quarantine: nobody is known to use it any more.
     Quarantined,
 }
 
 /// A range with its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// Who holds it, by the number that the caller chose.
+    /// The holder, by the number that the caller chose.
     pub holder: Holder,
     /// The claimed addresses; other claims may overlap them.
     pub cidr: Cidr,
@@ -44,13 +44,13 @@ pub struct Claim {
     pub state: ClaimState,
 }
 
-/// Claims by number. Numbers start at 1; 0 stands for none.
+/// Claims by number. Numbers start at 1; the number 0 means that there is no claim.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     records: Vec<Record>,
-    /// The first claim of each holder.
+    /// The number of each holder's first claim, indexed by holder.
     heads: Vec<u32>,
-    /// The first vacant record; the others are linked through `next`.
+    /// The number of the first vacant record; `next` of a vacant record is the number of the next one.
     vacant: u32,
     live: usize,
 }
@@ -133,7 +133,7 @@ impl Claims {
         self.live -= 1;
         let vacant = self.vacant;
         let record = self.record_mut(id.number);
-        // A record whose generations are exhausted is never reused.
+        // A record whose generations are used up is never reused, because an old id could become valid again.
         record.generation = record.generation.wrapping_add(1);
         if record.generation != 0 {
             record.next = vacant;
@@ -165,7 +165,7 @@ impl Claims {
         found
     }
 
-    /// The claim of a number, which must be in use.
+    /// Returns the claim with this number, which must exist.
     pub(crate) fn numbered(&self, number: u32) -> (ClaimId, Claim) {
         let record = self.record(number);
         (
@@ -251,7 +251,7 @@ impl ClaimId {
     }
 }
 
-/// Converts a count of records or nodes: 2^31 of them would take tens of gigabytes.
+/// Converts a count of records or nodes. It always fits, because 2^31 of them would take tens of gigabytes.
 #[expect(clippy::cast_possible_truncation, reason = "memory runs out first")]
 pub(super) fn to_u32(count: usize) -> u32 {
     count as u32

@@ -1,7 +1,7 @@
 //! One family of a pool: its CIDRs, its cursor, and the blocks that may be carved.
 //!
-//! An *opening* is a run of consecutive blocks in a CIDR, none of which is closed by a blocked span. The search
-//! works on runs, so its cost does not depend on how many blocks they contain.
+//! An *opening* is a run of consecutive blocks of a CIDR that no blocked span closes. The search works on openings, so
+//! its cost does not depend on how many blocks an opening contains.
 
 use super::cidr::{Cidr, Family, ones};
 use super::ip_range::IpRange;
@@ -14,30 +14,30 @@ pub enum ReservedEffect {
     /// Every block that the span touches, because the holder of a block would use all of it.
     #[default]
     Touched,
-    /// Only blocks that the span covers entirely: the holder skips the blocked addresses of the others by itself.
+    /// Only blocks that the span covers entirely. In other blocks the holder itself skips the blocked addresses.
     Covered,
 }
 
 /// The address ranges of one family of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FamilyRanges {
-    /// The CIDRs that blocks are carved from. A CIDR inside another one is ignored, and so is one of the other
-    /// family or smaller than a block.
+    /// The CIDRs that blocks are carved from. CIDRs inside another one, CIDRs of the other family and CIDRs smaller
+    /// than a block are ignored.
     pub cidrs: Vec<Cidr>,
     /// Prefix length of the blocks to carve.
     pub block_len: u8,
 }
 
-/// One family of a pool.
+/// One family of a pool, with the state of its search.
 #[derive(Clone, Debug)]
 pub(super) struct FamilyPool {
     /// Sorted and disjoint.
     cidrs: Vec<Cidr>,
     block_len: u8,
-    /// A search starts with the highest block that ends at or below this address. The address lies in a CIDR,
-    /// unless there are no CIDRs.
+    /// A search starts with the highest block that ends at or below this address. The cursor lies in one of the
+    /// CIDRs, unless there are none.
     cursor: u128,
-    /// Sorted, disjoint runs of first addresses of the blocks that may be carved.
+    /// The openings: sorted and disjoint runs. Both ends are first addresses of blocks that may be carved.
     openings: Vec<Interval>,
 }
 
@@ -49,7 +49,8 @@ pub(super) struct Interval {
 }
 
 impl FamilyPool {
-    /// Makes a part without openings. The cursor is kept if it lies in one of the CIDRs, else it starts at the top.
+    /// Makes a part without openings. `cursor` is kept if it lies in one of the CIDRs; otherwise the search starts
+    /// at the highest address.
     pub(crate) fn new(family: Family, ranges: FamilyRanges, cursor: Option<u128>) -> Self {
         let FamilyRanges {
             mut cidrs,
@@ -57,7 +58,7 @@ impl FamilyPool {
         } = ranges;
         cidrs.retain(|cidr| cidr.family() == family);
         cidrs.sort_unstable();
-        // A CIDR sorts directly before those inside it.
+        // A CIDR sorts directly before those inside it, so this removes them.
         cidrs.dedup_by(|next, kept| kept.contains(next));
         let mut part = Self {
             cidrs,
@@ -82,12 +83,12 @@ impl FamilyPool {
         self.cursor
     }
 
-    /// Changes the block length. The caller must call `open` afterwards.
+    /// Changes the block length. The caller must call `open` afterwards, because openings depend on the length.
     pub(crate) fn refit(&mut self, block_len: u8) {
         self.block_len = block_len;
     }
 
-    /// How many blocks of `order` could be carved if nothing were claimed.
+    /// Returns how many blocks of `order` could be carved if nothing were claimed.
     pub(crate) fn capacity(&self, order: u8) -> u128 {
         let counts = self
             .openings
@@ -96,7 +97,7 @@ impl FamilyPool {
         counts.fold(0, u128::saturating_add)
     }
 
-    /// The openings, each as the first addresses of its first and its last block.
+    /// The openings, each as the first address of its first block and the first address of its last block.
     pub(crate) fn openings(&self) -> impl Iterator<Item = (u128, u128)> {
         self.openings.iter().map(|run| (run.first, run.last))
     }
@@ -108,7 +109,8 @@ impl FamilyPool {
         Some(run.last.min(address & !ones(order)))
     }
 
-    /// The last address of the highest block of `order` that ends at or below the cursor: where a search starts.
+    /// Returns where a search starts: the last address of the highest block of `order` that ends at or below the
+    /// cursor.
     pub(crate) fn start(&self, order: u8) -> Option<u128> {
         if self.cursor & ones(order) == ones(order) {
             return Some(self.cursor);
@@ -120,8 +122,8 @@ impl FamilyPool {
     pub(crate) fn pass(&mut self, block: &Cidr) {
         let next = block.first().value.checked_sub(1);
         let cidr = next.and_then(|next| Some((next, self.below(next)?)));
-        // Below the lowest address of a CIDR the cursor continues at the end of the next lower CIDR, and below
-        // the lowest CIDR it wraps to the top.
+        // If the carved block was the lowest of a CIDR, the cursor moves to the end of the next lower CIDR, or from
+        // the lowest CIDR to the top of the pool.
         self.cursor = cidr.map_or_else(|| self.top(), |(next, cidr)| next.min(cidr.last().value));
     }
 
@@ -209,7 +211,7 @@ impl From<IpRange> for Interval {
     }
 }
 
-/// Sorts the runs, and joins those that overlap or are adjacent.
+/// Sorts intervals, and joins those that overlap or are adjacent.
 pub(super) fn merged(mut runs: Vec<Interval>) -> Vec<Interval> {
     runs.sort_unstable_by_key(|run| run.first);
     runs.dedup_by(|next, kept| {

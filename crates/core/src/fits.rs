@@ -1,10 +1,10 @@
 //! The sizes of the free blocks in the four slots of a trie node.
 //!
-//! The four numbers are packed into one word that stays in a register. As an array, every level of an update would
-//! write one byte and read all four back at once, which stalls the processor: that took a third of the time of a carve.
+//! The four numbers are packed into one integer that stays in a register. With an array of four bytes, every level of
+//! an update would write one byte and then read all four, which stalls the processor: a third of the time of a carve.
 
-/// One number for each slot: blocks of every order below it fit into a free block of the slot. It is 0 if
-/// nothing in the slot is free, and the slot's order plus one if all of it is.
+/// One number for each slot: the order of the largest free block in the slot, plus one. The number is 0 if nothing in
+/// the slot is free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FreeOrders(u32);
 
@@ -23,8 +23,8 @@ impl FreeOrders {
         Self(self.0 & !(0xff << shift) | u32::from(fits) << shift)
     }
 
-    /// What the parent node records for a node whose slots are of `order`. Two free slots of a pair make a free
-    /// block of the next order; four make the whole node free.
+    /// Returns the number that the parent records for this node, whose slots are of `order`. An aligned pair of free
+    /// slots is a free block of the next order; if all four are free, the whole node is free.
     pub(crate) fn most(self, order: u8) -> u8 {
         let [a, b, c, d] = self.0.to_le_bytes();
         let (low, high) = (a.min(b), c.min(d));
@@ -34,8 +34,8 @@ impl FreeOrders {
         if low == high { order + 3 } else { order + 2 }
     }
 
-    /// Returns a bit mask of the slots, of order `below`, in which a free block of `order` begins. A block of a
-    /// higher order than `below` is an aligned pair of slots.
+    /// Returns a bit mask of the slots, of order `below`, in which a free block of `order` fits. If `order` is higher
+    /// than `below`, the block is an aligned pair of slots, and the mask contains the lower slot of the pair.
     pub(crate) fn fitting(self, below: u8, order: u8) -> u32 {
         let fitting = self
             .0

@@ -1,7 +1,7 @@
 //! Escaping of untrusted text, so that it cannot forge lines of a log or send commands to a terminal.
 //!
-//! Control characters, line separators and characters that change the direction of text become JSON escapes, so
-//! JSON text keeps its meaning.
+//! Control characters, line separators and characters that change the direction of text become JSON escapes. So text
+//! that is JSON keeps its meaning.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -11,12 +11,12 @@ pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, is_active)
 }
 
-/// Escapes text of several lines, for example for a terminal: line feeds are kept.
+/// Escapes text that may have several lines, for example for a terminal: line feeds stay.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n' && is_active(c))
 }
 
-/// Whether the character does anything other than being displayed.
+/// Whether the character controls the terminal, the line or the direction of text.
 fn is_active(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
@@ -41,7 +41,7 @@ fn escaped(text: &str, is_active: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Joins the first `most` items by commas, and says how many more there are.
+/// Joins the first `most` items with commas, and appends the number of items that are left out.
 pub fn some<T: ToString>(all: &[T], most: usize) -> String {
     let named: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
     let named = named.join(", ");

@@ -12,13 +12,13 @@ pub struct IpRange {
     last: Addr,
 }
 
-/// Why a text cannot be parsed as a span.
+/// Why a text cannot be parsed as an interval.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IpRangeError {
     /// The text contains a slash, but is not a CIDR.
     #[error(transparent)]
     Cidr(#[from] CidrError),
-    /// An end of the span is not an address in canonical form.
+    /// An end of the interval is not an address in canonical form.
     #[error(
         "`{text}` is not an address in canonical form: write a CIDR, an address such as 10.0.0.7 or fd00::7, or a range such as 10.0.0.7-10.0.0.20"
     )]
@@ -43,7 +43,7 @@ impl IpRange {
     }
 
     /// Parses a CIDR, an address, or `low-high`, with or without spaces around the dash. Only canonical text is
-    /// accepted, because people write it and a typo would reserve the wrong addresses.
+    /// accepted: users write the text by hand, and a misread typo would reserve the wrong addresses.
     pub fn parse(text: &str) -> Result<Self, IpRangeError> {
         if text.contains('/') {
             return Ok(Cidr::parse_strict(text)?.into());
@@ -53,7 +53,7 @@ impl IpRange {
         Self::new(first, last).ok_or(IpRangeError::Ends { first, last })
     }
 
-    /// The family that both ends belong to.
+    /// The family of both ends.
     pub fn family(&self) -> Family {
         self.first.family
     }
@@ -86,7 +86,7 @@ impl IpRange {
         let mut cidrs = Vec::new();
         let mut from = Some(self.first);
         while let Some(first) = from.filter(|&first| first <= self.last) {
-            // The widest block that begins at `first` and does not extend beyond the end.
+            // Finds the widest block that begins at `first` and does not extend beyond the end of the interval.
             let mut cidr = Cidr::host(first);
             while let Some(wider) = cidr
                 .parent()

@@ -4,12 +4,12 @@
 //! bad object must not hide a good one. An address is free only if no claim covers it, whatever the state of
 //! the claim. Only [`ClaimLedger::carve`](super::ClaimLedger::carve) allocates, and never a range that overlaps a claim.
 //!
-//! Two CIDRs are disjoint or one contains the other. So the space of a family only stores the outermost claims,
-//! which are disjoint. Claims inside or equal to another are *nested* and kept in a separate sorted set, which
-//! is empty and costs nothing as long as no claims overlap.
+//! Two CIDRs are disjoint, or one contains the other. So the space of a family only stores the outermost claims,
+//! which are disjoint. Claims inside or equal to an outermost claim are *nested*. They are kept in a separate sorted
+//! set, which is empty and costs nothing as long as no claims overlap.
 //!
-//! The ledger does not interpret states: it knows that a range is allocated, and its caller knows what the
-//! outcome of a write means. Nor is it persistent: it is rebuilt from the API objects.
+//! The ledger does not interpret the states of claims: what the outcome of a write means for a claim is decided by the
+//! caller. The ledger is not persistent either: it is rebuilt from the API objects.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -19,18 +19,18 @@ use super::claims::{Claim, ClaimId, ClaimState, Claims, Holder};
 use super::dual::Dual;
 use super::space::Space;
 
-/// All claims of both families. Guarantees: see the module.
+/// All claims of both families. The comment of the module describes the guarantees.
 #[derive(Debug, Default)]
 pub struct ClaimLedger {
     pub(super) claims: Claims,
     pub(super) spaces: Dual<Space>,
-    /// Claims inside another one, with their numbers.
+    /// The claims inside or equal to an outermost one, with their numbers.
     nested: BTreeSet<(Cidr, u32)>,
 }
 
 impl ClaimLedger {
-    /// Records a claim, whether or not it overlaps others or lies in a pool. Recording the same claim twice
-    /// makes two claims.
+    /// Records a claim, even if it overlaps others or lies in no pool. Recording the same claim twice makes two
+    /// claims.
     pub fn record(&mut self, holder: Holder, cidr: Cidr, state: ClaimState) -> ClaimId {
         let id = self.claims.insert(Claim {
             holder,
@@ -46,7 +46,7 @@ impl ClaimLedger {
             self.nested.insert((cidr, id.number()));
             return id;
         }
-        // The claims inside this one are no longer outermost.
+        // The remaining outermost claims lie inside the new claim, so they become nested.
         let inside: Vec<_> = outer
             .map(|(inside, claim)| (claim.cidr, inside.number()))
             .collect();
@@ -68,8 +68,8 @@ impl ClaimLedger {
         self.claims.set_holder(id, holder)
     }
 
-    /// Removes a claim and returns it; `None` if it no longer exists. Addresses that another claim covers as
-    /// well do not become free.
+    /// Removes a claim and returns it; `None` if it no longer exists. Addresses that another claim also covers do
+    /// not become free.
     pub fn release(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.claims.remove(id)?;
         let was_nested = !self.nested.is_empty() && self.nested.remove(&(claim.cidr, id.number()));
@@ -90,7 +90,7 @@ impl ClaimLedger {
         self.claims.of(holder)
     }
 
-    /// Every claim that overlaps `cidr`, each once, sorted by CIDR.
+    /// Returns every claim that overlaps `cidr` exactly once, sorted by CIDR.
     pub fn overlapping(&self, cidr: &Cidr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
         let cidr = *cidr;
         self.outermost(cidr).flat_map(move |outer| {
@@ -99,7 +99,7 @@ impl ClaimLedger {
         })
     }
 
-    /// Every claim that covers an address, each once, the widest first.
+    /// Returns every claim that covers an address exactly once, the widest first.
     pub fn at(&self, addr: Addr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
         self.overlapping(&Cidr::host(addr))
     }
@@ -114,7 +114,7 @@ impl ClaimLedger {
         self.len() == 0
     }
 
-    /// Bytes on the heap, by capacity. Exact except for nested claims, estimated as a tree two thirds full.
+    /// The heap memory in bytes, by capacity. The part for nested claims is an estimate: a tree two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
         let spaces: usize = self
@@ -136,8 +136,8 @@ impl ClaimLedger {
             .free(cidr.first().value, cidr.order());
     }
 
-    /// The outermost claims that overlap `cidr`, in order: either all of them lie inside `cidr`, or there is
-    /// exactly one, which contains it.
+    /// The outermost claims that overlap `cidr`, in ascending order. Either all of them lie inside `cidr`, or there
+    /// is exactly one, and that one contains `cidr`.
     fn outermost(&self, cidr: Cidr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
         let space = self.spaces.get(cidr.family());
         let mut from = Some(cidr.first().value);
@@ -150,8 +150,8 @@ impl ClaimLedger {
     }
 
     /// The claims nested in the outermost claim `outer` that overlap `cidr`: first those that contain `cidr`,
-    /// then those equal to it or inside. Those that contain it are looked up by prefix length rather than
-    /// walked, so that a mistaken claim on a whole family does not make every lookup as long as the ledger.
+    /// then those equal to `cidr` or inside it. The containing claims are looked up by prefix length instead of
+    /// being walked: otherwise one mistaken claim on a whole family would make every lookup walk the whole ledger.
     fn nested_in(
         &self,
         outer: Cidr,
@@ -171,7 +171,8 @@ impl ClaimLedger {
             .map(|&(_, number)| self.claims.numbered(number))
     }
 
-    /// Moves claims that became outermost when the claim `ended` was released from the nested set into the space.
+    /// Handles the release of the outermost claim `ended`: moves the claims that are outermost now from the nested
+    /// set into the space.
     fn surface(&mut self, ended: Cidr) {
         let mut from = (ended, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {
@@ -181,7 +182,7 @@ impl ClaimLedger {
             self.nested.remove(&(cidr, number));
             let (id, _) = self.claims.numbered(number);
             self.cover(cidr, id);
-            // Claims inside this one stay nested.
+            // Claims inside this one stay nested, so the walk continues behind its last address.
             let Some(after) = Cidr::new(cidr.last(), cidr.family().bits()) else {
                 return;
             };

@@ -1,4 +1,6 @@
-//! The core of Cadastre: address arithmetic, pools, and the ledger of which range belongs to whom.
+//! The core of Cadastre: address arithmetic, pools, and the ledger that records which range has which holder.
+//!
+//! To *carve* means to choose the next free block of a pool and to record a claim on it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -7,11 +9,11 @@
 //! | `ip_range` | [`IpRange`]: an interval that need not be a CIDR |
 //! | `dual` | [`Dual`]: one value for each family |
 //! | `pool` | [`Pool`]: which blocks may be carved, and where the next search starts |
-//! | `family_pool` | the same for one family of a pool |
+//! | `family_pool` | one family of a [`Pool`]: its CIDRs, its cursor, and the blocks that may be carved |
 //! | `claims` | storage of [`Claim`]s, listed by holder |
 //! | `space`, `fits`, `search` | a trie of the covered and the free space of one family |
 //! | `ledger` | [`ClaimLedger`]: every claim, by interval, holder and id |
-//! | `serde` | addresses, CIDRs and spans as text |
+//! | `serde` | addresses, CIDRs and intervals are serialized as text |
 //! | `carve` | the search for the next free block: [`ClaimLedger::carve`], [`ClaimLedger::block_counts`] |
 //! | [`node_allocation`] | which ranges a node may assign addresses from, and on what terms |
 //! | [`mod@usable`] | which addresses of a block may be assigned, and with which gateway |

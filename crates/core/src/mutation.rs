@@ -1,15 +1,15 @@
 //! Deliberate bugs that prove that the tests find them.
 //!
-//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds, which are all
-//! that is shipped, this is the constant `false` and the compiler removes it. In builds with debug assertions, as tests
-//! use, a test enables a bug for its thread (`set`), or for a whole process ([`VARIABLE`]). Cargo features are not used
-//! for this because they would require the crate to be built once more.
+//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. Release builds, the only ones that
+//! are shipped, replace the expression by the constant `false`, and the compiler removes it. In builds with debug
+//! assertions, which tests use, a bug is enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). There is
+//! no Cargo feature for this, because the crate would have to be built twice.
 //!
-//! `docs/mutations.md` lists which test finds which bug, and a test keeps it up to date; `make mutants` tries
-//! them all. A new rule brings its mutation: a name here, the expression where the rule is kept, and a line in
-//! `tests/sim/proofs.rs`.
+//! `docs/mutations.md` lists which test finds which bug, and a test keeps the page up to date; `make mutants` tries
+//! all bugs. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line
+//! in `tests/sim/proofs.rs`.
 
-/// The environment variable that names the mutation which all threads of a process start with.
+/// The environment variable with the name of the mutation that is enabled in all threads of a process.
 pub const VARIABLE: &str = "CADASTRE_MUTATION";
 
 macro_rules! mutations {
@@ -24,7 +24,7 @@ macro_rules! mutations {
             /// All bugs, in the order in which they are declared.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// What goes wrong, as one English sentence.
+            /// Describes the bug in one English sentence.
             pub fn sentence(self) -> &'static str {
                 match self {
                     $(Self::$name => concat!($($sentence),+).trim_ascii(),)*
@@ -195,7 +195,7 @@ mutations! {
     /// The first family stays claimed when the second one is exhausted.
     FirstFamilyStaysClaimed,
 
-    // What is known of objects
+    // What a process knows of objects
     /// An older watch event restores an object that a response showed to be gone.
     GoneByAnswerComesBack,
     /// An older watch event restores an object that was missing from our own list.
@@ -217,7 +217,7 @@ mutations! {
     /// A write is sent without a check that the lease still holds.
     GateNotAsked,
 
-    // What the simulation imitates: the API server and agents
+    // The agents, and the API server of the simulation
     /// A touch is visible, but allocations that were decided before it still succeed.
     TouchWithoutEffect,
     /// An agent releases blocks that are in use.
@@ -254,7 +254,7 @@ mutations! {
 
 #[cfg(not(debug_assertions))]
 impl Mutation {
-    /// Always false: release builds contain no mutations.
+    /// Whether this bug is enabled: never, because release builds contain no mutations.
     pub const fn is_on(self) -> bool {
         false
     }
@@ -277,7 +277,7 @@ mod switch {
         }
     }
 
-    /// Enables one bug in the current thread, or none.
+    /// Enables one bug in the current thread, or disables all with `None`.
     pub fn set(mutation: Option<Mutation>) {
         ON.set(mutation);
     }

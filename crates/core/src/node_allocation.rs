@@ -1,4 +1,4 @@
-//! The ranges that a node may assign addresses from, and the terms, as last read from its NodeSubnet.
+//! The ranges from which a node may assign addresses, and the terms of their pools, as last read from its NodeSubnet.
 
 use std::net::IpAddr;
 
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Addr, Cidr, Family, IpRange};
 
-/// All ranges and pool terms of one node. The node's store keeps them, so they survive a restart.
+/// All ranges and pool terms of one node. The agent's store contains them, so they survive a restart of the agent.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAllocation {
     /// UID of the Node object that the ranges are allocated to
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
-    /// The ranges to assign from, disjoint: affinity blocks and podCIDRs
+    /// The blocks and podCIDRs to assign from; they are disjoint
     pub blocks: Vec<Block>,
-    /// The terms of the pools, best first. A pool may have no block here. A block whose pool is missing here
-    /// has the default terms.
+    /// The terms of the pools, in order of preference. A pool may be listed without any block of it. A block whose
+    /// pool is not listed has the default terms.
     pub pools: Vec<PoolTerms>,
 }
 
-/// A range to assign addresses from: an affinity block or a podCIDR.
+/// A range to assign addresses from: an IPAMBlock or a podCIDR.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Block {
     /// The addresses of the block
     pub cidr: Cidr,
-    /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. The same CIDR under another UID is the same
-    /// block, whose object was recreated.
+    /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If the UID changes and the CIDR does not, the object
+    /// was recreated and the block is the same.
     pub uid: String,
     /// Name of the pool; empty for a podCIDR that lies in no pool
     pub pool: String,
-    /// Assign no new address from this block
+    /// Whether no new address may be assigned from this block
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
     /// Addresses that are never assigned
@@ -48,23 +48,23 @@ pub struct Block {
 pub struct PoolTerms {
     /// Name of the pool
     pub name: String,
-    /// Whether it serves every pod that does not ask for a pool by name, whatever the pod's labels
+    /// Whether a pod that names no pool may get addresses of this one, whatever the pod's labels
     pub automatic: bool,
-    /// Whether it serves pods of some namespaces only, even if they ask for the pool or its addresses by name
+    /// Whether only pods of certain namespaces may get addresses, even if they name the pool or an address of it
     #[serde(default)]
     pub bound: bool,
-    /// Whether it serves pods that the agent knows nothing about
+    /// Whether pods that the agent has no information about may get addresses
     #[serde(default)]
     pub serves_unknown: bool,
-    /// How long a released address cools before it is assigned again
+    /// How long a released address waits before it is assigned again
     pub cooldown_seconds: u32,
-    /// The low and the high mark of free addresses: below the first a block is asked for, above the second an
-    /// empty block is released
+    /// The marks `low` and `high` of free addresses: below `low` the agent asks for a block, above `high` it releases
+    /// an empty one
     pub warm: (u32, u32),
-    /// Its IPv4 ranges; `None` if it has none
+    /// The pool's IPv4 ranges and gateway; `None` if the pool has no IPv4
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<FamilyTerms>,
-    /// Its IPv6 ranges; `None` if it has none
+    /// The pool's IPv6 ranges and gateway; `None` if the pool has no IPv6
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<FamilyTerms>,
     /// Routes for CNI results
@@ -82,7 +82,7 @@ pub struct PoolTerms {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyTerms {
-    /// All ranges of the pool, also those that this node has no block of
+    /// All ranges of the pool in this family, including those in which the node has no block
     pub cidrs: Vec<Cidr>,
     /// The gateway for this family
     #[serde(default)]
@@ -104,7 +104,7 @@ pub enum Gateway {
 /// The prefix length that CNI results give an address.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefix {
-    /// A single address: 32 or 128
+    /// The length of an address: 32 or 128
     Host,
     /// The prefix length of the block
     #[default]
@@ -118,7 +118,7 @@ pub enum Prefix {
 pub struct Route {
     /// The destination
     pub dst: Cidr,
-    /// The next hop; if absent, the main plugin uses the gateway of the address
+    /// The next hop; if absent, the CNI plugin that sets up the interface uses the gateway of the address
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
 }
@@ -148,13 +148,14 @@ impl Dns {
 }
 
 impl PoolTerms {
-    /// The default terms of a pool about which only the name is known.
+    /// Returns the default terms of a pool of which only the name is known.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             automatic: true,
             bound: false,
-            // An empty name is a podCIDR outside every pool: no pool says whether to wait.
+            // An empty name stands for a podCIDR outside every pool. No pool asks unknown pods to wait, so they
+            // get an address at once.
             serves_unknown: name.is_empty(),
             cooldown_seconds: 30,
             warm: (3, 50),
@@ -166,7 +167,7 @@ impl PoolTerms {
         }
     }
 
-    /// Selects the terms by family.
+    /// Returns the terms of a family; `None` if the pool has no ranges of that family.
     pub fn family(&self, family: Family) -> Option<&FamilyTerms> {
         match family {
             Family::V4 => self.ipv4.as_ref(),

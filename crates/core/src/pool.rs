@@ -1,15 +1,15 @@
 //! Pools: which blocks may be carved, and where the next search starts.
 //!
-//! A pool does not hold claims; the ledger does. So a pool can be extended, shrunk and given another block
-//! length at any time, and one ledger serves many pools.
+//! Claims are stored in the ledger and not in the pool. So a pool can be extended, shrunk and given another block
+//! length at any time, and one ledger records the claims of many pools.
 //!
-//! **Next fit goes downward.** The first search in a pool starts at its highest address, each further one just
-//! below the last carved block, and the search wraps around. Other allocators (kube-controller-manager,
-//! host-local) fill from the bottom, so two allocators that run at once by mistake collide as late as possible;
-//! and a freed block is reused as late as possible. Each family has its own cursor.
+//! **Next fit goes downward.** The first search in a pool starts at its highest address. Each further search starts
+//! just below the last carved block, and wraps around at the bottom. So a freed block is reused as late as possible.
+//! Other allocators (kube-controller-manager, host-local) fill from the bottom, so two allocators that run at once by
+//! mistake collide as late as possible. Each family has its own cursor.
 //!
 //! **Blocked spans** are policy rather than claims: reserved addresses, service ranges, addresses of nodes.
-//! They are kept here and not in the ledger, so they may overlap claims and each other. From the CIDRs and the
+//! The pool stores them, not the ledger, so they may overlap claims and each other. From the CIDRs and the
 //! blocked spans the pool derives its *openings*, the runs of blocks that may be carved.
 
 use super::cidr::{Addr, Cidr, Family};
@@ -26,7 +26,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes a pool of these ranges without blocked spans; the cursors start at the top.
+    /// Makes a pool of these ranges without blocked spans; the first search starts at the highest address.
     pub fn new(ranges: Dual<Option<FamilyRanges>>) -> Self {
         let mut pool = Self {
             parts: Dual::default(),
@@ -37,7 +37,7 @@ impl Pool {
         pool
     }
 
-    /// Sets which blocks the blocked spans close.
+    /// Sets whether a blocked span closes every block that it touches or only blocks that it covers entirely.
     pub fn set_reserved_effect(&mut self, closing: ReservedEffect) {
         if self.closing != closing {
             self.closing = closing;
@@ -45,7 +45,8 @@ impl Pool {
         }
     }
 
-    /// A copy with other block lengths, for carving smaller blocks from fragmented space.
+    /// Returns a copy with other block lengths, for carving smaller blocks from fragmented space. A family with
+    /// `None` keeps its block length.
     #[must_use]
     pub fn refitted(&self, lens: Dual<Option<u8>>) -> Self {
         let mut pool = self.clone();
@@ -68,8 +69,8 @@ impl Pool {
         self.open();
     }
 
-    /// Replaces the ranges. A cursor is kept if it still lies in the pool, else it returns to the top. Claims
-    /// are not considered.
+    /// Replaces the ranges. A cursor is kept if it still lies in the pool; otherwise it returns to the highest
+    /// address. Claims are neither checked nor changed.
     pub fn set_ranges(&mut self, mut ranges: Dual<Option<FamilyRanges>>) {
         for family in Family::ALL {
             let part = self.parts.get_mut(family);
@@ -90,7 +91,7 @@ impl Pool {
             .filter(move |&family| *present.get(family))
     }
 
-    /// The prefix length of the blocks that are carved now; `None` without ranges of the family.
+    /// The prefix length of the blocks that are carved now; `None` if the pool has no ranges of the family.
     pub fn block_len(&self, family: Family) -> Option<u8> {
         Some(self.part(family)?.block_len())
     }

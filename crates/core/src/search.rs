@@ -1,15 +1,16 @@
 //! The search for free blocks in a [`Space`].
 //!
 //! A search descends along the path of the start address and remembers the last node that has a fitting free
-//! block in a lower slot. If the path ends without a block, that lower slot is certain to contain one. So a
-//! search takes at most two walks down the trie, however full the space is.
+//! block in a lower slot. If the path leads to no block, that lower slot certainly contains one. So a search
+//! walks down the trie at most twice, however full the space is.
 
 use super::cidr::ones;
 use super::space::{CHILD, FREE, Slot, Space, slot_of};
 
 impl Space {
-    /// The first address of the highest free block of `order` at or below `ceiling`, which must itself be the first
-    /// address of such a block. Everything outside the root is free, so `None` means that nothing is free down to 0.
+    /// Returns the first address of the highest free block of `order` at or below `ceiling`. `ceiling` must be the
+    /// first address of a block of that order. Everything outside the root is free, so `None` means that nothing is
+    /// free down to 0.
     pub(crate) fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
         let root = &self.root;
         if root.entry == FREE || ceiling > root.last() || ceiling | ones(order) < root.base {
@@ -25,7 +26,8 @@ impl Space {
         Some(below & !ones(order))
     }
 
-    /// Counts the free blocks of `order` that begin within `first..=last`. Both must be first addresses of such blocks.
+    /// Counts the free blocks of `order` whose first addresses lie in `first..=last`. `first` and `last` must be first
+    /// addresses of blocks of that order.
     pub(crate) fn count_free(&self, order: u8, first: u128, last: u128) -> u128 {
         let all = blocks(order, first, last);
         let low = first.max(self.root.base & !ones(order));
@@ -88,7 +90,7 @@ impl Space {
         let fitting = (0..4).filter(|at| fitting >> at & 1 == 1);
         let slots = fitting.map(|at| self.slot(slot, at));
         if order > below {
-            // Only the lower slot of each free pair is in the mask.
+            // The mask contains only the lower slot of each free pair, so each pair counts once.
             return slots
                 .filter(|slot| (first..=last).contains(&slot.base))
                 .count() as u128;
@@ -98,7 +100,7 @@ impl Space {
             .sum()
     }
 
-    /// One of the four slots of the node that `parent` refers to.
+    /// Returns slot number `at` of the node that `parent` refers to.
     fn slot(&self, parent: Slot, at: usize) -> Slot {
         let node = self.node(parent.entry);
         let order = parent.order - 2;
@@ -111,7 +113,7 @@ impl Space {
     }
 }
 
-/// How many blocks of `order` begin within `first..=last`. Saturates: one too few for all 2^128 addresses.
+/// How many blocks of `order` begin within `first..=last`. Saturates at `u128::MAX`, one less than 2^128.
 pub(super) fn blocks(order: u8, first: u128, last: u128) -> u128 {
     (last - first)
         .checked_shr(u32::from(order))

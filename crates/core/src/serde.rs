@@ -1,4 +1,4 @@
-//! Serialization of addresses, CIDRs and spans as text. Deserialization accepts canonical text only.
+//! Serialization of addresses, CIDRs and intervals as text. Deserialization accepts canonical text only.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,32 +1,33 @@
 //! The covered and the free space of one family: a trie over address bits, two bits per level.
 //!
-//! Why a trie: blocks of all sizes are mixed, and the next free block of a size must be found equally fast
-//! whether one block is covered or all but one. Each slot records the largest free block below it, so a search
-//! backtracks at most once. An index by block number would tie the space to one block size, and a list of free
-//! intervals would be slow to walk when the space is fragmented.
+//! Why a trie: blocks of all sizes are mixed, and finding the next free block of a size must take equally long
+//! in an almost empty and in an almost full space. Each slot records the size of the largest free block below it,
+//! so a search backtracks at most once. An index by block number would tie the space to one block size, and a
+//! list of free intervals would be slow to walk when the space is fragmented.
 //!
 //! Sizes are *orders*: a block of order `n` has `2^n` addresses and begins at a multiple of `2^n`. A node has
 //! four slots of the same even order; a block of odd order fills two of them. The space only stores disjoint
-//! blocks; the ledger keeps nested ones.
+//! blocks; the ledger stores the claims that are nested in others.
 //!
-//! The root is a slot just large enough for everything covered. So a pool in `fd00::/40` costs no levels above
-//! /40 until something far away is recorded. Everything outside the root is free.
+//! The root is the smallest slot that contains everything covered. For example, a pool in `fd00::/40` needs no
+//! levels above /40 until a range outside of it is recorded. Everything outside the root is free.
 
 use super::cidr::ones;
 use super::claims::to_u32;
 use super::fits::FreeOrders;
 
-/// Values of a slot: free, a node below (with [`CHILD`] set), or else the number of a claim.
+/// The value of a slot is `FREE`, the index of a child node with the bit [`CHILD`] set, or the number of a claim.
 pub(super) const FREE: u32 = 0;
 pub(super) const CHILD: u32 = 1 << 31;
 
-/// The most levels below the root, reached by IPv6: 128 bits at two bits per level.
+/// The maximum number of levels below the root: the 128 bits of IPv6 at two bits per level.
 const LEVELS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) nodes: Vec<Node>,
-    /// The first vacant node as an entry; the others are linked through `slots[0]`.
+    /// The slot value of the first vacant node; `FREE` if there is none. `slots[0]` of a vacant node refers to the
+    /// next vacant one.
     vacant: u32,
     pub(super) root: Slot,
 }
@@ -69,20 +70,20 @@ impl Default for Space {
 }
 
 impl Space {
-    /// Covers a block with the claim of this number. All of the block must be free.
+    /// Records that the claim with this number covers the block. The whole block must be free.
     pub(crate) fn cover(&mut self, first: u128, order: u8, claim: u32) {
         self.reach(first, order);
         self.set(first, order, claim);
     }
 
-    /// Frees a block that was covered by a single `cover`.
+    /// Frees a block that one call of `cover` has covered.
     pub(crate) fn free(&mut self, first: u128, order: u8) {
         self.set(first, order, FREE);
         self.narrow();
     }
 
-    /// The lowest claim that covers `from` or lies above it. `None` if the trie shows that no such claim begins
-    /// at or below `last`; the claim returned may still begin above `last`, so the caller has to check.
+    /// Returns the lowest claim that covers `from` or begins above it. `None` means that no such claim begins at or
+    /// below `last`. The claim returned may nevertheless begin above `last`, so the caller has to check.
     pub(crate) fn next(&self, from: u128, last: u128) -> Option<u32> {
         if self.root.entry == FREE || from > self.root.last() || last < self.root.base {
             return None;
@@ -128,7 +129,7 @@ impl Space {
         entry
     }
 
-    /// Widens the root until it contains the block.
+    /// Enlarges the root until it contains the block.
     fn reach(&mut self, first: u128, order: u8) {
         let even = order + order % 2;
         if self.root.entry == FREE {
@@ -160,7 +161,7 @@ impl Space {
         }
     }
 
-    /// Removes root nodes that have only one slot in use.
+    /// Replaces the root by its child, as long as only one of its slots is in use.
     fn narrow(&mut self) {
         while self.root.entry & CHILD != 0 {
             let node = self.node(self.root.entry);
@@ -181,7 +182,7 @@ impl Space {
         }
     }
 
-    /// Makes the slot or pair of slots for the block refer to `claim`, or marks it free.
+    /// Writes `claim`, which is `FREE` for freeing, to the slot or pair of slots of the block.
     fn set(&mut self, first: u128, order: u8, claim: u32) {
         if order == self.root.order {
             self.root.entry = claim;
@@ -219,8 +220,8 @@ impl Space {
         self.pass_up(first, &path[..depth], below, entry, most);
     }
 
-    /// Updates the nodes on the path up to the root with the largest size `most` that fits into this node,
-    /// until nothing changes. A node whose slots are all free is removed, and its parent's slot becomes free.
+    /// Records `most`, the free orders of the node `entry` as one number, in the parent nodes on the path up to the
+    /// root, until a parent does not change. A node whose slots are all free is removed, and its slot becomes free.
     fn pass_up(&mut self, first: u128, path: &[u32], mut below: u8, mut entry: u32, mut most: u8) {
         let mut path = path.iter().rev();
         loop {
@@ -282,7 +283,7 @@ pub(super) fn slot_of(address: u128, order: u8) -> usize {
 mod tests {
     use super::*;
 
-    /// Checks the summary of every slot against the node below it; returns the number of nodes.
+    /// Checks that the free orders recorded for every slot agree with the node below; returns the number of nodes.
     fn check(space: &Space) -> usize {
         fn visit(space: &Space, entry: u32, order: u8) -> (u8, usize) {
             match entry {
@@ -349,7 +350,7 @@ mod tests {
             for n in 0..64 {
                 space.cover(n << 8, 8, 1);
             }
-            // All slots are covered and none are merged: each block can be freed alone.
+            // Covered slots are never merged, so that each block can be freed alone: 1 + 4 + 16 nodes.
             assert_eq!(
                 (check(&space), space.nodes.len()),
                 (21, 21),

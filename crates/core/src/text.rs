@@ -1,8 +1,9 @@
 //! Parsing of addresses and CIDRs.
 //!
-//! There is a strict and a lenient parser. What we write must be canonical: since 1.36, API servers reject leading
-//! zeros, host bits and IPv4-mapped addresses. What older servers accepted may contain all of these, stays for the life
-//! of the node, and names addresses that are in use: it must be read as those servers read it.
+//! There is a strict and a lenient parser. The strict parser accepts only canonical text, which is also what Cadastre
+//! writes: since 1.36, API servers reject leading zeros, host bits and IPv4-mapped addresses. The lenient parser is
+//! for text that older API servers stored, which may contain all three. A podCIDR stays for the life of its node, and
+//! its addresses are in use, so the lenient parser reads the text exactly as those servers did.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -50,9 +51,9 @@ impl Cidr {
         })
     }
 
-    /// Parses what older API servers accepted. Host bits are masked, IPv4 octets with leading zeros are
-    /// decimal, hexadecimal digits may be upper case, and an IPv4-mapped IPv6 prefix of at least 96 bits
-    /// becomes the IPv4 block that it stands for.
+    /// Parses text that older API servers accepted. Host bits are masked. IPv4 octets with leading zeros are
+    /// decimal. Hexadecimal digits may be upper case. An IPv4-mapped IPv6 prefix of at least 96 bits becomes the
+    /// corresponding IPv4 block.
     pub fn parse_lenient(text: &str) -> Result<Self, CidrError> {
         let syntax = || CidrError::Syntax {
             text: text.to_owned(),
@@ -104,7 +105,8 @@ fn ip_lenient(text: &str) -> Option<IpAddr> {
         return ipv4_lenient(text).map(IpAddr::V4);
     }
     let v6 = match text.rsplit_once(':') {
-        // A dotted tail, whose octets may have leading zeros, too, is rewritten as two groups.
+        // A dotted IPv4 tail is rewritten as two hexadecimal groups, because its octets may have leading zeros,
+        // which `Ipv6Addr` does not parse.
         Some((head, tail)) if tail.contains('.') => {
             let tail = u32::from(ipv4_lenient(tail)?);
             format!("{head}:{:x}:{:x}", tail >> 16, tail & 0xffff).parse()

@@ -7,15 +7,15 @@
 //! | an address | that address, and the network and the broadcast address of the prefix; with prefix `Host` that address alone | that address |
 //!
 //! The network address of IPv6 is the subnet-router anycast address (RFC 4291); IPv6 has no broadcast address.
-//! A range of two addresses has neither (RFC 3021, RFC 6164): in a block of two the first address is the
-//! gateway and the second can be assigned. A block of one address has no gateway, and its address can be
-//! assigned. With prefix `Pool` the ends of the pool's range are excluded whatever the gateway is. Reserved
-//! addresses of a block ([`Block::reserved`], [`Block::on_request`]) are not considered here.
+//! A range of two addresses has no network address either (RFC 3021, RFC 6164): in a block of two the first address
+//! is the gateway and the second can be assigned. A block of one address has no gateway, and its address can be
+//! assigned. With prefix `Pool` the network and broadcast addresses of the pool's range are excluded whatever the
+//! gateway is. Reserved addresses ([`Block::reserved`], [`Block::on_request`]) are not considered by [`usable`].
 
 use super::node_allocation::{Block, Gateway, PoolTerms, Prefix};
 use crate::{Addr, Cidr, Family, IpRange};
 
-/// Which addresses of a block can be assigned, and the gateway and prefix length of results.
+/// The addresses of a block that can be assigned, and the gateway and prefix length of CNI results for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usable {
     /// Addresses of the block that are never assigned: sorted, disjoint
@@ -26,7 +26,7 @@ pub struct Usable {
     pub prefix: u8,
 }
 
-/// Computes this for a block of a pool; a pool without terms has the defaults.
+/// Returns which addresses of `block` can be assigned. Without `pool`, the default gateway and prefix apply.
 pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     let family = pool.and_then(|pool| pool.family(block.family()));
     let gateway = family.map_or(Gateway::default(), |family| family.gateway);
@@ -67,7 +67,7 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     }
 }
 
-/// How many addresses of a block can be assigned automatically while none is in use.
+/// Returns how many addresses of a block can be assigned without a request for a certain address, if none is in use.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = usable(block.cidr, pool).excluded;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
@@ -75,7 +75,7 @@ pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     block.cidr.size() - out.iter().map(size).sum::<u128>()
 }
 
-/// The parts of these spans that lie in the block: sorted, disjoint, adjacent ones joined.
+/// Returns the parts of `spans` that lie in the block: sorted and disjoint, with adjacent spans joined.
 pub fn union(block: Cidr, spans: &[IpRange]) -> Vec<IpRange> {
     let mut inside: Vec<IpRange> = spans.iter().filter_map(|it| it.within(&block)).collect();
     inside.sort_by_key(|span| (span.first(), span.last()));
@@ -104,12 +104,12 @@ pub fn above(addr: Addr, last: Addr) -> Option<Addr> {
     Some(Addr { value, ..addr }).filter(|above| *above <= last)
 }
 
-/// The number of addresses in a span. Saturates: one too few for all of IPv6.
+/// The number of addresses in a span. Saturates at `u128::MAX`, which is one less than the size of `::/0`.
 pub(super) fn size(span: &IpRange) -> u128 {
     (span.last().value - span.first().value).saturating_add(1)
 }
 
-/// The network and the broadcast address, where the range has them.
+/// The network address and, for IPv4, the broadcast address; nothing for ranges of one or two addresses.
 fn ends(range: Cidr) -> impl Iterator<Item = IpRange> {
     let has = range.size() > 2;
     let first = has.then(|| range.first());

@@ -1,4 +1,4 @@
-//! The memory that a held range costs.
+//! Measures how many bytes the ledger uses for each carved range.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -6,7 +6,7 @@ use cadastre_core::{Cidr, ClaimLedger, Dual, FamilyRanges, Holder, Pool};
 
 const HELD: u32 = 1_000_000;
 
-/// Carves blocks for a million holders, and returns the bytes per block.
+/// Carves one block for each of a million holders, and returns the bytes per block.
 fn bytes_each(cidr: &str, block_len: u8) -> usize {
     let cidrs = vec![Cidr::parse_strict(cidr).unwrap()];
     let ranges = Some(FamilyRanges { cidrs, block_len });

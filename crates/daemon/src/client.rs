@@ -1,4 +1,4 @@
-//! The client of the API server, whose limits are settings.
+//! The client of the API server: how it is configured, and which versions of Kubernetes are too old.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub enum ClientError {
     Build(#[from] kube::Error),
 }
 
-/// How to reach the cluster, and the limit of the request rate.
+/// How to reach the cluster, and how many requests are allowed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Path of a kubeconfig. If absent: `KUBECONFIG`, `~/.kube/config`, then the pod's service account
@@ -37,7 +37,7 @@ pub struct Options {
     pub rate: Option<NonZeroU32>,
 }
 
-/// Makes a client that never retries on its own: only the control loops know what a lost response means.
+/// Returns a client that never retries on its own, because only the control loops know what a lost response means.
 pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, ClientError> {
     let config = configure(options).await?;
     let host = config.cluster_url.authority().map(ToString::to_string);
@@ -57,9 +57,9 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
 /// The oldest supported version of Kubernetes; the chart requires the same (`kubeVersion`).
 pub(crate) const OLDEST: (u32, u32) = (1, 31);
 
-/// The message about an API server of this version if it is too old, else `None`.
+/// Returns a message if an API server of this version is too old, else `None`.
 pub fn too_old(version: &Info) -> Option<String> {
-    // Some vendors append a sign, as in `31+`.
+    // Some vendors append a sign, as in `31+`, so only the leading digits count.
     let number = |text: &str| {
         let digits = text.split(|it: char| !it.is_ascii_digit()).next();
         digits.and_then(|it| it.parse::<u32>().ok())
@@ -73,7 +73,7 @@ pub fn too_old(version: &Info) -> Option<String> {
     })
 }
 
-/// Reads the configuration for a client, and disables retries in the client.
+/// Reads the configuration for a client, disables retries in the client, and limits the time to connect.
 pub async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
     let chosen = KubeConfigOptions {
         context: options.context.clone(),

@@ -1,7 +1,8 @@
 //! The monotonic clock and the wall clock.
 //!
-//! Deadlines use a monotonic clock that also counts while the machine is suspended (`CLOCK_BOOTTIME`): a leader that
-//! was suspended until its lease expired must know it on waking. Wall time is only for people and for other processes.
+//! Deadlines use a monotonic clock that also counts while the host is suspended (`CLOCK_BOOTTIME`), because a leader
+//! that was suspended until its lease expired must notice that at once when it continues. Wall time is used only in
+//! what users and other processes read.
 
 use std::time::Duration;
 
@@ -13,12 +14,12 @@ use jiff::Timestamp;
 pub struct Clock;
 
 impl Clock {
-    /// Time since boot, including suspend.
+    /// Returns the time since boot, including the time in which the host was suspended.
     pub fn now(&self) -> Duration {
         since_boot()
     }
 
-    /// The time of day, which may be changed at any moment.
+    /// Returns the time of day, which may be changed at any moment.
     pub fn wall(&self) -> Timestamp {
         Timestamp::now()
     }

@@ -1,7 +1,7 @@
 //! Kubernetes events, written in the background so that nothing else waits for them.
 //!
-//! Each notice becomes an Event of its own. Notices are changes of state, so there is nothing to aggregate, and
-//! two about the same object (say, overlaps with two others) are both worth reading.
+//! Each [`EventNote`] becomes an Event of its own. Notes report changes of state, so there is nothing to aggregate. Two
+//! notes about the same object, for example about overlaps with two others, are both worth reading.
 
 use std::time::Duration;
 
@@ -22,16 +22,16 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub struct EventNote {
     /// The object that the event is about
     pub about: ObjectReference,
-    /// Whether it is a Warning, that is, needs attention
+    /// Whether the event has the type Warning, that is, needs attention
     pub warning: bool,
-    /// A CamelCase word that must stay stable, because people build alerts on it
+    /// A CamelCase word that must stay stable, because users build alerts on it
     pub reason: &'static str,
     /// What happened, to what, and what to do
     pub note: String,
 }
 
-/// Starts a task that writes events one by one, with `manager` as reporting controller. At most `backlog`
-/// notices wait; `lost` is called for each that could not be written.
+/// Starts a task that writes events one by one, with `manager` as reporting controller. At most `backlog` notes wait in
+/// the channel that is returned. `lost` is called for each note that could not be written.
 pub fn spawn(
     client: Client,
     manager: &'static str,
@@ -61,7 +61,7 @@ pub fn spawn(
     sender
 }
 
-/// The event with its namespace: that of its object, else `default`.
+/// Returns the namespace and the event. The namespace is that of the object, or `default` if the object has none.
 fn render(notice: EventNote, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
     let about = notice.about;
     let namespace = about
@@ -90,7 +90,7 @@ fn render(notice: EventNote, manager: &str, instance: &str, now: Timestamp) -> (
 
 /// Shortens a text to the API's limit for notes.
 fn short(text: &str) -> String {
-    /// In bytes
+    /// The API's limit in bytes
     const LONGEST: usize = 1024;
     if text.len() <= LONGEST {
         return text.to_owned();
@@ -106,7 +106,7 @@ fn short(text: &str) -> String {
 fn event_name(name: &str, now: Timestamp) -> String {
     const LONGEST: usize = 253;
     let time = format!("{:x}", now.as_nanosecond());
-    // Names are ASCII.
+    // Names are ASCII, so characters can be counted as bytes.
     let short: String = name.chars().take(LONGEST - 1 - time.len()).collect();
     format!("{}.{time}", short.trim_end_matches(['.', '-']))
 }

@@ -1,7 +1,7 @@
-//! Lists that are parsed object by object as they arrive.
+//! Lists the objects of a kind. Each object is parsed as it arrives.
 //!
-//! Neither a page nor its text is ever in memory as a whole: 5,000 NodeSubnets take over 100 MB as text, and
-//! decisions need a few percent of that.
+//! Neither a page nor its text is ever in memory as a whole, because 5,000 NodeSubnets take over 100 MB as text, of
+//! which decisions need a few percent.
 //!
 //! # Guarantees
 //! - All pages show the same state of the API server. If that is not possible, the list fails
@@ -31,7 +31,7 @@ pub enum ListError {
     /// The API server rejected the request, or the connection broke.
     #[error(transparent)]
     Api(#[from] kube::Error),
-    /// Nothing arrived for this long.
+    /// The API server sent nothing for this time.
     #[error("the API server said nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The response is not a list in JSON.
@@ -53,11 +53,11 @@ impl ListError {
     }
 }
 
-/// How often a list is tried whose state expires before all its pages have arrived.
+/// A list whose state expires before all its pages have arrived is tried at most this many times.
 const TRIES: u32 = 3;
 
-/// Lists all objects of a kind in pages of `page` objects, and keeps only what `read` returns for each. Fails
-/// if the API server says nothing for `patience`.
+/// Lists all objects of a kind in pages of `page` objects, and keeps only what `read` returns for each object. Fails if
+/// the API server sends nothing for `patience`.
 pub async fn all<K, T>(
     api: &Api<K>,
     page: u32,
@@ -118,8 +118,8 @@ struct Metadata {
 }
 
 impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
-    /// Lists the objects that `params` selects, in pages of the size that it sets. The list fails if the API
-    /// server says nothing for `patience`.
+    /// Lists the objects that `params` selects, in pages of the size that `params` sets. The list fails if the API
+    /// server sends nothing for `patience`.
     pub fn new(api: Api<K>, params: ListParams, patience: Duration) -> Self {
         PagedList {
             api,
@@ -131,7 +131,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
         }
     }
 
-    /// The next object, or `None` at the end of the last page.
+    /// Returns the next object, or `None` at the end of the last page.
     pub async fn next(&mut self) -> Result<Option<K>, ListError> {
         loop {
             let page = match &mut self.page {
@@ -161,7 +161,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
         }
     }
 
-    /// The resource version of the listed state, once all of it has been read.
+    /// Returns the resource version of the listed state; `None` before the end of the last page.
     pub fn version(self) -> Option<String> {
         self.version.filter(|_| self.is_over)
     }

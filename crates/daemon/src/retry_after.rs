@@ -1,6 +1,6 @@
 //! Gives the sender of a request the `Retry-After` header of its response.
 //!
-//! The client returns the body of an error response but drops its headers. When the API server limits requests
+//! The client library returns the body of an error response but drops its headers. When the API server limits requests
 //! (priority and fairness, shutdown), only this header says when to try again.
 
 use std::cell::Cell;
@@ -59,14 +59,14 @@ where
         Box::pin(async move {
             let answer = answer.await;
             let pause = answer.as_ref().ok().and_then(|it| asked(it.headers()));
-            // Not every request runs in `heard`: those of watches and agents do not.
+            // Requests of watches and agents do not run in `heard`, so there may be no cell to set.
             let _ = ASKED.try_with(|cell| cell.set(pause));
             answer
         })
     }
 }
 
-/// Parses whole seconds. HTTP also allows a date, but API servers never send one.
+/// Returns the pause, if the header is in whole seconds. HTTP also allows a date, but API servers never send one.
 fn asked(headers: &http::HeaderMap) -> Option<Duration> {
     let text = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?;
     text.trim().parse().ok().map(Duration::from_secs)
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// The pause that is recorded for a response with this header.
+    /// Returns the pause that is recorded for a response with this header.
     async fn hear(header: &'static str) -> Option<Duration> {
         let server = service_fn(move |_| {
             let answer = http::Response::builder().status(429);

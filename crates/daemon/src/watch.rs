@@ -1,15 +1,15 @@
-//! Watches: one task per kind, which passes on each step in order.
+//! Watches of the API server. One task per kind lists the objects, watches them, and sends each step in order.
 //!
-//! First everything is listed, then watched from that version on. The list is a consistent read
-//! (`resourceVersion` unset), so nothing goes back in time unless the server itself does; for that case see
-//! [`WatchSource::doubtful`]. Errors are logged once per change and retried with growing pauses. A missing CRD is
-//! such an error, and the message says what to do.
+//! First all objects are listed. Then they are watched from the version of the list on. The list is a consistent read
+//! (`resourceVersion` unset), so it is never older than what was seen before, unless the server itself was restored to
+//! an older state; for that case see [`WatchSource::doubtful`]. An error is logged unless the same error was logged
+//! last, and retried with growing pauses. A missing CRD is such an error, and the message says what to do.
 //!
 //! # Guarantees
 //! Silence is always detected: [`SilenceTimeouts`] limits every wait for the API server. A watch requests bookmarks,
-//! which API servers send about once a minute if nothing changes. So a watch that delivers nothing for longer
-//! is dead, whatever the state of its connection. It is restarted at the same version, and if the new one
-//! delivers nothing either, everything is listed again.
+//! which API servers send about once a minute if nothing changes. So a watch that delivers nothing for much longer is
+//! dead, whatever the state of its connection. It is replaced by a new watch at the same version. If the new watch
+//! delivers nothing either, or if the source is [`WatchSource::doubtful`], everything is listed again.
 
 mod event;
 mod heard;
@@ -37,13 +37,13 @@ pub use event::ObjectEvent;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
-/// A kind that older API servers lack, so that a 404 counts as an answer.
+/// A kind that older API servers do not have. A 404 for this kind shows that the API server answers.
 const OPTIONAL: &str = "servicecidrs";
 
-/// The kind of the candidates' Lease, whose watch only saves requests.
+/// The kind of the Lease of leader election. Its watch only saves requests, so a process also works without the watch.
 pub const LEASES: &str = "leases";
 
-/// After a watch that was shorter than this there is a pause before the next one.
+/// After a watch that ended sooner than this there is a pause before the next watch.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// What to watch, and how.
@@ -54,7 +54,7 @@ pub struct WatchSource<K> {
     pub api: Api<K>,
     /// Field selector; if absent, all objects
     pub fields: Option<String>,
-    /// Number of objects per page of a list; if absent, all at once
+    /// Maximum number of objects in a page of a list; if absent, a list is one page
     pub page: Option<u32>,
     /// The pauses after errors
     pub pauses: Pauses,
@@ -70,14 +70,14 @@ pub struct WatchSource<K> {
 /// How long an API server may be silent before it is asked again on another connection.
 #[derive(Clone, Copy, Debug)]
 pub struct SilenceTimeouts {
-    /// After a request for a list or watch, and within a list
+    /// After a request for a list or a watch, and between the parts of a list
     pub answer: Duration,
-    /// Within a watch
+    /// Between the events of a watch, bookmarks included
     pub bookmark: Duration,
 }
 
 impl Default for SilenceTimeouts {
-    /// The value for watches tolerates two missed bookmarks.
+    /// Bookmarks come about once a minute, so the value for watches tolerates two missed bookmarks.
     fn default() -> Self {
         SilenceTimeouts {
             answer: Duration::from_secs(30),
@@ -91,14 +91,14 @@ impl Default for SilenceTimeouts {
 pub enum WatchStep<T> {
     /// A watch event, or progress of a list
     Change(ObjectEvent<T>),
-    /// The watch fails; what was seen may be outdated
+    /// The watch does not work; what was seen may be outdated
     Trouble,
     /// The watch works again
     Recovered,
 }
 
-/// Follows a source until the receiver is dropped. `read` extracts the fields that matter from an object.
-/// `wrap` converts a step to an event, or to `None` if the step does not matter.
+/// Lists and watches a source until the receiver of `out` is dropped. `read` extracts the fields that matter from an
+/// object. `wrap` converts a step to an event, or to `None` if the step does not matter.
 pub async fn follow<K, T, E>(
     source: WatchSource<K>,
     out: mpsc::Sender<E>,
@@ -216,7 +216,8 @@ where
         loop {
             match list.next().await {
                 Ok(Some(object)) => {
-                    // A list may still fail after it has begun, so trouble only ends once an object has come.
+                    // A list may still fail after it has begun. So the watch counts as working again only once an
+                    // object has come.
                     self.came().await?;
                     let object = (self.read)(object);
                     self.change(ObjectEvent::Applied(object)).await?;
@@ -266,7 +267,8 @@ where
         self.came().await?;
         loop {
             let Ok(event) = timeout(bookmark, stream.next()).await else {
-                // A new watch at the same version delivers what was missed. If that was silent, too, list again.
+                // A new watch at the same version delivers what was missed. If the last watch was silent as well, or if
+                // the server may have been restored, list again instead.
                 let anew = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
                 let next = then(anew, version);
                 return Ok(Ended::failed(next, Failure::Silent(bookmark)));
@@ -291,7 +293,7 @@ where
                     let next = then(status.code == 410, version);
                     return Ok(Ended::failed(next, Failure::Status(Box::new(*status))));
                 }
-                // Only this object cannot be parsed; the next ones may be fine.
+                // Only this object cannot be parsed, so the watch continues with the next ones.
                 Err(error @ kube::Error::SerdeError(_)) => {
                     self.trouble(&Failure::Watch(error)).await?;
                     continue;
@@ -317,7 +319,7 @@ where
         }
     }
 
-    /// Records that the API server sent something, and ends any trouble.
+    /// Records that the API server sent something. If the watch did not work before, reports that it does now.
     async fn came(&mut self) -> Result<(), Over> {
         self.source.heard.heard(self.source.kind);
         if self.trouble.take().is_some() {
@@ -364,7 +366,7 @@ fn then(anew: bool, version: String) -> Next {
     }
 }
 
-/// Whether the version to continue from is too old.
+/// Whether the API server no longer has the version from which to continue.
 fn is_expired(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410)
 }

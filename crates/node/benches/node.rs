@@ -1,8 +1,8 @@
-//! The ledger of a node on the disk of this machine: an ADD and its DEL at different numbers of addresses in
+//! Benchmarks the ledger of a node on the disk of this host: an ADD and its DEL at different numbers of addresses in
 //! use, a hundred operations at once, and the cost for a process that opens the file for one operation.
 //!
-//! Each ADD and each DEL waits for the disk once; a group of a hundred shares one wait. `floor` is that wait
-//! alone: overwriting and syncing 4 KiB.
+//! Each ADD and each DEL waits for the disk once; a group of a hundred operations shares one wait. The benchmark
+//! `floor` measures this wait alone: it overwrites 4 KiB and syncs them.
 
 #![allow(
     missing_docs,
@@ -106,7 +106,7 @@ fn filled(path: &Path, used: u64) -> Store {
             reserved: Vec::new(),
             on_request: Vec::new(),
         }],
-        // No cooldown, so that released addresses do not fill the file.
+        // Without a cooldown, so that released addresses do not fill the file.
         pools: vec![PoolTerms {
             cooldown_seconds: 0,
             ..PoolTerms::named("")

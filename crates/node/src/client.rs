@@ -1,4 +1,4 @@
-//! The plugin's side of an operation: ask the agent, or work on the store directly if no agent answers.
+//! How the CNI plugin does an operation: it asks the agent, or works on the store directly if no agent answers.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,19 +14,20 @@ use super::ops::{Op, OpError, OpErrorKind, OpOutcome};
 use super::store::{Store, StoreError};
 use super::wire::{self, Greeting, Request, Response};
 
-/// How long to wait for the agent's greeting before it counts as hung.
+/// If the agent has not sent its greeting within this time, the CNI plugin regards the agent as hung.
 const AWAKE: Duration = Duration::from_secs(1);
-/// How long to wait for the store before trying the agent again.
+/// How long the CNI plugin waits for the store before it asks the agent again.
 const TURN: Duration = Duration::from_millis(500);
-/// Interval of attempts to connect while the agent's queue of connections is full.
+/// Interval between attempts to connect while the queue of connections to the agent is full.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Has the agent do an operation, or does it on the store directly if the agent is absent or hangs. Returns
+/// Asks the agent to do an operation, or does it on the store directly if the agent is absent or hangs. Returns
 /// within `timeout` plus the time that the disk takes.
 pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<OpOutcome, OpError> {
     let asked = clock::since_boot();
     let end = asked + timeout;
-    // The agent begins nothing after this time, so the last quarter of the timeout is left for the store.
+    // The agent does not begin the operation after this time, so the last quarter of the timeout is left for the
+    // store.
     let agents = end.saturating_sub(timeout / 4);
     let mut stranger = None;
     loop {
@@ -100,15 +101,15 @@ fn absent(socket: &Path, store: &Path) -> OpError {
 
 /// Why the agent did not answer.
 enum Absent {
-    /// It is absent or hangs, and will not do the operation any more
+    /// The agent is absent or hangs. It will not do the operation any more
     Silent,
-    /// It speaks another protocol version (this one), and was not asked
+    /// The agent has this other version of the protocol. It was not asked
     Stranger(u32),
-    /// The operation cannot be encoded as a request
+    /// The operation cannot be encoded as a request, so the agent was not asked
     Refused(OpError),
 }
 
-/// An I/O error on the connection counts as an absent agent.
+/// After an I/O error on the connection, the agent is regarded as absent.
 impl From<io::Error> for Absent {
     fn from(_: io::Error) -> Self {
         Self::Silent
@@ -142,7 +143,8 @@ fn by_agent(
     Ok(wire::receive(&mut until)?)
 }
 
-/// Connects to the socket. Does not block if the queue of connections is full because nobody accepts them.
+/// Connects to the agent's socket. If the queue of connections is full because the agent does not accept any, it
+/// retries until `end` instead of blocking.
 fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -159,7 +161,7 @@ fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Reads and writes a stream until `end`, a time since boot, and fails with `TimedOut` after that.
+/// Reads from and writes to a stream until `end`, a time since boot. After that, it fails with `TimedOut`.
 struct Until<'a> {
     stream: &'a UnixStream,
     end: Duration,

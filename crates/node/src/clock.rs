@@ -1,4 +1,4 @@
-//! Reads the clocks that make up a [`Now`].
+//! Reads the current time as a [`Now`].
 
 use std::fs;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ pub use cadastre_clock::since_boot;
 
 use super::ops::Now;
 
-/// Reads boot id, time since boot and wall clock.
+/// Returns the boot ID, the time since boot and the time of day.
 pub fn now() -> Now {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH);
     Now {
@@ -18,8 +18,8 @@ pub fn now() -> Now {
     }
 }
 
-/// The id of the running boot, which is read once per process. It is empty if the kernel does not report it;
-/// then reboots go unnoticed, and addresses released before one may cool longer.
+/// Returns the ID of the running boot. It is read once per process. If the kernel does not report it, it is empty. In
+/// that case reboots are not noticed, so an address that was released before a reboot may cool for longer.
 fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {

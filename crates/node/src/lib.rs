@@ -1,18 +1,19 @@
 //! The addresses of one node: its ranges, and which attachment each address is assigned to.
 //!
-//! The node's agent and, if no agent answers, the CNI plugin itself work on the same durable store with the same code.
-//! Nothing here knows Kubernetes or an async runtime. The ledger reads no clock: callers pass [`Now`].
+//! The node's agent and the CNI plugin work on the same durable store with the same code; the CNI plugin uses the
+//! store only if no agent answers. No code here depends on Kubernetes or on an async runtime. The ledger reads no
+//! clock: callers pass [`Now`].
 //!
 //! | file | subject |
 //! |---|---|
 //! | `ops` | operations and their results: [`Op`], [`OpOutcome`], [`OpError`] |
-//! | `pods` | what the labels and annotations of pods entitle them to |
-//! | `ledger` | the assignments, in the tables of a transaction: [`AddressLedger`] |
-//! | `store` | the ledger in a file: [`Store`] |
-//! | `store_thread` | the agent's thread that owns the store: [`store_thread::StoreThread`] |
-//! | `wire`, `client` | the plugin's calls to the agent, or directly to the store: [`client::ask`] |
-//! | `clock` | reading [`Now`] |
-//! | [`cni`] | the CNI protocol, the plugin, its host-local mode |
+//! | `pods` | which pools and addresses a pod may have, by its labels and annotations |
+//! | `ledger` | the assignments, read and written in the tables of a transaction: [`AddressLedger`] |
+//! | `store` | a file that holds the ledger: [`Store`] |
+//! | `store_thread` | the thread of the agent that owns the store: [`store_thread::StoreThread`] |
+//! | `wire`, `client` | how the CNI plugin asks the agent, or uses the store itself: [`client::ask`] |
+//! | `clock` | reads the clocks for [`Now`] |
+//! | [`cni`] | the CNI protocol, the CNI plugin, and its host-local mode |
 
 #![warn(unreachable_pub)]
 

@@ -7,19 +7,20 @@ use serde::{Deserialize, Serialize};
 use cadastre_core::node_allocation::{Dns, Route};
 use cadastre_core::{Addr, Cidr};
 
-/// A moment, by clocks that are not affected when the time of day is set.
+/// A moment. Decisions use only `boot` and `since_boot`, which do not change when the time of day is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Id of the running boot: `/proc/sys/kernel/random/boot_id`
     pub boot: String,
-    /// Time since boot, including suspend
+    /// Time since boot, including the time that the host was suspended
     pub since_boot: Duration,
-    /// Wall clock in milliseconds of Unix time; only for display, never for decisions
+    /// Time of day in milliseconds of Unix time; only for display, never for decisions
     pub wall_ms: i64,
 }
 
-/// An interface of a container on a network: what addresses are assigned to. CNI spec 1.1.0 defines this as the
-/// identity of an attachment, so an ADD that repeats it is a repeated ADD, and a DEL names it.
+/// An interface of a container on a network, to which addresses are assigned. CNI spec 1.1.0 defines these three
+/// fields as the identity of an attachment. So an ADD with the same fields is a repeated ADD, and a DEL names an
+/// attachment by them.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
@@ -32,76 +33,76 @@ pub struct Attachment {
     pub ifname: String,
 }
 
-/// The pod of an attachment, as the runtime reported it.
+/// The pod of an attachment, as the container runtime reported it.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRef {
     /// Namespace of the pod
     pub namespace: String,
     /// Name of the pod
     pub name: String,
-    /// UID of the pod; empty if the runtime did not report it
+    /// UID of the pod; empty if the container runtime did not report it
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
 }
 
-/// An operation. It takes effect as a whole or not at all.
+/// An operation on the ledger. It takes effect as a whole or not at all.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
     /// Assigns addresses; repeating it returns the same addresses
     Add(Add),
-    /// Releases the addresses of an attachment; succeeds if there are none
+    /// Releases the addresses of an attachment; succeeds if the attachment has none
     Del(Attachment),
-    /// Compares what the runtime remembers with what is assigned
+    /// Compares the addresses that the container runtime remembers with those that are assigned
     Check(Check),
-    /// Releases all attachments of a network except the valid ones
+    /// Releases the addresses of all attachments of a network except the valid ones
     Gc(Gc),
-    /// Tells whether an ADD could be served
+    /// Succeeds if the node has blocks from which an ADD can be served
     Status,
 }
 
-/// A request for one address of each family, from the first pool that can serve them all.
+/// A request for addresses: one of each family, all from the first pool that has them.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Add {
-    /// What to assign the addresses to
+    /// The attachment to which the addresses are assigned
     pub attachment: Attachment,
     /// Path of the network namespace; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
-    /// The pod, if the runtime named one
+    /// The pod, if the container runtime named one
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
-    /// Names of pools to try in this order; if empty, the automatic pools of the holding in theirs
+    /// Names of the pools to try, in this order; if empty, the node's automatic pools are tried in their order
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
-    /// Exactly these addresses, at most one per family, from whatever pools
+    /// If not empty, exactly these addresses are assigned, whichever pools they belong to. At most one per family
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they only
-    /// reflect the network's configuration, and the store's note of the pod decides the rest.
+    /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they reflect only
+    /// the network's configuration, and the note on the pod in the store decides the rest.
     #[serde(skip)]
     pub decided: bool,
-    /// Pools restricted to some namespaces that are open to the pod's namespace, if known
+    /// Names of the pools that are restricted to some namespaces but open to the pod's namespace, as far as known
     #[serde(skip)]
     pub bound: Vec<String>,
 }
 
-/// A question whether an attachment has the addresses that the runtime remembers.
+/// A request to check that an attachment has the addresses that the container runtime remembers.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// The attachment to check
     pub attachment: Attachment,
-    /// All addresses of the previous result; those outside the node's blocks are ignored
+    /// All addresses of the previous result. Addresses outside the node's blocks are ignored
     pub addresses: Vec<Addr>,
 }
 
-/// A request to release all attachments of a network except the valid ones.
+/// A request to release the addresses of all attachments of a network except the valid ones.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Gc {
     /// Name of the network
     pub network: String,
-    /// Container id and interface of the valid attachments
+    /// Container ID and interface of each valid attachment
     pub valid: Vec<(String, String)>,
 }
 
@@ -109,48 +110,48 @@ pub struct Gc {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum OpOutcome {
-    /// The result of an ADD, also of a repeated one
+    /// The result of an ADD, or of a repeated ADD
     Given(AddressAssignment),
-    /// The other operations: done, or no problem found
+    /// The result of the other operations: the operation was done, or it found no problem
     Done,
 }
 
-/// The addresses of an attachment, with routes and DNS settings.
+/// The result of an ADD: the addresses of an attachment, with routes and DNS settings.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressAssignment {
-    /// Its addresses, IPv4 first
+    /// The addresses of the attachment, IPv4 first
     pub addresses: Vec<AssignedAddress>,
-    /// Routes of the pools that the addresses belong to
+    /// Routes of the pools to which the addresses belong
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// DNS settings of the first of these pools that has any
+    /// DNS settings of the first of these pools that has DNS settings
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
 }
 
-/// An assigned address with what a main plugin needs to configure it.
+/// An assigned address, with the data that the main CNI plugin needs to configure it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct AssignedAddress {
     /// The assigned address
     pub address: Addr,
-    /// Prefix length to configure the address with
+    /// Prefix length with which the interface is configured
     pub prefix: u8,
     /// Gateway for the address, if the pool has one
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<Addr>,
-    /// Name of the pool; empty for a podCIDR outside every pool
+    /// Name of the address's pool; empty for a podCIDR outside every pool
     pub pool: String,
-    /// The block that the address belongs to
+    /// The block to which the address belongs
     pub block: Cidr,
 }
 
-/// Why an operation was refused; nothing has changed then.
+/// Why an operation was rejected. A rejected operation has changed nothing.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct OpError {
-    /// The kind of refusal, which determines the CNI error code
+    /// The kind of error, which determines the CNI error code
     pub why: OpErrorKind,
-    /// What is wrong, with what, and what to do
+    /// Says what is wrong, what is concerned, and what to do
     pub text: String,
 }
 
@@ -158,23 +159,27 @@ pub struct OpError {
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum OpErrorKind {
-    /// Every address is in use or cooling
+    /// Every address that could be assigned is in use or cooling
     Exhausted,
-    /// The node has no block to assign from, none of the requested pools, or no pool serves the pod
+    /// The node has no block from which it could assign, or no such block of the requested pools; or no pool serves
+    /// the pod
     NothingHeld,
-    /// A requested pool is unknown on this node, or not for the pod's namespace
+    /// None of the requested pools is known on this node and open to the pod's namespace. Or a requested address
+    /// belongs to a pool that is not open to that namespace
     UnknownPool,
-    /// A requested address is in no block that the node may assign from
+    /// A requested address is in no block from which the node may assign
     NotHeld,
     /// A requested address is in use or cooling
     Taken,
-    /// A requested address is reserved, or is the gateway, network or broadcast address
+    /// A requested address is reserved, or is the gateway, network or broadcast address; or several addresses of a
+    /// family were requested
     NotUsable,
-    /// It is not known which pools and addresses the pod is entitled to: try again
+    /// It is not known which pools and addresses the pod may have; a later retry can succeed
     PodUnknown,
-    /// The attachment has other addresses than those asked for or checked, or none
+    /// The attachment does not have the addresses that were requested or checked
     Mismatch,
-    /// The deadline has passed, the store is locked, or the agent is starting: try again
+    /// The deadline has passed, the DEL of this attachment came first, the store is locked or missing, or the agent
+    /// is starting; a later retry can succeed
     Busy,
     /// The store cannot be read or written
     Store,

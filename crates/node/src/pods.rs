@@ -1,39 +1,40 @@
-//! What the labels and annotations of a node's pods entitle them to, as determined by the agent.
+//! Notes on which pools and addresses the pods of a node may have, by their labels and annotations. The agent writes
+//! the notes.
 //!
-//! The store keeps these notes, so that they are available while the agent or the API server is not: an unknown
-//! pod might have asked for another pool or for a certain address.
+//! The store keeps the notes, so that they are available while the agent or the API server is not. Without a note, a
+//! pod might get an address although it asks for another pool or for a certain address.
 
 use serde::{Deserialize, Serialize};
 
 use super::ops::{Add, PodRef};
 use cadastre_core::Addr;
 
-/// The interface to which the annotations of a pod apply; others belong to other networks.
+/// The interface to which the annotations of a pod apply. A pod's other interfaces belong to other networks.
 pub const OWN_INTERFACE: &str = "eth0";
 
-/// Which pools and addresses a pod may have.
+/// The agent's note on which pools and addresses a pod may have.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNote {
-    /// The pod in the API
+    /// The pod, with the UID that it has in the API
     pub pod: PodRef,
-    /// The UID by which the runtime knows the pod, if it is the mirror of a static pod; else empty
+    /// For the mirror of a static pod, the UID by which the container runtime knows the pod; else empty
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mirrors: String,
-    /// What applies to the interface [`OWN_INTERFACE`]
+    /// What the pod may have on the interface [`OWN_INTERFACE`]
     pub own: PodChoice,
-    /// What applies to every other interface
+    /// What the pod may have on every other interface
     pub other: PodChoice,
 }
 
 /// Which pools and addresses a pod may have on an interface.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodChoice {
-    /// The pools to try
+    /// The pools to try, in order
     pub pools: PoolOrder,
-    /// Exactly these addresses; if empty, any
+    /// The addresses that the pod asks for and must get; if empty, the pod may get any address
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Pools restricted to some namespaces that are open to the pod's namespace
+    /// Names of the pools that are restricted to some namespaces but open to the pod's namespace
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
 }
@@ -42,25 +43,25 @@ pub struct PodChoice {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum PoolOrder {
-    /// All pools that serve every pod
+    /// All pools that are for every pod, in the order of the node's list
     #[default]
     All,
     /// The pools that the pod asks for by name
     Named(Vec<String>),
     /// The pools whose selectors match the pod
     Selected(Vec<String>),
-    /// No pool selects the pod, for these reasons
+    /// No pool's selectors match the pod; the text says why
     None(String),
 }
 
 impl PodNote {
-    /// Whether the note is about this pod, and not an earlier one of the same name.
+    /// Returns whether the note is about this pod, and not about an earlier pod with the same name.
     pub fn is_of(&self, pod: &PodRef) -> bool {
         let (uid, own) = (pod.uid.as_str(), self.pod.uid.as_str());
         uid.is_empty() || uid == own || uid == self.mirrors
     }
 
-    /// What the pod may have on the interface of this name.
+    /// Returns what the pod may have on the interface with this name.
     pub fn choice(&self, ifname: &str) -> &PodChoice {
         if ifname == OWN_INTERFACE {
             &self.own
@@ -71,8 +72,9 @@ impl PodNote {
 }
 
 impl Add {
-    /// Whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects` says
-    /// whether any pool on the node is restricted to some pods, `binds` whether any is restricted to some namespaces.
+    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects`
+    /// says whether any pool on the node is restricted to some pods. `binds` says whether any pool is restricted to
+    /// some namespaces.
     pub fn depends_on_pod(&self, selects: bool, binds: bool) -> bool {
         let is_own = self.attachment.ifname == OWN_INTERFACE;
         let by_labels = selects && self.pools.is_empty();
@@ -80,8 +82,9 @@ impl Add {
         !self.decided && self.pod.is_some() && (is_open || binds)
     }
 
-    /// Replaces what is asked for by what the pod may have. Pools named by the pod come before those of the network's
-    /// configuration, and these before pools that select the pod. Fails with the reason if no pool serves the pod.
+    /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names
+    /// replace the pools in the network's configuration. Pools whose selectors match the pod are used only if the
+    /// configuration names none. Fails with the reason if no pool is for the pod.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), String> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);

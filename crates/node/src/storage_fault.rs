@@ -1,4 +1,4 @@
-//! Errors of the storage below the ledger.
+//! Errors of the storage below the ledger, with advice for administrators.
 
 use std::io;
 
@@ -13,7 +13,8 @@ pub enum StorageFault {
     Damaged(String),
 }
 
-/// What to do about an error of a file system; `None` if its kind does not tell.
+/// Returns what an administrator can do about an error of a file system; `None` if the kind of the error does not
+/// suggest anything.
 pub fn advice(error: &io::Error) -> Option<&'static str> {
     Some(match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -1,13 +1,16 @@
-//! The store thread: the one thread of an agent that owns the store.
+//! The store thread: the only thread of an agent that uses the store.
 //!
-//! Requests come from many threads or tasks. All that are waiting are done in one transaction, so they share
-//! one wait for the disk, and are answered after it.
+//! Requests come from many threads or tasks. The waiting requests, at most [`StoreSettings::group`] at once, are done
+//! in one transaction, so they share one wait for the disk. They are answered after the transaction is durable.
 //!
-//! The file is closed after some time without work, so that a plugin that finds the agent hung can use it directly.
-//! This is safe because nothing is kept in memory, and because a request carries its caller's deadline: a request whose
-//! turn comes later is refused, so a caller that gave up and used the store directly is not overtaken by its own
-//! request. The same holds for requests whose caller has gone, which is checked while this process has the file. In
-//! addition, the ledger refuses an ADD that was asked for before a DEL which another process has done.
+//! The store thread closes the file after some time without work, so that a CNI plugin that finds the agent hung can
+//! use the file directly. This is safe for three reasons:
+//!
+//! - The store thread keeps nothing of the ledger in memory.
+//! - A request carries its caller's deadline. If the request's turn comes later, the request is rejected. So a caller
+//!   that has given up and used the store directly is not overtaken by its own request. A request whose caller has
+//!   gone is rejected, too; this is checked while this process has the file.
+//! - The ledger rejects an ADD that was requested before a DEL which another process has done.
 
 use std::io;
 use std::mem;
@@ -24,16 +27,16 @@ use super::storage_fault::StorageFault;
 use super::store::{Store, StoreError};
 use cadastre_core::mutation::Mutation;
 
-/// Timeouts and limits of the store thread.
+/// Timeouts of the store thread, and maximum numbers of requests.
 #[derive(Clone, Debug)]
 pub struct StoreSettings {
-    /// The file is closed after this time without work.
+    /// The store thread closes the file after this time without work.
     pub idle: Duration,
-    /// How long to wait for another process to close the file.
+    /// How long the store thread waits for another process to close the file.
     pub wait: Duration,
-    /// The most requests that may wait; further ones are refused.
+    /// At most this many requests wait; further requests are rejected.
     pub waiting: usize,
-    /// The most requests that are done in one transaction.
+    /// At most this many requests are done in one transaction.
     pub group: usize,
 }
 
@@ -48,13 +51,14 @@ impl Default for StoreSettings {
     }
 }
 
-/// Receives the answer to an operation. It is called on the store thread, so it must not block.
+/// Receives the answer to an operation. It is called on the store thread, so it must not block. If the request cannot
+/// be queued, it is called at once on the thread of the caller.
 pub type OpReply = Box<dyn FnOnce(Result<OpOutcome, OpError>) + Send>;
 
-/// Returns whether somebody still waits for the answer.
+/// Returns whether the caller still waits for the answer.
 type Waits = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// When an operation was asked for, and until when its caller waits, both as times since boot.
+/// When an operation was requested, and until when its caller waits. Both are times since boot.
 #[derive(Clone)]
 pub struct CallTimes {
     asked: Duration,
@@ -63,12 +67,12 @@ pub struct CallTimes {
 }
 
 impl CallTimes {
-    /// A call that is asked for now.
+    /// Returns the times of a call that is requested now. `deadline` is a time since boot.
     pub fn until(deadline: Duration) -> Self {
         Self::at(clock::since_boot(), deadline)
     }
 
-    /// A call that was asked for at the time `asked`.
+    /// Returns the times of a call that was requested at `asked`. Both arguments are times since boot.
     pub fn at(asked: Duration, deadline: Duration) -> Self {
         Self {
             asked,
@@ -77,14 +81,15 @@ impl CallTimes {
         }
     }
 
-    /// Moves the time of asking back to `asked`, if that is given and earlier.
+    /// Sets the time of the request to `asked`, if `asked` is given and earlier than the present value.
     #[must_use]
     pub fn asked(mut self, asked: Option<Duration>) -> Self {
         self.asked = asked.unwrap_or(self.asked).min(self.asked);
         self
     }
 
-    /// Adds a condition: the operation is skipped once `waits` returns false. `waits` must not block.
+    /// Adds a condition: the operation is skipped if `waits` returns false when its turn comes. `waits` must not
+    /// block.
     #[must_use]
     pub fn while_waited_for(mut self, waits: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         let waits: Waits = match self.waits.take() {
@@ -95,12 +100,12 @@ impl CallTimes {
         self
     }
 
-    /// The time since boot until which the caller waits.
+    /// Returns the time since boot until which the caller waits.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// Why the caller no longer waits; `None` if it still does.
+    /// Returns the reason why the caller no longer waits, or `None` if it still waits.
     fn given_up(&self, now: Duration) -> Option<StoreError> {
         if now > self.deadline {
             return Some(LATE);
@@ -110,19 +115,20 @@ impl CallTimes {
     }
 }
 
-/// The store thread, for joining it.
+/// The running store thread. It is used only to wait for the thread's end.
 pub struct StoreThread {
     thread: JoinHandle<()>,
 }
 
-/// Sends requests to the store thread. Once the last handle is dropped, the thread does what is waiting and ends.
+/// Sends requests to the store thread. Once the last handle is dropped, the thread does the requests that are
+/// waiting, and exits.
 #[derive(Clone)]
 pub struct StoreHandle {
     sender: SyncSender<StoreRequest>,
 }
 
 impl StoreThread {
-    /// Starts the thread. The file must exist, but is not opened before the first request.
+    /// Starts the thread. The file must exist by the first request, which is when the thread opens it.
     pub fn start(path: &Path, settings: StoreSettings) -> io::Result<(Self, StoreHandle)> {
         let (sender, requests) = sync_channel(settings.waiting);
         let (path, wait) = (path.to_owned(), settings.wait);
@@ -136,20 +142,21 @@ impl StoreThread {
         Ok((Self { thread }, StoreHandle { sender }))
     }
 
-    /// Waits until all handles are dropped and all their requests are done.
+    /// Waits until all handles are dropped and all requests are done.
     pub fn join(self) {
         _ = self.thread.join();
     }
 }
 
 impl StoreHandle {
-    /// Requests an operation, which is skipped if nobody waits for it when its turn comes. Never blocks.
+    /// Requests an operation. The operation is skipped if its caller no longer waits when its turn comes. Never
+    /// blocks.
     pub fn ask(&self, op: Op, call: CallTimes, reply: OpReply) {
         self.send(StoreRequest::op(op, call, reply));
     }
 
-    /// Runs `work` on the ledger, in one transaction with the other waiting requests. Never blocks. `reply`
-    /// receives the result on the store thread, so it must not block either.
+    /// Runs `work` on the ledger, in one transaction with the other waiting requests. Never blocks. `reply` receives
+    /// the result and must not block either; it is called like [`OpReply`].
     pub fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send + 'static,
@@ -168,15 +175,16 @@ impl StoreHandle {
     }
 }
 
-/// Work on the store, with the receiver of its result.
+/// Work to do on the store, with the function that receives the result.
 pub struct StoreRequest {
-    /// `None`: the work is done whether or not anybody waits
+    /// `None` if the work is done whether or not a caller still waits
     call: Option<CallTimes>,
     job: Box<dyn Step>,
 }
 
 impl StoreRequest {
-    /// An operation, which is skipped if nobody waits for it when its turn comes.
+    /// Returns a request for an operation. The operation is skipped if its caller no longer waits when its turn
+    /// comes.
     pub fn op(op: Op, call: CallTimes, reply: OpReply) -> Self {
         let asked = call.asked;
         let work = move |ledger: &mut AddressLedger<'_>| ledger.run_asked(&op, asked);
@@ -186,7 +194,8 @@ impl StoreRequest {
         Self::work(Some(call), work, reply)
     }
 
-    /// Arbitrary work. Without a call it is done in any case.
+    /// Returns a request for arbitrary work. If `call` is `None`, the work is done even if no caller waits for the
+    /// result.
     pub fn work<T: Send + 'static>(
         call: Option<CallTimes>,
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send + 'static,
@@ -204,7 +213,7 @@ impl StoreRequest {
     }
 }
 
-/// Work inside a transaction, and the answer after its commit.
+/// A request in two steps: `run` works inside the transaction, and `finish` answers after the commit.
 trait Step: Send {
     fn run(&mut self, ledger: &mut AddressLedger<'_>) -> Result<(), StorageFault>;
     fn finish(self: Box<Self>, done: Result<(), Arc<StoreError>>);
@@ -277,14 +286,14 @@ impl Work {
 
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
-/// The store thread's work without the thread: it reads no clock, and waits for nothing but the file.
+/// What the store thread does, without the thread itself. It reads no clock and waits for nothing but the file.
 pub struct StoreWorker {
     open: Open,
     store: Option<Store>,
 }
 
 impl StoreWorker {
-    /// `open` opens the file when it is needed.
+    /// Returns a worker that has no file open. It calls `open` each time when it needs the file.
     pub fn new(open: impl FnMut() -> Result<Store, StoreError> + Send + 'static) -> Self {
         Self {
             open: Box::new(open),
@@ -292,18 +301,18 @@ impl StoreWorker {
         }
     }
 
-    /// Whether it has the file open, which excludes other processes.
+    /// Returns whether the worker has the file open. Other processes cannot use the file then.
     pub fn has_file(&self) -> bool {
         self.store.is_some()
     }
 
-    /// Closes the file until there is work again.
+    /// Closes the file. The next [`serve`](Self::serve) opens it again.
     pub fn close(&mut self) {
         self.store = None;
     }
 
-    /// Opens the file if necessary, does in one transaction all requests that somebody still waits for, and
-    /// then answers all.
+    /// Opens the file if necessary, and does all requests whose callers still wait, in one transaction. Then answers
+    /// all requests.
     pub fn serve(&mut self, group: Vec<StoreRequest>, now: impl FnOnce() -> Now) {
         let mut store = match self.store.take() {
             Some(store) => store,
@@ -332,7 +341,7 @@ impl StoreWorker {
     }
 }
 
-/// Answers the requests for which nobody waits any more, and returns the others.
+/// Rejects the requests whose callers no longer wait, and returns the others.
 fn still_waited_for(group: Vec<StoreRequest>, now: Duration) -> Vec<StoreRequest> {
     let mut rest = Vec::with_capacity(group.len());
     for request in group {

@@ -1,6 +1,6 @@
-//! The protocol between the plugin and the agent: frames on a unix stream socket.
+//! The protocol between the CNI plugin and the agent: frames on a Unix stream socket.
 //!
-//! A frame is a length (32 bits, big endian) and that many bytes of JSON. A connection serves one operation:
+//! A frame is a length (32 bits, big endian) and that many bytes of JSON. A connection is used for one operation:
 //!
 //! ```text
 //! agent   {"version":1}                                    at once: it is awake
@@ -8,10 +8,13 @@
 //! agent   {"answer":...} or {"refusal":{...}}
 //! ```
 //!
-//! The agent speaks first. So a plugin can tell a working agent from a hung one, whose connections the kernel
-//! still accepts, and has not sent a request when it turns to the store directly. `deadlineMs` is a time since
-//! boot (`CLOCK_BOOTTIME`) after which the agent must not begin the operation. `askedUs` is a time since boot,
-//! too: an ADD is refused if a DEL of the same attachment was asked for after it.
+//! The agent sends the first message, as soon as it accepts the connection. So a CNI plugin can tell a working agent
+//! from a hung one, whose connections the kernel still accepts. If no greeting comes, the CNI plugin uses the store
+//! directly, and the agent has received no request that it could still do.
+//!
+//! `deadlineMs` is a time since boot (`CLOCK_BOOTTIME`) after which the agent must not begin the operation. `askedUs`
+//! is the time since boot at which the operation was requested: an ADD is rejected if a DEL of the same attachment
+//! was requested later.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -21,9 +24,9 @@ use serde::{Deserialize, Serialize};
 
 use super::ops::{Op, OpError, OpOutcome};
 
-/// The version of the protocol. Plugin and agent must have the same.
+/// The version of the protocol. The CNI plugin and the agent must have the same version.
 pub const VERSION: u32 = 1;
-/// The longest frame in bytes. The longest operation is a GC of all attachments of a node.
+/// Maximum length of a message in bytes. The longest operation is a GC that lists all attachments of a node.
 pub const MOST_BYTES: usize = 1 << 20;
 
 /// The first message of a connection, from the agent.
@@ -33,33 +36,33 @@ pub struct Greeting {
     pub version: u32,
 }
 
-/// The message of the plugin.
+/// The message of the CNI plugin, after the greeting.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
-    /// The plugin's [`VERSION`]
+    /// The CNI plugin's [`VERSION`]
     pub version: u32,
-    /// Until when the plugin waits, in milliseconds since boot
+    /// Time until which the CNI plugin waits for the agent, in milliseconds since boot
     pub deadline_ms: u64,
-    /// When the operation was asked for, in microseconds since boot; older plugins do not send it
+    /// Time at which the operation was requested, in microseconds since boot. Older CNI plugins do not send it
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_us: Option<u64>,
     /// The operation to do
     pub op: Op,
 }
 
-/// The answer of the agent, which ends the connection.
+/// The answer of the agent, which is the last message of a connection.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Response {
     /// The operation was done
     Answer(OpOutcome),
-    /// The operation was refused, and nothing has changed
+    /// The operation was rejected, and nothing has changed
     Refusal(OpError),
 }
 
 impl Request {
-    /// A request that was asked for at `asked` and is waited for until `deadline`, both as times since boot.
+    /// Returns a request that was made at `asked` and whose caller waits until `deadline`. Both are times since boot.
     pub fn new(op: Op, asked: Duration, deadline: Duration) -> Self {
         Self {
             version: VERSION,
@@ -69,12 +72,12 @@ impl Request {
         }
     }
 
-    /// Until when the plugin waits, as a time since boot.
+    /// Returns the time since boot until which the CNI plugin waits for the agent.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }
 
-    /// When the operation was asked for, as a time since boot; `None` if the plugin did not send it.
+    /// Returns the time since boot at which the operation was requested, or `None` if the CNI plugin did not send it.
     pub fn asked(&self) -> Option<Duration> {
         self.asked_us.map(Duration::from_micros)
     }
@@ -103,7 +106,7 @@ pub fn greeting() -> io::Result<Vec<u8>> {
     encode(&Greeting { version: VERSION })
 }
 
-/// Encodes a message as a frame; fails if it exceeds [`MOST_BYTES`].
+/// Encodes a message as a frame. Fails if the message is longer than [`MOST_BYTES`].
 pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -114,14 +117,14 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Decodes the head of a frame: the number of bytes that follow. Fails if it exceeds [`MOST_BYTES`].
+/// Decodes the head of a frame and returns the number of bytes that follow. Fails if it exceeds [`MOST_BYTES`].
 pub fn body_len(head: [u8; 4]) -> io::Result<usize> {
     let len = usize::try_from(u32::from_be_bytes(head)).map_err(io::Error::other)?;
     check(len)?;
     Ok(len)
 }
 
-/// Decodes the body of a frame, without its first four bytes.
+/// Decodes the body of a frame, that is, the frame without its first four bytes.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(body)?)
 }

@@ -1,5 +1,5 @@
-//! Arbitrary environments and standard input: the plugin never panics, answers with a result or an error
-//! object, and an invalid request changes nothing.
+//! Runs the CNI plugin with arbitrary environments and arbitrary standard input. It must not panic, it must answer
+//! with a result or an error object, and an invalid request must not change anything.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -16,7 +16,7 @@ use cadastre_node::{AddressAssignment, Op, OpError, OpErrorKind, OpOutcome};
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// The folder that valid requests may write to.
+/// The folder to which valid requests may write.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cni_garbage");
     let _ = fs::remove_dir_all(&folder);
@@ -24,7 +24,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Paths and contents of all files in the folder.
+/// Returns paths and contents of all files in the folder.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     for item in fs::read_dir(folder).unwrap() {
@@ -43,7 +43,7 @@ fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain)
 }
 
-/// Checks that no name that could leave its place reaches the node's side.
+/// Checks that an operation contains no name that could lead to a path outside of its directory.
 fn check_op(op: &Op) {
     let check = |attachment: &cadastre_node::Attachment| {
         assert!(is_name(&attachment.network) && is_name(&attachment.container_id));
@@ -79,7 +79,8 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
         let error: Value = serde_json::from_str(&output.stdout).unwrap();
         let code = error["code"].as_u64().unwrap();
         assert!(code > 0 && !error["msg"].as_str().unwrap().is_empty());
-        // Only errors that host-local meets while it works have this code; all others occur before.
+        // host-local reports code 999 only for errors that it meets while it works. All other errors occur before, so
+        // no file may have changed.
         if code != 999 && env.command != "DEL" {
             assert_eq!(files(&FOLDER), before, "{}", output.stdout);
         }
@@ -89,7 +90,7 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
     }
 }
 
-/// Configurations, parts of which are missing, of the wrong type, odd, or valid.
+/// Generates configurations. Parts of them are missing, of the wrong type, odd, or valid.
 fn config() -> impl Strategy<Value = String> {
     let leaf = || {
         prop_oneof![
@@ -136,7 +137,8 @@ fn config() -> impl Strategy<Value = String> {
             let ipam: String = ipam.iter().map(member).collect();
             let top: String = top
                 .iter()
-                // A subnet in place of the section would replace the folder to write to.
+                // A value with a subnet in place of the whole `ipam` section would replace `dataDir`, so the CNI
+                // plugin would write to another folder.
                 .filter(|(key, value)| *key != "ipam" || !value.contains("subnet"))
                 .map(member)
                 .collect();

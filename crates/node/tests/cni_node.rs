@@ -1,5 +1,5 @@
-//! The plugin as a process on a node's store without an agent: results for each CNI version, and the error code
-//! of everything that can be refused.
+//! Runs the CNI plugin as a process on a node's store, without an agent. Tests the results for each CNI version, and
+//! the error code of every rejection.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -49,7 +49,8 @@ fn block(range: &str, pool: &str) -> Block {
     }
 }
 
-/// A node with blocks of a dual-stack pool and of a manual pool of two addresses.
+/// Returns the ranges of a node: blocks of the dual-stack pool `web`, and one of the manual pool `few`, which has one
+/// address that can be assigned.
 fn holding() -> NodeAllocation {
     let mut web = pool("web", &["10.7.0.0/16", "fd00:7::/64"]);
     web.routes = vec![Route {
@@ -99,7 +100,8 @@ impl Lab {
         self.folder.join("node.redb")
     }
 
-    /// Calls the plugin with a configuration of version 1.1.0 and the fields in `more`.
+    /// Calls the CNI plugin with a configuration of version 1.1.0 and the fields in `more`. Returns whether it
+    /// succeeded, and its answer.
     fn call(&self, command: &str, id: &str, args: &str, more: &Value) -> (bool, Value) {
         let mut config =
             json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": {}});
@@ -121,7 +123,8 @@ impl Lab {
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        // If the environment is invalid, the plugin ends before it reads the configuration.
+        // If the environment is invalid, the CNI plugin exits before it reads the configuration, so the write can
+        // fail.
         let written = stdin.write_all(config.to_string().as_bytes());
         if let Err(error) = written {
             assert_eq!(error.kind(), ErrorKind::BrokenPipe);

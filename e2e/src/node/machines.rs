@@ -60,7 +60,7 @@ pub(super) struct Core {
 
 impl Site {
     /// Starts a control plane with Cadastre's CRDs (unless bare), a scheduler, and controllers without the allocation
-    /// of podCIDRs. Builds missing programs first, which takes minutes. Check [`super::available`] before.
+    /// of podCIDRs. Builds missing programs first, which takes minutes. Check [`super::available()`] before.
     pub async fn start(options: SiteOptions) -> Result<Self> {
         tokio::task::spawn_blocking(|| assets::ensure(&assets::NODES)).await??;
         let mut control_plane = options.control_plane;

@@ -1,4 +1,4 @@
-//! Faults of machines with the shipped agent.
+//! Faults of simulated hosts.
 
 use super::DiskTrouble;
 use crate::clock::{MS, SECOND, Time};
@@ -7,7 +7,7 @@ use crate::rng::Rng;
 use crate::run::{Due, Sim};
 
 impl Sim {
-    /// Causes a fault of the machine; `what`, a number below 100, selects which.
+    /// Causes a fault of the host; `what`, a number below 100, selects which.
     pub fn inject_fault(&mut self, id: usize, what: u64) {
         let name = self.machines.hosts[id].name.clone();
         let length = self.rng.stretch(100 * MS, 120 * SECOND);
@@ -45,7 +45,7 @@ impl Sim {
         }
     }
 
-    /// Powers off earlier machines of the same name: nothing is guaranteed while two machines have one name.
+    /// Powers off earlier hosts of the same name: nothing is guaranteed while two hosts have one name.
     pub fn end_earlier_hosts(&mut self, id: usize) {
         let name = self.machines.hosts[id].name.clone();
         for other in 0..self.machines.hosts.len() {
@@ -56,19 +56,19 @@ impl Sim {
         }
     }
 
-    /// The kubelet restarts the agent after `delay`.
+    /// Schedules a restart of the agent by the kubelet after `delay`.
     pub(super) fn start_process_later(&mut self, id: usize, delay: Time) {
         self.after(delay, Due::Revive(id, self.host(id).boot));
     }
 
-    /// Starts the agent's process, unless the machine was rebooted or powered off meanwhile.
+    /// Starts the agent's process, unless the host was rebooted or powered off meanwhile.
     pub fn revive_process(&mut self, id: usize, boot: u32) {
         if !self.host(id).is_off && self.host(id).boot == boot {
             self.start_process(id);
         }
     }
 
-    /// The machine loses its power and boots after `length`.
+    /// Powers the host off; it boots again after `length`.
     fn reboot_host(&mut self, id: usize, length: Time) {
         let name = self.machines.hosts[id].name.clone();
         self.log(Some(&name), || format!("machine {id} loses its power"));
@@ -77,7 +77,7 @@ impl Sim {
         self.after(length, Due::Machine(id, Act::Start));
     }
 
-    /// It is off for good.
+    /// Powers the host off for good.
     pub fn end_host(&mut self, id: usize) {
         let host = self.host_mut(id);
         (host.is_off, host.is_gone) = (true, true);
@@ -105,8 +105,8 @@ impl Sim {
         self.start_kubelet(id);
     }
 
-    /// Loses the machine's store as soon as nothing uses it: then the runtime alone knows the addresses that were
-    /// assigned last. Half the time the agent is restarted as well, with its watches not yet listed.
+    /// Loses the host's store as soon as nothing uses it. Then only the runtime knows the addresses that were
+    /// assigned last. In half of the cases the agent is also restarted, so its watches have to be listed again.
     pub fn doom_store(&mut self, id: usize) {
         self.machines.hosts[id].is_store_doomed = true;
         self.lose_doomed_store(id);
@@ -134,7 +134,7 @@ impl Sim {
         self.log(Some(&name), || format!("the disk of machine {id} {what}"));
     }
 
-    /// Deletes the store's file.
+    /// Deletes the store's file, unless the store is in use.
     fn lose_store(&mut self, id: usize) {
         let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
@@ -147,12 +147,12 @@ impl Sim {
         {
             worker.close();
         }
-        // Only the store records the cooldown of addresses.
+        // Only the store recorded the cooldown of addresses, so the checks no longer demand it.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
         self.log(Some(&name), || format!("machine {id} loses its store"));
     }
 
-    /// Ends the faults of the machine.
+    /// Ends the faults of the host: the agent runs, and its watches are listed again.
     pub fn calm_host(&mut self, id: usize) {
         self.machines.hosts[id].disk_trouble = DiskTrouble::default();
         if !self.host(id).is_off {

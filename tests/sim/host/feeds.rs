@@ -32,7 +32,7 @@ impl Line {
     const ALL: [Self; 4] = [Self::Node, Self::Subnet, Self::Addresses, Self::Pods];
 }
 
-/// Steps that the watches have not delivered yet.
+/// Events that the agent's watches have not delivered yet, and what the agent knows from those delivered.
 #[derive(Default)]
 pub struct Feeds {
     node: VecDeque<WatchStep<NodeSeen>>,
@@ -40,10 +40,10 @@ pub struct Feeds {
     addresses: VecDeque<WatchStep<AddressesSeen>>,
     pods: VecDeque<WatchStep<Pod>>,
     scheduled: [bool; 4],
-    /// Whether the current list has contained the Node.
+    /// Whether the Node was in the list that is being delivered or was delivered last.
     node_listed: bool,
-    /// Ranges that addresses may be assigned from according to the NodeSubnet that the agent received, and since
-    /// when others may not be used any more.
+    /// According to the NodeSubnet that the agent received: the ranges from which addresses may be assigned
+    /// (`givable`), and since when ranges may not be used any more (`ended`).
     givable: BTreeSet<Cidr>,
     pub ended: BTreeMap<Cidr, Time>,
 }
@@ -58,10 +58,11 @@ impl Feeds {
         }
     }
 
-    /// Updates these ranges for a NodeSubnet that the agent received, and the UID of its Node.
+    /// Updates `givable` and `ended` for a NodeSubnet that the agent received; `node` is the UID of its Node.
     fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&ObjectUid>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
-        // After a new podCIDR the agent assigns nothing until it knows all existing addresses in it.
+        // If the node has podCIDRs, the agent assigns nothing until it knows all existing addresses in them, so
+        // nothing is checked.
         let Some(spec) = spec.filter(|spec| spec.pod_cidrs.is_empty()) else {
             self.givable.clear();
             self.ended.clear();
@@ -77,7 +78,7 @@ impl Feeds {
         self.givable = givable;
     }
 
-    /// Updates the UID of the Node after a step of its watch.
+    /// Updates the UID of the agent's Node after an event of the Node's watch.
     fn node_shown(&mut self, change: &ObjectEvent<NodeSeen>, node: &mut Option<ObjectUid>) {
         match change {
             ObjectEvent::Restarted { .. } => self.node_listed = false,
@@ -140,12 +141,12 @@ fn listing<T>(asked: Duration, all: impl IntoIterator<Item = T>) -> VecDeque<Wat
 }
 
 impl Sim {
-    /// Whether the Node is this machine's, which does not see another Node of its name.
+    /// Whether the Node is this host's. A host sees no Node of its name that is another host's.
     fn is_host_of(&self, id: usize, uid: &ObjectUid) -> bool {
         self.machines.of_node.get(uid) == Some(&id)
     }
 
-    /// Queues a change for the machine's watches.
+    /// Queues a change for the watches of the host's agent.
     pub fn tell_host(&mut self, id: usize, commit: &Commit) {
         let name = &self.machines.hosts[id].name;
         let line = match commit {
@@ -222,7 +223,7 @@ impl Sim {
         self.schedule_line(id, line);
     }
 
-    /// Restarts all watches of the machine with a list.
+    /// Restarts all watches of the host with a list. With `is_cut`, they report an error before.
     pub fn relist_host(&mut self, id: usize, is_cut: bool) {
         let asked = self.host_now(id).since_boot;
         let name = self.machines.hosts[id].name.clone();
@@ -277,12 +278,12 @@ impl Sim {
         self.after(held.saturating_sub(self.now) + lag, due);
     }
 
-    /// Forgets scheduled deliveries, which were for an earlier process.
+    /// Forgets scheduled deliveries, because they were for an earlier process of the agent.
     pub fn reset_lines(&mut self, id: usize) {
         self.host_mut(id).feeds.scheduled = [false; 4];
     }
 
-    /// Delivers the next step of a watch, or all steps.
+    /// Delivers the next event of a watch, or all events that have not been delivered.
     pub(super) fn deliver_line(&mut self, id: usize, line: Line) -> Verdict {
         let all = self.rng.chance(5_000);
         let held = self.machines.hosts[id].held_until.max(self.down_until);
@@ -325,7 +326,7 @@ impl Sim {
         self.turn_host(id)
     }
 
-    /// All pods of the machine's Node, as a consistent list contains them.
+    /// Returns all pods of the host's Node, as in a consistent list.
     pub(super) fn list_pods_of_host(&self, id: usize) -> cadastre_agent::pods::Pods {
         let name = &self.machines.hosts[id].name;
         let mut pods = cadastre_agent::pods::Pods::default();

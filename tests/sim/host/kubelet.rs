@@ -1,7 +1,7 @@
-//! The kubelet and the container runtime of a machine: sandboxes of its pods.
+//! The kubelet and the container runtime of a host: sandboxes of its pods.
 //!
-//! An ADD sets a sandbox up; if it fails, the sandbox is torn down and another one created. When the pod ends or
-//! needs another sandbox, the sandbox's processes are killed; then a DEL comes late, more than once, or never.
+//! An ADD sets up a sandbox. If the ADD fails, the sandbox is torn down and another one is created. When the pod ends
+//! or needs another sandbox, the sandbox's processes are killed; then a DEL comes late, more than once, or never.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,18 +17,18 @@ use crate::checks::{DUPLICATE, Violation};
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// How long after the agent has received that a range may not be used any more it must obey.
+/// When the agent has known for this long that a range may not be used any more, it must assign nothing from the range.
 const HEEDED: Time = 30 * SECOND;
 
 /// The name of the CNI network.
 pub const NETWORK: &str = "pods";
 
-/// Something that happens at a kubelet. Acts from before a reboot are dropped.
+/// Something that the kubelet or a CNI plugin does. Acts from before a reboot are dropped.
 pub enum KubeletAct {
     /// Creates a sandbox for a pod that needs one.
     Start(ObjectUid),
-    /// A plugin gets the agent's answer; gives up waiting for it; works on the store itself; tries to reach the
-    /// agent again.
+    /// Four acts of a plugin: it gets the agent's answer, gives up waiting for the agent, works on the store itself,
+    /// or tries to reach the agent again.
     Answered(u64, Box<Result<OpOutcome, OpError>>),
     Patience(u64),
     Alone(u64),
@@ -41,14 +41,15 @@ pub enum KubeletAct {
 struct Sandbox {
     pod: PodRef,
     addresses: BTreeSet<Addr>,
-    /// Whether its processes run or are being started
+    /// Whether the sandbox's processes run or are being started
     is_alive: bool,
     has_netns: bool,
-    /// Whether its ADD has succeeded.
+    /// Whether the ADD of the sandbox has succeeded.
     is_up: bool,
-    /// Its addresses in podCIDRs of a foreign allocator: no guarantee covers them.
+    /// The sandbox's addresses in podCIDRs of a foreign allocator: nothing is guaranteed for them.
     foreign: BTreeSet<Addr>,
-    /// The UID of the machine's Node when it was set up: nothing is guaranteed for sandboxes that outlive that Node.
+    /// The UID of the host's Node when the sandbox was set up. Nothing is guaranteed for a sandbox that outlives that
+    /// Node.
     node: Option<ObjectUid>,
 }
 
@@ -110,7 +111,7 @@ impl Kubelet {
         paths.filter(is_there).map(ToOwned::to_owned).collect()
     }
 
-    /// Whether a sandbox is being set up, which the runtime does not list yet.
+    /// Whether a sandbox is being set up: the runtime does not know its addresses yet.
     pub fn is_setting_up(&self) -> bool {
         self.sandboxes.values().any(|it| it.is_alive && !it.is_up)
     }
@@ -124,7 +125,7 @@ impl Kubelet {
         of.flat_map(|it| it.addresses.iter().copied()).collect()
     }
 
-    /// The live sandbox, set up under that Node, that has the address.
+    /// Returns the id of the live sandbox that has the address and was set up under that Node.
     pub fn holder(&self, addr: Addr, node: &ObjectUid) -> Option<&str> {
         let has = |it: &Sandbox| {
             it.is_alive
@@ -143,7 +144,7 @@ impl Kubelet {
             .filter(|pod| self.addresses_of(&pod.uid).is_empty())
     }
 
-    /// Ends all processes and removes all network namespaces.
+    /// Ends all processes and removes all network namespaces, as a loss of power does.
     pub fn power_off(&mut self) {
         for it in self.sandboxes.values_mut() {
             (it.is_alive, it.has_netns) = (false, false);
@@ -152,7 +153,7 @@ impl Kubelet {
 }
 
 impl Sim {
-    /// The kubelet learns of a pod that is bound to its Node.
+    /// Has the kubelet start a pod that is bound to its Node.
     pub fn host_runs(&mut self, id: usize, uid: &ObjectUid, name: &Text) {
         let (namespace, name) = name.split_once('/').unwrap();
         let pod = PodRef {
@@ -177,7 +178,7 @@ impl Sim {
         }
     }
 
-    /// Kills a sandbox's processes and schedules its DEL, which may be lost.
+    /// Kills a sandbox's processes and schedules the sandbox's DEL, which may be lost.
     fn kill_sandbox(&mut self, id: usize, container: &str) {
         let is_lost = self.rough && self.rng.chance(500);
         let lag = if self.rough && self.rng.chance(1_000) {
@@ -255,7 +256,7 @@ impl Sim {
         self.call_plugin(id, Op::Add(add));
     }
 
-    /// A plugin returns its result to the runtime.
+    /// Handles the result that a CNI plugin returns to the runtime.
     pub(super) fn answered(
         &mut self,
         id: usize,
@@ -320,7 +321,7 @@ impl Sim {
         let uid: ObjectUid = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
         let node = self.machines.live_node(id, &self.api);
         let host = self.host_mut(id);
-        // The runtime has given the sandbox up meanwhile: nothing uses its addresses.
+        // If the runtime has given up the sandbox meanwhile, nothing uses its addresses, so nothing is checked.
         let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) else {
             return Ok(());
         };
@@ -370,7 +371,7 @@ impl Sim {
         !is_block && !self.checks.ours.contains(&node)
     }
 
-    /// Checks that no other live sandbox has the address, on any machine whose Node exists.
+    /// Checks that no other live sandbox has the address, on any host whose Node exists.
     fn check_unshared(&self, id: usize, container: &str, addr: Addr) -> Verdict {
         let node = |id: usize| self.machines.live_node(id, &self.api);
         if node(id).is_none() {
@@ -393,13 +394,13 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks that the cooldown of the address is over, whichever node released it.
+    /// Checks that the address is not assigned before its cooldown is over, whichever node released it.
     fn check_cooled(&self, id: usize, addr: Addr) -> Verdict {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
         };
         let (of, until) = (*of, *until);
-        // Addresses of a dead node are quarantined instead, which may take less time.
+        // Addresses of a dead node are quarantined instead, which may take less time than the cooldown.
         let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
         let is_sure = !self.plan.clocks_stop && !self.was_restored();
         if self.now >= until || !lives || !is_sure {
@@ -417,7 +418,7 @@ impl Sim {
         ))
     }
 
-    /// Checks that the agent did not learn long ago that the range may not be used any more.
+    /// Checks that the range may be used, or that the agent learned only recently that it may not.
     fn check_givable(&self, id: usize, range: Cidr) -> Verdict {
         let host = self.host(id);
         let since = host.awake_since();
@@ -431,7 +432,7 @@ impl Sim {
         Err(Violation::new("given range", text, [name.clone()]))
     }
 
-    /// Checks that the store has the addresses of all live sandboxes: otherwise it would assign them again.
+    /// Checks that the store has the addresses of all live sandboxes: otherwise the agent would assign them again.
     pub(super) fn check_kept(&self, id: usize, snapshot: &Snapshot) -> Verdict {
         let host = self.host(id);
         if host.disk().is_none() {
@@ -448,7 +449,7 @@ impl Sim {
                 .iter()
                 .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
                 .collect();
-            // Addresses outside this node's ranges are not assigned here.
+            // Addresses outside this node's ranges are never assigned here, so the store need not have them.
             let is_given_here = |addr: &Addr| {
                 let mut blocks = snapshot.blocks.iter();
                 blocks.any(|it| it.state.is_listed() && it.cidr.contains_addr(*addr))
@@ -507,7 +508,7 @@ impl Sim {
         Ok(())
     }
 
-    /// After a boot the pods get new sandboxes, and the old ones their DELs.
+    /// Starts the kubelet after a boot: pods get new sandboxes, and old sandboxes their DELs.
     pub(super) fn start_kubelet(&mut self, id: usize) {
         let host = self.host_mut(id);
         let old: Vec<String> = host.kubelet.sandboxes.keys().cloned().collect();

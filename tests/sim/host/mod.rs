@@ -1,28 +1,29 @@
-//! A machine with the shipped agent: its disk, its container runtime and kubelet, and the agent's process.
+//! A simulated host with the shipped agent: the disk, the container runtime, the kubelet, and the agent's process.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `feeds` | what the agent's watches deliver |
-//! | `process` | the agent's process: carries effects out and returns answers |
-//! | `requests` | requests of plugins, and what plugins do if the agent does not answer |
+//! | `process` | the agent's process: carries out the agent's effects and returns the answers |
+//! | `requests` | requests of the CNI plugin, and what the CNI plugin does if the agent does not answer |
 //! | `kubelet` | sandboxes of pods, their ADDs and DELs |
 //! | `store` | the store's file: its content and its faults |
-//! | `faults` | faults of the machine |
+//! | `faults` | faults of the host |
 //!
 //! # What must hold
-//! - No address is assigned that another sandbox has, on any machine whose Node exists.
+//! - No address is assigned that another sandbox has, on any host whose Node exists.
 //! - The store has the addresses of every live sandbox: they are never released.
-//! - A released address cools, whichever node assigns it next. Nothing new is assigned from recalled ranges.
+//! - A released address is not assigned before its cooldown is over, not even by another node. Nothing new is assigned
+//!   from recalled ranges.
 //! - At the end no address is leaked, and no pod waits while addresses are free.
 //!
 //! # Left out
 //! - In some runs with pools of podCIDRs only, no node has an agent.
-//! - The store thread, sockets and their protocols, gRPC, the formats of CNI: the simulation calls the code behind
+//! - The store thread, sockets and their protocols, gRPC, and the formats of CNI: the simulation calls the code behind
 //!   them.
-//! - A store is lost only while no sandbox is being set up, as nothing else knows yet of the address that it has
-//!   just assigned. Stores are never damaged. They are never replaced by an older copy, which docs/backup.md says
-//!   nobody can repair.
-//! - After a failed sync, the next sync writes the same data. Kernels may drop that data.
+//! - A store is lost only while no sandbox is being set up: nothing except the store knows an address that was just
+//!   assigned. Stores are never damaged, and never replaced by an older copy: docs/backup.md says that agents do not
+//!   notice such a copy.
+//! - After a failed sync, the next sync writes the same data. A real kernel may have dropped that data.
 //! - podCIDRs of foreign allocators are used, without guarantees.
 //! - Second networks, static pods, pools for some pods or namespaces only, requested addresses, GC and CHECK of
 //!   CNI, files and masquerading.
@@ -59,7 +60,7 @@ use requests::Call;
 
 type Verdict = Result<(), Violation>;
 
-/// The store's file, if it exists.
+/// The store's file; `None` if there is no file.
 type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 
 /// Names a block: its CIDR and the UID of its object.
@@ -75,11 +76,11 @@ pub fn key(told: &AllocatedBlock) -> Key {
 /// A block in the store.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// The UID of the Node for which it was last listed.
+    /// The UID of the Node for which the block was last listed.
     pub node: ObjectUid,
-    /// Whether the NodeSubnet lists it: from other blocks nothing new is assigned.
+    /// Whether the NodeSubnet lists the block. Nothing new is assigned from a block that is not listed.
     pub listed: bool,
-    /// Whether the agent has released it, which is final.
+    /// Whether the agent has released the block, which is final.
     pub released: bool,
 }
 
@@ -91,35 +92,36 @@ struct DiskTrouble {
     is_full: bool,
 }
 
-/// A machine, which is not a Node: it may register again as another Node, with the same store.
+/// A simulated host. It is not the same as a Node: it may register again as another Node, with the same store.
 pub struct Host {
     pub name: NodeName,
-    /// The UID of its Node as its agent has heard; none once that is gone.
+    /// The UID of the host's Node as the agent last received it; `None` after the agent received its deletion.
     pub node: Option<ObjectUid>,
-    /// It is off, for now or for good.
+    /// Whether the host is off, for now or for good.
     pub is_off: bool,
-    /// For good: what it had is nobody's, though a Node may still stand for it.
+    /// Whether the host is off for good. Then its addresses are not in use, even if its Node still exists.
     pub is_gone: bool,
-    /// Until then its agent hangs.
+    /// Until when the agent hangs.
     pub paused_until: Time,
-    /// Until then its agent's watches bring nothing.
+    /// Until when the agent's watches deliver nothing.
     pub held_until: Time,
     pub clocks: Clocks,
-    /// UIDs of its Nodes that the server has forgotten while it lived: what it has of them is in use.
+    /// UIDs of the host's Nodes that the server lost in a restore. What the host uses as these Nodes is in use.
     pub forgotten: BTreeSet<ObjectUid>,
-    /// What its store says: blocks, how many addresses of each cool, and of which each assigned address is.
+    /// The content of the store: its blocks, how many addresses of each block cool, and the block of each assigned
+    /// address.
     pub blocks: BTreeMap<Key, Held>,
     pub cooling: BTreeMap<Key, u64>,
     pub given: BTreeMap<Addr, Key>,
     slot: Slot,
-    /// The agent's process if it runs, and the number of its current run.
+    /// The agent's process if it runs.
     process: Option<Process>,
     incarnation: u32,
-    /// Whether its store is lost as soon as nothing uses it.
+    /// Whether the store is to be lost as soon as nothing uses it.
     is_store_doomed: bool,
     /// Until then its disk is full or fails.
     disk_trouble: DiskTrouble,
-    /// How often the machine was booted.
+    /// How often the host was booted.
     boot: u32,
     feeds: Feeds,
     kubelet: Kubelet,
@@ -156,13 +158,13 @@ impl Host {
         }
     }
 
-    /// The blocks that it uses as that node, not released.
+    /// The blocks that the host uses as the Node with this UID, without released ones.
     pub fn uses<'a>(&'a self, uid: &'a ObjectUid) -> impl Iterator<Item = (&'a Key, &'a Held)> {
         let used = move |(_, held): &(&Key, &Held)| held.node == *uid && !held.released;
         self.blocks.iter().filter(used)
     }
 
-    /// Whether a sandbox is being set up or a plugin runs: the store alone may know of its address.
+    /// Whether a sandbox is being set up or a CNI plugin runs. Then only the store may know an assigned address.
     fn is_in_use(&self) -> bool {
         self.kubelet.is_setting_up() || !self.calls.is_empty()
     }
@@ -172,7 +174,8 @@ impl Host {
         self.count
     }
 
-    /// Since when nothing new may be assigned from a range that was usable before, by what the agent has received.
+    /// Since when nothing new may be assigned from the range, according to what the agent has received; `None` if the
+    /// range is usable.
     fn ended(&self, range: &Cidr) -> Option<Time> {
         self.feeds.ended.get(range).copied()
     }
@@ -209,7 +212,7 @@ impl Sim {
         &mut self.machines.hosts[id]
     }
 
-    /// The addresses of a pod that runs.
+    /// The addresses of a running pod.
     pub fn addresses_on_host(&self, id: usize, uid: &ObjectUid) -> Box<[Addr]> {
         let addresses = self.host(id).kubelet.addresses_of(uid);
         addresses.into_iter().collect()
@@ -224,7 +227,7 @@ impl Sim {
         }
     }
 
-    /// Virtual time until the machine's clock shows `at`, at its present rate.
+    /// Returns the virtual time until the host's clock shows `at`, at the clock's present rate.
     fn host_until(&self, id: usize, at: Duration) -> Time {
         let when = self.host(id).clocks.when(at);
         when.saturating_sub(self.now)

@@ -1,4 +1,4 @@
-//! The agent's process: the shipped state machine, and the code that carries its effects out.
+//! The agent's process: the shipped state machine, and the code that carries out its effects.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -24,29 +24,29 @@ use crate::api::Author;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// The longest time to wait for the API server.
+/// The maximum time that the agent waits for the API server.
 const API_LIMIT: Time = 10 * SECOND;
 
 /// Something that happens to an agent's process.
 pub enum ProcessAct {
     Deliver(Line),
     Turn,
-    /// The answer to one of its effects.
+    /// Passes the answer to one of the agent's effects to the agent.
     Tell(Box<AgentEvent>),
-    /// Opens, closes or creates the store, or asks the runtime.
+    /// Opens, closes or creates the store, or asks the runtime for its sandboxes.
     Do(Box<StoreQuestion>),
     /// Executes the requests that wait for the store.
     Serve,
-    /// Closes the file if the store thread has done nothing since it had worked this often.
+    /// Closes the store's file unless the store thread has worked in between; the number is how often it had worked.
     Idle(u64),
     Request(u64),
-    /// An ADD has waited long enough.
+    /// Continues an ADD that has waited for its maximum time.
     Woken(u64),
-    /// Asks the runtime and the kernel about leak candidates, after the API.
+    /// Asks the runtime and the kernel about leak candidates; the last value is the list of pods, if it could be read.
     Prove(Vec<LeakedAttachment>, String, Option<Pods>),
 }
 
-/// An answer of the store thread.
+/// An answer of the store thread, to the agent or to a CNI plugin.
 pub enum Out {
     Answer(StoreAnswer),
     Plugin(u64, Result<cadastre_node::OpOutcome, OpError>),
@@ -63,12 +63,12 @@ pub struct Process {
     pub machine: AgentMachine,
     pub shown: Arc<WatchState>,
     pub desk: ServiceState,
-    /// The store while it is open; otherwise why it is not.
+    /// The store while it is open; otherwise the reason why it is not.
     pub worker: Result<store_thread::StoreWorker, String>,
-    /// The last error of the file.
+    /// The last error of the store's file.
     pub trouble: Option<String>,
     pub queue: Vec<store_thread::StoreRequest>,
-    /// How often the store thread has worked, and whether a check is scheduled whether it still does.
+    /// How often the store thread has worked, and whether a [`ProcessAct::Idle`] is scheduled.
     pub worked: u64,
     pub closing: bool,
     pub out: Arc<Mutex<Vec<Out>>>,
@@ -111,7 +111,7 @@ impl Sim {
         self.turn_later(id, MS);
     }
 
-    /// It turns after that long, if not sooner.
+    /// Schedules a turn of the agent after `delay`, unless an earlier one is scheduled.
     pub fn turn_later(&mut self, id: usize, delay: Time) {
         let at = self.now + delay;
         if let Some(process) = self
@@ -142,7 +142,7 @@ impl Sim {
         self.host_mut(id).process.as_mut()
     }
 
-    /// Handles an act of the given run of the agent's process.
+    /// Handles an act of the given run of the agent's process; acts of earlier runs are dropped.
     pub fn process_acts(&mut self, id: usize, incarnation: u32, act: Box<ProcessAct>) -> Verdict {
         let rest = self.machines.hosts[id]
             .paused_until
@@ -165,7 +165,7 @@ impl Sim {
             ProcessAct::Turn => {
                 let at = Some(self.now);
                 let process = self.process(id);
-                // Another turn is scheduled for a different time.
+                // The agent's next turn is scheduled for a different time, so this one is dropped.
                 let Some(process) = process.filter(|it| it.wake_at == at) else {
                     return Ok(());
                 };
@@ -199,7 +199,7 @@ impl Sim {
         self.turn_host(id)
     }
 
-    /// Takes turns until there are no more effects.
+    /// Takes turns of the agent until there are no more effects.
     pub(super) fn turn_host(&mut self, id: usize) -> Verdict {
         loop {
             let now = self.host_now(id);
@@ -240,7 +240,7 @@ impl Sim {
         }
     }
 
-    /// Starts an effect; returns the answer if it takes no time.
+    /// Starts an effect; returns its answer if the effect takes no time.
     fn carry(&mut self, id: usize, effect: AgentEffect) -> Option<AgentEvent> {
         let lag = self.rng.stretch(MS / 4, 20 * MS);
         match effect {
@@ -297,7 +297,8 @@ impl Sim {
         None
     }
 
-    /// Asks the runtime and the kernel about leak candidates, after the API.
+    /// Asks the runtime and the kernel about leak candidates, after the API server, and passes the proven ones to the
+    /// agent.
     fn prove_host(
         &mut self,
         id: usize,
@@ -356,7 +357,7 @@ impl Sim {
         self.after(there, Due::Landing(id, Box::new(landing)));
     }
 
-    /// A write arrives at the API server.
+    /// Executes a write of an agent that arrives at the API server.
     pub fn land_of_host(&mut self, id: usize, landing: Landing) -> Verdict {
         let Landing {
             incarnation,
@@ -427,7 +428,7 @@ impl Sim {
 
 /// A write of an agent.
 pub enum Writing {
-    /// The version that it replaces, and the status.
+    /// The version of the NodeSubnet that the status is based on, and the status.
     Status(u64, Box<NodeSubnetStatus>),
     /// The UID of the owning NodeSubnet, whether the object is new, and the list.
     List(ObjectUid, bool, Box<NodeAddressesSpec>),
@@ -442,16 +443,16 @@ impl Writing {
     }
 }
 
-/// A write on its way.
+/// A write of an agent on its way to the API server.
 pub struct Landing {
     incarnation: u32,
     writing: Writing,
-    /// Whether its sender still waits for the answer.
+    /// Whether the agent still waits for the answer.
     is_heard: bool,
 }
 
 impl Landing {
-    /// The failure that the sender receives when the connection is lost, if it still waits.
+    /// Returns the failure that the agent receives if the connection is lost; `None` if the agent no longer waits.
     pub fn lost(&self) -> Option<(u32, ProcessAct)> {
         let failed = ProcessAct::Tell(Box::new(self.writing.failed()));
         self.is_heard.then_some((self.incarnation, failed))

@@ -1,8 +1,8 @@
-//! Requests of plugins to the agent, and what plugins do if it does not answer.
+//! Requests of the CNI plugin to the agent, and what the plugin does if the agent does not answer.
 //!
-//! As in the real plugin, an agent that does not greet within a second counts as hung, and one that has not
-//! answered after three quarters of the plugin's timeout has lost the request. Then the plugin works on the file
-//! itself, unless somebody else has it open.
+//! As with the real plugin, an agent that does not greet within a second counts as hung, and a request without an
+//! answer after three quarters of the plugin's timeout counts as lost. Then the plugin works on the store's file
+//! itself, unless another process has the file open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::store::open;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// The plugin's timeout, its wait for a greeting, and its wait for the file before it tries to reach the agent again.
+/// The plugin's timeout; its wait for a greeting; its wait for the file, after which it tries to reach the agent again.
 const TIMEOUT: Time = 10 * SECOND;
 const AWAKE: Time = SECOND;
 const TURN: Time = 500 * MS;
@@ -28,17 +28,17 @@ const ADD_WAIT: Duration = Duration::from_secs(5);
 
 pub struct Call {
     pub op: Op,
-    /// By the machine's clock: when it was started, and until when the agent may answer.
+    /// By the host's clock: when the plugin was started, and until when the agent may answer.
     asked: Duration,
     agents: Duration,
-    /// When it gives up, in virtual time.
+    /// When the plugin gives up, in virtual time.
     end: Time,
-    /// Exists as long as it waits for the agent.
+    /// Exists as long as the plugin waits for the agent.
     listening: Option<Arc<()>>,
 }
 
 impl Call {
-    /// Stops waiting for the agent; returns whether it was waiting.
+    /// Stops waiting for the agent; returns whether the plugin was waiting.
     pub(super) fn stop_listening(&mut self) -> bool {
         self.listening.take().is_some()
     }
@@ -61,7 +61,7 @@ impl Sim {
         self.look_for_agent(id, number);
     }
 
-    /// The plugin connects to the agent if there is one that is not paused.
+    /// Connects the plugin to the agent. If no agent runs, or the agent is paused, the plugin will work alone.
     pub(super) fn look_for_agent(&mut self, id: usize, number: u64) {
         let is_paused = self.machines.hosts[id].paused_until > self.now;
         let lag = self.rng.stretch(MS / 10, 5 * MS);
@@ -111,7 +111,7 @@ impl Sim {
         }
     }
 
-    /// The agent queues a plugin's request for the store.
+    /// Queues a plugin's request for the store thread.
     fn ask_store(&mut self, id: usize, number: u64, op: Op) {
         let host = self.host_mut(id);
         let Some(call) = host.calls.get(&number) else {
@@ -179,7 +179,7 @@ impl Sim {
         }
     }
 
-    /// Retries the selected ADDs.
+    /// Retries the pending ADDs that `which` selects.
     pub(super) fn wake_adds(&mut self, id: usize, which: impl Fn(u64, &Waiting) -> bool) {
         let process = self.host(id).process.as_ref();
         let adds = process.into_iter().flat_map(|process| &process.adds);
@@ -190,7 +190,7 @@ impl Sim {
         }
     }
 
-    /// Continues an ADD if there is news for it or its time is over.
+    /// Continues an ADD if something has changed for it (`is_news`) or its time is over.
     pub(super) fn wake_add(&mut self, id: usize, number: u64, is_news: bool) {
         let now = self.host_now(id).since_boot;
         let process = self.process(id);
@@ -250,7 +250,7 @@ impl Sim {
         }
     }
 
-    /// The agent has ended, and all connections with it.
+    /// Handles the end of the agent: all connections end, and plugins that waited for the agent work alone.
     pub(super) fn hang_up_plugins(&mut self, id: usize) {
         let host = self.host_mut(id);
         let mut alone = Vec::new();
@@ -276,7 +276,7 @@ impl Sim {
         }
     }
 
-    /// The plugin works on the file itself.
+    /// Lets the plugin work on the store's file itself. While the agent has the file open, the plugin retries.
     pub(super) fn plugin_alone(&mut self, id: usize, number: u64) -> Verdict {
         let now = self.host_now(id);
         let name = self.machines.hosts[id].name.clone();
@@ -323,7 +323,7 @@ impl Sim {
     }
 }
 
-/// The refusal when the file cannot be opened.
+/// The error of a request if the file cannot be opened.
 fn refused(why: &str) -> OpError {
     OpError {
         why: OpErrorKind::Busy,
@@ -331,7 +331,6 @@ fn refused(why: &str) -> OpError {
     }
 }
 
-/// A short description of the operation.
 pub(super) fn outline(op: &Op) -> String {
     match op {
         Op::Add(add) => format!("ADD {}", add.attachment.container_id),

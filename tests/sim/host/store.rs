@@ -1,4 +1,4 @@
-//! The file of a machine's store: requests, content, and faults.
+//! The file of a host's store: requests, content, and faults.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,9 +23,9 @@ use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
 
-/// The time without work after which the agent closes the file.
+/// The agent closes the file after this time without work.
 const IDLE: Time = SECOND;
-/// How long the release of a leak may take.
+/// The maximum time that the release of a leak may take.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 
 const PATH: &str = "in memory";
@@ -126,12 +126,12 @@ impl Sim {
         }
         process.worked += 1;
         if dies && let Some(disk) = disk {
-            // The process is killed during the transaction; its answers are lost.
+            // The process is killed during the transaction, so answers that it has not sent are lost.
             *host.slot.lock().unwrap() = Some(disk.after_kill());
             let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
             self.kill_process(id);
             for out in out {
-                // This answer was sent before.
+                // A successful answer to a plugin was sent before the process was killed, so the plugin gets it.
                 if let Out::Plugin(call, Ok(answer)) = out {
                     self.answered(id, call, Ok(answer))?;
                 }
@@ -178,7 +178,7 @@ impl Sim {
         }
     }
 
-    /// Schedules closing the file after a time without work.
+    /// Schedules closing the file after [`IDLE`].
     pub(super) fn close_when_idle(&mut self, id: usize) {
         let process = self.process(id);
         if let Some(process) = process.filter(|it| !it.closing) {
@@ -279,7 +279,8 @@ impl Sim {
         taken.lock().unwrap().take()
     }
 
-    /// Checks the content of the file against the guarantees and against other machines.
+    /// Copies the content of the store's file to the host's fields, and checks the content against the guarantees and
+    /// against other hosts.
     pub fn mirror(&mut self, id: usize) -> Verdict {
         let Some(snapshot) = self.contents(id) else {
             return Ok(());
@@ -292,8 +293,8 @@ impl Sim {
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
         for block in &snapshot.blocks {
-            // podCIDRs, which have the UID of their Node, now or earlier, are not blocks, and neither are adopted
-            // ranges that are not listed yet.
+            // Skips podCIDRs, whose UID is that of a present or earlier Node, and adopted ranges that are not listed
+            // yet, which have no UID: they are not blocks.
             if nodes.contains_key(&*block.uid) || block.uid.is_empty() {
                 continue;
             }
@@ -330,7 +331,7 @@ impl Sim {
         let cooldown = |addr: &Addr, of: &Key| {
             let mut blocks = snapshot.blocks.iter();
             let block = blocks.find(|block| block.cidr == of.0);
-            // Addresses of an earlier Node are quarantined instead.
+            // Addresses of an earlier Node have no cooldown: they are quarantined instead.
             let is_live = |it: &&BlockCount| it.state.is_listed() && live.as_ref() == Some(&node);
             let block = block.filter(is_live)?;
             let mut pools = snapshot.pools.iter().map(|pool| &pool.terms);

@@ -139,7 +139,7 @@ fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
     assert_eq!(decide(Some(&db), Some(&bare)), ["db", "rest", "cidr"]);
     assert_eq!(decide(Some(&db), None), ["db", "rest", "cidr"]);
     assert_eq!(decide(None, None), ["rest", "cidr"]);
-    // This also holds for a selector that asks for the absence of a label.
+    // A pool is also barred if its selector asks for the absence of a label, because the pod's labels are unknown.
     let absent =
         serde_json::json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]});
     let absent: LabelSelector = serde_json::from_value(absent).unwrap();

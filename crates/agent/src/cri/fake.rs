@@ -1,4 +1,4 @@
-//! A container runtime for tests, which serves the sandboxes and errors that a test sets.
+//! A container runtime for tests, which answers with the sandboxes and errors that a test sets.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ pub(crate) enum Mood {
     /// With the sandboxes that were added
     #[default]
     Well,
-    /// Likewise, after this time
+    /// With the sandboxes that were added, after this time
     Slow(Duration),
     /// With this error
     Failing(tonic::Code),
@@ -29,14 +29,14 @@ pub(crate) struct State(Arc<Mutex<(Mood, Vec<v1::PodSandbox>, u32)>>);
 
 /// A running fake; dropping it ends the server and leaves the socket file behind, as a killed process does.
 pub(crate) struct Fake {
-    /// Survives restarts
+    /// The answers, which survive a restart
     pub state: State,
     path: PathBuf,
     server: JoinHandle<()>,
 }
 
 impl Fake {
-    /// Listens on a socket and serves `state`.
+    /// Listens on the socket at `path`, and answers as `state` says.
     pub(crate) fn start(path: &Path, state: State) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
@@ -56,14 +56,14 @@ impl Fake {
         }
     }
 
-    /// Ends without cleaning up, as by SIGKILL, and starts again on the same socket.
+    /// Ends the server without cleaning up, as SIGKILL does, and starts it again on the same socket.
     pub(crate) async fn restart(self) -> Self {
         let (path, state) = (self.path.clone(), self.state.clone());
         self.kill().await;
         Self::start(&path, state)
     }
 
-    /// Ends without cleaning up, as by SIGKILL.
+    /// Ends the server without cleaning up, as SIGKILL does.
     pub(crate) async fn kill(self) {
         self.server.abort();
         let _ = self.server.await;
@@ -93,7 +93,7 @@ impl State {
         self.0.lock().unwrap().1.retain(|it| it.id != id);
     }
 
-    /// Returns how many times all sandboxes were listed.
+    /// Returns how many times the list of sandboxes was requested.
     pub(crate) fn asked(&self) -> u32 {
         self.0.lock().unwrap().2
     }
@@ -120,7 +120,8 @@ impl RuntimeService for State {
         Ok(Response::new(v1::ListPodSandboxResponse { items }))
     }
 
-    /// Derives the address from the length of the id; ids that begin with `gone` count as removed meanwhile.
+    /// Derives the addresses from the length of the id. Sandboxes whose ids begin with `gone` count as removed since
+    /// they were listed.
     async fn pod_sandbox_status(
         &self,
         request: Request<v1::PodSandboxStatusRequest>,

@@ -7,15 +7,15 @@
 //! | `{{MTU}}` | the MTU, a number |
 //! | `{{NODE}}` | the node's name, without quotes |
 //! | `{{POD_CIDRS}}` | a list of the ranges allocated to the node |
-//! | `{{POOL_CIDRS}}` | a list of the ranges of its pools |
-//! | `{{POOLS}}` | a list of the names of its pools |
+//! | `{{POOL_CIDRS}}` | a list of the ranges of the node's pools |
+//! | `{{POOLS}}` | a list of the names of the node's pools |
 //! | `{{ROUTES}}` | a list of default routes, `{"dst": "0.0.0.0/0"}`, one for each family of the node or of its pools |
 //!
 //! Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
-//! - Nothing is rendered before the node has a range or waits for a pod to request one, and only a valid conflist
-//!   is written.
+//! - Nothing is rendered before the node has a range from which addresses are assigned, or waits for a pod to request
+//!   one. Only a valid conflist is rendered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Cidr, Family};
 
-/// For pools that allocate several blocks to a node: each pod has its own link to the host.
+/// The template for pools that allocate several blocks to a node: each pod has its own link to the host.
 pub const PTP: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -40,7 +40,7 @@ pub const PTP: &str = r#"{
 }
 "#;
 
-/// For pools with one IPv4 range per node: the plugin `bridge` takes only one IPv4 address.
+/// The template for pools with one IPv4 range per node, because the CNI plugin `bridge` takes only one IPv4 address.
 pub const BRIDGE: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -75,15 +75,15 @@ pub struct Facts {
 /// Why a template cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// A placeholder that does not exist.
+    /// The template has a placeholder that does not exist.
     #[error(
         "{{{{{0}}}}} means nothing: use {{{{MTU}}}}, {{{{NODE}}}}, {{{{POD_CIDRS}}}}, {{{{POOL_CIDRS}}}}, {{{{POOLS}}}} and {{{{ROUTES}}}}"
     )]
     Word(String),
-    /// Not JSON once the placeholders are filled in.
+    /// The text with the placeholders filled in is not JSON.
     #[error("it is no JSON once the words are filled in: {0}")]
     Json(serde_json::Error),
-    /// JSON, but not a conflist.
+    /// The text with the placeholders filled in is JSON, but not a conflist.
     #[error("it is no conflist: {0}")]
     NoConflist(&'static str),
 }
@@ -128,7 +128,8 @@ impl Template {
         Some(conf["name"].as_str()?.to_owned())
     }
 
-    /// Returns the text of the file; `None` while the node has no range, unless it `waits_for_pods`.
+    /// Returns the text of the file. `None` if no range of the node assigns addresses, unless the node
+    /// `waits_for_pods`.
     pub(crate) fn render(
         &self,
         holding: &NodeAllocation,

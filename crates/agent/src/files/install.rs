@@ -1,7 +1,6 @@
-//! Installs the plugin executable in the runtime's directory.
+//! Installs the executable of the CNI plugin in the runtime's directory.
 //!
-//! A running executable cannot be written to, but another file can take its name: processes that run go on with
-//! the old file.
+//! A running executable cannot be written to, but another file can take its name. Running processes keep the old file.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use super::FileError;
 
-/// Copies an executable to `folder`, under its own name, with mode 0755. Returns its path there, and whether it
-/// had to be copied: an identical file is left alone.
+/// Copies an executable to `folder`, under its own name, with mode 0755. An identical file is left alone. Returns the
+/// path in `folder`, and whether the executable had to be copied.
 pub fn install(from: &Path, folder: &Path) -> Result<(PathBuf, bool), FileError> {
     let name = from.file_name().ok_or_else(|| no_file(from))?;
     let known = fs::metadata(from).map_err(FileError::at("read", from))?;

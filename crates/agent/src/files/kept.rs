@@ -1,4 +1,5 @@
-//! Keeps the files for other programs up to date with the node's ranges.
+//! Writes the files for other programs whenever the node's ranges have changed, and restores them when others change
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,19 +12,19 @@ use super::put;
 use super::subnet_env::{self, Links};
 use cadastre_core::node_allocation::NodeAllocation;
 
-/// Changes that others made to the files are mended within this time.
+/// Changes that other programs made to the files are undone within this time.
 const CHECK_PAUSE: Duration = Duration::from_secs(60);
-/// Files that others add beside the CNI configuration, or remove, are noticed within this time.
+/// It is noticed within this time that other CNI configurations appear or disappear in the same directory.
 const LOOK_PAUSE: Duration = Duration::from_secs(5);
 
-/// The files to keep.
+/// The files to keep up to date, and the values in them.
 #[derive(Clone, Debug, Default)]
 pub struct WantedFiles {
-    /// Path of `subnet.env`, and what it contains besides ranges
+    /// The path of `subnet.env`, and the values in it besides ranges
     pub subnet_env: Option<(PathBuf, Links)>,
-    /// Path of the CNI configuration, its template and the values for it
+    /// The path of the CNI configuration, its template, and the values for the template's placeholders
     pub cni_conf: Option<(PathBuf, Template, Facts)>,
-    /// Whether to write the CNI configuration even where another network is configured
+    /// Whether to write the CNI configuration even if another network is configured
     pub over_others: bool,
 }
 
@@ -33,7 +34,7 @@ pub struct KeptFiles {
     wanted: WantedFiles,
     subnet_env: Option<String>,
     cni_conf: Option<String>,
-    /// Whether the runtime uses our configuration or another one
+    /// Whether the runtime uses the agent's CNI configuration or another one
     standing: PodNetworkOwner,
     look_at: Duration,
     /// When the files were last compared with the disk, since boot
@@ -44,7 +45,7 @@ pub struct KeptFiles {
 }
 
 impl KeptFiles {
-    /// Starts without having written anything.
+    /// Returns a value that has not written anything yet.
     pub fn new(wanted: WantedFiles) -> Self {
         Self {
             wanted,
@@ -58,7 +59,7 @@ impl KeptFiles {
         }
     }
 
-    /// Returns why a wanted file is missing or out of date.
+    /// Returns why a wanted file is missing or out of date; `None` if all files are up to date.
     pub(crate) fn unwritten(&self) -> Option<&str> {
         self.unwritten.as_deref()
     }
@@ -69,25 +70,25 @@ impl KeptFiles {
         conf.is_some_and(|(path, _, _)| path.exists())
     }
 
-    /// Returns how our CNI configuration relates to those of others; `None` if none of ours is wanted.
+    /// Returns how the agent's CNI configuration relates to those of other networks; `None` if the agent writes none.
     pub fn standing(&self) -> Option<&PodNetworkOwner> {
         self.wanted.cni_conf.as_ref().map(|_| &self.standing)
     }
 
-    /// Returns the path of the CNI configuration, if one is wanted.
+    /// Returns the path of the CNI configuration; `None` if the agent writes none.
     pub fn cni_conf(&self) -> Option<&Path> {
         let conf = self.wanted.cni_conf.as_ref();
         conf.map(|(path, _, _)| path.as_path())
     }
 
-    /// Returns the name of the network in the CNI configuration, if one is wanted.
+    /// Returns the name of the network in the CNI configuration; `None` if the agent writes none.
     pub fn network(&self) -> Option<String> {
         let (_, template, _) = self.wanted.cni_conf.as_ref()?;
         template.network()
     }
 
-    /// Writes the files that are out of date. A failure is logged when it changes, and retried with the next call.
-    /// `waits_for_pods`: the node gets its first range only when a pod needs it.
+    /// Writes the files that are out of date. A failure is logged unless it was logged last, and the write is retried
+    /// with the next call. `waits_for_pods`: the node gets its first range only when a pod needs it.
     pub(crate) fn refresh(
         &mut self,
         holding: &NodeAllocation,
@@ -108,13 +109,14 @@ impl KeptFiles {
         }
         if let Some((path, template, facts)) = &self.wanted.cni_conf {
             let text = template.render(holding, waits_for_pods, facts);
-            // A file that this process wrote and somebody removed is put back.
+            // The file counts as the agent's even if it was removed after this process wrote it, so that it is put
+            // back.
             let is_ours = self.cni_conf.is_some() || path.exists();
             let is_due = self.look_at <= now || self.standing == PodNetworkOwner::Open;
             if (is_ours || text.is_some()) && is_due {
                 self.look_at = now + LOOK_PAUSE;
                 let network = template.network().unwrap_or_default();
-                // An error here also keeps the file from being written, which is reported then.
+                // An error here also makes the write of the file fail, and that is reported.
                 let beside = OtherConfigs::look(path, &network).unwrap_or_default();
                 self.standing = beside.standing(path, is_ours, self.wanted.over_others);
             }
@@ -134,7 +136,8 @@ impl KeptFiles {
     }
 }
 
-/// Writes `text` to `path`, unless it was `written` already. If `overdue`, the disk is checked all the same.
+/// Writes `text` to `path`, unless `text` was `written` last. If `overdue`, the file on the disk is compared in any
+/// case.
 fn keep(
     path: &Path,
     text: Option<String>,
@@ -153,7 +156,7 @@ fn keep(
             *written = Some(text);
         }
         Err(error) => {
-            // The file may have changed since: it is tried again with the next call.
+            // The content of the file is unknown after an error, so the next call writes it again.
             *written = None;
             trouble.push(error.to_string());
         }
@@ -218,13 +221,13 @@ mod tests {
         kept.refresh(&holding, false, at(7));
         assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
         assert!(conf.exists());
-        // The other configuration comes back, sorted before ours, and ours is removed.
+        // The other configuration comes back, and the agent's is removed.
         fs::write(&others, KINDNET).unwrap();
         fs::remove_file(&conf).unwrap();
         kept.refresh(&holding, false, at(70));
         assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
         assert!(conf.exists(), "this process wrote it");
-        // The agent is restarted, as for an update.
+        // The agent is restarted, as for an update. Its file exists, so it stays in use.
         let mut kept = start();
         kept.refresh(&holding, false, at(71));
         assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
@@ -239,7 +242,7 @@ mod tests {
         let behind = PodNetworkOwner::Behind("00-first.conflist".to_owned());
         assert_eq!(kept.standing(), Some(&behind));
         assert!(conf.exists());
-        // Once the node has no range the file stays, and what sorts before it is reported.
+        // When the node has no range any more, the file stays, and the agent still checks what sorts before it.
         fs::remove_file(&first).unwrap();
         kept.refresh(&nothing, false, at(84));
         assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
@@ -274,7 +277,7 @@ mod tests {
         kept.refresh(&holding, false, at(2));
         assert_eq!(kept.unwritten(), None);
         assert!(conf.exists());
-        // Somebody removes it, and it cannot be put back: refreshes in between do not clear the trouble.
+        // The file is removed, and cannot be put back. Refreshes that do not try to write must not clear the error.
         fs::remove_dir_all(&blocker).unwrap();
         fs::write(&blocker, "").unwrap();
         kept.refresh(&holding, false, at(90));

@@ -1,16 +1,16 @@
-//! Files that other programs on the node read.
+//! Writes the files that other programs on the node read, and checks the CNI configurations of other networks.
 //!
 //! | file | subject |
 //! |---|---|
 //! | [`conflist`] | the CNI configuration, from a template |
 //! | [`subnet_env`] | flannel's `subnet.env` |
 //! | [`kept`] | keeps both up to date with the node's ranges |
-//! | [`others`] | CNI configurations of others, which ours could displace |
-//! | [`install`] | installs the plugin executable |
+//! | [`others`] | CNI configurations of other networks, which Cadastre's could displace |
+//! | [`install`] | installs the executable of the CNI plugin |
 //!
 //! # Guarantees
-//! - A reader sees the old file or the new one, never a part: a new file is written under a name that runtimes do
-//!   not load, made durable, and renamed within the directory. Runtimes that watch the directory notice the rename.
+//! - A reader sees the old file or the new one, never a part. A new file is written under a name that runtimes do not
+//!   load, made durable, and renamed within the directory. Runtimes that watch the directory notice the rename.
 //! - A file whose content and mode are right is not touched.
 
 pub mod conflist;
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use cadastre_node::advice;
 
-/// The advice for errors that have none of their own.
+/// The advice for I/O errors for which there is no specific advice.
 const USUAL: &str = "Check the path, its owner and the space on its disk.";
 
 /// A file could not be put in place.
@@ -97,7 +97,7 @@ fn replace(path: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError>
 }
 
 fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
-    // Removes what a killed process may have left.
+    // A killed process may have left a temporary file, so remove it first.
     remove(temp)?;
     let opened = OpenOptions::new()
         .write(true)
@@ -113,7 +113,7 @@ fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
 }
 
 #[cfg(test)]
-/// Returns a new directory for one test: tests run in parallel.
+/// Returns a new directory for one test, because tests run in parallel.
 pub(super) fn temp_folder() -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -1,17 +1,17 @@
-//! CNI configurations of others in the runtime's directory, and which one the runtime uses.
+//! The CNI configurations of other networks in the runtime's directory, and which configuration the runtime uses.
 //!
-//! A runtime uses the file that sorts first by name. If ours sorted before a working one, all new pods of the node
-//! would silently move to our network. So the other files are classified first:
+//! A runtime uses the file that sorts first by name. If Cadastre's file sorted before a working one, all new pods of
+//! the node would silently move to Cadastre's network. So the other files are classified first:
 //!
 //! | a file | counts as |
 //! |---|---|
-//! | not named `*.conflist`, `*.conf` or `*.json`, or a directory | nothing: runtimes skip it, too |
-//! | that contains `cadastre-ipam`, or of Multus over our network | ours: it assigns addresses from us |
+//! | not named `*.conflist`, `*.conf` or `*.json`, or a directory | nothing, because runtimes skip it as well |
+//! | that contains `cadastre-ipam`, or of Multus over Cadastre's network | ours: its pods get addresses from Cadastre |
 //! | `loopback` alone; the network `crio`, `podman` or `containerd-net`; one of nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
-//! | that is no CNI configuration | broken: nobody's network, though containerd stops at it (CRI-O goes on) |
+//! | that is no CNI configuration | broken: no network, but containerd stops at this file (CRI-O uses the next one) |
 //! | any other, also one that cannot be read | another network |
 //!
-//! A file does not show whether its network is in use or left over: the administrator has to decide.
+//! A file does not show whether its network is in use or left over, so the administrator has to decide.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -20,13 +20,13 @@ use std::{fs, io};
 use cadastre_core::inert::some;
 use serde_json::Value;
 
-/// A configuration that uses this plugin is ours.
+/// A configuration that uses this CNI plugin is ours.
 const PLUGIN: &str = "cadastre-ipam";
 /// Networks that packages of runtimes install.
 const SPARE: [&str; 3] = ["crio", "podman", "containerd-net"];
-/// At most so many files are named in a message.
+/// At most this many files are named in a message.
 const NAMED: usize = 3;
-/// The longest file in bytes that is read; configurations have some kilobytes.
+/// A file with more bytes than this is not read, because configurations have only some kilobytes.
 const LONGEST: u64 = 1 << 20;
 
 /// What a configuration file counts as; see the module's table.
@@ -38,26 +38,26 @@ enum Kind {
     Broken,
 }
 
-/// The files in the directory that runtimes would load, except our own file, sorted by name.
+/// The files in the directory that runtimes would load, except the agent's own file, sorted by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OtherConfigs(Vec<(String, Kind)>);
 
 /// Which network new pods of the node get, as far as the files show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PodNetworkOwner {
-    /// Not decided: nothing is to be written yet, or no configuration is wanted.
+    /// Not decided yet, because there is nothing to write, or because the agent writes no configuration.
     #[default]
     Open,
-    /// The runtime uses our configuration.
+    /// The runtime uses the agent's configuration.
     First,
-    /// Our file exists, but the runtime uses one of these, which sort before it.
+    /// The agent writes its file, but the runtime uses one of these files, which sort before it.
     Behind(String),
-    /// Our file is not written, because these exist.
+    /// The agent does not write its file, because these files exist.
     Left(String),
 }
 
 impl OtherConfigs {
-    /// Reads the directory of `own`, our file. `network` is the name of our network.
+    /// Reads the directory of the agent's file `own`. `network` is the name of Cadastre's network.
     pub(crate) fn look(own: &Path, network: &str) -> io::Result<Self> {
         let name = own.file_name().unwrap_or_default();
         let folder = own.parent().unwrap_or(Path::new("."));
@@ -80,14 +80,14 @@ impl OtherConfigs {
         Ok(Self(all))
     }
 
-    /// Returns the networks of others that the runtime may use now; none if a file of ours sorts first.
+    /// Returns the files of other networks that the runtime may use now: those that sort before the first file of ours.
     fn taken(&self) -> Vec<&str> {
         let until_ours = self.0.iter().take_while(|(_, kind)| *kind != Kind::Ours);
         let others = until_ours.filter(|(_, kind)| *kind == Kind::Others);
         others.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Returns the files that sort before our file, up to another one of ours.
+    /// Returns the files that sort before the agent's file `own`, up to the first other file that is ours.
     fn before(&self, own: &OsStr) -> Vec<&str> {
         let own = own.to_string_lossy();
         let is_before = |(name, kind): &&(String, Kind)| **name < *own && *kind != Kind::Ours;
@@ -95,7 +95,8 @@ impl OtherConfigs {
         before.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Returns the standing of our file. `is_there`: it was written before; `over_others`: write it in any case.
+    /// Returns which network new pods get. `is_there`: the agent's file was written before; `over_others`: the agent
+    /// writes its file in any case.
     pub(crate) fn standing(
         &self,
         own: &Path,
@@ -123,9 +124,10 @@ fn is_loaded(name: &OsStr) -> bool {
     extension.is_some_and(|it| matches!(it, "conflist" | "conf" | "json"))
 }
 
-/// Classifies the file at `path`. `own` is the name of our file, `network` that of our network.
+/// Classifies the file at `path`. `own` is the name of the agent's file, `network` the name of Cadastre's network.
 fn kind(path: &Path, own: &str, network: &str) -> Kind {
-    // A link may lead to a place that only the runtime can read, and reading a pipe would block.
+    // A link may lead to a place that only the runtime can read, and reading a pipe would block. So whatever is not a
+    // regular file counts as another network.
     let known = fs::metadata(path);
     if !known.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
         return Kind::Others;
@@ -143,7 +145,8 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
     let is_list = path.extension().is_some_and(|it| it == "conflist");
     let types: Vec<Option<&str>> = match conf["plugins"].as_array().filter(|_| is_list) {
         Some(plugins) => plugins.iter().map(|it| it["type"].as_str()).collect(),
-        // Since CNI 1.1 a list may keep its plugins in a folder named after it.
+        // Since CNI 1.1 a list may have its plugins in a folder named after it, so a list without `plugins` may be
+        // valid.
         None if is_list && conf["name"].is_string() && conf["plugins"].is_null() => {
             return Kind::Others;
         }
@@ -162,7 +165,8 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
     Kind::Others
 }
 
-/// Whether our plugin appears anywhere in the configuration: as the IPAM, or nested in that of a meta plugin.
+/// Whether Cadastre's CNI plugin appears anywhere in the configuration: as the IPAM plugin, or nested in the
+/// configuration of a meta plugin.
 fn names_plugin(conf: &Value) -> bool {
     match conf {
         Value::Object(fields) => {
@@ -174,7 +178,8 @@ fn names_plugin(conf: &Value) -> bool {
     }
 }
 
-/// Whether it is Multus with our network as the cluster network, named by file or by network.
+/// Whether `conf` is a configuration of Multus with Cadastre's network as the cluster network, named by file or by
+/// network.
 fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     let Some(over) = conf["clusterNetwork"].as_str() else {
         return false;
@@ -182,7 +187,7 @@ fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     over == network || Path::new(over).file_name() == Some(OsStr::new(own))
 }
 
-/// Joins the first few names and shortens each: file names may be long and many.
+/// Joins the first few names, and shortens each, because file names may be long and many.
 fn named(names: &[&str]) -> String {
     let cut = |name: &&str| name.chars().take(80).collect::<String>();
     let names: Vec<String> = names.iter().map(cut).collect();
@@ -198,7 +203,7 @@ mod tests {
     const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-    /// Returns our standing beside these files; `is_there`: our file exists.
+    /// Returns which network new pods get beside these files. `is_there`: the agent's file was written before.
     fn standing(files: &[(&str, &str)], is_there: bool, over_others: bool) -> PodNetworkOwner {
         let folder = temp_folder();
         for (name, text) in files {
@@ -245,7 +250,7 @@ mod tests {
         // Another configuration appears that sorts before ours.
         let first = [("00-first.conflist", KINDNET)];
         assert_eq!(standing(&first, true, false), behind("00-first.conflist"));
-        // The agent used another name before, or a user wrote this file, and the runtime uses it.
+        // The agent's file had another name before, or a user wrote this one. The runtime uses it, and it is ours.
         let ours =
             r#"{"name": "x", "plugins": [{"type": "macvlan", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let earlier = [("01-x.conflist", ours), ("10-kindnet.conflist", KINDNET)];

@@ -1,10 +1,11 @@
 //! flannel's `/run/flannel/subnet.env`, for its CNI plugin on nodes where no flanneld runs.
 //!
-//! That plugin makes one range per family of it, so the file suits nodes with a podCIDR (pools with
-//! `allocationMode: NodeCIDR`); it cannot express blocks that come and go.
+//! flannel's CNI plugin uses one range per family from this file. So the file suits nodes with a podCIDR (pools with
+//! `allocationMode: NodeCIDR`). It cannot express blocks that come and go.
 //!
 //! # Caveats
-//! - Several ranges of a pool are written separated by commas. Plugins before 1.2 read only one.
+//! - If a pool has several ranges of a family, they are written separated by commas. flannel's CNI plugin before 1.2
+//!   reads only one.
 
 use std::fmt::Write as _;
 
@@ -16,7 +17,7 @@ use cadastre_core::{Addr, Cidr, Family};
 pub struct Links {
     /// MTU of pods' interfaces, in bytes
     pub mtu: u32,
-    /// Whether flannel masquerades, so that its plugin need not
+    /// The value of `FLANNEL_IPMASQ`: if true, something else masquerades, and flannel's CNI plugin does not
     pub ip_masq: bool,
 }
 
@@ -43,7 +44,7 @@ pub(crate) fn render(holding: &NodeAllocation, links: Links) -> Option<String> {
     Some(text)
 }
 
-/// Returns the ranges of the pool, joined by commas, and the node's podCIDR.
+/// Returns the ranges of the podCIDR's pool, joined by commas, and the node's podCIDR.
 fn of_family(holding: &NodeAllocation, family: Family) -> Option<(String, Cidr)> {
     let own = |cidr: &Cidr| cidr.family() == family;
     let mut blocks = holding.blocks.iter();
@@ -53,7 +54,7 @@ fn of_family(holding: &NodeAllocation, family: Family) -> Option<(String, Cidr)>
     let ranges = terms
         .map(|terms| terms.cidrs.as_slice())
         .unwrap_or_default();
-    // A podCIDR outside the pool is a network of its own.
+    // A podCIDR that is not in its pool's ranges is written as a network of its own.
     let network = if ranges.iter().any(|it| it.contains(&block.cidr)) {
         let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         texts.join(",")

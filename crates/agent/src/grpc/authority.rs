@@ -1,16 +1,18 @@
-//! Serves clients that send an invalid `:authority`, by replacing it before the HTTP/2 server reads it.
+//! Replaces the `:authority` that clients send before the HTTP/2 server reads it, because some clients send an invalid
+//! one.
 //!
-//! Clients of the C library (Python, C++, ...) and Go clients with their own dialer send the socket's path as
-//! `:authority`, which is no valid host name: the crate h2 rejects such requests as malformed, and has no option
-//! that allows them. Nothing here depends on the name, so it is replaced by [`NAME`] before h2 reads it, in HEADERS
-//! frames that contain a whole header block and where the field is a literal. Everything else passes unchanged, also
-//! malformed frames and blocks that go on in CONTINUATION frames: h2 judges them.
+//! Clients of gRPC's C library (Python, C++, ...) and Go clients with their own dialer send the socket's path as
+//! `:authority`. A path is no valid host name, so the crate h2 rejects such requests as malformed, and has no option
+//! that allows them. The server does not depend on the name, so each name is replaced by [`NAME`] before h2 reads it.
+//! This is done in HEADERS frames that contain a whole header block, where the field is a literal. Everything else
+//! passes to h2 unchanged, also malformed frames and blocks that continue in CONTINUATION frames.
 //!
 //! # Why both ends still agree on the HPACK table
 //! A literal may enter the dynamic table, whose size is counted by the length of names and values. The new value is
-//! never longer than the old one, because empty values are left alone. So every entry of the peer's table is in
-//! ours at the same index: entries are counted from the newest one, and our table evicts none before the peer does.
-//! Entries that our table keeps for longer come after all those that the peer can name.
+//! never longer than the old one, because empty values are left alone. So the server's table evicts no entry before the
+//! peer's table does. Entries are counted from the newest one, so every entry of the peer's table is in the server's
+//! table at the same index. Entries that the server's table keeps for longer come after all entries that the peer can
+//! name.
 //!
 //! # Guarantees
 //! - The output does not depend on how the input was cut into pieces.
@@ -32,11 +34,11 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// The index of `:authority` in the static table.
+/// The index of `:authority` in HPACK's static table.
 const INDEX: usize = 1;
-/// The name as a plain literal.
+/// `:authority` as a plain literal.
 const PLAIN: &[u8] = b":authority";
-/// The name as a literal in HPACK's Huffman code.
+/// `:authority` as a literal in HPACK's Huffman code.
 const HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
 /// Rewrites the frames that a peer sends on one connection.
@@ -65,7 +67,7 @@ impl State {
 }
 
 impl Frames {
-    /// Starts before the connection preface.
+    /// Returns the state at the start of a connection, before the preface.
     pub(super) fn new() -> Self {
         Self {
             state: State::Pass(PREFACE),
@@ -74,7 +76,7 @@ impl Frames {
         }
     }
 
-    /// Takes the next bytes from the peer.
+    /// Handles the next bytes from the peer.
     pub(super) fn put(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             bytes = match self.state {
@@ -136,7 +138,7 @@ impl Frames {
     }
 }
 
-/// Whether this is the header of a HEADERS frame that contains a whole block.
+/// Whether `head` is the header of a HEADERS frame that contains a whole header block.
 fn has_block(head: &[u8]) -> bool {
     matches!(*head, [_, _, _, HEADERS, flags, ..] if flags & END_HEADERS != 0)
 }
@@ -176,12 +178,12 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// What a header field is, as far as its beginning shows.
+/// The kind of a header field, as far as the bytes before its value show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Authority,
     Other,
-    /// No value follows: an indexed field, or a change of the table's size
+    /// No value follows, because the field is indexed or changes the table's size
     Alone,
 }
 
@@ -211,7 +213,7 @@ fn string<'a>(rest: &mut &'a [u8]) -> Option<(bool, &'a [u8])> {
     Some((huffman, rest.split_off(..length)?))
 }
 
-/// Reads an integer whose first byte contains `bits` bits of it. Like h2, accepts at most five bytes.
+/// Reads an HPACK integer that begins in the last `bits` bits of the first byte. Like h2, accepts at most five bytes.
 fn integer(rest: &mut &[u8], bits: u32) -> Option<usize> {
     let most = (1 << bits) - 1;
     let mut number = usize::from(*rest.split_off_first()?) & most;

@@ -1,4 +1,4 @@
-//! A peer's connection: it occupies its slot while the peer shows that it is alive.
+//! A peer's connection, which is closed when the peer shows no sign of life, so that its slot becomes free.
 
 use std::io;
 use std::pin::Pin;
@@ -13,11 +13,11 @@ use tonic::transport::server::Connected;
 use super::authority::Frames;
 use crate::unix::{Peer, Slot};
 
-/// The largest number of bytes of one read.
+/// At most this many bytes are read at once.
 const CHUNK: usize = 8192;
 
-/// A connection with its slot. Reading fails after `silence` without input: a peer that is alive answers the
-/// server's pings.
+/// A connection with its slot. Reading fails after `silence` without input. A peer that is alive answers the server's
+/// pings, so it is never silent for so long.
 pub(super) struct Connection {
     stream: UnixStream,
     _slot: Slot,

@@ -2,9 +2,9 @@
 //!
 //! # Guarantees
 //! - The size of messages and the numbers of streams, concurrent calls and connections are bounded.
-//! - Every call ends, even if its message never arrives; a `Watch` ends with its peer or the agent.
-//! - A peer that sends nothing and answers no pings is disconnected, and its slot goes to one that waits.
-//! - Peers are served whatever they send as `:authority`.
+//! - Every call ends, even if its message never arrives. A `Watch` ends when its peer disconnects or the agent stops.
+//! - A peer that sends nothing and answers no pings is disconnected, and its slot goes to a peer that waits.
+//! - Requests are handled whatever the peer sends as `:authority`.
 //!
 //! | file | subject |
 //! |---|---|
@@ -50,36 +50,36 @@ pub mod v1 {
 
 use v1::agent_server::{Agent, AgentServer};
 
-/// The maximum number of connections; further ones wait until one is closed.
+/// At most this many connections are open; further ones wait until one is closed.
 pub const CONNECTIONS: usize = 64;
 /// The maximum number of concurrent calls of one connection.
 const CALLS: u32 = 64;
-/// The longest message in bytes: received, and sent.
+/// The maximum size in bytes of a message that is received, and of one that is sent.
 const MESSAGE: (usize, usize) = (1 << 20, 16 << 20);
 /// The time limit of every call except `Watch`.
 const LIMIT: Duration = Duration::from_secs(30);
 /// How long an Add without a deadline waits for an address.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The interval between pings to a peer, also while it is idle.
+/// The interval between pings to a peer, also while the connection is idle.
 const PING: Duration = Duration::from_secs(5);
-/// A peer that sends nothing for so long, not even answers to pings, is disconnected.
+/// A peer that sends nothing for this time, not even answers to pings, is disconnected.
 const SILENCE: Duration = Duration::from_secs(12);
 
-/// The parts of the agent that the API serves from.
+/// What the gRPC API needs of the agent.
 pub struct Api {
-    /// Runs operations on the store
+    /// Handles the operations of clients
     pub service: Arc<Service>,
     /// The name of the Node
     pub node: String,
     /// The node's ranges, updated at each change
     pub holding: watch::Receiver<Arc<NodeAllocation>>,
-    /// Attachments that may be leaked, and why
+    /// The leak candidates, and why each is one
     pub leaks: watch::Receiver<Arc<Reasons>>,
     /// Cancelled when the agent stops, which ends every `Watch`
     pub stop: CancellationToken,
 }
 
-/// Serves until `stop` is cancelled, then returns once all calls under way are answered.
+/// Handles calls until `api.stop` is cancelled, then returns once all calls under way are answered.
 pub async fn run(socket: Socket, api: Api) -> Result<(), tonic::transport::Error> {
     let stop = api.stop.clone();
     let service = AgentServer::new(api)
@@ -234,7 +234,7 @@ impl Agent for Api {
     }
 }
 
-/// Returns how long the caller waits for the answer, by the deadline in its request.
+/// Returns how long the caller waits for the answer according to the deadline in its request, at most [`LIMIT`].
 fn patience<T>(request: &Request<T>) -> Duration {
     let told = request.metadata().get("grpc-timeout");
     let told = told.and_then(|it| it.to_str().ok()).and_then(read_timeout);

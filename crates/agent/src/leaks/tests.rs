@@ -34,7 +34,7 @@ fn with(tenants: &[AttachmentRecord]) -> Snapshot {
     }
 }
 
-/// The evidence of a node with these sandboxes, in the boot `boot`.
+/// Returns the evidence of a node in the boot `boot`, with these sandboxes and these network namespaces gone.
 fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
     NodeEvidence {
         boot: "boot".to_owned(),
@@ -44,7 +44,7 @@ fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
     }
 }
 
-/// Looks twice, a grace period apart, and returns what is proven then.
+/// Looks twice, a grace period apart, and returns the attachments whose leaks are proven after that.
 fn freed(
     snapshot: &Snapshot,
     pods: &Pods,
@@ -80,11 +80,11 @@ fn both_proofs_are_needed() {
             evidence(Some(&["c2"]), &[]),
             Some(LeakReason::PodFinished),
         ),
-        // The node still has the sandbox, or does not know.
+        // The node still has the sandbox, or cannot tell, so nothing is proven.
         (&gone, evidence(Some(&["c1"]), &[]), None),
         (&gone, evidence(None, &[]), None),
         (&gone, evidence(None, &["/var/run/netns/other"]), None),
-        // The API still has the pod.
+        // The API still has the pod, so nothing is proven.
         (&live, evidence(Some(&[]), &[path]), None),
     ] {
         let freed = freed(&it, pods, &[], &evidence);
@@ -127,7 +127,7 @@ fn suspicion_has_to_last() {
     assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
     let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(130));
     assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
-    // The address was released, by whomever.
+    // The address was released meanwhile, so there is no candidate any more.
     leaks.look(&with(&[]), &gone, NO_CLAIMS, &evidence, secs(131));
     assert_eq!(leaks.reasons().len(), 0);
 }
@@ -151,7 +151,7 @@ fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
     assert_eq!(look.due[0].reason, LeakReason::LeakCandidate);
-    // Another pod may have the address by now.
+    // Another pod may have the address by now, so a claim must name both the address and the pod.
     for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
         let mut leaks = LeakDetector::new(GRACE);
         let claims = LeakClaims {
@@ -182,7 +182,7 @@ fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
     let mut second = new;
     second.attachment.ifname = "net1".to_owned();
     assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
-    // If the pod is gone, too, the reboot is the proof from the node.
+    // If the pod is gone as well, the reboot is the proof from the node.
     let freed = freed(&alone, &pods(&[]), &[], &nothing);
     assert_eq!(freed, [("c1".to_owned(), LeakReason::PodGone)]);
 }
@@ -207,7 +207,7 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
         freed.into_iter().map(|(id, _)| id).collect()
     };
     assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
-    // A sandbox that the runtime still has is not gone, ready or not; without its network namespace it is.
+    // A sandbox that the runtime still has is not gone, ready or not. But it is gone if its network namespace is.
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
     let netns: Vec<String> = ids
         .iter()
@@ -215,9 +215,9 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
         .collect();
     let netns: Vec<&str> = netns.iter().map(String::as_str).collect();
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
-    // The node cannot tell.
+    // The node cannot tell which sandboxes are gone, so nothing is proven.
     assert!(ids_of(&evidence(None, &[])).is_empty());
-    // No list of pods is needed, and the grace period is short.
+    // No list of pods is needed to supersede a sandbox, and the grace period is short.
     let mut leaks = LeakDetector::new(Duration::from_secs(3600));
     let proof = evidence(Some(&[]), &[]);
     let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(0));
@@ -241,7 +241,7 @@ fn without_a_pod_the_node_s_word_decides_alone() {
         is_freed(&it, &evidence(None, &[path])),
         Some(LeakReason::NoNetns)
     );
-    // The runtime need not know the container of another program.
+    // The runtime need not know the container of another program, so its list proves nothing.
     assert_eq!(is_freed(&it, &evidence(Some(&[]), &[])), None);
     let mut unknown = it.clone();
     unknown.attachments[0].netns.clear();
@@ -290,7 +290,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
                 container_gone: said,
                 ..NO_CLAIMS
             };
-            // No grace period applies.
+            // The user has waited already, so there is no grace period.
             let look = LeakDetector::new(GRACE).look(it, pods, claims, proof, secs(0));
             let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
             due.map(|it| (it.attachment.container_id.clone(), it.reason))
@@ -308,7 +308,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
     let second = of("c2", LeakReason::Confirmed);
     assert_eq!(freed(&it, &gone, &said, &blind), [first, second.clone()]);
     assert!(freed(&it, &gone, &say(&[]), &blind).is_empty());
-    // A user's claim does not replace proof from the API.
+    // A user's claim does not replace proof from the API, so the live pod keeps its address.
     assert_eq!(
         freed(&it, &live, &said, &blind),
         std::slice::from_ref(&second)
@@ -316,7 +316,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
     let superseded = of("c1", LeakReason::Superseded);
     let freed_of_live = freed(&both, &live, &said, &blind);
     assert_eq!(freed_of_live, [superseded, second], "the newest one stays");
-    // A sandbox that the node sees is not gone.
+    // A sandbox that the node sees is not gone, whatever a user claims.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
     assert!(freed(&it, &gone, &said, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");
@@ -325,7 +325,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
         ..blind.clone()
     };
     assert!(freed(&it, &gone, &said, &seen).is_empty());
-    // Another container has the address by now.
+    // Another container has the address by now, so the claim does not match.
     let other = say(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
     assert!(freed(&it, &gone, &other, &blind).is_empty());
 }

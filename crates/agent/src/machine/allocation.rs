@@ -1,4 +1,4 @@
-//! Writes the ranges that the API allocates to the node to the store.
+//! Writes to the store which ranges the node has according to the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use cadastre_core::Family;
 use cadastre_core::node_allocation::{Block, NodeAllocation};
 use cadastre_node::RememberedAttachment;
 
-/// The ranges being written to the store, with the objects as seen when this began.
+/// The ranges that are being written to the store, with the API objects as seen when the write began.
 #[derive(Debug)]
 pub(super) struct PendingAllocation {
     wanted: NodeAllocation,
@@ -31,17 +31,17 @@ pub(super) struct PendingAllocation {
     onto: Onto,
 }
 
-/// What later statuses are written to, once the ranges are in the store.
+/// Which NodeSubnet later statuses are written to, once the ranges are in the store.
 #[derive(Debug)]
 enum Onto {
-    /// The same as before
+    /// The same NodeSubnet as before
     Same,
     /// This NodeSubnet; `relisted` if it comes from a new list
     This {
         subnet: Arc<SubnetSeen>,
         relisted: bool,
     },
-    /// There is no NodeSubnet
+    /// None, because this Node object has no NodeSubnet
     Nothing,
 }
 
@@ -50,7 +50,7 @@ impl AgentMachine {
         if !self.to_hold {
             return Next::Go(Phase::Look);
         }
-        // The store remembers across restarts which ranges it has for which Node.
+        // The store remembers across restarts which ranges it has for which Node, so its content must be known first.
         let Some(snapshot) = self.snapshot.clone() else {
             return self.look(Phase::TakeOver, now);
         };
@@ -60,7 +60,8 @@ impl AgentMachine {
             self.write_onto(onto);
             return Next::Go(Phase::Look);
         };
-        // Until now another program, such as host-local, may have assigned addresses from it.
+        // Another program, such as host-local, may have assigned addresses from a podCIDR that is new to the store, so
+        // the runtime is asked for addresses in use.
         let is_held = |it: &Block| snapshot.blocks.iter().any(|held| held.cidr == it.cidr);
         let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_held(it);
         let taking = Box::new(PendingAllocation {
@@ -79,7 +80,7 @@ impl AgentMachine {
         Next::Ask(Asked::Use(taking), StoreQuestion::Sandboxes)
     }
 
-    /// Goes on with the runtime's answer, which shows the addresses in use of new podCIDRs.
+    /// Continues with the runtime's answer, which shows the addresses of new podCIDRs that are in use.
     pub(super) fn used(
         &mut self,
         taking: Box<PendingAllocation>,
@@ -135,7 +136,8 @@ impl AgentMachine {
             self.take_over_again(&onto);
             return self.store_failed(&trouble, Phase::Look, now);
         }
-        // Only now: the next status must be decided by the ranges that are in the store.
+        // Statuses are written to this NodeSubnet only from now on, because a status must describe the ranges that are
+        // in the store.
         self.write_onto(onto);
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
@@ -158,11 +160,11 @@ impl AgentMachine {
         self.relisted |= matches!(onto, Onto::This { relisted: true, .. });
     }
 
-    /// Returns the ranges that the store should have; `None` if the API does not say.
+    /// Returns the ranges that the store should have; `None` if the API does not say, so that the store stays as it is.
     pub(super) fn wanted_holding(&mut self) -> Option<NodeAllocation> {
         let uid = match &self.node {
             Observed::Unknown => return None,
-            // The ranges of a deleted Node are in quarantine: no address of them may be assigned.
+            // The ranges of a deleted Node are in quarantine, so no address of these ranges may be assigned.
             Observed::Absent => return Some(NodeAllocation::default()),
             Observed::There(node) => node.uid.clone(),
         };
@@ -180,8 +182,8 @@ impl AgentMachine {
                 return Some(holding);
             }
         }
-        // No range is allocated to this Node object yet. Ranges of the same Node that the store has stay while the
-        // NodeSubnet is missing: the controller restores it.
+        // No range is allocated to this Node object yet. The ranges that the store has for the same Node object stay
+        // while the NodeSubnet is missing, because the controller restores the NodeSubnet.
         let same = self.snapshot.as_ref().and_then(|it| it.node_uid.as_ref()) == Some(&uid);
         (!same).then(|| NodeAllocation {
             node_uid: uid,
@@ -189,8 +191,8 @@ impl AgentMachine {
         })
     }
 
-    /// Returns where statuses go: the NodeSubnet of this Node object, even if its spec cannot be parsed. If there is
-    /// none, no write is attempted.
+    /// Returns which NodeSubnet statuses are written to: the one of this Node object, even if its spec cannot be
+    /// parsed. If there is none, no status is written.
     fn onto(&mut self) -> Onto {
         match &self.subnet {
             Observed::There(subnet) if self.is_ours(subnet) => Onto::This {
@@ -215,13 +217,13 @@ impl AgentMachine {
         }
     }
 
-    /// Whether the NodeSubnet belongs to this Node object; assumed if its spec cannot be parsed.
+    /// Whether the NodeSubnet belongs to this Node object. If its spec cannot be parsed, the answer is yes.
     pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
         let of_uid = |uid| subnet.spec.is_err() || subnet.spec_of(Some(uid)).is_some();
         self.node_uid().is_some_and(of_uid)
     }
 
-    /// Shows the servers which pools there are.
+    /// Shows the servers which pools can serve pods, and from which pools blocks can be requested.
     fn offer_pools(&mut self, taking: &PendingAllocation) {
         let holding = &taking.wanted;
         let shown = self.show(PendingOffer::News);

@@ -1,4 +1,4 @@
-//! The phases of a cycle, and how it goes on after each answer.
+//! The phases of a cycle, and which phase or question follows each answer.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,13 +20,15 @@ use cadastre_api::Recall;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Attachment, Now};
 
-/// The shortest and longest pause between looks at the store, which a plugin may change without the agent.
+/// The shortest and the longest pause between looks at the store. The CNI plugin may change the store without the
+/// agent, so the agent looks even without an event.
 pub(super) const LOOK_PAUSE: (Duration, Duration) =
     (Duration::from_millis(200), Duration::from_secs(60));
-/// The longest pause between looks while addresses are in cooldown, as they become free without an event.
+/// The longest pause between looks while addresses are in cooldown, because such addresses become free without an
+/// event.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
-/// The default where the NodeSubnet names no containers that a user declared gone.
+/// The containers that a user declared gone, while there is no NodeSubnet that names any.
 static NOBODY: BTreeSet<(Addr, String)> = BTreeSet::new();
 
 /// A part of a cycle.
@@ -46,23 +48,23 @@ pub(super) enum Phase {
     Tell,
 }
 
-/// The question in flight, with the data needed to go on after its answer.
+/// The question in flight, with the data needed to continue after its answer.
 #[derive(Debug)]
 pub(super) enum Asked {
     Open,
     Close(Then),
-    /// The sandboxes, to fill a new store
+    /// List the sandboxes, to fill a new store
     Remember(Box<Memory>),
-    /// A new store with this many attachments
+    /// Create a new store with this many attachments
     Make(usize),
     Free(Attachment, LeakReason),
-    /// The sandboxes, to find addresses in use of new ranges
+    /// List the sandboxes, to find which addresses of new ranges are in use
     Use(Box<PendingAllocation>),
     Hold(Box<PendingAllocation>),
-    /// Blocks are released after this look; then the cycle goes on with the phase
+    /// Look, then release blocks, then continue with this phase
     Look(Phase),
     Release(Box<Releasing>),
-    /// The look after blocks were released
+    /// Look after blocks were released, then continue with this phase
     LookAgain(Phase),
     ReadNotes,
     Note(Box<UnsavedNotes>),
@@ -76,16 +78,16 @@ pub(super) struct Releasing {
     remaining: VecDeque<(Cidr, String)>,
     any: bool,
     looked: LeakScan,
-    /// The phase that follows
+    /// The phase that follows after the last release
     then: Phase,
 }
 
-/// How the cycle goes on.
+/// What the cycle does next.
 #[derive(Debug)]
 pub(super) enum Next {
     Go(Phase),
     Ask(Asked, StoreQuestion),
-    /// The answer has not come yet
+    /// Wait for the answer to this question, which has not come yet
     Wait(Asked),
     Rest,
 }
@@ -189,12 +191,12 @@ impl AgentMachine {
                 self.notes.failed(at);
                 self.store_failed(&trouble, Phase::Tell, at)
             }
-            // This answers another question; the right answer is still to come.
+            // This is the answer to another question, so the cycle waits for the right answer.
             (asked, _) => Next::Wait(asked),
         }
     }
 
-    /// Handles an error of the store: a lost store is closed, otherwise the cycle goes on with the phase `then`.
+    /// Handles an error of the store: closes a lost store, or else continues the cycle with the phase `then`.
     pub(super) fn store_failed(
         &mut self,
         trouble: &StoreTrouble,
@@ -249,7 +251,7 @@ impl AgentMachine {
         Next::Go(Phase::Free)
     }
 
-    /// Asks for a look at the store; the cycle goes on with the phase `then`.
+    /// Asks for a look at the store, after which the cycle continues with the phase `then`.
     pub(super) fn look(&mut self, then: Phase, now: Duration) -> Next {
         self.looked_at = now;
         self.look_at = now + LOOK_PAUSE.1;
@@ -271,7 +273,7 @@ impl AgentMachine {
         self.release(going.into(), false, looked, then, now, effects)
     }
 
-    /// Releases the next block of `going`; after the last one looks again if any was released.
+    /// Releases the next block of `going`. After the last one, looks again if any block was released.
     fn release(
         &mut self,
         mut going: VecDeque<(Cidr, String)>,
@@ -324,7 +326,7 @@ impl AgentMachine {
         self.release(rest, any || is_gone, looked, then, now, effects)
     }
 
-    /// Takes over the result of a look as the known content of the store.
+    /// Records the result of a look as the known content of the store, and plans the next look.
     fn apply_snapshot(&mut self, looked: LeakScan, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.look_for_leaks(&looked, now, effects);
         let snapshot = Arc::new(looked.snapshot);

@@ -1,4 +1,4 @@
-//! Records events in the state.
+//! Records events from the watches and the outcomes of effects in the state of the machine.
 
 use std::sync::Arc;
 
@@ -90,13 +90,14 @@ impl AgentMachine {
         if is_news {
             self.show(PendingOffer::News);
             self.notes.changed();
-            // The addresses of a deleted pod may be leaked.
+            // The addresses of a deleted pod may be leaked, so the next look should come soon.
             self.look_soon();
         }
     }
 }
 
-/// Whether a watch is established after this step. A list that has begun changes nothing until it is answered.
+/// Returns whether a watch is established after this step; `before`: whether it was established before. The start of a
+/// list changes nothing until the API server answers.
 fn gets_through<T>(step: &WatchStep<T>, before: bool) -> bool {
     match step {
         WatchStep::Trouble => false,
@@ -105,7 +106,8 @@ fn gets_through<T>(step: &WatchStep<T>, before: bool) -> bool {
     }
 }
 
-/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object.
+/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object. Returns what
+/// is known of the object now; `None` if the step says nothing new about it.
 fn take_in<T>(step: WatchStep<T>, listed: &mut bool) -> Option<Observed<T>> {
     let WatchStep::Change(change) = step else {
         return None;

@@ -1,4 +1,4 @@
-//! The events, questions, answers and effects of the machine.
+//! The messages of the machine: events and answers in, questions and effects out.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -54,28 +54,29 @@ pub enum AgentEvent {
     Masqueraded(Option<String>),
 }
 
-/// What the servers have met with. It is read again before each turn, so that decisions after an answer use what
-/// came after the question.
+/// What the servers have recorded while they handled requests. The main loop reads it again before each turn, so that
+/// decisions after an answer use what came after the question.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceView {
-    /// Wishes for addresses, by pool
+    /// The number of ADDs that wait for an address, or waited lately, by pool
     pub pending_adds: PendingAdds,
-    /// When the first of these ends, since boot
+    /// When the first of these ADDs will no longer be counted, since boot
     pub wishes_end: Option<Duration>,
-    /// A pod that was refused because nothing is known of it
+    /// A pod that was refused because the agent knows nothing of it
     pub turned_away: Option<String>,
-    /// Why addresses can be neither assigned nor released: the store cannot be read or written
+    /// The text of the error because of which addresses can be neither assigned nor released
     pub trouble: Option<String>,
-    /// The file of the store does not exist
+    /// Whether the file of the open store does not exist any more
     pub is_missing: bool,
 }
 
-/// A question to the store, or to the runtime for the store's sake. One is in flight at a time.
+/// A question to the store, or one to the runtime that decides what is written to the store. One is in flight at a
+/// time. Each question is documented with its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StoreQuestion {
     /// Open the file unless it is missing or damaged: [`StoreAnswer::Opened`]
     Open,
-    /// Finish what was asked before, then refuse everything with this reason: [`StoreAnswer::Closed`]
+    /// Finish the requests that came before, then reject every request with this reason: [`StoreAnswer::Closed`]
     Close(&'static str),
     /// Create and open a new file with this content: [`StoreAnswer::Made`]
     Make {
@@ -84,9 +85,9 @@ pub enum StoreQuestion {
         /// The addresses in use
         known: Vec<RememberedAttachment>,
     },
-    /// Read everything, and renew the answer to STATUS: [`StoreAnswer::Looked`]
+    /// Read the whole store, and update the answer to STATUS requests: [`StoreAnswer::Looked`]
     Look,
-    /// Do this with the store, as a whole or not at all
+    /// Run this transaction, as a whole or not at all
     Transact(Transaction),
     /// Run a DEL: [`StoreAnswer::Freed`]
     Free(Attachment),
@@ -97,7 +98,7 @@ pub enum StoreQuestion {
 /// A change of the store, or a read from it, in one transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transaction {
-    /// Set the node's ranges, and adopt addresses in use of them: [`StoreAnswer::Held`]
+    /// Set the node's ranges, and adopt the addresses in these ranges that are in use: [`StoreAnswer::Held`]
     Hold {
         /// The node's ranges
         holding: NodeAllocation,
@@ -108,12 +109,12 @@ pub enum Transaction {
     Release(Cidr, String),
     /// Read the notes of pods: [`StoreAnswer::Notes`]
     ReadNotes,
-    /// Write the former notes, and delete the notes of the latter pods: [`StoreAnswer::Noted`]
+    /// Write these notes, and delete the notes of these pods: [`StoreAnswer::Noted`]
     Note(Vec<PodNote>, Vec<PodRef>),
 }
 
 impl Transaction {
-    /// Runs the transaction; after a fault nothing has changed.
+    /// Runs the transaction. After an error the store is unchanged.
     pub fn run(self, ledger: &mut AddressLedger<'_>) -> Result<StoreAnswer, StorageFault> {
         Ok(match self {
             Self::Hold { holding, known } => {
@@ -146,7 +147,7 @@ impl Transaction {
 pub enum StoreAnswer {
     Opened(StoreFound),
     Closed,
-    /// The number of attachments that lost an address because another one claims it, too
+    /// The number of attachments that lost an address because another attachment has it as well
     Made(Result<usize, String>),
     Looked(Result<LeakScan, StoreTrouble>),
     Held(Result<(), StoreTrouble>),
@@ -158,7 +159,7 @@ pub enum StoreAnswer {
     Sandboxes(Result<Vec<Sandbox>, String>),
 }
 
-/// The state of the store's file.
+/// What was found when the store's file was opened.
 #[derive(Debug)]
 pub enum StoreFound {
     /// The store is open
@@ -169,48 +170,49 @@ pub enum StoreFound {
     Damaged {
         /// The new path of the damaged file
         aside: PathBuf,
-        /// What is wrong with it, for people
+        /// What is wrong with the file, as a text for users
         what: String,
     },
-    /// The state could not be found out, for this reason
+    /// It is not known whether there is a usable file, for this reason
     Unclear(String),
 }
 
-/// The result of a look.
+/// The result of a look, which is a read of the whole store.
 #[derive(Debug)]
 pub struct LeakScan {
     /// The content of the store
     pub snapshot: Snapshot,
-    /// Paths of network namespaces that are gone, of attachments without a pod
+    /// Those network namespaces of attachments without a pod whose paths do not exist any more
     pub gone: BTreeSet<String>,
 }
 
 /// An error of the store.
 #[derive(Clone, Debug)]
 pub struct StoreTrouble {
-    /// The error message, for people
+    /// The error message, for users
     pub text: String,
-    /// Whether a new file must be created because this one is damaged or gone
+    /// Whether the store's file is damaged or gone, so that a new one must be created
     pub is_lost: bool,
 }
 
 /// The state of the files that other programs read.
 #[derive(Clone, Debug, Default)]
 pub struct FilesReported {
-    /// How our CNI configuration relates to those of others; `None` if none of ours is wanted
+    /// How Cadastre's CNI configuration relates to those of other networks; `None` if the agent writes none
     pub standing: Option<PodNetworkOwner>,
-    /// Why a wanted file is missing or out of date
+    /// Why a wanted file is missing or out of date; `None` if all files are up to date
     pub unwritten: Option<String>,
-    /// Whether our CNI configuration exists on the disk
+    /// Whether Cadastre's CNI configuration exists on the disk
     pub is_configured: bool,
 }
 
-/// An action for the shell to carry out. Effects of a turn are started in their order.
+/// An action that the main loop carries out. The effects of a turn are started in their order.
 #[derive(Debug)]
 pub enum AgentEffect {
-    /// Ask this; answered by [`AgentEvent::Answer`]
+    /// Ask this question; answered by [`AgentEvent::Answer`]
     Ask(StoreQuestion),
-    /// Prove these leaks in the boot with this id, by the API, the runtime and the kernel: [`AgentEvent::Proven`]
+    /// Try to prove these leaks by the API, the runtime and the kernel; the text is the id of the current boot:
+    /// [`AgentEvent::Proven`]
     Prove(Vec<LeakedAttachment>, String),
     /// Write NodeSubnet.status: [`AgentEvent::Written`]
     WriteStatus {
@@ -218,19 +220,19 @@ pub enum AgentEffect {
         version: String,
         /// The status to write
         status: Box<NodeSubnetStatus>,
-        /// Whether the write is counted as urgent
+        /// Whether metrics count the write as urgent
         urgent: bool,
     },
     /// Write the NodeAddresses: [`AgentEvent::Listed`]
     WriteList {
-        /// The UID of the NodeSubnet, which becomes its owner
+        /// The UID of the NodeSubnet, which becomes the owner of the NodeAddresses
         owner: String,
         /// Whether to create the NodeAddresses
         is_new: bool,
         /// The list to write
         list: Box<NodeAddressesSpec>,
     },
-    /// Update the files of other programs: [`AgentEvent::Files`]
+    /// Update the files that other programs read: [`AgentEvent::Files`]
     WriteFiles {
         /// The node's ranges
         holding: Arc<NodeAllocation>,
@@ -246,11 +248,11 @@ pub enum AgentEffect {
     },
     /// Read this namespace: [`AgentEvent::Namespace`]
     AskNamespace(String),
-    /// Show the servers what the watches have shown
+    /// Give the servers what the watches have shown
     Offer {
         /// Replaces what was shown before
         shown: Arc<WatchState>,
-        /// Whether ADDs that wait for their pod look again
+        /// Whether the change wakes the ADDs that wait for their pod
         is_news: bool,
     },
     /// The node's ranges were written to the store: wake ADDs that wait for a block
@@ -261,7 +263,7 @@ pub enum AgentEffect {
     Suspicious(Arc<Reasons>),
     /// Log and emit an event
     Tell(EventNote),
-    /// Forget the refused pod, as it was reported
+    /// Forget the pod that was refused, because it has been reported
     ToldTurnedAway,
     /// Set what `/readyz` answers
     Ready(bool, String),
@@ -276,7 +278,8 @@ pub enum CountedEvent {
     Snapshot(Arc<Snapshot>),
     /// A leak was released
     Freed(LeakReason),
-    /// The stored status has differed, or the list has been overdue, for this time
+    /// The longer of two times: how long the stored status has differed from the wanted one, and how long the list has
+    /// been overdue
     Behind(Duration),
     /// A damaged store was found
     Damaged,

@@ -1,4 +1,4 @@
-//! Opens the store, or creates a new one in place of one that was lost.
+//! Opens the store, or decides when and from what to create a new one in place of one that was lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,22 +20,21 @@ use cadastre_node::Now;
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
 
-/// The setup of a sandbox has ended after this time: the kubelet and the runtimes give up before.
+/// By this time the setup of a sandbox has ended, because the kubelet and the runtimes give up earlier.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
 
-/// So many pods are named in a message.
+/// At most this many pods are named in a message.
 const SHOWN: usize = 4;
 
-/// The state of opening or creating the store.
 #[derive(Debug)]
 pub(super) struct Opening {
     /// When to try next, since boot
     pub try_at: Duration,
-    /// There is no file to open: a new one must be created
+    /// Whether there is no file to open, so that a new one must be created
     is_lost: bool,
     /// The report about a damaged store, until it can be emitted
     damage: Option<String>,
-    /// Since when the creation waits to learn what pods have on second networks
+    /// Since when the creation of a store waits for the addresses that pods have on second networks
     making_since: Option<Duration>,
 }
 
@@ -46,7 +45,7 @@ pub(super) enum Then {
     Make,
 }
 
-/// The data for a new store as it was when the runtime was asked for its sandboxes.
+/// What a new store is created from, as known when the runtime was asked for its sandboxes.
 #[derive(Debug)]
 pub(super) struct Memory {
     holding: NodeAllocation,
@@ -55,7 +54,7 @@ pub(super) struct Memory {
 }
 
 impl Opening {
-    /// Starts with a first attempt at `now`.
+    /// Returns the state before the first attempt, which is due at `now`.
     pub(super) fn new(now: Duration) -> Self {
         Self {
             try_at: now,
@@ -95,7 +94,7 @@ impl AgentMachine {
                     "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
                     aside.display()
                 );
-                // The event is emitted once the UID of the Node is known.
+                // The event names the Node by its UID, so it is emitted only once the UID is known.
                 self.opening.damage = Some(text);
             }
             StoreFound::Unclear(why) => {
@@ -117,8 +116,8 @@ impl AgentMachine {
         }
     }
 
-    /// Creates a new store once the API has shown the Node, NodeSubnet, NodeAddresses and pods, and pods on second
-    /// networks have been waited for.
+    /// Creates a new store once the API has shown the Node, NodeSubnet, NodeAddresses and pods, and the wait for
+    /// addresses on second networks is over.
     fn make(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         let missing = match (&self.node, &self.subnet) {
             (Observed::Unknown, _) => "the API server has not told of this Node yet",
@@ -212,9 +211,10 @@ impl AgentMachine {
         Next::Go(Phase::Free)
     }
 
-    /// Whether to wait because pods may have unknown addresses on second networks. A sandbox that was being set up when
-    /// the store was lost is up or has failed after [`SETUP_LIMIT`], as no ADD is served meanwhile. If no agent has
-    /// published in this boot, there was no store to lose.
+    /// Returns whether to wait, because pods may have unknown addresses on second networks. The wait ends after
+    /// [`SETUP_LIMIT`]: by then, each sandbox that was being set up when the store was lost is up or has failed, and no
+    /// ADD is handled meanwhile. There is no wait if no agent has published a status in this boot, because then there
+    /// was no store to lose.
     fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> bool {
         let spoke = self.subnet().and_then(|it| it.status.agent.as_ref());
         if spoke.is_none_or(|it| it.boot_id != now.boot) {

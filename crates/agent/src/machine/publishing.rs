@@ -1,4 +1,4 @@
-//! Publishes to the API server and to the files of other programs.
+//! Decides what to write to the API server and to the files that other programs read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use cadastre_core::Addr;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::Now;
 
-/// The advice when the API server stored only a part of an object.
+/// What users should do when the API server has stored only a part of an object.
 const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
 
 /// Reasons of the events that report that the node's pods use another network.
 const LEFT_TO_OTHERS: &str = "LeftToOthers";
 const OTHERS_FIRST: &str = "OthersFirst";
 
-/// The longest pause between checks of files and masquerading, even if nothing changes: a check notices files that
-/// others added, and retries what failed.
+/// The longest pause between checks of files and masquerading, even if nothing changes. A check notices files that
+/// other programs added, and retries what failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// The default where nobody wants an address released.
+/// The addresses that the controller or a user wants released, while there is no NodeSubnet that names any.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
 /// Something outside the agent that is kept in the desired state.
@@ -44,7 +44,7 @@ struct Desired<T> {
 }
 
 impl<T: PartialEq + Clone> Desired<T> {
-    /// Whether to request `wanted` now; if so, marks it as under way.
+    /// Returns whether to request the state `wanted` now. If so, marks the request as under way.
     fn is_due(&mut self, wanted: &T, now: Duration) -> bool {
         let is_fresh = |(is, at): &(T, Duration)| is == wanted && now < *at + CHECK_PAUSE;
         if self.is_on_its_way || self.wanted.as_ref().is_some_and(is_fresh) {
@@ -62,12 +62,12 @@ pub(super) struct Files {
     desired: Desired<(Arc<NodeAllocation>, bool)>,
     /// The result of the last write
     pub reported: FilesReported,
-    /// Whether they were written at least once
+    /// Whether the files were written at least once
     is_told: bool,
 }
 
 impl Files {
-    /// Starts without having written anything.
+    /// Returns the state before the first write of the files.
     pub(super) fn new(conf_is_wanted: bool) -> Self {
         let told = FilesReported {
             standing: conf_is_wanted.then_some(PodNetworkOwner::Open),
@@ -92,18 +92,17 @@ impl Files {
         (!self.desired.is_on_its_way).then(|| *at + CHECK_PAUSE)
     }
 
-    /// Whether the last write has ended and no other is under way, even if a part failed.
+    /// Whether the files have been written, even if a part failed, and no write is under way.
     pub(super) fn is_settled(&self) -> bool {
         self.is_told && !self.desired.is_on_its_way
     }
 
-    /// Whether they leave the node's pods to another network.
+    /// Whether another network serves the node's new pods.
     fn is_left(&self) -> bool {
         matches!(self.reported.standing, Some(PodNetworkOwner::Left(_)))
     }
 }
 
-/// The state of masquerading.
 #[derive(Debug, Default)]
 pub(super) struct Masquerade {
     desired: Desired<(Option<Vec<String>>, Arc<NodeAllocation>)>,
@@ -116,7 +115,7 @@ impl Masquerade {
         self.trouble = trouble;
     }
 
-    /// Why packets are not masqueraded as they should be.
+    /// Returns why packets are not masqueraded as they should be.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -200,7 +199,8 @@ impl AgentMachine {
         let differs = match told {
             None => !list.addresses.is_empty(),
             Some(told) => {
-                // An older CRD drops a part of the list: if the stored part is unchanged, a write would change nothing.
+                // An older CRD drops a part of the list. If neither the list nor its stored part has changed since the
+                // last write, another write would change nothing.
                 let is_stored = self.list_cut.as_deref().is_some_and(|cut| {
                     told.list.is_same(&cut.stored) && list.is_same(&cut.written)
                 });
@@ -212,7 +212,7 @@ impl AgentMachine {
         let (owner, is_new, at) = (subnet.uid.clone(), told.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
-            // A change can become urgent by the mere passing of time.
+            // The mere passing of time can make a change urgent, so check again in time.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
@@ -240,7 +240,7 @@ impl AgentMachine {
         self.schedule.written(true, now);
     }
 
-    /// Updates the files for other programs on the node, and then masquerading.
+    /// Updates the files that other programs on the node read, and then masquerading.
     fn write_files(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         if self.snapshot.is_none() {
             return;
@@ -255,7 +255,8 @@ impl AgentMachine {
             });
         }
         self.emit_served_by_others(effects);
-        // The other network is responsible for what its pods send.
+        // A network that serves the node's pods is itself responsible for their traffic, so nothing is masqueraded
+        // then.
         if !self.files.is_settled() || self.files.is_left() {
             return;
         }
@@ -275,7 +276,8 @@ impl AgentMachine {
         if standing == self.served.as_ref() || standing == Some(&PodNetworkOwner::Open) {
             return;
         }
-        // The conditions of the NodeSubnet show what an earlier agent reported.
+        // The conditions of the NodeSubnet show what an earlier agent process reported, so a restart does not repeat
+        // it.
         let is: &[Condition] = match &self.subnet {
             Observed::Unknown => return,
             Observed::Absent => &[],

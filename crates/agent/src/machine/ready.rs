@@ -1,4 +1,4 @@
-//! Readiness of the node for pods, and reports about pods that were refused.
+//! Whether the node is ready for pods, and reports about pods that were refused.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use crate::files::others::PodNetworkOwner;
 use crate::snapshot::assigns;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// The shortest pause between reports that pods are refused because nothing is known of them.
+/// The shortest pause between reports that pods are refused because the agent knows nothing of them.
 const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
-/// The reason of these events.
+/// The reason of the events that report refused pods.
 const PODS_UNKNOWN: &str = "PodsUnknown";
 
 impl AgentMachine {
-    /// Reports readiness when it has changed, but not while files or masquerading are being written.
+    /// Reports readiness if it has changed, but not while files or masquerading are being written.
     pub(super) fn publish_readiness(&mut self, effects: &mut Vec<AgentEffect>) {
         let told = self.readiness();
         if told.is_some() && told != self.ready {
@@ -42,7 +42,9 @@ impl AgentMachine {
         }
         let files = &self.files.reported;
         let gives = snapshot.blocks.iter().any(assigns);
-        // The node gets a block when a pod comes, but pods come only to a ready node.
+        // A node without a range gets a block when a pod comes, but pods come only to a ready node. So a node that may
+        // request a block can be ready without one.
+        // without a block.
         let had_one = files.is_configured || self.has_let_go;
         let may_ask = self.shown.waits_for_pods() || self.shown.may_ask() && had_one;
         let can_ask = self.followed && may_ask;
@@ -59,14 +61,16 @@ impl AgentMachine {
                 _ => "the node holds nothing to give addresses from yet",
             });
         }
-        // The runtime waits for the CNI configuration, flannel's plugin for `subnet.env`.
+        // The runtime waits for the CNI configuration, and flannel's CNI plugin for `subnet.env`, so pods cannot start
+        // before both are written.
         if let Some(why) = &files.unwritten {
             return not(why);
         }
         if let Some(why) = self.masquerade.as_ref().and_then(Masquerade::trouble) {
             return not(why);
         }
-        // helm waits for readiness, and another network serves the node: this is no fault of the agent.
+        // Another network serves the node's pods, and that is no fault of the agent. The agent is ready, because `helm`
+        // would wait for readiness in vain.
         if let Some(PodNetworkOwner::Left(names)) = &files.standing {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
             return Some((true, says));
@@ -81,13 +85,14 @@ impl AgentMachine {
         Some((true, says.to_owned()))
     }
 
-    /// When the next report about refused pods is allowed; `None` if there is nothing to report, or no pause to keep.
+    /// Returns when the next report about refused pods is allowed; `None` if there is nothing to report, or if a report
+    /// is allowed at once.
     pub(super) fn tell_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
     }
 
-    /// Reports that pods are refused because nothing is known of them, with a pause between reports.
+    /// Reports that pods are refused because the agent knows nothing of them, at most once per [`TURNED_AWAY_PAUSE`].
     pub(super) fn emit_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         if self.tell_turned_away_at().is_some_and(|at| at > now) {
             return;

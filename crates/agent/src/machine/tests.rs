@@ -74,7 +74,7 @@ fn o2_nothing_is_held_before_the_store_was_looked_at() {
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["open", "look", "hold"]);
     bench.run();
-    // The file is replaced by another one, whose content is unknown again.
+    // The file is replaced by another one. The machine does not know its content, so it must look again.
     bench.pass(6 * SECOND);
     bench.serving.is_missing = true;
     bench.run_to("look");
@@ -149,7 +149,7 @@ fn o4_what_comes_meanwhile_is_taken_over_right_after() {
     bench.run_to("look");
     bench.subnet(2, blocks(&[A, B]));
     assert_eq!(asked(&bench.turn()), [""; 0]);
-    // No other event comes that could wake the agent.
+    // No other event comes that could wake the agent, so it must do the rest on its own.
     let effects = bench.run();
     assert_eq!(asked(&effects)[..2], ["hold", "look"]);
 }
@@ -334,7 +334,7 @@ fn o10_a_new_store_is_made_of_what_was_known_when_the_runtime_was_asked() {
     bench.run_to("open");
     bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
     bench.run_to("sandboxes");
-    // Objects that are deleted meanwhile still count, as when the runtime was asked.
+    // The objects still count if they are deleted meanwhile, because they existed when the runtime was asked.
     bench.on(AgentEvent::Addresses(WatchStep::Change(
         ObjectEvent::Deleted(seen),
     )));

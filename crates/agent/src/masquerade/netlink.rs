@@ -36,7 +36,7 @@ impl Bytes {
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
         self.0.extend((flags | REQUEST).to_ne_bytes());
-        // Sequence number and port are zero: each exchange has a socket of its own for its answers.
+        // Sequence number and port are zero, because each exchange has a socket of its own for its answers.
         self.0.extend([0; 8]);
         self.0.extend([family, 0]);
         self.0.extend(resource.to_be_bytes());
@@ -71,7 +71,7 @@ impl Bytes {
 }
 
 /// Sends messages, at least one of which must ask for an answer, and returns the first error. The kernel carries
-/// messages out and answers them while `send` runs.
+/// messages out and answers them while `send` runs, so all answers can be received afterwards without a wait.
 pub(super) fn exchange(messages: &Bytes) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let netfilter = Some(netlink::NETFILTER);

@@ -40,7 +40,7 @@ const NOT_IN_SET: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
 const FULLY_RANDOM: u32 = 16;
 
-/// Limits the size of an attribute, which may have at most 64 KiB.
+/// At most this many elements are in one attribute, because an attribute has at most 64 KiB.
 const ELEMENTS_AT_ONCE: usize = 1_000;
 
 /// The values that depend on the address family.
@@ -69,8 +69,8 @@ const V6: Kind = Kind {
     destination_at: 24,
 };
 
-/// Writes the table of a family, replacing an existing one, unless `only_if_absent`. Returns whether anything was
-/// written.
+/// Writes the table of a family, in place of an existing one. With `only_if_absent`, an existing table is left alone.
+/// Returns whether anything was written.
 pub(super) fn put(family: Family, spared: &[Run], only_if_absent: bool) -> io::Result<bool> {
     match exchange(&table(family, spared, only_if_absent)) {
         Ok(()) => Ok(true),
@@ -92,7 +92,7 @@ fn table(family: Family, spared: &[Run], only_if_absent: bool) -> Bytes {
     if only_if_absent {
         all = send(all, NEW_TABLE, CREATE | EXCLUSIVE | ACK, &named());
     } else {
-        // Deleting a table that does not exist would be an error.
+        // Deleting a table that does not exist would be an error, so the table is created first.
         all = send(all, NEW_TABLE, CREATE | ACK, &named());
         all = send(all, DELETE_TABLE, 0, &named());
         all = send(all, NEW_TABLE, CREATE, &named());
@@ -122,7 +122,7 @@ fn table(family: Family, spared: &[Run], only_if_absent: bool) -> Bytes {
     all.message(BATCH_END, 0, 0, NFTABLES, &Bytes::default())
 }
 
-/// Returns the start of a range and the address after its end, the elements of an interval set.
+/// Returns the elements of an interval set for a range: its start, and the address after its end.
 fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
     let key = |addr: &Addr, value: u128| {
         let bytes = value.to_be_bytes();
@@ -133,7 +133,7 @@ fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
         debug_assert_eq!(u32::try_from(own.len()), Ok(kind.length));
         Bytes::default().nested(1, &Bytes::default().bytes(VALUE, own))
     };
-    // No element ends a range that reaches the last address of its family.
+    // A range that reaches the last address of its family has no address after its end, so it has only one element.
     let whole = match last.family {
         Family::V4 => u128::from(u32::MAX),
         Family::V6 => u128::MAX,

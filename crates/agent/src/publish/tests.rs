@@ -5,7 +5,7 @@ use crate::status::status;
 
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// A node with its publisher, and the version of its NodeSubnet.
+/// A node with its publisher, its store, its waiting ADDs, and the version of its NodeSubnet.
 struct Node {
     publisher: Publisher,
     snapshot: Snapshot,
@@ -37,7 +37,7 @@ impl Node {
         self.publisher.next(&status, &wants, &self.snapshot, now)
     }
 
-    /// Writes the status if a write is due; it succeeds at once.
+    /// Writes the status if a write is due; the write succeeds at once.
     fn step(&mut self, now: Duration) -> PublishStep {
         let next = self.next(now);
         if let PublishStep::Write { version, urgent } = &next {
@@ -102,7 +102,7 @@ fn what_an_older_crd_cuts_off_is_not_written_again_before_something_changes() {
     node.publisher.written(WriteOutcome::Failed, secs(1001));
     node.snapshot = later;
     assert_eq!(node.next(secs(2000)), PublishStep::Nothing);
-    // Another client wrote: the API server may now store the whole status.
+    // Another client wrote, so the API server may now store the whole status.
     node.publisher.seen(&version(3), stored);
     assert!(matches!(node.next(secs(2001)), PublishStep::Write { .. }));
 }
@@ -181,7 +181,7 @@ fn an_api_that_was_put_back_is_told_at_once_what_is_in_use() {
     let mut node = Node::new(5);
     node.step(secs(10));
     node.publisher.written(WriteOutcome::Failed, secs(11));
-    // An event that a continued watch might show: older than the answer to the write.
+    // A continued watch might show this event. It is older than the answer to the write, so it is ignored.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(12)), PublishStep::Nothing);
     node.publisher.relisted();
@@ -207,9 +207,9 @@ fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
         node.step(secs(12)),
         PublishStep::Write { urgent: true, .. }
     ));
-    // The block was requested and has not come yet: nothing else is urgent.
+    // The block was requested and has not come yet, so nothing else is urgent.
     assert!(matches!(node.step(secs(13)), PublishStep::Nothing));
-    // The block is there, but the controller counts it as larger than it is.
+    // The block is there, but the controller counts more addresses in it than there are, so the node must report again.
     node.snapshot
         .blocks
         .push(block("10.0.0.64/30", "a", 0, 0, 1));
@@ -224,7 +224,7 @@ fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
 fn ten_pods_a_second_cost_less_than_a_write_in_fifty() {
     let mut node = Node::new(0);
     let mut events = 0;
-    // Blocks of 61 addresses come at once when they are requested.
+    // A new block of 61 addresses comes at once when it is requested.
     node.run(0, 60, |it, _| {
         events += 1;
         let last = it.blocks.len() - 1;
@@ -252,7 +252,7 @@ fn a_need_that_grows_all_the_time_is_told_ever_less_often() {
     assert!(node.writes.len() < 25, "{}", node.writes.len());
 }
 
-/// Acts as the controller, which allocates enough blocks of 13 addresses to each pool that lacks some.
+/// Acts as the controller: allocates enough blocks of 13 addresses for each pool whose demand exceeds its capacity.
 fn answer(node: &mut Node) {
     let wants = wanted(&node.snapshot, &node.wishes);
     for (pool, want) in wants.iter().filter(|(_, want)| want.is_lacking()) {
@@ -264,7 +264,7 @@ fn answer(node: &mut Node) {
     }
 }
 
-/// Assigns an address of the pool, if one is free.
+/// Assigns an address of the pool. Returns whether one was free.
 fn give(node: &mut Node, pool: &str) -> bool {
     let mut blocks = node.snapshot.blocks.iter_mut();
     let Some(block) = blocks.find(|it| it.pool == pool && it.counts.free > 0) else {
@@ -365,7 +365,7 @@ fn what_is_let_go_is_told_at_once() {
         PublishStep::Write { urgent: true, .. }
     ));
     assert_eq!(node.step(secs(12)), PublishStep::Nothing);
-    // The request was stored, then lost: somebody restored an older status.
+    // The request was stored and then lost, because a user restored an older status. So the request is made again.
     node.publisher.seen("9", NodeSubnetStatus::default());
     node.version = 9;
     assert!(matches!(
@@ -402,7 +402,7 @@ fn one_write_at_a_time_onto_what_was_seen_last() {
     node.publisher.seen("2", NodeSubnetStatus::default());
     let again = node.next(secs(1));
     assert!(matches!(&again, PublishStep::Write { version, .. } if version == "2"));
-    // The watch is behind the answer to the write.
+    // The watch is behind the answer to the write, so the version that it shows is ignored.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(1)), PublishStep::Nothing);
     node.publisher.lost();

@@ -1,13 +1,13 @@
-//! An ADD under way, as a value without clock or IO: each [`AddStep`] says what to ask the store or wait for, which
-//! [`super::Service`] does.
+//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] says what to ask the store or what to
+//! wait for; [`super::Service`] then does so.
 //!
 //! ```text
-//! wait for its pod ──► ask the best pool alone ──► ask all its pools ──► wait for a block and ask again ──► done
+//! wait for the pod ──► ask the store: best pool alone ──► all pools of the ADD ──► wait for a block, ask again ──► done
 //! ```
 //!
 //! # Guarantees
-//! - An ADD ends when its caller's deadline comes near, or after its longest wait for a block.
-//! - The store is asked once more at the end of the wait: an address in cooldown may be free by then.
+//! - Every wait of an ADD ends when its caller's deadline comes near, or earlier: after the longest wait for a block.
+//! - The store is asked once more at the end of the wait, because an address in cooldown may be free by then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::shared::{ServiceState, WatchState};
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Add, OpError, OpErrorKind, OpOutcome, PoolOrder};
 
-/// How long an ADD that does not depend on its pod waits for it to be seen while the watch is established: the runtime
-/// may be a little ahead of the watch.
+/// How long an ADD that does not depend on its pod waits for the watch to show the pod, because the runtime may be
+/// slightly ahead of the watch.
 const POD_WAIT: Duration = Duration::from_millis(300);
-/// The part of a deadline that is kept for the last attempt and the answer.
+/// Waits end this long before the caller's deadline, so that time is left for the last attempt and the answer.
 const MARGIN: Duration = Duration::from_millis(250);
 /// The reason of the event about an annotation that cannot be parsed.
 const INVALID_ANNOTATION: &str = "InvalidAnnotation";
@@ -31,9 +31,9 @@ const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 /// What an ADD needs next.
 #[derive(Debug)]
 pub enum AddStep {
-    /// Ask the store for this
+    /// Ask the store for addresses with this ADD
     Ask(Box<Add>, AskedAdd),
-    /// Wait until pods have changed
+    /// Wait until the watches show a change
     ForPod(ForPod),
     /// Wait until the node has a new range, or the attachment is deleted
     ForBlock(ForBlock),
@@ -48,7 +48,7 @@ pub struct ForPod {
     until: Duration,
 }
 
-/// An ADD that the store was asked for.
+/// An ADD that waits for the store's answer.
 #[derive(Debug)]
 pub struct AskedAdd {
     adding: Box<Adding>,
@@ -65,7 +65,7 @@ pub struct ForBlock {
 #[derive(Debug)]
 struct Adding {
     add: Add,
-    /// The caller must have its answer before this time
+    /// The time since boot by which the caller must have its answer
     deadline: Duration,
     /// The longest wait for a block
     patience: Duration,
@@ -74,31 +74,31 @@ struct Adding {
 /// What the store was asked for.
 #[derive(Debug)]
 enum For {
-    /// An address by the store's note of the pod
+    /// An address of the pools that the store's note of the pod names
     Note,
-    /// An address of the best of several pools, which may be waited for until then
+    /// An address of the best of several pools; the ADD may wait for this pool alone until the given time
     Best(PoolOrder, Duration),
     /// An address of any of these pools
     Any(PoolOrder),
-    /// The same again after a wait; `true` for the last time
+    /// The same question again after a wait; `true` for the last attempt
     Again(Wait, bool),
 }
 
-/// A wait for a block.
 #[derive(Debug)]
 struct Wait {
-    /// Pools that blocks can be requested from, best first
+    /// The pools from which blocks can be requested, best first
     wanted: Vec<String>,
-    /// The number of them that blocks are requested from so far
+    /// From how many of these pools blocks have been requested so far
     wished: usize,
     begun: Duration,
     until: Duration,
-    /// All pools of the ADD, if it waits for the best one alone
+    /// All pools of the ADD, if it waits for the best pool alone
     best_of: Option<PoolOrder>,
 }
 
 impl Wait {
-    /// Returns when to go on: the best pool is asked first, and all others after half of the wait.
+    /// Returns the time of the next step. Blocks of the best pool are requested first, and blocks of all other pools
+    /// after half of the wait.
     fn next_at(&self) -> Duration {
         if self.wished < self.wanted.len() {
             self.begun + self.until.saturating_sub(self.begun) / 2
@@ -108,7 +108,7 @@ impl Wait {
     }
 }
 
-/// Starts an ADD that came now. `patience`: its longest wait for a block.
+/// Starts an ADD that arrived at `now`. `patience`: its longest wait for a block.
 pub fn begin(
     add: Add,
     deadline: Duration,
@@ -132,12 +132,12 @@ pub fn begin(
 }
 
 impl ForPod {
-    /// Returns when the ADD goes on without its pod.
+    /// Returns the time at which the ADD continues without its pod.
     pub fn until(&self) -> Duration {
         self.until
     }
 
-    /// Goes on if the pod is known or the time is up.
+    /// Continues the ADD if the pod is known or the wait is over.
     pub fn go(self, shown: &WatchState, desk: &mut ServiceState, now: Duration) -> AddStep {
         let mut adding = self.adding;
         let wanted = adding.add.pod.as_ref();
@@ -160,7 +160,7 @@ impl ForPod {
 }
 
 impl AskedAdd {
-    /// Goes on with the store's answer.
+    /// Continues the ADD with the store's answer.
     pub fn answered(
         self,
         answer: Result<OpOutcome, OpError>,
@@ -199,12 +199,12 @@ impl AskedAdd {
 }
 
 impl ForBlock {
-    /// Returns when the ADD goes on without news.
+    /// Returns the time at which the ADD continues even if nothing has changed.
     pub fn until(&self) -> Duration {
         self.wait.next_at()
     }
 
-    /// Goes on; with `is_news` the store is asked again at once.
+    /// Continues the ADD. With `is_news`, the store is asked again at once, because an address may be free.
     pub fn go(self, is_news: bool, desk: &mut ServiceState, now: Duration) -> AddStep {
         let Self { adding, mut wait } = self;
         if !is_news && now < wait.next_at() {
@@ -225,9 +225,10 @@ impl Adding {
         time.min(self.deadline.saturating_sub(MARGIN))
     }
 
-    /// Returns until when to wait for the best of several pools alone, if the node has no block of it and can request
-    /// one: others may have free addresses, but the best one takes precedence. This is half of the longest wait, from
-    /// when the first ADD asked for the pool.
+    /// Returns the time until which to wait for the best of several pools alone. `None`: do not wait, because the node
+    /// has a block of the best pool, or cannot request one, or the wait is over. The wait makes sense although other
+    /// pools may have free addresses, because the best pool takes precedence. It lasts half of the longest wait for a
+    /// block, counted from the first waiting ADD that asked for the pool.
     fn absent(
         &self,
         pools: &PoolOrder,
@@ -311,7 +312,8 @@ impl Adding {
                 desk.pending_adds.remove(&self.add.attachment);
                 AddStep::Done(Ok(answer))
             }
-            // Though the wait was in vain, the wish for the best pool stays, for the next pods.
+            // The request for a block of the best pool stays although this wait was in vain, so that the next pods get
+            // a block of it.
             Err(refusal) => match wait.best_of.take() {
                 Some(pools) => self.ask(For::Any(pools)),
                 None if may_wait => {
@@ -329,7 +331,8 @@ impl Adding {
     }
 }
 
-/// Fills in what the pod wants, if it is known; refuses the ADD if no pool serves the pod.
+/// Writes to `add` which pools and addresses the pod may have, and returns the pools. If the choice depends on a pod
+/// that is not known, `add` stays undecided. Returns an error if no pool serves the pod.
 fn choose(
     add: &mut Add,
     pod: Option<&Pod>,
@@ -371,7 +374,7 @@ fn named(pools: &PoolOrder) -> &[String] {
     }
 }
 
-/// Returns those of the pools that blocks can be requested from.
+/// Returns those of `pools` from which blocks can be requested.
 fn askable(pools: &PoolOrder, shown: &WatchState) -> Vec<String> {
     let is_askable = |name: &&String| shown.askable.contains(name);
     match pools {
@@ -383,7 +386,8 @@ fn askable(pools: &PoolOrder, shown: &WatchState) -> Vec<String> {
     }
 }
 
-/// Returns the refusal after a wait in vain. `at_limit`: pools of which the node has as many blocks as allowed.
+/// Returns the error of an ADD that waited for a block in vain. `at_limit`: the pools of which the node has its maximum
+/// of blocks, with that maximum.
 fn exhausted(
     refusal: OpError,
     wanted: &[String],
@@ -473,7 +477,7 @@ mod tests {
         })
     }
 
-    /// An ADD of the pools a and b that may wait for ten seconds, on one node.
+    /// One node with one ADD of the pools a and b, which may wait for ten seconds.
     struct Bench {
         shown: WatchState,
         desk: ServiceState,
@@ -481,7 +485,7 @@ mod tests {
     }
 
     impl Bench {
-        /// The node has blocks of the pools `giving`, and may request more of both.
+        /// Starts the ADD on a node that has blocks of the pools `giving`, and may request more blocks of both pools.
         fn new(giving: &[&str]) -> Self {
             let both = || vec!["a".to_owned(), "b".to_owned()];
             let shown = WatchState {
@@ -521,7 +525,7 @@ mod tests {
             });
         }
 
-        /// Returns the pools that the store is asked for an address of.
+        /// Returns the pools of which the store is asked for an address.
         fn asked(&self) -> &[String] {
             match &self.step {
                 AddStep::Ask(add, _) => &add.pools,
@@ -529,7 +533,7 @@ mod tests {
             }
         }
 
-        /// Returns until when it waits for a block.
+        /// Returns the time until which the ADD waits for a block.
         fn until(&self) -> Duration {
             match &self.step {
                 AddStep::ForBlock(block) => block.until(),
@@ -552,7 +556,7 @@ mod tests {
         bench.go(false, 5 * SECOND);
         assert_eq!(bench.until(), 10 * SECOND);
         assert_eq!(bench.wishes(5 * SECOND), ["a", "b"]);
-        // One more attempt at the end: an address in cooldown may be free by then.
+        // The store is asked once more at the end of the wait, because an address in cooldown may be free by then.
         bench.go(false, 10 * SECOND);
         assert_eq!(bench.asked(), ["a", "b"]);
         bench.answer(nothing(), 10 * SECOND);

@@ -4,11 +4,11 @@ use std::fmt;
 
 use super::{ChosenPool, PassOverReason, PassedOver, PoolChoice, PoolRank, SelectorSubject};
 
-/// The most pools that are listed by name; the others are only counted.
+/// At most this many pools are listed by name; further pools are only counted.
 const NAMED: usize = 8;
 
 impl fmt::Display for PoolChoice<'_> {
-    /// Writes the chosen pools in their order, then the others, those closest to being chosen first. The text
+    /// Writes the chosen pools in their order, then the other pools, those closest to being chosen first. The text
     /// does not end with a line feed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.chosen.is_empty() {
@@ -48,7 +48,7 @@ impl fmt::Display for PoolChoice<'_> {
     }
 }
 
-/// Writes a chosen pool, and why it comes before the next one.
+/// Writes the line of a chosen pool, with the reason why the pool comes before the next one.
 fn line(
     f: &mut fmt::Formatter,
     nth: usize,
@@ -119,8 +119,8 @@ fn line(
 }
 
 impl PassOverReason<'_> {
-    /// How far the pool is from being chosen. Pools that were asked for or selected but cannot serve come
-    /// first, because people look for those.
+    /// Returns how far the pool is from being chosen. A pool that was asked for by name, or that selects the
+    /// requester, but cannot serve comes first, because that is the pool that users ask about.
     fn distance(&self) -> u8 {
         match self {
             PassOverReason::Unknown => 0,

@@ -1,24 +1,27 @@
-//! Which pool serves a node or a pod, and why: used by the controller, the agent and the kubectl plugin.
+//! Chooses the pools that serve a node or pod, and says why. A pool serves a node or pod if the node may get blocks
+//! of the pool, or the pod addresses. The controller, the agent and the kubectl plugin use this module.
 //!
-//! A pool serves those whom its selectors match. Of several pools the first one with room is used, in this
-//! order: priority; number of requirements in all three selectors; families of the oldest; room; name. Room is
-//! only compared among pools of the same families, because an IPv6 pool always has more. Among the pools that
-//! are best by priority and requirements the oldest determines which families are assigned. A pool of the same
-//! rank that lacks one of these families only serves those who ask for it by name, so that neither adding a
-//! pool nor exhausting one changes anybody's families.
+//! If a requester (a node or pod) names no pools, it is served by the pools whose selectors match it. The first of
+//! them with room is used. They are ordered by priority, then by the number of requirements in all three selectors,
+//! then by families, then by room, then by name. Room is how much a pool can still allocate.
 //!
-//! Pools that are asked for by name are used in the order given, whatever their selectors say, including
-//! `Manual` pools.
+//! Families: among the pools that are best by priority and requirements, the oldest pool determines which families
+//! are assigned. A pool of the same rank that lacks one of these families serves only requesters that ask for it by
+//! name. So neither adding a pool nor exhausting one changes the families that a node or pod gets. Room is compared
+//! only among pools of the same families, because an IPv6 pool always has more.
+//!
+//! If a requester asks for pools by name, the pools are used in the order given, whatever their selectors say. This
+//! includes `Manual` pools.
 //!
 //! # Guarantees
-//! - The answer depends on the set of candidates, not on their order. Nearly sorted candidates are sorted in
-//!   nearly linear time.
-//! - Room is queried at most once per pool, and only to break a tie, because counting it is expensive.
-//! - Every candidate is either chosen or passed over, with a reason. Nothing is formatted before a [`PoolChoice`]
-//!   is displayed.
+//! - The result depends on the set of candidates, not on their order. Nearly sorted candidates are sorted in nearly
+//!   linear time.
+//! - The room of a pool is computed at most once, and only to break a tie, because the computation is expensive.
+//! - Every candidate is either chosen, or passed over with a reason. No text is formatted before a [`PoolChoice`] is
+//!   displayed.
 //!
 //! # Caveats
-//! - For a pool that cannot serve and does not select the asker either, the reason is the selector.
+//! - If a pool cannot serve and its selectors do not match either, only the selector is given as the reason.
 
 mod explain;
 mod selector;
@@ -32,7 +35,7 @@ use std::sync::Arc;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
 
-/// Key and value of a label. Labels are passed as slices sorted by key.
+/// Key and value of a label. Functions of this module expect slices of labels that are sorted by key.
 pub type Label = (Arc<str>, Arc<str>);
 
 /// A pool that may be chosen.
@@ -46,24 +49,24 @@ pub struct PoolCandidate<'a> {
     pub namespace: &'a Selector,
     /// `podSelector` of the pool
     pub pod: &'a Selector,
-    /// Higher is better
+    /// `priority` of the pool; the pool with the highest value is tried first
     pub priority: i32,
-    /// The families that the pool has ranges of
+    /// The families of the pool's ranges
     pub families: Dual<bool>,
     /// Creation time, in seconds since 1970
     pub created: i64,
-    /// Whether it serves only those who ask for it by name
+    /// Whether the pool serves only requesters that ask for it by name
     pub manual: bool,
-    /// Whether it can serve at all
+    /// Whether the pool can serve any requester, and if not, why
     pub standing: PoolStanding<'a>,
 }
 
-/// Whether a pool can currently serve anybody.
+/// Whether a pool can currently serve any requester.
 #[derive(Clone, Copy)]
 pub enum PoolStanding<'a> {
     /// The pool can serve.
     Serving,
-    /// The pool cannot serve for this reason, not even those who ask for it by name.
+    /// The pool cannot serve for this reason, not even a requester that asks for it by name.
     Barred(&'a dyn fmt::Display),
 }
 
@@ -76,14 +79,14 @@ impl fmt::Debug for PoolStanding<'_> {
     }
 }
 
-/// The node or pod that a pool is chosen for. Labels are sorted by key.
+/// The node or pod for which pools are chosen. Labels are sorted by key.
 #[derive(Clone, Copy, Debug)]
 pub struct Requester<'a> {
     /// The labels of the node
     pub node: &'a [Label],
-    /// The pod; `None` chooses for the node as a whole
+    /// The labels of the pod; `None` to choose pools for the node as a whole
     pub pod: Option<PodLabels<'a>>,
-    /// Names of the pools that were asked for, best first; if empty, selectors decide
+    /// Names of the pools that the requester asks for, best first; if empty, selectors decide
     pub by_name: &'a [&'a str],
 }
 
@@ -96,44 +99,44 @@ pub struct PodLabels<'a> {
     pub pod: &'a [Label],
 }
 
-/// The result of [`choose`]. Displays as one line per pool, the best first.
+/// The result of [`choose`]. Its `Display` text has one line per pool, the best pool first.
 #[derive(Clone, Debug, Default)]
 pub struct PoolChoice<'a> {
     /// The pools to try, best first
     pub chosen: Vec<ChosenPool<'a>>,
-    /// The other pools in the order of the candidates, then names that no candidate has
+    /// The other pools, in the order of the candidates; then requested names that no candidate has
     pub passed_over: Vec<PassedOver<'a>>,
 }
 
-/// A pool to try, and what decided its place.
+/// A pool to try, with the reason for its place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChosenPool<'a> {
     /// Index of the pool among the candidates
     pub at: usize,
     /// Name of the pool
     pub name: &'a str,
-    /// The choice is for a node as a whole, and the pool serves only some of its pods. So the node should not
-    /// get a block of it before such a pod asks.
+    /// Whether the choice is for a node as a whole and the pool serves only some of the node's pods. If so, the node
+    /// should get a block of the pool only when one of these pods asks.
     pub some_pods_only: bool,
-    /// A family that the pool lacks and a pool of the same rank has. Therefore the pool only serves those who
-    /// ask for it by name.
+    /// A family that the pool lacks although a pool of the same rank has it. If set, the pool serves only requesters
+    /// that ask for it by name.
     pub lacks: Option<Family>,
-    /// What determined its place in the order
+    /// What determined the place of the pool in the order
     pub place: PoolRank,
 }
 
 /// What determined the place of a chosen pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolRank {
-    /// The pool was asked for by name.
+    /// The requester asked for the pool by name.
     Asked,
-    /// The pool was compared with others.
+    /// The pool was compared with other pools.
     Ranked {
-        /// Higher is better
+        /// `priority` of the pool; the highest comes first
         priority: i32,
-        /// Number of requirements in all selectors; more is better
+        /// Number of requirements in all selectors of the pool; more come first
         requirements: usize,
-        /// More is better; `None` if it was not needed to break a tie
+        /// How much the pool can still allocate; more comes first. `None` if room was not needed to break a tie
         room: Option<u128>,
     },
 }
@@ -141,7 +144,7 @@ pub enum PoolRank {
 /// A pool that must not be tried.
 #[derive(Clone, Copy, Debug)]
 pub struct PassedOver<'a> {
-    /// Index of the pool among the candidates; `None` if no such pool exists
+    /// Index of the pool among the candidates; `None` if the requester named a pool that does not exist
     pub at: Option<usize>,
     /// Name of the pool
     pub name: &'a str,
@@ -152,22 +155,23 @@ pub struct PassedOver<'a> {
 /// Why a pool must not be tried.
 #[derive(Clone, Copy)]
 pub enum PassOverReason<'a> {
-    /// The pool was asked for by name and does not exist.
+    /// The requester asked for this name, but no such pool exists.
     Unknown,
-    /// The pool selects the asker or was asked for by name, but cannot serve.
+    /// The pool's selectors match the requester, or the requester asked for the pool by name; but the pool cannot
+    /// serve.
     Barred(&'a dyn fmt::Display),
-    /// The pool selects the asker, but only serves those who ask for it by name.
+    /// The pool's selectors match the requester, but the pool serves only requesters that ask for it by name.
     Manual,
-    /// A selector of the pool does not match the asker.
+    /// A selector of the pool does not match the requester.
     Deselected {
-        /// Which of the selectors
+        /// The selector that does not match
         subject: SelectorSubject,
         /// The requirement that is not met
         wants: &'a Requirement,
-        /// The value of the label; `None` if there is no such label
+        /// The requester's value of the label; `None` if the requester does not have the label
         has: Option<&'a str>,
     },
-    /// Other pools were asked for by name.
+    /// The requester asked for other pools by name.
     NotAsked,
 }
 
@@ -188,7 +192,7 @@ pub enum SelectorSubject {
     Pod,
 }
 
-/// Returns the pools that may serve the asker, best first, and why the others may not.
+/// Returns the pools that may serve `asker`, best first, and the reasons why the other pools may not.
 ///
 /// `room` returns how much a pool can still allocate, in a unit that is the same for all candidates.
 pub fn choose<'a>(
@@ -288,7 +292,7 @@ fn by_selectors<'a>(
     choice
 }
 
-/// The families of the oldest pool among the best ones.
+/// Returns the families of the oldest among the pools of the best rank.
 fn assigned_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dual<bool> {
     let best = chosen.first().map(ChosenPool::rank);
     let best = chosen.iter().filter(|it| Some(it.rank()) == best);
@@ -296,7 +300,7 @@ fn assigned_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dua
     oldest.map_or(Dual::default(), |it| candidates[it.at].families)
 }
 
-/// The first family that is in `given`, but not in `has`.
+/// Returns the first family that is in `given` but not in `has`, or `None` if `has` includes all of `given`.
 pub fn lacking(given: Dual<bool>, has: Dual<bool>) -> Option<Family> {
     let mut given = given.iter().filter(|(_, is_given)| **is_given);
     let (family, _) = given.find(|(family, _)| !has.get(*family))?;
@@ -304,7 +308,7 @@ pub fn lacking(given: Dual<bool>, has: Dual<bool>) -> Option<Family> {
 }
 
 impl<'a> PoolCandidate<'a> {
-    /// The reason if a selector does not match the asker.
+    /// Returns the first selector that does not match the asker as the reason; `None` if all selectors match.
     fn deselects(&self, asker: &Requester<'a>) -> Option<PassOverReason<'a>> {
         let unmet = |subject, selector: &'a Selector, labels: &'a [Label]| {
             let (wants, has) = selector.unmet(labels)?;
@@ -338,7 +342,8 @@ impl<'a> PoolCandidate<'a> {
 }
 
 impl ChosenPool<'_> {
-    /// What is compared before families, room and name; `None` if the pool was asked for by name.
+    /// Returns the part of the order that is compared before families, room and name; `None` if the requester asked
+    /// for the pool by name.
     fn rank(&self) -> Option<(Reverse<i32>, Reverse<usize>)> {
         match self.place {
             PoolRank::Asked => None,

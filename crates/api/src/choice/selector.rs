@@ -6,11 +6,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::Label;
 
-/// A label selector in a form that is matched without allocation.
+/// A label selector in a form that can be matched without allocating memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selector(Vec<Requirement>);
 
-/// One condition on the label that is the first field.
+/// One condition on a label. The first field is the key of the label.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Requirement {
     /// The label exists and has one of the values.
@@ -34,7 +34,7 @@ impl Requirement {
         }
     }
 
-    /// Whether the label may have this value, or with `None` whether it may be absent.
+    /// Returns whether the label may have this value; for `None`, whether the label may be absent.
     fn allows(&self, value: Option<&str>) -> bool {
         let listed = |values: &[String]| value.is_some_and(|v| values.iter().any(|x| x == v));
         match self {
@@ -47,9 +47,9 @@ impl Requirement {
 }
 
 impl fmt::Display for Requirement {
-    /// Writes the operator as selectors spell it, and the first few values.
+    /// Writes the operator as selectors spell it, followed by at most the first five values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Longer lists would not fit into an event.
+        /// Lists of more values would not fit into an event.
         const NAMED: usize = 5;
         let (operator, values) = match self {
             Requirement::In(_, values) => ("In", values),
@@ -67,7 +67,7 @@ impl fmt::Display for Requirement {
 }
 
 impl Selector {
-    /// Parses a selector; an absent or empty one matches everything. The error names the wrong expression and
+    /// Parses a selector. An absent or empty selector matches everything. The error names the wrong expression and
     /// says what to write.
     pub fn new(selector: Option<&LabelSelector>) -> Result<Self, String> {
         let mut requirements = Vec::new();
@@ -101,12 +101,13 @@ impl Selector {
         Ok(Selector(requirements))
     }
 
-    /// Whether the labels, sorted by key, meet every requirement.
+    /// Returns whether the labels meet every requirement. The labels must be sorted by key.
     pub fn matches(&self, labels: &[Label]) -> bool {
         self.unmet(labels).is_none()
     }
 
-    /// The first requirement that the labels, sorted by key, do not meet, with the value of its label.
+    /// Returns the first requirement that the labels do not meet, with the value of the label if it exists. The
+    /// labels must be sorted by key.
     pub(crate) fn unmet<'a>(
         &'a self,
         labels: &'a [Label],
@@ -118,7 +119,7 @@ impl Selector {
         })
     }
 
-    /// The number of requirements: of two selectors that match, the one with more is more specific.
+    /// Returns the number of requirements. If two selectors match, the one with more requirements is more specific.
     pub fn specificity(&self) -> usize {
         self.0.len()
     }

@@ -21,7 +21,7 @@ fn labels(pairs: &[(&str, &str)]) -> Vec<Label> {
         .collect()
 }
 
-/// A pool with everything that a candidate borrows.
+/// Owns the data that a [`PoolCandidate`] borrows.
 #[derive(Clone, Debug, Default)]
 struct Pool {
     name: String,
@@ -281,7 +281,8 @@ fn eight_pools_are_named_and_the_rest_counted() {
     }
 }
 
-/// The documented order, implemented directly.
+/// Compares two pools by the documented order, implemented as directly as possible. All pools are of the same
+/// families.
 fn naive(a: &Pool, b: &Pool) -> Ordering {
     let requirements =
         |it: &Pool| it.node.specificity() + it.namespace.specificity() + it.pod.specificity();
@@ -295,7 +296,8 @@ fn naive(a: &Pool, b: &Pool) -> Ordering {
     decided.unwrap_or(Ordering::Equal)
 }
 
-/// Up to three requirements. The labels of the asker all have the value "0", so requirements for "0" are met.
+/// Generates up to three requirements. Every label of the asker has the value "0", so a requirement is met if its
+/// value is "0".
 fn requirements() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
     let value = prop::option::weighted(0.3, prop::bool::weighted(0.8));
     prop::array::uniform3(value).prop_map(|values| {
@@ -308,7 +310,7 @@ fn requirements() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
 }
 
 prop_compose! {
-    /// A pool, whether its nodeSelector matches, and whether the other two do.
+    /// Generates a pool, whether its nodeSelector matches, and whether its other two selectors match.
     fn any_pool()(
         node in requirements(),
         namespace in requirements(),
@@ -374,7 +376,8 @@ proptest! {
         let wanted: Vec<&str> = expected.iter().map(|pool| &*pool.name).collect();
         prop_assert_eq!(names(&choice), wanted);
 
-        // Room is queried once, and only for pools that nothing else distinguishes.
+        // Room is queried once for each pool that ties with another in priority and requirements, and for no other
+        // pool.
         let rank = |pool: &Pool| {
             let Pool { node, namespace, pod, .. } = pool;
             (pool.priority, node.specificity() + namespace.specificity() + pod.specificity())
@@ -388,7 +391,7 @@ proptest! {
         asked.sort_unstable();
         prop_assert_eq!(asked, tied);
 
-        // Every pool is reported once, with the right index.
+        // Every pool is in the result exactly once, with its index among the candidates.
         let passed = choice.passed_over.iter().map(|it| (it.at.unwrap(), it.name));
         let mut told: Vec<(usize, &str)> =
             choice.chosen.iter().map(|it| (it.at, it.name)).chain(passed).collect();
@@ -430,14 +433,14 @@ fn room_is_compared_within_a_family_and_the_oldest_pool_says_which_is_given() {
         "{text}"
     );
 
-    // Where IPv6 came first, an IPv4 pool changes nothing.
+    // If the IPv6 pool is older, a newer IPv4 pool does not change the families that are assigned.
     let older = Pool { created: 0, ..six };
     assert_eq!(
         names(&ask(&[older.clone(), four.clone()], &of_node(&[]))),
         ["six", "four"]
     );
 
-    // Explicit priorities override that.
+    // A higher priority takes precedence over the age of pools, so no pool lacks a family here.
     let first = Pool {
         priority: 1,
         ..older

@@ -1,19 +1,22 @@
-//! Adoption of blocks that a node uses but the API has lost, because the API server was restored from a backup.
+//! Adoption of blocks that a node uses although the API has lost them, because the API server was restored from a
+//! backup.
 //!
-//! An agent reports every block with addresses in use, even if its NodeSubnet no longer lists the block. If nobody
-//! has a claim to the range, the node gets the block as if it had been listed: its object is created again and it is
-//! listed again. If somebody has a claim, or the node could not get the block now, the block waits until something
-//! becomes free. Nobody else gets any part of it, and the condition `Accepted` of the NodeSubnet reports it.
+//! An agent reports every block with addresses in use, even if its NodeSubnet no longer lists the block. If no node has
+//! a claim to the range, the node gets the block back: its object is created and the NodeSubnet lists it again. If
+//! another node has a claim, or the pool would not allocate the block to the node now, the block waits until something
+//! becomes free. Meanwhile no part of the block is allocated to another node, and the condition `Accepted` of the
+//! NodeSubnet reports the block.
 //!
-//! If two agents use the same block, one of them is outdated, and nobody knows which: neither gets it until the other
-//! no longer reports it. So nothing is adopted while agents are listened to after a gap; the list at the end of that
-//! time shows all reports. Blocks that a deleted node used are quarantined as if they had been listed.
+//! If two agents report the same block, one of the reports is outdated, and it is unknown which. So neither node gets
+//! the block until the other agent stops reporting it. For the same reason nothing is adopted during the agent grace:
+//! only the list at its end contains all reports. Blocks that a deleted node used are quarantined as if they had been
+//! listed.
 //!
 //! # Caveats
-//! An agent can report any range and so keep it from others, up to the limit of blocks per node. A block is adopted
-//! only if its node could get it by demand: from a pool that serves the node, no larger than the pool's blocks,
-//! within the node's limit. Only a leader after a gap ignores that limit: a node that got another block meanwhile
-//! still uses the lost one, which would otherwise be allocated to another node.
+//! An agent can report any range and so keep it from other nodes, but only as many blocks as a node may have. A block
+//! is adopted only if demand could have given it to the node: it lies in a pool that selects the node, it is no larger
+//! than the pool's blocks, and the node stays within its limit. After a gap, the leader ignores that limit: a node that
+//! got another block in place of the lost one still uses the lost one, which must not go to another node.
 
 use std::collections::BTreeMap;
 
@@ -29,20 +32,22 @@ use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Blocks that agents use but cannot have now, because somebody has a claim to part of it or the pool has changed; by
-/// the node's name. Nobody else gets any part of them.
+/// Blocks that agents report in use but that cannot be adopted now, by node name. Either another node has a claim to
+/// part of the block, or the pool would not allocate it to the node now. No part of these blocks is allocated to
+/// another node.
 #[derive(Debug, Default)]
 pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
 impl UnadoptedBlocks {
-    /// Returns an address of the range that lies in a block that an agent uses.
+    /// Returns an address of the range that lies in one of these blocks, if there is one.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         let mut blocks = self.0.values().flatten();
         let used = blocks.find(|it| it.overlaps(range))?;
         Some(used.first().max(range.first()))
     }
 
-    /// Returns whether an agent uses part of the block. The agent of `node` may use exactly this block.
+    /// Returns whether any of these blocks overlaps `block`. Exactly the same block, reported by the agent of `node`,
+    /// does not count.
     pub(crate) fn conflict_with(&self, block: &Cidr, node: &NodeName) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
@@ -51,12 +56,12 @@ impl UnadoptedBlocks {
         })
     }
 
-    /// Returns the nodes whose agents use such blocks.
+    /// Returns the names of the nodes whose agents report such blocks.
     pub fn nodes(&self) -> Vec<NodeName> {
         self.0.keys().cloned().collect()
     }
 
-    /// Forgets and returns the blocks of a node that is gone or whose report is to be read again.
+    /// Removes and returns the blocks of a node, because the node is gone or its report is about to be read again.
     pub fn remove(&mut self, node: &NodeName) -> Vec<Cidr> {
         self.0.remove(node).unwrap_or_default()
     }
@@ -65,25 +70,25 @@ impl UnadoptedBlocks {
         self.0.get(node).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether the node's agent uses any such block.
+    /// Returns whether the node's agent reports any such block.
     pub fn contains(&self, node: &NodeName) -> bool {
         self.0.contains_key(node)
     }
 
-    /// Returns whether there are none.
+    /// Returns whether no agent reports such a block.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Records the blocks that a node's agent uses. The caller bounds their number.
+    /// Records the blocks that a node's agent reports. The caller bounds their number.
     fn insert(&mut self, node: &NodeName, blocks: Vec<Cidr>) {
         self.0.insert(node.clone(), blocks);
     }
 }
 
 impl AllocationState {
-    /// Adopts blocks that a node's agent uses and nobody has a claim to. Returns them, and whether the agent has
-    /// stopped using a block that others may have now.
+    /// Adopts the blocks that a node's agent uses and no node has a claim to. Returns the adopted blocks. Also returns
+    /// whether any block waits for adoption no longer, in which case other nodes may be able to get it.
     pub fn adopt_of_node(
         &mut self,
         name: &NodeName,
@@ -124,7 +129,8 @@ impl AllocationState {
                     self.restore_listed(name, &node.uid, &held, true, cache, now);
                     taken.push(word.cidr);
                 }
-                // It may be possible once something becomes free, all agents have reported, or the pool changes.
+                // Adoption may be possible later: if something becomes free, all agents have reported, or the pool
+                // changes.
                 _ => {
                     is_stray = true;
                     let is_of_pool = self.source_of(&word.cidr).is_some();
@@ -140,7 +146,8 @@ impl AllocationState {
         taken
     }
 
-    /// Records unclaimed blocks that the agent of a deleted node used, so that they are quarantined.
+    /// Records the blocks that the agent of a deleted node used and no node has a claim to. The caller then quarantines
+    /// them.
     pub(crate) fn keep_for_quarantine(
         &mut self,
         name: &NodeName,
@@ -159,7 +166,7 @@ impl AllocationState {
         }
     }
 
-    /// Quarantines the blocks that agents of nodes used that were deleted while nobody led.
+    /// Quarantines the blocks that agents reported in use on nodes that were deleted while there was no leader.
     pub(crate) fn keep_of_dead_for_rest(&mut self, cache: &ClusterCache, now: Now) {
         for subnet in cache.subnets.iter() {
             let Some(report) = &subnet.report else {
@@ -176,21 +183,23 @@ impl AllocationState {
         }
     }
 
-    /// Returns an address of a quarantined block that an agent uses, if no pool could allocate the block today. Then
-    /// only the block's object keeps it from others: it must stay until the agent no longer uses it.
+    /// Returns an address of a quarantined block that an agent uses, if no pool could allocate the block today. Such a
+    /// block must stay until the agent no longer uses it, because only the block's object keeps the range from other
+    /// nodes.
     pub(crate) fn quarantined_in_use(&self, block: &Cidr) -> Option<Addr> {
         let is_given = self.source_of(block).is_some();
         self.unadopted.any_in(block).filter(|_| !is_given)
     }
 
-    /// Returns the pool that could have allocated the block to some node.
+    /// Returns the pool that could have allocated the block to some node: its blocks are at least as large.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;
         (pool.allocation_mode == AllocationMode::Blocks && len <= block.len()).then_some(pool)
     }
 
-    /// Returns the block if the node could get it by demand, with `more` blocks besides those that it has.
+    /// Returns the block, in the form in which a NodeSubnet lists it, if the node could get it by demand. `more` is the
+    /// number of blocks that the node is to get besides those that it has and this one.
     fn could_get(
         &self,
         word: &BlockReport,
@@ -209,7 +218,7 @@ impl AllocationState {
     }
 }
 
-/// Returns the block as a NodeSubnet lists it.
+/// Returns the block in the form in which a NodeSubnet lists it.
 fn held(word: &BlockReport, pool: &PoolState) -> AllocatedBlock {
     AllocatedBlock {
         cidr: word.cidr.to_string(),
@@ -280,7 +289,7 @@ mod tests {
         let used = ["10.0.0.32/28", "10.0.0.64/27", "10.9.0.0/28"];
         let cache = cache(vec![using("n1", &["10.0.0.16/28"], &used)]);
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
-        // Not adopted: a block that is larger than the pool's blocks, and one outside all pools.
+        // Two blocks are not adopted: one is larger than the pool's blocks, the other lies outside all pools.
         assert_eq!(taken(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
         let listed = allocations.listed_blocks(&"n1".into(), None);
         let listed: Vec<&str> = listed.iter().map(|it| it.cidr.as_str()).collect();
@@ -366,7 +375,7 @@ mod tests {
 
     #[test]
     fn no_part_of_what_an_agent_uses_goes_to_others() {
-        // Half of what n2 uses is claimed, so n2 cannot get it back; the other half is free.
+        // Half of the block that n2 uses is claimed by n1, so n2 cannot get the block back. The other half is free.
         let n1 = using("n1", &["10.0.0.16/29"], &[]);
         let cache = cache(vec![n1, using("n2", &[], &["10.0.0.16/28"])]);
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);

@@ -1,16 +1,17 @@
-//! Affinity blocks: which node has which block, and how far each block is.
+//! Affinity blocks: which node has which block, and which stage of its life each block has reached.
 //!
-//! A block begins as a claim. Its object is created, seen on the watch, and listed in the owner's NodeSubnet. It ends
-//! when it is recalled, released by the agent and taken off the list, and its object is deleted.
+//! A new block is at first only a claim in the ledger. Then its object is created, the watch shows the object, and the
+//! owner's NodeSubnet lists the block. At the end the block is recalled, the agent releases it, the NodeSubnet no
+//! longer lists it, and its object is deleted.
 //!
 //! # Guarantees
-//! - A block is *provisional* until the watch has shown its object and nothing older overlaps it. Only then does its
-//!   owner have it; a provisional block is never listed.
-//! - Of two overlapping blocks the one that a NodeSubnet lists stays, else the one that was created first; the object
-//!   of the other one is deleted.
-//! - A listed block stays claimed until its agent has released it and the list without it is written; or until the
-//!   node's UID is gone, the quarantine is over and no pod has an address in it. If somebody deletes or edits its
-//!   object meanwhile, the object is restored.
+//! - A block is *provisional* until the watch has shown its object and nothing older overlaps it. A NodeSubnet never
+//!   lists a provisional block, so the owner cannot use it.
+//! - Of two overlapping blocks, the one that a NodeSubnet lists stays. If no NodeSubnet lists either, the one that was
+//!   created first stays. The object of the other block is deleted.
+//! - A listed block stays claimed until its agent has released it and its NodeSubnet was written without it. If the
+//!   node's UID is gone instead, the block stays claimed until the quarantine is over and no pod has an address in it.
+//!   If a user deletes or edits the block's object meanwhile, the controller restores the object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,17 +36,18 @@ pub struct BlockTable {
     by_owner: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
     /// Name and UID of nodes with blocks
     owners: BTreeSet<(NodeName, ObjectUid)>,
-    /// Provisional blocks whose objects the watch has shown
+    /// Provisional blocks whose objects the watch has shown; they are to be confirmed or deleted next
     to_judge: BTreeSet<Cidr>,
 }
 
 impl BlockTable {
-    /// Returns the block of exactly that range.
+    /// Returns the block with exactly this range.
     pub fn get(&self, cidr: &Cidr) -> Option<&BlockEntry> {
         self.entries.get(cidr)
     }
 
-    /// Returns the block for a change of its state. Only [`crate::allocations::AllocationState`] changes the owner.
+    /// Returns a block so that the caller can change its state. Only [`crate::allocations::AllocationState`] changes
+    /// the owner.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }
@@ -87,7 +89,7 @@ impl BlockTable {
         Some(entry)
     }
 
-    /// Returns the UIDs under a node's name that have blocks.
+    /// Returns the UIDs of all Nodes of this name, live or deleted, that have blocks.
     fn uids<'a>(&'a self, name: &'a NodeName) -> impl Iterator<Item = &'a ObjectUid> {
         self.owners
             .range((name.clone(), "".into())..)
@@ -96,15 +98,15 @@ impl BlockTable {
     }
 }
 
-/// What a change means to other loops.
+/// What other loops have to check after a change of blocks.
 #[derive(Debug, Default)]
 pub struct AffectedLoops {
-    /// Blocks whose object may need a request
+    /// Blocks for whose objects a request may be needed
     pub blocks: Vec<Cidr>,
-    /// Names of nodes whose list of blocks may have changed, or that may need another block
+    /// Names of nodes whose NodeSubnet may have to list other blocks, or that may need another block
     pub nodes: Vec<NodeName>,
     /// Whether space may have become free in some pool
     pub freed: bool,
-    /// NodeSubnets to look at; some may no longer need to record a quarantined range
+    /// Names of NodeSubnets to check, some of which may no longer need to record a quarantined range
     pub subnets: Vec<NodeName>,
 }

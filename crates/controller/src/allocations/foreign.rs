@@ -1,13 +1,16 @@
-//! podCIDRs that another writer set: a kubelet may write those of its own Node while there are none.
+//! podCIDRs that another writer set: a kubelet may set the podCIDRs of its own Node as long as there are none.
 //!
-//! A podCIDR of a size that a node may get counts against pools as if Cadastre had allocated it. A wider one would
-//! exhaust every pool that it covers. So it does not count and is not listed to the agent if it overlaps a pool,
-//! until a pool has blocks of that size. Without such a pool it is harmless: it is listed, but does not count either.
+//! A podCIDR of a usual size counts against pools as if Cadastre had allocated it. A wider one would exhaust every pool
+//! that it covers. So if it overlaps a pool, it does not count and the NodeSubnet does not list it, until a pool has
+//! blocks of that size. A wide podCIDR that overlaps no pool does no harm: it does not count either, but the NodeSubnet
+//! lists it.
 //!
 //! # Guarantees
-//! - A podCIDR that the NodeSubnet of the same Node lists with a pool counts, even if the pool's block size changes.
+//! - A podCIDR that the NodeSubnet of the same Node lists with a pool counts, even if the pool's block size has changed
+//!   since.
 //! - A podCIDR that is too wide is reported by an event, by conditions of the pools that it covers, and by a metric.
-//! - A podCIDR that overlaps another node's range is listed, so that it is remembered, but withheld from the agent.
+//! - A podCIDR that overlaps another node's range is listed with `withheld`: the NodeSubnet records it, but the agent
+//!   does not use it.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +25,11 @@ use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Claim, ClaimState, Family};
 
-/// The widest podCIDRs that other allocators use: nodes with more than 4,000 IPv4 addresses, or more than a /64, are
-/// unheard of. A migration must not lose podCIDRs of up to this size.
+/// Prefix lengths of the widest podCIDRs that count without a pool of that block size. A migration to Cadastre must not
+/// lose podCIDRs, and other allocators are not known to give a node more than 4,000 IPv4 addresses or a /64.
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
-/// Returns whether the range is wider than any podCIDR of other allocators.
+/// Returns whether the range is wider than any podCIDR that other allocators give to nodes.
 pub(crate) fn is_wide(range: &Cidr) -> bool {
     let mut widest = WIDEST.iter();
     widest.any(|(family, len)| *family == range.family() && range.len() < *len)
@@ -35,19 +38,17 @@ pub(crate) fn is_wide(range: &Cidr) -> bool {
 /// The podCIDRs of a Node that are too wide to count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TooWide {
-    /// The Node's name
     pub name: NodeName,
-    /// The podCIDRs of the Node that do not count
     pub cidrs: Vec<Cidr>,
-    /// Whether an event has reported them
+    /// Whether an event has reported these podCIDRs
     reported: bool,
 }
 
-/// Keyed by the Node's UID.
+/// All podCIDRs that are too wide, by the UID of their Node.
 pub(crate) type AllTooWide = BTreeMap<ObjectUid, TooWide>;
 
 impl AllocationState {
-    /// Returns whether a node may get a range of this size, from its pool or from another allocator.
+    /// Returns whether a node can have got a range of this size from a pool or from another allocator.
     pub(crate) fn could_be_allocated(&self, range: &Cidr) -> bool {
         let len_of = |pool: &PoolState| pool.space.block_len(range.family());
         let mut ours = self.pools.touching(range).filter_map(len_of);
@@ -55,13 +56,13 @@ impl AllocationState {
         counts_all || !is_wide(range) || ours.any(|len| len <= range.len())
     }
 
-    /// Returns whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
+    /// Returns whether a Node's podCIDR counts against pools. `listed` is the NodeSubnet of the Node's name.
     pub(crate) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
         let of_pool = |held: &AllocatedRange| held.pool.is_some();
         self.could_be_allocated(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
     }
 
-    /// Records which podCIDRs of a Node do not count.
+    /// Records which podCIDRs of a Node are too wide to count.
     pub(crate) fn note_too_wide(&mut self, node: &Node, cidrs: Vec<Cidr>) {
         if cidrs.is_empty() {
             self.too_wide.remove(&node.uid);
@@ -78,8 +79,8 @@ impl AllocationState {
         self.too_wide.insert(node.uid.clone(), entry);
     }
 
-    /// Checks the wide podCIDRs again after a change of pools. Returns the names of their nodes, whose NodeSubnets
-    /// may have to list them differently.
+    /// Decides again, after a change of pools, which wide podCIDRs count. Returns the names of all Nodes that had such
+    /// podCIDRs, because their NodeSubnets may have to list them differently.
     pub(crate) fn recount_pod_cidrs(&mut self, cache: &ClusterCache) -> Vec<NodeName> {
         let names: Vec<NodeName> = self.too_wide.values().map(|it| it.name.clone()).collect();
         for name in &names {
@@ -97,7 +98,7 @@ impl AllocationState {
         all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
     }
 
-    /// Reports each podCIDR that does not count, once.
+    /// Reports, once for each Node, a podCIDR that does not count although it overlaps a pool.
     pub(crate) fn report_too_wide(&mut self, reports: &mut Vec<EventRecord>) {
         let AllocationState {
             too_wide, pools, ..
@@ -113,14 +114,14 @@ impl AllocationState {
         }
     }
 
-    /// Returns the podCIDRs of a Node that count.
+    /// Returns the podCIDRs of a Node that count against pools.
     pub fn pod_cidrs<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Cidr> {
         let left_out = self.too_wide.get(&node.uid);
         let counts = move |cidr: &&Cidr| left_out.is_none_or(|it| !it.cidrs.contains(cidr));
         node.pod_cidrs.iter().filter(counts)
     }
 
-    /// Returns the podCIDRs of a Node as its NodeSubnet should list them.
+    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is its present NodeSubnet.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
         let left_out = self.too_wide.get(&node.uid);
         let is_left_out = |cidr: &Cidr| left_out.is_some_and(|it| it.cidrs.contains(cidr));
@@ -135,8 +136,8 @@ impl AllocationState {
         listed
     }
 
-    /// Returns whether another node has or had addresses of the range. A quarantined range of an earlier Node of the
-    /// same name does not count as another's.
+    /// Returns whether another node has addresses of the range, or had them and they are in quarantine. A quarantined
+    /// range of an earlier Node of the same name does not count as another node's.
     fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
         let is_own = |claim: &Claim| {
             self.node_of(claim.holder).is_some_and(|(name, uid)| {
@@ -149,7 +150,7 @@ impl AllocationState {
     }
 }
 
-/// Returns how the NodeSubnet of this Node (by UID) lists a range, if it does.
+/// Returns the entry of a range in the NodeSubnet, if the NodeSubnet is for this Node's UID and lists the range.
 fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a AllocatedRange> {
     let is_its = |spec: &&NodeSubnetSpec| spec.node_uid.as_deref() == Some(&*node.uid);
     let spec = is?.spec.as_ref().ok().filter(is_its)?;
@@ -157,11 +158,11 @@ fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a
     spec.pod_cidrs.iter().find(is_it)
 }
 
-/// What an operator should do about a podCIDR that is too wide.
+/// Advice to the administrator about a podCIDR that is too wide, for events and conditions.
 pub const ADVICE: &str =
     "find out who wrote it, as a kubelet can; delete the Node object and restart its kubelet";
 
-/// Describes a podCIDR that does not count.
+/// Returns a description of a podCIDR that is too wide, for events and conditions.
 pub fn too_wide_text(cidr: &Cidr) -> String {
     format!(
         "its podCIDR {cidr} is wider than any that a node could have been given, so it counts against no pool and is not listed to the node's agent: what pods there have of it may be given to others, too"
@@ -207,7 +208,7 @@ mod tests {
         crate::figures::figures(pool, Family::V4, allocations).free
     }
 
-    /// Returns a NodeSubnet of the node `liar` that lists these ranges.
+    /// Returns a NodeSubnet of the node `liar` that lists these podCIDRs.
     fn as_listed(cache: &ClusterCache, listed: &[AllocatedRange]) -> Subnet {
         let mut subnet = subnet("liar", &[], 0);
         let spec = subnet.spec.as_mut().unwrap();
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(allocations.too_wide().count(), 0);
     }
 
-    /// A pool that allocates whole /18 blocks.
+    /// Returns a pool that allocates /18 blocks.
     fn of_wide_blocks() -> Pool {
         let mut pool = pool("p", "10.0.0.0/16");
         let spec = pool.spec.as_mut().unwrap();
@@ -355,7 +356,7 @@ mod tests {
         let listed = allocations.listed_pod_cidrs(liar, None);
         let is = as_listed(&cache, &listed);
         assert_eq!(withheld(&allocations, Some(&is)), [true], "still");
-        // A range that was listed first stays listed: pods have addresses of it.
+        // A range that was listed before the overlap arose stays usable, because pods have addresses of it.
         let given = AllocatedRange {
             withheld: false,
             ..listed[0].clone()

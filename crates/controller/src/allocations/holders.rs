@@ -1,4 +1,4 @@
-//! Node UIDs as holders of the ledger, which are dense numbers.
+//! Holders of ledger claims: small consecutive numbers, each of which stands for the UID of a node.
 //!
 //! A node has one holder for its podCIDRs and one for its blocks.
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::Holder;
 
-/// What a node has ranges for. podCIDRs come and go with the Node, blocks independently of it.
+/// The use for which a node has ranges. Its podCIDRs come and go with the Node; its blocks do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HolderUse {
     /// `node.spec.podCIDRs`
@@ -16,7 +16,7 @@ pub(crate) enum HolderUse {
     Blocks,
 }
 
-/// Maps node UIDs to the ledger's dense holders, and back.
+/// Maps node UIDs to holder numbers of the ledger, and back.
 #[derive(Debug, Default)]
 pub(crate) struct HolderIds {
     by_uid: BTreeMap<(HolderUse, ObjectUid), Holder>,
@@ -58,7 +58,7 @@ impl HolderIds {
         self.nodes.get(holder.0 as usize)?.as_ref()
     }
 
-    /// Frees the holder's number for reuse. The UID must not have claims.
+    /// Frees the UID's holder number for reuse. The holder must not have claims any more.
     pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &ObjectUid) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.clone())) {
             self.nodes[holder.0 as usize] = None;

@@ -189,7 +189,7 @@ fn what_kubeadm_wrote_is_read_leniently_or_not_at_all() {
     };
     let lenient = "networking: {podSubnet: ' 10.050.0.1/16 , FD00:50::/56 '}";
     assert_eq!(made(&of(lenient)).0, ["10.50.0.0/16", "fd00:50::/56"]);
-    // Plain scalars that a YAML parser might take for numbers or maps.
+    // A YAML parser might take this plain scalar for a number or a map; it must be read as text.
     assert_eq!(
         made(&of("networking:\n  podSubnet: 1:2::/64\n")).0,
         ["1:2::/64"]

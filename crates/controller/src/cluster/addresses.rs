@@ -1,10 +1,10 @@
-//! Addresses that pods or nodes report, with the number of reporters.
+//! Addresses that pods or nodes report, each with the number of pods or nodes that report it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_core::{Addr, Cidr};
 
-/// A counted, ordered set of addresses.
+/// An ordered set of addresses, each with the number of its reporters.
 #[derive(Debug, Default)]
 pub struct Addresses {
     counts: BTreeMap<Addr, u32>,

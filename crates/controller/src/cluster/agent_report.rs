@@ -1,8 +1,8 @@
-//! The status of a NodeSubnet, as an agent wrote it. It is read entry by entry, so that an invalid entry affects only
-//! itself.
+//! Reads the status of a NodeSubnet, as an agent wrote it. The status is read entry by entry, so that an invalid entry
+//! does not affect the others.
 //!
-//! Agents run on every node and may be outdated, faulty or compromised. This module checks what needs no other
-//! object: form, signs, bounds, repetitions. The controller checks whether a block is the node's.
+//! Agents run on every node and may be outdated, faulty or compromised. This module checks what needs no other object:
+//! format, signs, maximums, repetitions. The reader of the report checks whether a block belongs to the node.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -12,13 +12,13 @@ use super::objects::{AgentReport, BlockReport, PodUid, SubnetCondition, Text};
 use cadastre_api::{BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand};
 use cadastre_core::{Addr, Cidr};
 
-/// Limit of a demand; more is a mistake, as no node runs so many pods.
+/// The highest demand that is accepted. A higher one is a mistake, because no node runs so many pods.
 const MOST_DEMAND: i64 = 1_000_000;
-/// Limit of the messages kept about invalid entries.
+/// At most this many messages about invalid entries are kept.
 const MOST_WORDS: usize = 5;
 
-/// Limit of conditions. The controller writes three. To a NodeSubnet with more conditions than this it writes none,
-/// as it would have to keep those of other writers.
+/// Maximum number of conditions. The controller writes three of them, and must keep those of other writers. So if a
+/// NodeSubnet has more conditions than this, the controller writes none.
 pub(crate) const MOST_CONDITIONS: usize = 16;
 
 /// The condition that reports whether all of an agent's status is valid.
@@ -39,7 +39,7 @@ impl Refused {
     }
 }
 
-/// Reads a status. Returns `None` if it is not an object.
+/// Reads a status. Returns `None` if the status is not a JSON object.
 pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     let fields = status.as_object()?;
     let mut refused = Refused::default();
@@ -88,7 +88,7 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     }))
 }
 
-/// Returns the valid entries of a list, at most `most`.
+/// Returns the valid entries among the first `most` of a list. What it leaves out is described in `refused`.
 fn entries<W, T>(
     list: Option<&Value>,
     field: &str,
@@ -124,7 +124,7 @@ where
     taken
 }
 
-/// Sorts by key, and drops all entries with the same key, as it is unknown which of them is meant.
+/// Sorts entries by key. Drops all entries that have the same key, because it is unknown which of them is meant.
 fn distinct<T, K: Ord + std::fmt::Debug>(
     mut list: Vec<T>,
     field: &str,

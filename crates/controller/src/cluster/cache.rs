@@ -1,6 +1,7 @@
-//! The caches of all kinds in one place.
+//! The caches of all kinds of objects in one place.
 //!
-//! A standby keeps them up to date; a leader decides by them. This module makes no decisions.
+//! Every controller keeps the caches current, and the leader bases its decisions on them. This module makes no
+//! decisions.
 
 use std::borrow::Borrow;
 
@@ -14,24 +15,24 @@ use super::request::{KnownObject, ObjectKind};
 /// All cached objects.
 #[derive(Debug, Default)]
 pub struct ClusterCache {
-    /// Nodes
+    /// Nodes: podCIDRs, labels, addresses, and the identity of the machine
     pub nodes: ObjectCache<Node>,
-    /// IPPools
+    /// IPPools: spec, and status as last written
     pub pools: ObjectCache<Pool>,
-    /// NodeSubnets
+    /// NodeSubnets: the ranges of each node, and the report of its agent
     pub subnets: ObjectCache<Subnet>,
-    /// IPAMBlocks
+    /// IPAMBlocks: range, pool and owner of each block
     pub blocks: ObjectCache<Block>,
-    /// ServiceCIDRs
+    /// ServiceCIDRs, whose addresses pods must not get
     pub services: ObjectCache<ServiceRange>,
     /// Pods and their addresses
     pub pods: PodIndex,
-    /// Addresses of nodes
+    /// Addresses of all nodes, which pods must not get
     pub node_addresses: Addresses,
 }
 
 impl ClusterCache {
-    /// Returns the kinds whose first list is not complete; before all are, nothing is allocated.
+    /// Returns the kinds whose first list is not complete. Nothing is allocated before all first lists are complete.
     pub fn missing(&self) -> Vec<&'static str> {
         [
             ("nodes", self.nodes.is_listed()),
@@ -47,7 +48,7 @@ impl ClusterCache {
         .collect()
     }
 
-    /// Returns the versions that were seen of the kinds by which ranges are allocated.
+    /// Returns the highest `resourceVersion` seen of each kind that records allocations.
     pub fn versions(&self) -> SeenVersions {
         SeenVersions {
             nodes: self.nodes.newest(),
@@ -56,7 +57,7 @@ impl ClusterCache {
         }
     }
 
-    /// Returns what is known of the subject of a request: a kind, and the object if it is about one.
+    /// Returns the state of the cache of a kind, and identity and version of the named object if the cache contains it.
     pub(crate) fn about(
         &self,
         (kind, name): (ObjectKind, Option<&str>),
@@ -69,7 +70,7 @@ impl ClusterCache {
         }
     }
 
-    /// Updates what is derived from nodes after a change of one.
+    /// Updates the addresses of nodes after a change of one Node.
     pub(crate) fn note_node(&mut self, delta: &ObjectUpdate<Node>) {
         if let Some(before) = &delta.before {
             self.node_addresses.remove(&before.addresses);
@@ -88,7 +89,7 @@ where
     (table.sent(), object.map(|it| KnownObject::of(&**it)))
 }
 
-/// Returns the report of a node's agent, if it is for that UID.
+/// Returns the report of a node's agent, if the report is for the UID of this node.
 pub(crate) fn report_of<'a>(node: &Node, cache: &'a ClusterCache) -> Option<&'a AgentReport> {
     let report = cache.subnets.get(&node.name)?.report.as_deref()?;
     (report.node_uid == node.uid).then_some(report)

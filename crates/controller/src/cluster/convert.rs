@@ -1,5 +1,5 @@
-//! Converts Kubernetes objects to the fields that decisions need. It reads leniently: nothing in the API server may
-//! stop the controller.
+//! Converts Kubernetes objects to the fields that decisions need. Invalid fields cause no failure, because no object in
+//! the API server may stop the controller.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -19,12 +19,13 @@ use cadastre_api::{
 };
 use cadastre_core::{Addr, Cidr};
 
-/// Limit of a Node's addresses that count, so that the writer of one Node cannot block everybody's pools with them.
+/// At most this many addresses of a Node count. Otherwise the writer of one Node could exclude any number of addresses
+/// from all pools.
 const MOST_NODE_ADDRESSES: usize = 16;
-/// Limit in bytes of a machine's identity, as it is copied into records.
+/// Maximum length of a machine's identity, in bytes. Identities are copied into other objects.
 const LONGEST_MACHINE_ID: usize = 256;
 
-/// Converts a Node; podCIDRs that are not CIDRs are kept apart.
+/// Converts a Node. podCIDRs that are not CIDRs become `unreadable`.
 pub fn node(node: NodeLite) -> Node {
     let spec = node.spec.unwrap_or_default();
     let status = node.status.unwrap_or_default();
@@ -48,7 +49,7 @@ pub fn node(node: NodeLite) -> Node {
         version: version(meta.resource_version.as_deref()),
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
-        // Sorted, as they come from a BTreeMap.
+        // The labels come from a BTreeMap, so they are sorted.
         labels: labels
             .into_iter()
             .map(|(key, value)| (key.into(), value.into()))
@@ -77,7 +78,8 @@ pub fn node(node: NodeLite) -> Node {
     }
 }
 
-/// Returns a machine's identity. Too long a text is ignored, not cut: its beginning could be another machine's.
+/// Returns a machine's identity. A text that is too long is ignored, not cut: its beginning may equal that of another
+/// machine's identity.
 fn machine_text(id: String) -> Option<Text> {
     let is_one = !id.is_empty() && id.len() <= LONGEST_MACHINE_ID;
     is_one.then(|| Text::from(id))
@@ -134,7 +136,7 @@ pub fn service_range(object: ServiceCIDR) -> ServiceRange {
     }
 }
 
-/// Converts an IPPool, with a valid spec or not.
+/// Converts an IPPool. If the spec is invalid, the result contains the error instead.
 pub fn pool(pool: IPPoolLite) -> Pool {
     let meta = pool.metadata;
     Pool {
@@ -150,7 +152,7 @@ pub fn pool(pool: IPPoolLite) -> Pool {
     }
 }
 
-/// Converts a NodeSubnet, with a valid spec or not.
+/// Converts a NodeSubnet. Invalid parts of the spec are left out; if nothing is left, the result contains the error.
 pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     let meta = subnet.metadata;
     let annotations = meta.annotations.unwrap_or_default();
@@ -166,8 +168,8 @@ pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     }
 }
 
-/// Reads the spec of a NodeSubnet, without its invalid parts, and returns whether there were any. The rest must be
-/// read because the spec is the only record of quarantined ranges.
+/// Reads the spec of a NodeSubnet. Invalid parts are left out; also returns whether there were any. The valid parts
+/// must be read in any case, because the spec is the only record of quarantined ranges.
 fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     let why = match NodeSubnetSpec::deserialize(&spec) {
         Ok(spec) => return (Ok(spec), false),
@@ -184,7 +186,8 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
             keep_text(holder, "providerID");
             keep_text(holder, "machineID");
             keep_entries::<AllocatedRange>(holder, "podCIDRs");
-            // The end is unknown: the full quarantine of the pool begins now.
+            // The end is unknown, so the quarantine begins anew: a time far ahead is later cut to the pool's full
+            // quarantine.
             if holder
                 .get("until")
                 .is_none_or(|it| Time::deserialize(it).is_err())
@@ -201,7 +204,7 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     (NodeSubnetSpec::deserialize(&spec).map_err(|_| why), true)
 }
 
-/// Later than the end of any quarantine.
+/// A time after the end of any quarantine.
 const LATE: &str = "2999-12-31T00:00:00Z";
 
 fn keep_text(fields: &mut Map<String, Value>, name: &str) {
@@ -217,7 +220,7 @@ fn keep_entries<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str
     }
 }
 
-/// Converts an IPAMBlock, with a valid spec or not.
+/// Converts an IPAMBlock. If the spec is invalid, the result contains the error instead.
 pub fn block(block: IPAMBlockLite) -> Block {
     let meta = block.metadata;
     Block {
@@ -280,7 +283,7 @@ fn addr(text: &str) -> Option<Addr> {
     text.parse::<std::net::IpAddr>().ok().map(Addr::from)
 }
 
-/// Parses a resourceVersion: within one kind these are growing numbers.
+/// Parses a resourceVersion. Within one kind, resourceVersions are numbers that grow. Returns 0 if the text is invalid.
 fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

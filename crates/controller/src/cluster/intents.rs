@@ -1,8 +1,8 @@
-//! The assignments that a leader may have in flight, as the Lease names them.
+//! Assignments (writes of podCIDRs) that a leader may have in flight, as an annotation of the Lease names them.
 //!
-//! A leader assigns podCIDRs only while the Lease names the assignment, and removes the name only when it knows the
-//! outcome. Every write of the Lease is a compare-and-swap. So whoever takes over reads all that an earlier leader
-//! can still have in flight, however long that leader slept and whatever its clock says.
+//! A leader sends an assignment only while the Lease names it, and removes the name only when it knows the outcome.
+//! Every write of the Lease is a compare-and-swap. So the next leader reads all assignments that an earlier leader can
+//! still have in flight. It does not matter how long the earlier leader was suspended, or what its clock says.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use super::names::{NodeName, ObjectUid};
 use cadastre_core::Cidr;
 
-/// An assignment that may be in flight.
+/// An assignment of podCIDRs to a node that may be in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriteIntent {
     /// Name of the node
     pub name: NodeName,
     /// UID of the node
     pub uid: ObjectUid,
-    /// The podCIDRs that it is to get
+    /// The podCIDRs that the node is to get
     pub cidrs: Vec<Cidr>,
 }
 
@@ -27,7 +27,7 @@ pub struct WriteIntent {
 pub struct WriteIntents {
     /// Assignments of podCIDRs
     pub assignments: BTreeSet<WriteIntent>,
-    /// The versions that the leader had seen: who has reached them needs no list
+    /// The versions that the leader had seen. A new leader whose cache has reached them needs no further list
     pub known: Option<SeenVersions>,
 }
 
@@ -35,29 +35,30 @@ pub struct WriteIntents {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SeenVersions {
-    /// Version of Nodes
+    /// The highest version of a Node
     pub nodes: u64,
-    /// Version of NodeSubnets
+    /// The highest version of a NodeSubnet
     pub subnets: u64,
-    /// Version of IPAMBlocks
+    /// The highest version of an IPAMBlock
     pub blocks: u64,
 }
 
-/// Format of the annotation. An annotation with unknown fields, from a later version, is ignored as a whole.
+/// JSON of the annotation. If it has unknown fields, a later version of Cadastre wrote it, and all of it is ignored.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IntentsJson {
-    /// `spec.leaseTransitions` of the holder that wrote it. A holder of an earlier version carries the annotation
-    /// along without updating it; this count then differs, and the annotation is ignored.
+    /// `spec.leaseTransitions` of the Lease when this was written. A holder that runs an earlier version of Cadastre
+    /// keeps the annotation without updating it. This number then differs from the Lease's, so the annotation is
+    /// ignored.
     transitions: i64,
-    /// Name, UID and podCIDRs of each node
+    /// Name and UID of each node that has an assignment in flight, with the podCIDRs
     nodes: Vec<(String, String, Vec<String>)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     known: Option<SeenVersions>,
 }
 
 impl WriteIntents {
-    /// Formats the annotation.
+    /// Formats the annotation, for a Lease with that `spec.leaseTransitions`.
     pub fn write(&self, transitions: i64) -> String {
         let nodes = self.assignments.iter().map(|intent| {
             let cidrs = intent.cidrs.iter().map(ToString::to_string).collect();
@@ -71,8 +72,8 @@ impl WriteIntents {
         serde_json::to_string(&form).unwrap_or_default()
     }
 
-    /// Reads the annotation of a Lease with that count of transitions. Returns `None` if it is not reliable, for
-    /// example after a holder of an earlier version wrote the Lease.
+    /// Reads the annotation of a Lease with that `spec.leaseTransitions`. Returns `None` if the annotation is not
+    /// reliable, for example because a holder of an earlier version wrote the Lease.
     pub fn read(text: &str, transitions: i64) -> Option<Self> {
         let form: IntentsJson = serde_json::from_str(text).ok()?;
         if form.transitions != transitions {

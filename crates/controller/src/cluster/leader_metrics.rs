@@ -1,10 +1,10 @@
-//! Metrics of the election.
+//! Metrics of the leader election: whether this process leads, how often that changed, and failed calls.
 
 use prometheus::{Error, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
 use cadastre_daemon::telemetry::catalog::register;
 
-/// Metrics of the election.
+/// The registered metrics of this process in the election for one Lease.
 #[derive(Clone)]
 pub struct LeaderMetrics {
     /// Gauge: 1 while this process leads
@@ -16,7 +16,8 @@ pub struct LeaderMetrics {
 }
 
 impl LeaderMetrics {
-    /// Registers the metrics; `name` is the Lease's name, a label.
+    /// Registers the metrics. `name` is the name of the Lease; it becomes a label. Fails if a metric is registered
+    /// already.
     pub fn register(registry: &Registry, name: &str) -> Result<Self, Error> {
         let leading = IntGaugeVec::new(
             Opts::new(

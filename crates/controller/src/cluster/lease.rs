@@ -1,30 +1,32 @@
-//! The election: decides who leads, without clock or IO.
+//! The leader election, without clock or IO: the caller passes in the time and makes the calls to the API server.
 //!
-//! It uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so of two candidates
-//! one wins. A candidate takes over when the record has not changed for the duration in the record, by the
-//! candidate's own monotonic clock. Wall clocks are written for people and never read.
+//! The election uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so at most
+//! one of two candidates succeeds. A candidate takes over if the record has not changed for the lease duration in the
+//! record, by the candidate's own monotonic clock. The times in the Lease are for users and for the hint
+//! [`Tenure::vacant`]; the election does not depend on them.
 //!
 //! # Guarantees
-//! - [`Tenure::valid_until`] lies before any other candidate tries to win: it counts from the *start* of the last
-//!   successful renewal, for the renew deadline, which is shorter than the lease.
-//! - A tenure that has run out continues if a later renewal succeeds: by compare-and-swap nobody led in between. If
-//!   the record has another holder, or is gone, the tenure is over for good.
+//! - [`Tenure::valid_until`] lies before any other candidate tries to acquire the Lease. It is the *start* of the last
+//!   successful renewal plus the renew deadline, which is shorter than the lease duration.
+//! - A tenure that has run out continues if a later renewal succeeds, because the compare-and-swap proves that no other
+//!   process led in between. If the record has another holder, or the Lease is gone, the tenure is over for good.
 //! - A term is never used twice.
-//! - What a watch shows of the Lease ([`Elector::shown`]) only saves reads; nothing else relies on it.
-//! - A Lease is free only when its holder has released it. If it was deleted, or its holder was cleared by hand,
-//!   candidates wait as after any other change: the leader may not know of it yet.
-//! - [`Tenure::named`] counts only successful writes that were begun after [`Elector::want`]: no later holder can
-//!   have written before them.
+//! - What a watch shows of the Lease ([`Elector::shown`]) only saves reads. No other guarantee relies on it.
+//! - A Lease is free only if its holder has released it. If the Lease was deleted, or a user cleared its holder,
+//!   candidates wait as after any other change, because the leader may not have noticed yet.
+//! - [`Tenure::named`] counts only successful writes that began after [`Elector::want`], so no later holder can have
+//!   written the Lease before them.
 //!
 //! # Assumptions
-//! - Two processes never lead at once if the clock rates of their machines differ by less than the renew deadline and
-//!   the lease duration do. Safety does not depend on it: what a leader sends waits for [`Tenure::named`].
-//! - Nobody deletes the Lease while a leader is active and a candidate starts that has never seen the Lease: the
-//!   candidate could not know of the leader. (If NodeSubnets exist the candidate still fences the leader off, as
-//!   [`Takeover::First`] alone does not count as a first start.)
+//! - Two processes never lead at once, provided that the clocks of their hosts run at similar rates: the difference
+//!   must be smaller than that between renew deadline and lease duration. Safety does not depend on this, because a
+//!   leader's writes wait for [`Tenure::named`].
+//! - These three never coincide: a leader is active, a user deletes the Lease, and a process starts as a candidate. The
+//!   new process has never seen the Lease, so it could not know of the leader. (If NodeSubnets exist, the candidate
+//!   still fences the leader off, because [`Takeover::First`] alone does not count as a first start.)
 //!
 //! # Caveats
-//! After a deletion, or a holder cleared by hand, nobody leads for a full lease duration.
+//! After the Lease was deleted, or a user cleared its holder, there is no leader for a full lease duration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,46 +43,46 @@ pub use types::{
 mod shown;
 mod types;
 
-/// Interval between two reads of a candidate without a watch. It sees a hand-over within this time.
+/// Interval between two reads of a candidate without a watch. So a candidate sees a hand-over within this time.
 pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
-/// Answers further apart than this prove nothing about the time between them. A restore of an API server takes
-/// longer.
+/// If two answers of the API server are further apart than this, the server may have been restored in between. A
+/// restore takes longer than this.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// Pause after a failed write, which limits the load on a server that fails at once.
+/// Pause after a failed write. It limits the load on an API server that rejects writes immediately.
 const WRITE_PAUSE: Duration = Duration::from_millis(400);
 
-/// Least interval between two writes that requests wait for; requests in between share the next write.
+/// Minimum interval between two writes for which requests wait. Requests that arrive in between share the next write.
 const WANTED_PAUSE: Duration = Duration::from_millis(20);
 
-/// The election's state of one candidate.
+/// State of the election, as one candidate sees it.
 #[derive(Debug)]
 pub struct Elector {
     settings: LeaseSettings,
     phase: Phase,
     view: LeaseView,
-    /// Whether to read before the next attempt, as the outcome of the last one is unknown
+    /// Whether to read the Lease before the next attempt to acquire it
     look_first: bool,
-    /// An acquiring write of indeterminate outcome
+    /// The last attempt to acquire the Lease, as long as it may still succeed
     attempt: Option<Attempt>,
     outstanding: Option<(AttemptKind, Mono)>,
     due: Mono,
-    /// Earliest time of the next write after one that failed
+    /// After a failed write, the earliest time of the next one
     no_write_before: Mono,
-    /// The highest count of transitions seen
+    /// The highest `spec.leaseTransitions` seen
     transitions: i64,
-    /// The duration in the Lease as last seen
+    /// The lease duration in the Lease as last seen
     duration: Duration,
-    /// The highest version seen
+    /// The highest resourceVersion of the Lease that was seen
     newest: u64,
     /// When the last read began
     looked_at: Mono,
-    /// Whether the last record came from a watch and was not confirmed by a read
+    /// Whether the last record came from a watch and was not confirmed by a read since
     only_shown: bool,
-    /// Until when the watch is believed to show renewals
+    /// Until when the watch counts as working although it shows nothing
     calm_until: Mono,
-    /// Whether the Lease was ever seen
+    /// Whether this process has ever seen the Lease
     ever: bool,
     release: Option<bool>,
     /// The content that the Lease should get in this term
@@ -89,7 +91,7 @@ pub struct Elector {
     asked: (Mono, u64),
     /// See [`Tenure::answered_since`]
     answered_since: Mono,
-    /// Time of the last answer, unless a call without a useful answer followed
+    /// Time of the last useful answer; `None` if a call without one followed
     answered: Option<Mono>,
 }
 
@@ -97,9 +99,9 @@ pub struct Elector {
 #[derive(Debug)]
 enum LeaseView {
     Unknown,
-    /// Since when it has been missing
+    /// Since when the Lease has been missing
     Absent(Mono),
-    /// The record, and since when it has not changed
+    /// The record, and since when it has been unchanged
     Present(LeaseRecord, Mono),
 }
 
@@ -131,7 +133,7 @@ enum AttemptKind {
 }
 
 impl Elector {
-    /// Creates a candidate that has seen nothing.
+    /// Creates a candidate that has not seen the Lease yet.
     pub fn new(settings: LeaseSettings) -> Self {
         Elector {
             settings,
@@ -157,8 +159,8 @@ impl Elector {
         }
     }
 
-    /// Sets the content that the Lease should get. [`Tenure::named`] reaches the number in `wanted` once a write that
-    /// was begun later has succeeded.
+    /// Sets the content that the Lease should get, if it is for the present term. [`Tenure::named`] reaches the number
+    /// in `wanted` once a write that began later has succeeded.
     pub fn want(&mut self, wanted: LeaseContent, now: Mono) {
         let ours =
             matches!(&self.phase, Phase::Holding { tenure, .. } if tenure.term == wanted.term);
@@ -168,7 +170,7 @@ impl Elector {
         }
     }
 
-    /// Makes a write due at once if a request waits for it.
+    /// Makes the next write due as early as allowed if a request waits for it.
     fn hurry(&mut self, now: Mono) {
         let Phase::Holding {
             tenure,
@@ -204,14 +206,14 @@ impl Elector {
         }
     }
 
-    /// Returns when [`Elector::poll`] may return a call.
+    /// Returns when to call [`Elector::poll`]. Returns `None` while a call is outstanding, and after the release.
     pub fn wake_at(&self) -> Option<Mono> {
         let idle = self.outstanding.is_some() || matches!(self.phase, Phase::Released);
         (!idle).then_some(self.due)
     }
 
-    /// Gives up leadership for good; writers are stopped at once. `settled` says whether no write is in flight or
-    /// indeterminate.
+    /// Gives up leadership for good. [`Elector::leadership`] is `Released` from now on, so that writers stop at once,
+    /// even before the Lease is written. `settled` says that no write is in flight or indeterminate.
     pub fn release(&mut self, settled: bool) {
         self.release = Some(settled);
         self.due = Mono::ZERO;
@@ -220,7 +222,7 @@ impl Elector {
         }
     }
 
-    /// Returns the next call that is due.
+    /// Returns the next call to make, if one is due. The caller passes its answer to [`Elector::answer`].
     pub fn poll(&mut self, now: Mono) -> Option<LeaseCall> {
         if self.outstanding.is_some() || now < self.due {
             return None;
@@ -307,8 +309,8 @@ impl Elector {
         }
     }
 
-    /// Returns the record that makes this process the holder and keeps the intents; the same record again while the
-    /// outcome of a first try is unknown.
+    /// Returns the record that makes this process the holder and keeps the intents. While the outcome of a first try is
+    /// unknown, returns the same record again.
     fn attempt(
         &mut self,
         resource_version: String,
@@ -340,7 +342,7 @@ impl Elector {
         record
     }
 
-    /// Takes in the answer to the last call.
+    /// Handles the answer to the last call.
     pub fn answer(&mut self, answer: LeaseAnswer, now: Mono) {
         let Some((kind, at)) = self.outstanding.take() else {
             return;
@@ -389,7 +391,8 @@ impl Elector {
                 self.no_write_before = at + WRITE_PAUSE;
             }
             (AttemptKind::Acquire, answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear)) => {
-                // The record may be ours by now, or another holder's.
+                // The write may have succeeded, or another process may hold the Lease by now, so the Lease is read
+                // next.
                 self.ever |= answer == LeaseAnswer::Conflict;
                 self.look_first = true;
                 self.due = now;
@@ -406,8 +409,8 @@ impl Elector {
         }
     }
 
-    /// Tracks since when the API server has answered without a gap. The start of the process is no gap, as nothing
-    /// was known before.
+    /// Records since when the API server has answered without a gap. The start of the process does not count as a gap,
+    /// because the process knew nothing before.
     fn came(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;
@@ -427,7 +430,7 @@ impl Elector {
         }
     }
 
-    /// Returns when to renew after a write that began at `at`; a release does not wait.
+    /// Returns when to write next after a write that began at `at`. A release is written at once.
     fn next_renewal(&self, at: Mono, now: Mono) -> Mono {
         match self.release {
             Some(_) => now,
@@ -435,7 +438,7 @@ impl Elector {
         }
     }
 
-    /// Returns when a candidate tries next: when the Lease opens, or for the next read before that.
+    /// Returns when a candidate makes its next call: when it may acquire the Lease, or earlier for the next read.
     fn candidate_due(&self, now: Mono) -> Mono {
         let opens = self.opens_at().map_or(self.due, |at| at.max(now));
         self.due.min(opens).max(self.no_write_before)
@@ -484,8 +487,8 @@ impl Elector {
             self.due = now.max(self.no_write_before);
             return;
         }
-        // An attempt that was based on another version of the record can no longer succeed. A creation still can if
-        // the Lease is deleted; its record is then waited out like any other.
+        // An attempt that was based on another version of the record can no longer succeed. A creation still can if the
+        // Lease is deleted; then the candidate waits until the created record runs out, like any other.
         let rests_on_this =
             |attempt: &Attempt| attempt.record.resource_version == record.resource_version;
         self.attempt = self.attempt.take().filter(rests_on_this);

@@ -1,7 +1,7 @@
 //! Converts the Lease object from and to the election's record.
 //!
-//! Labels, annotations and other fields of other writers are carried along: a renewal replaces the whole object and
-//! would remove them.
+//! Labels, annotations and fields of other writers are kept. A renewal replaces the whole object, so it would remove
+//! them otherwise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::intents::WriteIntents;
 use super::lease::LeaseRecord;
 use cadastre_api::{GAP_ANNOTATION, INTENTS_ANNOTATION, UNSETTLED_ANNOTATION};
 
-/// Duration assumed for a record without one.
+/// Lease duration assumed for a Lease without a valid one.
 const DEFAULT_DURATION: Duration = Duration::from_secs(15);
 
-/// Reads a Lease leniently: with missing fields it counts as held, for the default duration.
+/// Reads a Lease leniently. A Lease with missing fields counts as held, for the default duration.
 pub(super) fn record(lease: &Lease) -> LeaseRecord {
     let none = LeaseSpec::default();
     let spec = lease.spec.as_ref().unwrap_or(&none);
@@ -53,7 +53,7 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &LeaseRecord, now: Timestamp)
     if spec.lease_transitions != Some(transitions) || spec.acquire_time.is_none() {
         spec.acquire_time = Some(MicroTime(now));
     }
-    // An empty text instead of an absent field, as other tools expect it of a free Lease.
+    // A free Lease gets an empty holder instead of none, because other tools expect that.
     spec.holder_identity = Some(wanted.holder.clone().unwrap_or_default());
     spec.lease_duration_seconds = i32::try_from(wanted.lease_duration.as_secs()).ok();
     spec.lease_transitions = Some(transitions);
@@ -77,15 +77,16 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &LeaseRecord, now: Timestamp)
     lease
 }
 
-/// Returns when a leader last renewed the Lease; if the Lease records a gap, the time before the gap.
+/// Returns when a leader last renewed the Lease. If the Lease records a gap, returns the last renewal before the gap.
 pub(super) fn renewed_at(lease: &Lease) -> Option<Timestamp> {
     let annotations = lease.metadata.annotations.as_ref();
     let before_gap = annotations.and_then(|all| all.get(GAP_ANNOTATION)?.parse().ok());
     before_gap.or_else(|| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0))
 }
 
-/// Records the gap after `known` in the Lease to write. The renew time still advances: a write without changes would
-/// keep its version, and other candidates would believe that nobody leads.
+/// Adds the annotation of the gap since the last renewal in `known` to the Lease that is to be written. The renew time
+/// still advances: a write without changes would keep the version, and other candidates would believe that there is no
+/// leader.
 pub(super) fn record_gap(known: &Lease, lease: &mut Lease) {
     if let Some(since) = renewed_at(known) {
         let annotations = lease.metadata.annotations.get_or_insert_default();
@@ -112,7 +113,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// Returns the Lease as the API server stores it.
+    /// Returns the Lease as the API server stores it, with a label of another writer.
     fn stored(wanted: &LeaseRecord, second: i64) -> Lease {
         let mut lease = lease(None, wanted, at(second));
         let label = [("team".to_owned(), "net".to_owned())];

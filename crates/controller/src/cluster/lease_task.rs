@@ -1,7 +1,6 @@
-//! The election's calls to the API server.
+//! The task of the election: makes the calls to the API server that the [`Elector`] asks for, and publishes the result.
 //!
-//! Runs the [`Elector`] on one Lease and publishes its result, in a task of its own so that no other work delays a
-//! renewal.
+//! It runs in a task of its own so that no other work delays a renewal.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -27,7 +26,7 @@ use watching::{Watching, take_in};
 
 mod watching;
 
-/// Decides, right before a write is sent, whether it may be sent.
+/// Decides about each write, immediately before it would be sent, whether it may be sent.
 #[derive(Clone)]
 pub struct WriteGate {
     leadership: watch::Receiver<Leadership>,
@@ -40,11 +39,12 @@ impl WriteGate {
         WriteGate { leadership, clock }
     }
 
-    /// Waits until the Lease is written under that term for that number (see [`super::lease::LeaseContent`]). Returns how
-    /// much longer writes may be sent, or `None` if they may not.
+    /// Waits until the Lease has been written in this term for this number (see [`super::lease::LeaseContent`]).
+    /// Returns for how much longer writes may be sent. Returns `None` if this process does not lead in this term, or
+    /// its time runs out.
     ///
-    /// The successful write of the Lease is the proof: whatever a later leader does comes after this decision. The
-    /// time limit only avoids needless conflicts.
+    /// The successful write of the Lease proves that whatever a later leader does comes after this decision. The time
+    /// limit only avoids needless conflicts.
     pub async fn pass(&self, term: &LeaderTerm, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
         loop {
@@ -66,9 +66,9 @@ impl WriteGate {
     }
 }
 
-/// The Lease, and all that the election works with.
+/// Everything that the task of the election needs.
 pub struct Election {
-    /// Client that does not retry by itself
+    /// Client for the Lease; must not retry by itself
     pub client: Client,
     /// Namespace of the Lease
     pub namespace: String,
@@ -76,7 +76,7 @@ pub struct Election {
     pub name: String,
     /// Settings of this candidate
     pub settings: LeaseSettings,
-    /// Where the result is published
+    /// Channel on which the result is published
     pub publish: watch::Sender<Leadership>,
     /// The content that the controller wants the Lease to get
     pub wanted: watch::Receiver<Option<LeaseContent>>,
@@ -87,9 +87,10 @@ pub struct Election {
 }
 
 impl Election {
-    /// Runs until released; `release` says whether all writes were settled. An error means that this process must be
-    /// restarted, as its knowledge is of a lost state. The first result is published once the Lease was read, or is
-    /// known to be missing.
+    /// Runs until leadership is released. The value in `release` says whether all writes were settled. The first result
+    /// is published once the Lease was read, or is known to be missing. Returns an error if the API server may have
+    /// been restored to an older state; this process must then be restarted, because its caches may show the lost
+    /// state.
     pub async fn run(
         mut self,
         clock: Clock,
@@ -250,7 +251,7 @@ impl Election {
         self.publish.send_replace(now);
     }
 
-    /// Logs a problem once, not with every try.
+    /// Counts a problem, and logs it if it differs from the last one.
     fn warn(&self, problem: &str, last: &mut Option<String>) {
         self.metrics.errors.inc();
         if last.as_deref() != Some(problem) {
@@ -259,8 +260,8 @@ impl Election {
         }
     }
 
-    /// Makes a call. With `tells_gap`, a written Lease records the gap before it, so that the next leader listens to
-    /// agents if this one ends before it has.
+    /// Makes a call. With `tells_gap`, the written Lease records the gap before this leader. If this leader ends before
+    /// agents had time to report, the next leader then gives them that time.
     async fn call(
         &self,
         leases: &Api<Lease>,
@@ -295,21 +296,21 @@ impl Election {
     }
 }
 
-/// Limit of the part of a pause that is jittered: a Lease that runs out should be acquired at that moment.
+/// A pause is prolonged at random by at most a fifth of this, because a Lease that runs out should be acquired soon.
 const LONGEST_JITTERED: Duration = Duration::from_millis(400);
 
-/// Error when the Lease is older than it was.
+/// Error if the API server shows an older version of the Lease than before.
 const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
-/// Error when the Lease could not be read for longer than `LONG_VACANT`.
+/// Error if the Lease could not be read for longer than `LONG_VACANT`.
 const AWAY: &str = "the Lease could not be read for over a minute: the API server may have been put back to an older state meanwhile and be past the old versions by now; this process ends and must be started anew, so that it knows what is there";
 
-/// Returns the version, which grows whatever happens to the Lease.
+/// Returns the resourceVersion as a number. It grows even if the Lease is deleted and created again.
 fn version(lease: Option<&Lease>) -> Option<u64> {
     lease?.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// Returns for how long nobody renewed the Lease, by the wall clocks of two machines.
+/// Returns for how long no leader has renewed the Lease, by the wall clocks of the last leader's host and of this one.
 fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
     let since = lease.and_then(renewed_at).map(|at| now.duration_since(at));
     since
@@ -317,14 +318,14 @@ fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// Prolongs a pause at random by up to a fifth, within bounds, so that candidates do not all try at the same moment.
+/// Prolongs a pause at random, so that candidates do not all try at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let part = RandomState::new().hash_one(pause) % 1000;
     let most = pause.min(LONGEST_JITTERED) / 5;
     pause + most.mul_f64(Duration::from_millis(part).as_secs_f64())
 }
 
-/// Returns what an error means for the elector, and the problem to log, if it is one.
+/// Returns which answer an error is to the elector, and the problem to log. An expected error is no problem.
 fn judge(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     let Error::Api(status) = error else {
         return (
@@ -335,7 +336,7 @@ fn judge(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     match (status.code, ask) {
         (404, LeaseCall::Get) => (LeaseAnswer::Missing, None),
         (404, LeaseCall::Replace(_)) | (409, _) => (LeaseAnswer::Conflict, None),
-        // A creation needs no object, so it is the namespace that is missing.
+        // This includes 404 for a creation, which means that the namespace is missing.
         (400..500, _) => (
             LeaseAnswer::Failed,
             Some(format!(

@@ -7,7 +7,7 @@
 //! | [`objects`], [`object_cache`], [`pods`], [`addresses`], [`cache`] | the cached objects |
 //! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP calls |
 //! | [`readiness`] | the content of a controller's `/readyz` |
-//! | [`lease`], `lease_object`, [`lease_task`] | the election: decision, object, calls |
+//! | [`lease`], `lease_object`, [`lease_task`], [`leader_metrics`] | the election: decision, object, calls, metrics |
 //! | [`intents`] | the writes that a leader may have in flight, as the Lease names them |
 
 pub mod addresses;

@@ -1,5 +1,5 @@
-//! Writes of Nodes as JSON Patches. They test on the server the state that the decision was based on, so they take
-//! effect on exactly that state or never.
+//! Builds the JSON Patches that write Nodes. The API server tests in each patch the state on which the decision was
+//! based, so the patch takes effect on exactly that state or never.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,8 @@ fn term_path() -> String {
     )
 }
 
-/// Tests that the term is the one that was read. A test can only look below a parent that exists.
+/// Returns the operation that tests that the term is still the one that was read. A test fails below a parent that does
+/// not exist, so on a Node without annotations it tests that there are still none.
 fn test_term(term: Option<&str>, annotated: bool) -> Value {
     if annotated {
         json!({"op": "test", "path": term_path(), "value": term})
@@ -23,7 +24,7 @@ fn test_term(term: Option<&str>, annotated: bool) -> Value {
     }
 }
 
-/// Sets the term, if it is still the one that was read.
+/// Returns the patch that sets the term if the term is still the one that was read.
 pub(super) fn touch_patch(touch: &NodeTouch) -> Value {
     let set = if touch.annotated {
         json!({"op": "add", "path": term_path(), "value": &*touch.term})
@@ -37,8 +38,8 @@ pub(super) fn touch_patch(touch: &NodeTouch) -> Value {
     ])
 }
 
-/// Writes podCIDRs if there are none and the term is the one that was read. It writes `podCIDR` and `podCIDRs`
-/// together: if they differ, the API server silently drops the second family.
+/// Returns the patch that writes podCIDRs if there are none and the term is still the one that was read. It writes
+/// `podCIDR` and `podCIDRs` together: if they differ, the API server silently drops the second family.
 pub(super) fn assign_patch(assignment: &PodCidrAllocation) -> Value {
     let fence = test_term(assignment.term.as_deref(), assignment.annotated);
     let mut patch = vec![

@@ -1,12 +1,12 @@
 //! Cache of the objects of one kind.
 //!
 //! # Guarantees
-//! - Watch events are applied in order. After a relist, objects that it did not show are reported as gone.
-//! - An answer to a request may be newer than the watch and is then applied at once. It never restores an object that
-//!   the watch has seen deleted, and no object goes back to an older version.
+//! - Watch events are applied in order. Objects that a relist did not show are reported as gone at its end.
+//! - An answer to a request may be newer than the watch and is then applied at once. An answer never restores an object
+//!   that the watch has shown as deleted. No object goes back to an older version.
 //! - An object that an answer has shown to be gone stays gone, even if the watch still delivers older events of it.
-//! - A requested list with an older state than was known when it was sent proves that the API server was restored:
-//!   [`ListOutcome::PutBack`].
+//! - A requested list that shows an older state than was known when the list was requested proves that the API server
+//!   was restored: [`ListOutcome::PutBack`].
 //!
 //! # Assumptions
 //! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent reads (never from a
@@ -22,21 +22,21 @@ use super::objects::Object;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::ObjectEvent;
 
-/// The effect of a change on one name.
+/// The effect of a change on the object of one name.
 #[derive(Clone, Debug)]
 pub struct ObjectUpdate<T> {
-    /// The object before the change.
+    /// The object before the change; `None` if there was none.
     pub before: Option<Arc<T>>,
-    /// The object after the change.
+    /// The object after the change; `None` if it is gone.
     pub after: Option<Arc<T>>,
 }
 
-/// The state of a table when a request was sent.
+/// The state of a cache when a request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheMark {
-    /// See [`ObjectCache::answer`].
+    /// Number of lists begun and completed by then, see [`ObjectCache::answer`].
     pub epoch: u64,
-    /// The highest version known at that time, and the highest that the watch had delivered
+    /// The highest version known by then (`latest`), and the highest that the watch had delivered (`horizon`)
     latest: u64,
     horizon: u64,
 }
@@ -46,9 +46,9 @@ pub struct CacheMark {
 pub enum ListOutcome<T> {
     /// The list is applied, with these changes.
     By(Vec<ObjectUpdate<T>>),
-    /// The list may be older than the watch, or a relist is running: request it again.
+    /// The list may be older than the watch, or a relist is running, so the list must be requested again.
     Again,
-    /// The server lost what it had shown: it was restored to an older state.
+    /// The server no longer has objects that it had shown: it was restored to an older state.
     PutBack,
 }
 
@@ -56,16 +56,16 @@ pub enum ListOutcome<T> {
 #[derive(Debug)]
 pub struct ObjectCache<T: Object> {
     objects: BTreeMap<T::Name, Arc<T>>,
-    /// While a list runs: known names that it has not shown yet.
+    /// While a list is running, the known names that the list has not shown yet
     unseen: Option<BTreeSet<T::Name>>,
     /// Number of lists begun and completed.
     epoch: u64,
-    /// UIDs that an answer has shown to be gone, with the epoch of that answer; kept until the watch shows the
-    /// deletion or a later list is complete.
+    /// UIDs of objects that an answer has shown to be gone, with the epoch of that answer. They are kept until the
+    /// watch shows the deletion or a later list is complete.
     gone: BTreeMap<ObjectUid, u64>,
-    /// The highest version in a requested list, which includes all older watch events.
+    /// The highest version in any requested list. Such a list includes the effects of all older watch events.
     floor: u64,
-    /// When the running list was requested, and when the last completed one was
+    /// When the running list was requested (`listing`), and when the last complete one was (`listed`)
     listing: Option<Duration>,
     /// The highest version known when the running list began
     known_before: u64,
@@ -76,7 +76,7 @@ pub struct ObjectCache<T: Object> {
     latest: u64,
     /// The version up to which the watch has delivered everything since its last list
     reached: u64,
-    /// Whether the running list has shown an older state than was known, possibly from a restored server.
+    /// Whether the running list has shown an older version than was known, perhaps because the server was restored.
     is_doubtful: bool,
 }
 
@@ -110,7 +110,8 @@ impl<T: Object> ObjectCache<T> {
         self.unseen.is_some()
     }
 
-    /// Returns whether the last complete list was requested at that monotonic time or later, and was not doubtful.
+    /// Returns whether the last complete list, not counting doubtful ones, was requested at that monotonic time or
+    /// later.
     pub(crate) fn is_listed_since(&self, time: Duration) -> bool {
         self.listed.is_some_and(|asked| asked >= time)
     }
@@ -120,20 +121,20 @@ impl<T: Object> ObjectCache<T> {
         self.latest.max(self.horizon)
     }
 
-    /// Returns whether everything up to that version is known, from a list that was requested at that monotonic time
+    /// Returns whether everything up to that version is known, and the last list was requested at that monotonic time
     /// or later.
     pub(crate) fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
         let is_whole = self.unseen.is_none() && !self.is_doubtful;
         is_whole && self.is_listed_since(listed_since) && self.reached >= version
     }
 
-    /// Returns the number of the list on which the table is based; see [`ObjectCache::answer`].
+    /// Returns the number of lists begun and completed; see [`ObjectCache::answer`].
     #[cfg(test)]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Returns the state to remember when a request is sent.
+    /// Returns the state of the cache, which the caller keeps with a request until its answer.
     pub fn sent(&self) -> CacheMark {
         CacheMark {
             epoch: self.epoch,
@@ -179,7 +180,7 @@ impl<T: Object> ObjectCache<T> {
             }
             ObjectEvent::Applied(object) => {
                 self.horizon = self.horizon.max(object.version());
-                // A list shows objects in any order.
+                // A list shows objects in any order, so their versions do not prove that all older events are known.
                 match &mut self.unseen {
                     Some(unseen) => _ = unseen.remove(object.name()),
                     None => self.reached = self.reached.max(object.version()),
@@ -193,7 +194,8 @@ impl<T: Object> ObjectCache<T> {
             ObjectEvent::Listed => {
                 let listing = self.listing.take().filter(|_| !self.is_doubtful);
                 self.listed = listing.or(self.listed).or(Some(Duration::ZERO));
-                // A list does not show objects that were gone before it began.
+                // A list does not show objects that were gone before it began, so their UIDs need no longer be
+                // remembered.
                 self.gone.retain(|_, epoch| *epoch >= self.epoch);
                 self.epoch += 1;
                 let gone = self.unseen.take().unwrap_or_default();
@@ -215,9 +217,9 @@ impl<T: Object> ObjectCache<T> {
     }
 
     /// Applies an object from the answer to a request that was sent in the epoch `sent`. A newer version of a known
-    /// object is always applied: if the object is gone by now, the watch or the running list will show it. An unknown
-    /// object is ignored if a relist was running or has begun since the request: the object may have been deleted
-    /// before, and no event would show it.
+    /// object is always applied: if the object is gone by now, the watch or the running list will show that. An unknown
+    /// object is ignored if a relist is running or has begun since the request: the object may have been deleted before
+    /// the relist, and no event would show that.
     pub fn answer(&mut self, object: T, sent: u64) -> Option<ObjectUpdate<T>> {
         let known = self.objects.get(object.name());
         if known.is_some_and(|known| known.uid() == object.uid()) {
@@ -239,7 +241,8 @@ impl<T: Object> ObjectCache<T> {
             return ListOutcome::Again;
         }
         if objects.iter().any(|it| self.is_put_back(it, sent)) {
-            // A watch event that came after the request may have deleted it after the list was made.
+            // If the watch delivered events after the request, one may be the deletion of an object that the list
+            // shows.
             return if self.horizon == sent.horizon {
                 ListOutcome::PutBack
             } else {
@@ -248,7 +251,7 @@ impl<T: Object> ObjectCache<T> {
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
         let named: BTreeSet<T::Name> = objects.iter().map(|o| o.name().clone()).collect();
-        // Objects missing in the list are gone, unless the watch showed them after the list was made.
+        // Objects missing in the list are gone, except those that are newer than the list.
         let gone: Vec<(T::Name, ObjectUid)> = self
             .objects
             .values()
@@ -288,7 +291,7 @@ impl<T: Object> ObjectCache<T> {
         known.is_some_and(older)
     }
 
-    /// Removes the object of that name and UID, as an answer has shown that it is gone.
+    /// Removes the object of that name and UID, because the answer to a request has shown that the object is gone.
     pub fn forget<N: Ord + ?Sized>(&mut self, name: &N, uid: &ObjectUid) -> Option<ObjectUpdate<T>>
     where
         T::Name: Borrow<N>,
@@ -301,7 +304,7 @@ impl<T: Object> ObjectCache<T> {
         Some(delta)
     }
 
-    /// Returns whether a requested list, made later than this version, lacked the object.
+    /// Returns whether the object was missing in a requested list that was made after this version.
     fn is_superseded(&self, object: &T) -> bool {
         object.version() <= self.floor && !self.objects.contains_key(object.name())
     }
@@ -537,27 +540,28 @@ mod tests {
             let sent = table.sent();
             table.replace(vec![object(name, uid, version)], sent)
         };
-        // The name has another object than before, and an older one.
+        // Under the same name, the list shows another object with a lower version, so the server was restored.
         let mut table = listed(&[("a", "1", 495)]);
         let found = again(&mut table, "a", "9", 283);
         assert!(matches!(found, ListOutcome::PutBack), "{found:?}");
-        // An object that was seen deleted exists again.
+        // The list shows an object that the watch has shown as deleted, so the server was restored.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         let found = again(&mut table, "a", "1", 5);
         assert!(matches!(found, ListOutcome::PutBack), "{found:?}");
-        // An object may be deleted while the answer is on its way.
+        // The object may have been deleted while the answer was on its way, so the list proves nothing.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         let sent = table.sent();
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         let found = table.replace(vec![object("a", "1", 5)], sent);
         assert!(matches!(found, ListOutcome::Again), "{found:?}");
-        // And a newer version may come meanwhile.
+        // A newer version may be known from another answer meanwhile, so the list changes nothing.
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.sent();
         table.answer(object("a", "1", 9), sent.epoch);
         assert!(taken(table.replace(vec![object("a", "1", 5)], sent)).is_empty());
-        // An answer may be ahead of the watch.
+        // An answer had shown a version that is newer than the list's objects; the list lacks the object, so it is
+        // gone.
         let mut table = listed(&[("a", "1", 5)]);
         table.answer(object("a", "1", 9), table.epoch());
         assert_eq!(taken(again(&mut table, "b", "2", 7)).len(), 2);

@@ -18,7 +18,7 @@ pub type Text = Arc<str>;
 pub trait Object {
     /// The type of its names.
     type Name: Clone + Ord + Into<Text>;
-    /// Returns the name, which is the key of the table.
+    /// Returns the name, which is the key in the cache.
     fn name(&self) -> &Self::Name;
     /// Returns the UID: objects with one name and different UIDs are different objects.
     fn uid(&self) -> &ObjectUid;
@@ -38,7 +38,7 @@ macro_rules! object {
 }
 object!(Node: NodeName, Subnet: NodeName, Pool: PoolName, Block: Text, ServiceRange: Text, Pod: Text);
 
-/// A Node, in the fields that count here.
+/// The fields of a Node that decisions need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// `metadata.name`
@@ -49,9 +49,9 @@ pub struct Node {
     pub version: u64,
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
-    /// The annotation `cadastre.dev/term`, the fence between leaders
+    /// The annotation `cadastre.dev/term`, by which writes of earlier leaders are rejected
     pub term: Option<LeaderTerm>,
-    /// Whether the node has any annotation (a JSON Patch can only test below a parent that exists)
+    /// Whether the node has any annotation, because a JSON Patch can only test below a parent that exists
     pub annotated: bool,
     /// Whether `metadata.deletionTimestamp` is set
     pub deleting: bool,
@@ -61,7 +61,7 @@ pub struct Node {
     pub unreadable: Box<[Text]>,
     /// InternalIP and ExternalIP entries of `status.addresses`
     pub addresses: Box<[Addr]>,
-    /// Identity of the machine, across Node objects
+    /// Identity of the machine, which stays the same when its Node object is created again
     pub machine: MachineIdentity,
 }
 
@@ -83,7 +83,7 @@ pub struct MachineIdentity {
 
 impl MachineIdentity {
     /// Returns whether both are certainly the same machine: by provider ID if both have one, else by machine ID.
-    /// Unknown is not the same.
+    /// Returns false if that is unknown.
     pub fn same(&self, other: &MachineIdentity) -> bool {
         match (&self.provider_id, &other.provider_id) {
             (Some(a), Some(b)) => a == b,
@@ -92,7 +92,7 @@ impl MachineIdentity {
     }
 }
 
-/// An IPPool, in the fields that count here.
+/// The fields of an IPPool that decisions need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     /// `metadata.name`
@@ -115,7 +115,7 @@ pub struct Pool {
     pub status: Option<IPPoolStatus>,
 }
 
-/// A NodeSubnet, in the fields that count here.
+/// The fields of a NodeSubnet that decisions need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subnet {
     /// `metadata.name`: the node's name
@@ -128,7 +128,7 @@ pub struct Subnet {
     pub spec: Result<NodeSubnetSpec, String>,
     /// Whether invalid parts of the spec are left out
     pub is_partial: bool,
-    /// What users request for the node
+    /// What users request for the node, by annotations of the NodeSubnet
     pub requests: Requests,
     /// The valid parts of the agent's status
     pub report: Option<Box<AgentReport>>,
@@ -136,19 +136,19 @@ pub struct Subnet {
 
 /// What an agent reports of its node: the status of a NodeSubnet.
 ///
-/// Entries that are invalid by themselves are left out and described in `refused`. Whether the others fit the node's
-/// ranges is for the reader to check.
+/// Entries that are invalid by themselves are left out and described in `refused`. The reader of the report checks
+/// whether the valid entries are about ranges of the node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentReport {
     /// UID of the Node that the agent runs on
     pub node_uid: ObjectUid,
-    /// Pools, each with the total number of addresses per family that the node wants to have of it
+    /// Pools, each with the total number of addresses per family that the node wants to have from the pool
     pub demand: Box<[(PoolName, u64)]>,
-    /// Blocks, sorted by CIDR
+    /// What the agent reports of each block, sorted by CIDR
     pub blocks: Box<[BlockReport]>,
-    /// Addresses in use whose pods the agent does not see, sorted, without repetition
+    /// Addresses in use whose pods the agent does not see, with the UIDs of the pods; sorted, without repetition
     pub orphans: Box<[(Addr, PodUid)]>,
-    /// Descriptions of invalid entries, a few at most
+    /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
     /// Number of invalid entries
     pub refusals: u64,
@@ -181,7 +181,7 @@ pub struct SubnetCondition {
 }
 
 impl SubnetCondition {
-    /// Returns whether both are equal, apart from time and generation.
+    /// Returns whether both conditions are equal, not counting time and generation.
     pub fn is_same_as(&self, other: &Self) -> bool {
         (&self.kind, &self.status) == (&other.kind, &other.status)
             && (&self.reason, &self.message) == (&other.reason, &other.message)
@@ -193,12 +193,12 @@ impl SubnetCondition {
     }
 }
 
-/// What an agent reports of a block.
+/// What an agent reports of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockReport {
     /// Range of the block
     pub cidr: Cidr,
-    /// UID of its IPAMBlock
+    /// UID of the block's object
     pub uid: ObjectUid,
     /// Number of addresses in use
     pub used: u64,
@@ -211,19 +211,19 @@ pub struct BlockReport {
 }
 
 impl BlockReport {
-    /// Returns the number of addresses in use or cooling. It saturates, as an agent may report any number.
+    /// Returns the number of addresses in use or cooling. The sum saturates, because an agent may report any number.
     pub fn busy(&self) -> u64 {
         self.used.saturating_add(self.cooling)
     }
 
-    /// Returns whether addresses of a block that is not released are in use or cooling.
+    /// Returns whether the agent has not released the block and has addresses of it in use or cooling.
     pub fn is_in_use(&self) -> bool {
         !self.released && self.busy() > 0
     }
 }
 
 impl AgentReport {
-    /// Returns what the agent reports of the block with that UID.
+    /// Returns what the agent reports of the block with that CIDR and UID.
     pub fn of_block(&self, cidr: &Cidr, uid: &ObjectUid) -> Option<&BlockReport> {
         let first = self.blocks.partition_point(|word| word.cidr < *cidr);
         let same = self.blocks[first..]
@@ -273,7 +273,7 @@ impl std::fmt::Display for PodUid {
     }
 }
 
-/// FNV-1a hash of 128 bits.
+/// Returns the 128-bit FNV-1a hash of a text.
 fn fnv(text: &str) -> u128 {
     text.bytes()
         .fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
@@ -281,7 +281,7 @@ fn fnv(text: &str) -> u128 {
         })
 }
 
-/// An IPAMBlock, in the fields that count here.
+/// The fields of an IPAMBlock that decisions need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     /// `metadata.name`: the CIDR with hyphens
@@ -290,7 +290,7 @@ pub struct Block {
     pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
-    /// Whether the spec was changed since the creation; if not, `version` is that of the creation
+    /// Whether the spec was changed after the creation; if not, `version` is from the creation
     pub touched: bool,
     /// The spec, or why it is invalid
     pub spec: Result<BlockSpec, String>,
@@ -301,13 +301,13 @@ pub struct Block {
 pub struct BlockSpec {
     /// Range of the block
     pub cidr: Cidr,
-    /// The pool it was allocated from
+    /// The pool from which the block was allocated
     pub pool: PoolName,
-    /// The node that has it, or had it before quarantine
+    /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
-    /// Since when the owner has it
+    /// Since when the owner has the block
     pub since: Timestamp,
-    /// Earliest end of its quarantine
+    /// Earliest end of the quarantine; `None` unless in quarantine
     pub until: Option<Timestamp>,
 }
 
@@ -320,12 +320,12 @@ pub struct Owner {
     pub name: NodeName,
     /// UID of the node
     pub uid: ObjectUid,
-    /// In quarantine, the machine that had the block
+    /// In quarantine, the machine that had the block; else empty
     pub machine: MachineIdentity,
 }
 
 impl Owner {
-    /// Returns a live node as owner.
+    /// Returns an owner that is a live node, so not in quarantine.
     pub fn node(name: &NodeName, uid: &ObjectUid) -> Self {
         Owner {
             quarantined: false,
@@ -349,7 +349,7 @@ pub struct ServiceRange {
     pub cidrs: Vec<Cidr>,
 }
 
-/// A Pod, in the fields that concern addresses.
+/// The fields of a Pod that concern addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
     /// `namespace/name`
@@ -358,11 +358,11 @@ pub struct Pod {
     pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
-    /// Whether its phase is Succeeded or Failed, so that it no longer uses its addresses
+    /// Whether the phase is Succeeded or Failed, so that the pod no longer uses its addresses
     pub finished: bool,
-    /// `status.podIPs` that the pod may still use; none for finished pods, and none for hostNetwork pods, whose
-    /// addresses are the node's
+    /// The addresses in `status.podIPs` and `status.podIP` that the pod may still use. Empty for finished pods, and for
+    /// hostNetwork pods, whose addresses are the node's
     pub addresses: Box<[Addr]>,
-    /// For a mirror pod, its node, whose kubelet can create any number of them
+    /// For a mirror pod, the name of its node, whose kubelet can create any number of mirror pods
     pub mirror_of: Option<NodeName>,
 }

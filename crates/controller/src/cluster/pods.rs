@@ -1,10 +1,11 @@
 //! Cache of pods and the addresses that they report.
 //!
-//! It answers two questions: does any pod have an address in this range, and does the pod of this UID still exist? A
-//! pod costs a few dozen bytes.
+//! The cache answers two questions: does any pod report an address in this range, and does the pod of this UID still
+//! exist? Each pod takes a few dozen bytes.
 //!
-//! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of mirror pods
-//! count only against ranges that their own node has or had, and a few per node against ranges that no node has.
+//! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of a node's
+//! mirror pods count against ranges that this node has or had. Against ranges that no node has, only a few of them
+//! count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +16,8 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
 
-/// Limit of addresses of one node's mirror pods that count against ranges that no node has. Static pods nearly always
-/// use the host's network and have no address of their own.
+/// Of one node's mirror pods, at most this many addresses count against ranges that no node has. Static pods nearly
+/// always use the host's network and have no address of their own.
 const MOST_OF_MIRRORS: usize = 16;
 
 /// All pods by UID, with their addresses.
@@ -48,7 +49,7 @@ impl PodIndex {
         self.listed && self.unseen.is_none()
     }
 
-    /// Takes in a watch event. Returns whether any address is no longer reported.
+    /// Applies a watch event. Returns whether any address is no longer reported.
     pub fn change(&mut self, change: ObjectEvent<Pod>) -> bool {
         match change {
             ObjectEvent::Restarted { .. } => {
@@ -72,12 +73,13 @@ impl PodIndex {
         }
     }
 
-    /// Returns the lowest address in the range that a pod reports, without mirror pods.
+    /// Returns the lowest address in the range that a pod reports. Mirror pods do not count.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         self.reported.within(range).next()
     }
 
-    /// Returns an address that a pod reports in a range that the node has or had; mirror pods of that node count.
+    /// Returns an address that a pod reports in a range that the node has or had. Mirror pods count if they are on that
+    /// node.
     pub(crate) fn any_in_range_of(&self, node: &NodeName, range: &Cidr) -> Option<Addr> {
         let mirrors = self.mirrors.get(node).into_iter();
         let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
@@ -85,7 +87,8 @@ impl PodIndex {
         self.any_in(range).or_else(of_mirror)
     }
 
-    /// Returns an address that a pod reports in a range that no node has; a few mirror pods per node count.
+    /// Returns an address that a pod reports in a range that no node has. Of mirror pods, only a few addresses per node
+    /// count.
     pub(crate) fn any_in_free(&self, range: &Cidr) -> Option<Addr> {
         let all = self.mirrors.values();
         let mut few = all.flat_map(|of_node| of_node.values().flatten().take(MOST_OF_MIRRORS));
@@ -93,12 +96,12 @@ impl PodIndex {
         self.any_in(range).or_else(of_mirror)
     }
 
-    /// Returns how many addresses in the range pods report, without mirror pods.
+    /// Returns how many different addresses in the range pods report. Mirror pods do not count.
     pub fn count_in(&self, range: &Cidr) -> usize {
         self.reported.within(range).count()
     }
 
-    /// Returns whether a pod reports the address, which that node has.
+    /// Returns whether a pod reports this address of the node.
     pub fn reports(&self, node: &NodeName, addr: Addr) -> bool {
         self.any_in_range_of(node, &Cidr::host(addr)).is_some()
     }
@@ -108,7 +111,7 @@ impl PodIndex {
         self.by_uid.get(&uid).is_some_and(|record| !record.finished)
     }
 
-    /// Returns the addresses that several pods report, without mirror pods.
+    /// Returns the addresses that several pods report. Mirror pods do not count.
     pub fn doubled(&self) -> &BTreeSet<Addr> {
         self.reported.doubled()
     }

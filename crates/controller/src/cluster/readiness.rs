@@ -1,4 +1,4 @@
-//! State of a controller's `/readyz`: a leader is ready when it allocates, a standby when its cache is filled.
+//! Content of a controller's `/readyz`: a leader is ready once it allocates, a standby once its cache is filled.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use cadastre_daemon::watch::LastHeard;
 
 use super::lease::Leadership;
 
-/// Combines the states of the election and of the controller, which share it.
+/// Combines the states of the election and of the controller. Clones share the same state.
 #[derive(Clone, Debug, Default)]
 pub struct LeaderReadiness {
     readiness: Readiness,
@@ -23,19 +23,19 @@ struct State {
     progress: Option<ControllerProgress>,
 }
 
-/// How far the controller has come.
+/// How far the controller has come on the way to allocation.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerProgress {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
-    /// What is still to do before allocation starts, or before it covers all nodes
+    /// What is still to be done before allocation starts, or before allocation covers all nodes
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
     pub allocating: bool,
 }
 
 impl LeaderReadiness {
-    /// Publishes through the given readiness.
+    /// Creates the state, whose content is published through `readiness`.
     pub fn new(readiness: Readiness) -> Self {
         Self {
             readiness,
@@ -43,22 +43,22 @@ impl LeaderReadiness {
         }
     }
 
-    /// Returns where watches record that they received something.
+    /// Returns the record in which watches note when they last received something.
     pub fn last_heard(&self) -> LastHeard {
         self.readiness.last_heard()
     }
 
-    /// Updates the election's result.
+    /// Sets the result of the election.
     pub fn leadership(&self, leadership: Leadership) {
         self.change_state(|state| state.leadership = Some(leadership));
     }
 
-    /// Updates whether the leader's lease has run out, so that it writes nothing until it is renewed.
+    /// Sets whether the leader's lease has run out. Until a renewal, the leader writes nothing.
     pub(crate) fn lapsed(&self, lapsed: bool) {
         self.change_state(|state| state.lapsed = lapsed);
     }
 
-    /// Updates the controller's progress.
+    /// Sets the progress of the controller.
     pub fn update(&self, progress: ControllerProgress) {
         self.change_state(|state| state.progress = Some(progress));
     }

@@ -1,7 +1,7 @@
 //! Requests to the API server, and their outcomes, as values.
 //!
-//! [`super::writer`] turns requests into HTTP. Every write carries the guard on which its decision was based, so a
-//! late or repeated write is rejected and does no harm.
+//! [`super::writer`] turns requests into HTTP. Every write contains guards: the state on which its decision was based.
+//! The API server rejects the write if the state has changed, so a late or repeated write does no harm.
 
 use std::time::Duration;
 
@@ -52,28 +52,28 @@ impl ObjectKind {
 )]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum ApiRequest {
-    /// All objects of a kind, read consistently (not from a cache that may be behind).
+    /// Lists all objects of a kind, read consistently (not from a cache that may be behind).
     List(ObjectKind),
-    /// One object, read consistently.
+    /// Reads one object consistently.
     Read(ObjectKind, Text),
-    /// The pods bound to a node, read consistently; the last check before its ranges become free.
+    /// Lists the pods bound to a node, read consistently. This is the last check before the node's ranges become free.
     ListPodsOf { node: NodeName },
-    /// kubeadm's ConfigMap.
+    /// Reads kubeadm's ConfigMap.
     ReadKubeadm,
-    /// Creates an object of that name; rejected if it exists.
+    /// Creates an object of that name. Rejected if there is one already.
     Create(Text, ObjectSpec),
     /// Replaces the spec of an object if its version is still the one that was read.
     Replace(KnownObject, ObjectSpec),
     /// Deletes an object if its version is still the one that was read.
     Delete(ObjectKind, KnownObject),
-    /// Writes a node's podCIDRs by a JSON Patch. It tests the UID, that there are none yet, and that the term
-    /// annotation is the one that was read.
+    /// Writes a node's podCIDRs by a JSON Patch. The patch tests the UID, that there are no podCIDRs yet, and that the
+    /// term annotation is the one that was read.
     AssignPodCidrs(PodCidrAllocation),
-    /// Sets the term annotation of a node by a JSON Patch. It tests the UID and that the annotation is the one that
-    /// was read. Afterwards no assignment or touch that was decided before can succeed.
+    /// Sets the term annotation of a node by a JSON Patch. The patch tests the UID and that the annotation is the one
+    /// that was read. Afterwards no assignment or touch that was decided with the earlier annotation can succeed.
     TouchNode(NodeTouch),
-    /// Replaces the conditions of a NodeSubnet if its version is still the one that was read, as there are other
-    /// writers.
+    /// Replaces the conditions of a NodeSubnet if its version is still the one that was read: others write conditions,
+    /// too.
     SetSubnetConditions(KnownObject, Vec<SubnetCondition>),
     /// Replaces the finalizers of a pool if its version is still the one that was read.
     SetPoolFinalizers(KnownObject, Vec<String>),
@@ -126,7 +126,7 @@ impl KnownObject {
 pub struct PodCidrAllocation {
     /// Name of the node
     pub name: NodeName,
-    /// UID of the node; one created again under the name is another node
+    /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
     /// The term annotation as read
     pub term: Option<LeaderTerm>,
@@ -138,13 +138,13 @@ pub struct PodCidrAllocation {
 
 /// The term to write to a node, with the guards.
 ///
-/// A touch needs guards like an assignment: a late touch of an old leader must not restore the old term, with which
-/// the late assignments of that leader would succeed.
+/// A touch needs guards like an assignment. Without them, a late touch by an earlier leader could restore the earlier
+/// term, and late assignments by that leader would succeed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeTouch {
     /// Name of the node
     pub name: NodeName,
-    /// UID of the node; one created again under the name is another node
+    /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
     /// The term annotation as read
     pub from: Option<LeaderTerm>,
@@ -166,7 +166,7 @@ impl ApiRequest {
         )
     }
 
-    /// Returns the kind, and the object's name if the request is about one object.
+    /// Returns the kind of object that the request is about, and the name if it is about a single object.
     pub fn about(&self) -> Option<(ObjectKind, Option<&str>)> {
         let (kind, name): (_, &str) = match self {
             ApiRequest::List(kind) => return Some((*kind, None)),
@@ -185,9 +185,9 @@ impl ApiRequest {
         Some((kind, Some(name)))
     }
 
-    /// Returns whether the write could do harm if it was decided by a process that no longer leads, so that it must
-    /// wait for a Lease write. Assignments wait already until the Lease names them, touches are the fence itself, and
-    /// nothing is decided by a status.
+    /// Returns whether the write must wait for a write of the Lease, because it could do harm if a process decided it
+    /// that no longer leads. Some writes need not wait: assignments already wait until the Lease names them, touches
+    /// are the fence themselves, and no decision is based on the statuses that the controller writes.
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
@@ -213,21 +213,21 @@ pub enum RequestOutcome {
     Subnet(Subnet),
     /// The pool after the request.
     Pool(Pool),
-    /// All nodes.
+    /// All nodes, as the answer to a list.
     Nodes(Vec<Node>),
-    /// All NodeSubnets.
+    /// All NodeSubnets, as the answer to a list.
     Subnets(Vec<Subnet>),
     /// The block after the request.
     Block(Block),
-    /// All blocks.
+    /// All blocks, as the answer to a list.
     Blocks(Vec<Block>),
-    /// All pools.
+    /// All pools, as the answer to a list.
     Pools(Vec<Pool>),
     /// kubeadm's configuration, if there is one.
     Kubeadm(Option<String>),
     /// The pods bound to the node.
     Pods(Vec<Pod>),
-    /// The object is deleted, or was already gone.
+    /// The object is deleted, perhaps already before the request.
     Gone,
     /// The request had no effect and never will.
     Rejected(Rejection),
@@ -244,24 +244,24 @@ pub enum Rejection {
     /// The object does not exist (404).
     Missing,
     /// The request is forbidden or invalid (400, 401, 403, 405, 413, ..., and 422 from a policy, a webhook or the
-    /// schema): an operator must act.
+    /// schema). An administrator must act.
     Rejected(String),
-    /// The server is busy (429, or 503 before execution), with the pause that it asks for.
+    /// The server is busy (429, or 503 before execution). Contains the pause that the server asks for.
     Busy(Option<Duration>),
-    /// Never sent, as this process no longer leads or shuts down.
+    /// Never sent, because this process no longer leads or is shutting down.
     NotSent,
 }
 /// A request to send.
 #[derive(Clone, Debug)]
 pub struct OutgoingRequest {
-    /// Identifies the answer
+    /// Number by which the answer is matched to the request
     pub id: RequestId,
     /// The request
     pub request: ApiRequest,
-    /// For writes, the term in which it was decided; sent only while that tenure is valid
+    /// For writes, the term in which the write was decided; it is sent only while that tenure is valid
     pub term: Option<LeaderTerm>,
-    /// Name of the loop that sends it
+    /// Name of the loop to which the request belongs
     pub loop_name: &'static str,
-    /// For writes, the number (see [`super::lease::LeaseContent`]) for which the Lease must be written before
+    /// For writes, the number for which the Lease must be written first (see [`super::lease::LeaseContent`])
     pub number: u64,
 }

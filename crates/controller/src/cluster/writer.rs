@@ -1,10 +1,11 @@
 //! Sends requests as HTTP and turns answers into outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only under the tenure in which it was decided, and only when the Lease is written for its
-//!   number: later leaders took over after the decision. Its timeout ends no later than the tenure's validity.
-//! - An outcome is `Refused` only if the API server's answer rules out any effect. All other failures of a request
-//!   are `Unclear`.
+//! - A write is sent only under the tenure in which it was decided, and only once the Lease is written for its number.
+//!   This proves that later leaders took over after the decision. The timeout of a write ends no later than the
+//!   tenure's validity.
+//! - An outcome is `Rejected` only if the API server's answer rules out any effect, or the request was never sent. All
+//!   other failures of a request are `Indeterminate`.
 //! - Every request has a timeout. Nothing is retried here.
 
 use std::fmt::Debug;
@@ -31,16 +32,16 @@ use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
 
-/// Limit of the wait for one object.
+/// Timeout of a request for one object.
 const ONE: Duration = Duration::from_secs(10);
-/// Limit of the wait for a list of all objects of a kind.
+/// Timeout of a list of all objects of a kind.
 const MANY: Duration = Duration::from_secs(60);
-/// Longest time without data while a list is read.
+/// Maximum time without data while a list is read.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// Sends requests.
+/// Sends requests to the API server.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -175,7 +176,7 @@ impl Writer {
             .await
     }
 
-    /// Sends a merge patch for that version of the object.
+    /// Sends a merge patch that takes effect only on that version of the object.
     async fn merge(
         &self,
         kind: ObjectKind,
@@ -188,7 +189,7 @@ impl Writer {
             .await
     }
 
-    /// Sends a request for one object. Objects are sent whole; of the answer only the fields that count are read.
+    /// Sends a request for one object. Of the object in the answer, only the fields that decisions need are read.
     async fn object(
         &self,
         kind: ObjectKind,
@@ -254,7 +255,7 @@ fn path(kind: ObjectKind, name: &str) -> String {
     format!("{}/{name}", collection(kind))
 }
 
-/// Builds a new object.
+/// Returns a new object as JSON.
 fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
     match spec {
         ObjectSpec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
@@ -263,8 +264,8 @@ fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
     }
 }
 
-/// Replaces the spec of that version of the object. Labels, annotations and other fields stay: they belong to users,
-/// or to a later version of Cadastre.
+/// Returns the JSON Patch that replaces the spec of that version of the object. Labels, annotations and other fields
+/// stay: they belong to users, or to a later version of Cadastre.
 fn spec_patch(known: &KnownObject, spec: &Value) -> Value {
     json!([
         {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
@@ -273,14 +274,14 @@ fn spec_patch(known: &KnownObject, spec: &Value) -> Value {
     ])
 }
 
-/// Adds guards to a merge patch: it is rejected if the object has another UID or version now.
+/// Adds guards to a merge patch: the API server rejects the patch if the object has another UID or version now.
 fn onto(known: &KnownObject, mut patch: Value) -> Value {
     patch["metadata"]["uid"] = (*known.uid).into();
     patch["metadata"]["resourceVersion"] = known.version.to_string().into();
     patch
 }
 
-/// Replaces all conditions. A condition without a time gets `now`.
+/// Returns the patch that replaces all conditions. A condition without a time gets `now`.
 fn conditions_patch(conditions: &[SubnetCondition], now: &str) -> Value {
     let conditions = conditions.iter().map(|it| {
         let mut condition = json!({
@@ -309,14 +310,15 @@ fn listed<T>(
     }
 }
 
-/// If the answer contains the object, a finalizer keeps it: look again later.
+/// Returns the outcome of a deletion. If the answer contains the object, a finalizer keeps it, so the deletion must be
+/// checked again later.
 fn deleted<T>(kept: Option<T>) -> RequestOutcome {
     kept.map_or(RequestOutcome::Gone, |_| {
         RequestOutcome::Rejected(Rejection::Busy(None))
     })
 }
 
-/// Returns the outcome of a request that failed; `pause` is the one that the answer's header asked for.
+/// Returns the outcome of a request that failed. `pause` is the pause that the answer's header asks for.
 fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOutcome {
     let Error::Api(status) = error else {
         return RequestOutcome::Indeterminate(error.to_string());
@@ -337,7 +339,7 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
             RequestOutcome::Rejected(Rejection::Busy(after.max(pause)))
         }
         400..=499 => RequestOutcome::Rejected(Rejection::Rejected(status.message.clone())),
-        // A write may have taken effect: the read that follows it gets the pause, too.
+        // A write may have taken effect, so its outcome is indeterminate. The read that follows it gets the pause, too.
         503 if pause.is_some() && !is_write => RequestOutcome::Rejected(Rejection::Busy(pause)),
         _ if Mutation::ServerErrorCountsAsRejection.is_on() => {
             RequestOutcome::Rejected(Rejection::Missing)
@@ -346,9 +348,9 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
     }
 }
 
-/// Returns whether a 422 is a failed guard of the write, and not a rejection by a policy, a webhook or the schema.
-/// Those name causes; a failed `test` of a JSON Patch names none, and a changed UID or version is a cause in the
-/// metadata.
+/// Returns whether a 422 is a failed guard of the write, and not a rejection by a policy, a webhook or the schema. Such
+/// rejections name causes in other fields. A failed `test` of a JSON Patch names no cause, and for a changed UID or
+/// version the cause is in the metadata.
 fn is_of_a_guard(status: &kube::core::Status) -> bool {
     let mut causes = status.details.iter().flat_map(|it| &it.causes);
     let of_webhook = status.message.contains("admission webhook");
@@ -411,7 +413,7 @@ mod tests {
             };
             assert_eq!(after, pause, "{code}");
         }
-        // A write may have taken effect.
+        // A write that is answered with 503 may have taken effect, so it is indeterminate.
         let write = classify(api_error(503), pause, true);
         assert!(
             matches!(write, RequestOutcome::Indeterminate(_)),
@@ -453,8 +455,8 @@ mod tests {
         }
     }
 
-    /// Sends a creation in term `1-a`, which is valid for that long, if at all, to a server that accepts connections
-    /// but never answers. Also returns whether it connected.
+    /// Sends a creation in term `1-a` to a server that accepts connections but never answers. The tenure is valid for
+    /// `leads_for`; with `None` this process does not lead. Also returns whether the writer connected.
     async fn sent(leads_for: Option<Duration>) -> (RequestOutcome, bool) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = format!("http://{}", server.local_addr().unwrap());

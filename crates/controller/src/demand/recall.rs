@@ -1,14 +1,16 @@
-//! Recall of blocks: those that a node should return if they are empty, and those that it should drain.
+//! Recall of blocks: which blocks a node should release if they are empty, and which it should drain.
 //!
 //! # Guarantees
-//! - A recalled block ends only when its agent releases it. Recalled are blocks of a node that the pool no longer
-//!   serves, blocks that were empty for the pool's idle time, and empty blocks that others need more urgently.
-//! - A node keeps its last blocks of a pool even if it uses none of them, until pods of another node wait or, if the
-//!   pool allocates only on demand, until its idle time is over. Then they are recalled together: one family of a
-//!   dual-stack pool alone is useless.
-//! - No block moves back and forth: it is recalled for another node only if that node's need is more urgent
+//! - A recalled block stays the node's until its agent releases it.
+//! - A block is recalled even with addresses in use if its pool no longer selects the node or covers the block. The
+//!   same applies if a user asks to drain it. An empty block is recalled after the pool's idle time, or if other nodes
+//!   need it more urgently.
+//! - A node keeps its last blocks of a pool even if it uses none of them, until pods of another node wait. If the pool
+//!   allocates only on demand, it keeps them only for the idle time. The last blocks of both families are recalled
+//!   together, because one family of a dual-stack pool alone is useless.
+//! - No block moves back and forth: a block is recalled for another node only if that node's need is more urgent
 //!   ([`NodeNeed`]).
-//! - An agent that does not answer delays nobody for long: then another node's block is recalled.
+//! - An agent that does not answer causes only a short delay: then a block of another node is recalled.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -25,10 +27,10 @@ use crate::node_balance::{
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, Family};
 
-/// How long a node must have used nothing of a pool before its last blocks are recalled for waiting pods: the pod
-/// that they were allocated for may not exist yet.
+/// How long a node must have used no address of a pool before its last blocks are recalled for waiting pods. Until
+/// then, a pod that the blocks were allocated for may not exist yet.
 const UNUSED: Duration = Duration::from_secs(5);
-/// How long an agent has to release a block before another node's block is recalled, too.
+/// How long an agent has to release a block before a block of another node is recalled, too.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Demand {
@@ -101,8 +103,8 @@ impl Demand {
         changed | self.end_unused(node, report, &entries, cx)
     }
 
-    /// Recalls the last blocks of on-demand pools of which the node used nothing for the idle time. Returns whether
-    /// it recalled any.
+    /// Handles pools that allocate only on demand: recalls the node's last blocks if it has used no address of the pool
+    /// for the idle time. Returns whether it recalled any.
     fn end_unused(
         &mut self,
         node: &Node,
@@ -130,12 +132,12 @@ impl Demand {
         changed
     }
 
-    /// Recalls as many empty blocks as nodes wait: first from the nodes with the most free addresses, then the last
-    /// blocks of nodes that use none.
+    /// Recalls empty blocks of each pool until as many are recalled as nodes wait with the most urgent need. Takes them
+    /// first from the nodes with the most free addresses, then takes the last blocks of nodes that use none.
     pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, noted: &mut AffectedLoops) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
-            // The most urgent need comes first, also at the expense of other nodes that wait.
+            // The most urgent need comes first, even at the expense of nodes that wait with a less urgent one.
             let Some(need) = waits.values().map(|wait| wait.need).min() else {
                 continue;
             };
@@ -178,7 +180,7 @@ impl Demand {
             let after = match need {
                 NodeNeed::First | NodeNeed::Pods => idle.min(UNUSED),
                 NodeNeed::Reserve => idle,
-                // This need is no more urgent than that of the nodes that would lose their blocks.
+                // No need is less urgent than this one, so no node has to give up its last blocks for it.
                 NodeNeed::Unused => continue,
             };
             for (_, node, uid) in unused(name, &owners, after, cx) {
@@ -192,7 +194,7 @@ impl Demand {
     }
 }
 
-/// Returns the nodes that have used nothing of a pool for that time, longest idle first.
+/// Returns the nodes that have used no address of a pool for at least `after`, the longest unused first.
 fn unused(
     pool: &PoolName,
     owners: &BTreeSet<(NodeName, ObjectUid)>,
@@ -212,7 +214,7 @@ fn unused(
     unused
 }
 
-/// Recalls a block if it is empty. Returns whether it was not recalled before.
+/// Recalls a block, to be released if it is empty. Returns whether it was not recalled before.
 fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
     let now = cx.now.mono;
     let Some(entry) = cx.allocations.blocks.get_mut(cidr) else {

@@ -1,5 +1,5 @@
-//! Which nodes get blocks while there are too few, and from which nodes blocks are recalled. Other tests use the
-//! builders.
+//! Tests of which nodes get blocks while there are too few, and from which nodes blocks are recalled. Tests of other
+//! modules use the functions here that build objects.
 
 use serde_json::json;
 
@@ -19,7 +19,7 @@ pub(crate) const NOW: Now = Now {
     wall: jiff::Timestamp::UNIX_EPOCH,
 };
 
-/// Builds a node without podCIDRs; its UID is its name.
+/// Returns a node without podCIDRs. Its UID equals its name.
 pub(crate) fn node(name: &str) -> Node {
     Node {
         name: name.into(),
@@ -45,7 +45,7 @@ pub(crate) fn list<T: Object>(table: &mut ObjectCache<T>, objects: Vec<T>) {
     table.change(ObjectEvent::Listed);
 }
 
-/// Builds a pool with one IPv6 range.
+/// Returns a pool with one IPv6 range and no IPv4 range.
 pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
     let mut pool = pool(name, "10.0.0.0/24");
     let spec = pool.spec.as_mut().unwrap();
@@ -73,7 +73,7 @@ pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
     }
 }
 
-/// Builds a NodeSubnet whose blocks are listed and reported as empty, with a demand in pool `p`.
+/// Returns a NodeSubnet with a demand of `wanted` in pool `p`. It lists the blocks, and reports them as empty.
 pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     let cidr = |text: &&str| Cidr::parse_strict(text).unwrap();
     let held = |text: &&str| AllocatedBlock {
@@ -138,7 +138,7 @@ pub(crate) fn objects(subnet: &Subnet) -> Vec<Block> {
     spec.blocks.iter().map(block).collect()
 }
 
-/// Returns the state after one look at all nodes, in the order given.
+/// Returns the state after all nodes were handled once, in the given order.
 fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, AllocationState) {
     let mut cache = ClusterCache::default();
     list(&mut cache.pools, pools);
@@ -184,7 +184,7 @@ fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
         .of(&"rich".into())
         .filter(|it| it.recall.is_some());
     assert_eq!(recalled.count(), 1);
-    // Not for a node with a block, and not from a node with only one block.
+    // Nothing is recalled for a node that has a block already, nor from a node with only one block.
     for poor in ["10.0.0.32/28", ""] {
         let (rich, poor): (&[&str], &[&str]) = match poor {
             "" => (&all[..1], &[]),
@@ -289,7 +289,7 @@ fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
     assert_eq!(carved, [vec![], vec![piece]]);
 }
 
-/// Returns how many blocks of each node are recalled after `seconds`, by name.
+/// Returns, by node name, how many blocks of each node are recalled after `seconds`.
 fn recalled_after(
     seconds: u64,
     spec: &serde_json::Value,
@@ -337,7 +337,7 @@ const FOUR: [&str; 4] = [
     "10.0.0.48/28",
 ];
 
-/// Builds four nodes with an empty block each and a demand of 3 addresses, and adds a fifth node.
+/// Returns NodeSubnets of four nodes, each with one empty block and a demand of 3 addresses, and that of a fifth node.
 fn four_idle_and(fifth: Subnet) -> Vec<Subnet> {
     let idle = FOUR.iter().enumerate();
     let idle = idle.map(|(at, cidr)| subnet(&format!("idle-{at}"), &[cidr], 3));
@@ -351,7 +351,7 @@ fn the_last_block_of_a_node_that_uses_none_goes_to_pods_that_wait() {
     assert_eq!(recalled_after(4, &spec, asks()), []);
     let after = recalled_after(5, &spec, asks());
     assert_eq!(after, [("idle-0".to_owned(), 1)]);
-    // Not for a first block without demand, and not from a node whose pods are about to use it.
+    // Nothing is recalled for a first block without demand, nor from a node whose pods are about to use the block.
     let sight = four_idle_and(subnet("fifth", &[], 0));
     assert_eq!(recalled_after(1000, &spec, sight), []);
     let mut all = asks();
@@ -411,7 +411,7 @@ fn an_agent_that_does_not_answer_holds_up_nobody() {
     assert_eq!(counts, [0, 1, 1, 2]);
 }
 
-/// Uses /48 blocks, of which an agent reports the largest number that the API allows.
+/// The blocks are /48s, of which an agent reports the largest numbers that the API allows, so sums must not overflow.
 #[test]
 fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
     const MOST: u64 = i64::MAX.unsigned_abs();
@@ -422,7 +422,8 @@ fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
         "fd00:0:3::/48",
     ];
     let wide = pool_of_v6("p", "fd00::/46", 48);
-    // An empty node can spare a block, even if its agent has not reported the other blocks.
+    // An empty node can spare a block even if its agent has not reported all its blocks, but not if it has reported
+    // none.
     for (busy, known, recalled) in [(0, 4, 1), (0, 1, 1), (MOST, 4, 0), (0, 0, 0)] {
         let mut rich = subnet("rich", &blocks, 1000);
         let report = rich.report.as_mut().unwrap();
@@ -444,7 +445,7 @@ fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
     }
 }
 
-/// Pods that fail and are tried again: their node's demand comes and goes while its pool stays exhausted.
+/// Pods fail and are created again, so the demand of their node comes and goes while the pool stays exhausted.
 #[test]
 fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_only_much_later() {
     let pools = |range: &str| {
@@ -454,7 +455,7 @@ fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_on
     };
     let nodes = |wanted| vec![subnet("a", &[], wanted), subnet("b", &["10.0.0.0/28"], 16)];
     let (mut demand, mut allocations) = looked(pools("10.0.0.0/28"), nodes(0));
-    // Looks at both nodes; returns the reasons of the reports.
+    // Handles both nodes, and returns the reasons of the events.
     let mut look = |minutes: u64, range: &str, wanted: u64| {
         let mut cache = ClusterCache::default();
         list(&mut cache.pools, pools(range));

@@ -14,7 +14,7 @@ fn noise(seed: u64, n: u64) -> u64 {
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) % n
 }
 
-/// Samples a use, given as a function of minutes, every ten minutes.
+/// Returns the trend after samples every ten minutes. `used` gives the use at a minute.
 fn follow(minutes: i64, used: impl Fn(i64) -> u128) -> Trend {
     let start = Trend::start(used(0), minute(0));
     let looks = (1..=minutes).filter(|m| m % 10 == 0);
@@ -130,7 +130,7 @@ fn a_jump_is_no_growth_and_is_forgotten() {
         assert_eq!(trend.exhausts_at(5000, minute(m), None), None, "at {m}");
     }
     assert_eq!((trend.per_hour, trend.swing), (0.0, 0.0));
-    // The change comes after a time without samples, so it is not averaged over that time.
+    // The change follows a time without samples. It is not averaged over that time.
     let again = trend.observe(9000, minute(16 * 24 * 60));
     assert!((again.per_hour - 4000.0 / 6.0).abs() < 12.0, "{again:?}");
     assert_eq!(again.exhausts_at(1000, minute(16 * 24 * 60), None), None);

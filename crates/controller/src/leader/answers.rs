@@ -1,4 +1,4 @@
-//! The way of an answer: to the loop that asked, then to the loops that it concerns.
+//! Passes an answer to the loop that sent the request, and then the effects of the answer to the other loops.
 
 use super::Leader;
 use crate::cluster::cache::ClusterCache;
@@ -15,7 +15,7 @@ impl Leader {
         reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
-        // podCIDRs are immutable once set.
+        // podCIDRs are immutable once set, so no write for this node can take effect any more.
         if let RequestOutcome::Node(node) = answer.outcome
             && !node.is_empty()
         {
@@ -32,7 +32,8 @@ impl Leader {
         }
     }
 
-    /// Ends the time in which agents are listened to: what they report is in the cache, so blocks may be allocated.
+    /// Handles the end of the time in which agents report after a gap. Their reports are in the cache by now, so blocks
+    /// may be allocated.
     fn agents_heard(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
         self.allocations.in_agent_grace = false;
         self.allocations.intents.ask();

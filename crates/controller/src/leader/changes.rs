@@ -1,4 +1,4 @@
-//! What a change of an object means to the loops.
+//! Handles changes of API objects: updates the allocations, and queues the affected objects in the loops.
 
 use super::Leader;
 use crate::Now;
@@ -21,12 +21,12 @@ use cadastre_core::{Addr, Cidr};
 pub(crate) struct SubnetDiff {
     /// The agent's report
     pub reported: bool,
-    /// Requests of users
+    /// The users' requests, which are annotations
     pub requested: bool,
 }
 
 impl Leader {
-    /// Takes in a change of a NodeSubnet.
+    /// Handles a change of a NodeSubnet.
     pub(crate) fn subnet_changed(
         &mut self,
         name: &NodeName,
@@ -49,7 +49,8 @@ impl Leader {
         if told.reported {
             self.adopt(name, cache, reports, now);
         }
-        // The agent reports a leak candidate that users asked to release as soon as its pod is gone.
+        // A user may have asked to release an address. The agent reports it as soon as its pod is gone, so the report
+        // may make it a leak candidate now.
         let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if told.requested || told.reported && is_awaited {
@@ -61,7 +62,7 @@ impl Leader {
         }
     }
 
-    /// Adopts blocks that the node's agent uses and nobody has a claim to.
+    /// Adopts blocks that the node's agent uses, if nobody has a claim to them, and reports each by an event.
     pub(super) fn adopt(
         &mut self,
         name: &NodeName,
@@ -93,7 +94,7 @@ impl Leader {
         self.follow_up(noted, cache);
     }
 
-    /// Takes in a change of a block's object.
+    /// Handles a change of a block's object.
     pub(crate) fn block_changed(
         &mut self,
         delta: &ObjectUpdate<Block>,
@@ -105,7 +106,7 @@ impl Leader {
             (Some(before), None) => self.allocations.block_gone(before),
             (None, None) => return,
         };
-        // The owner may have been deleted before the object was seen.
+        // The owner may have been deleted before the watch showed the block, so the block may have to be quarantined.
         if let Some(Ok(spec)) = delta.after.as_ref().map(|block| &block.spec) {
             self.quarantine_stale(&spec.cidr, cache, now);
         }
@@ -140,7 +141,7 @@ impl Leader {
         }
     }
 
-    /// Takes in a change of a pool; `spec`: in more than its status; `exists`: the pool still exists.
+    /// Handles a change of a pool. `spec`: more than its status has changed; `exists`: the pool still exists.
     pub(crate) fn pool_changed(&mut self, name: &PoolName, spec: bool, exists: bool) {
         self.loops.pools.queue.add(name.clone());
         if !exists {
@@ -150,7 +151,8 @@ impl Leader {
         self.reattribute |= spec;
     }
 
-    /// Takes in a change of pods' addresses, which count where no agent reports.
+    /// Handles a change of the addresses that pods report. Where no agent reports, they are counted in the pool's
+    /// status.
     pub(crate) fn pods_changed(&mut self) {
         self.loops.pools.mark();
     }
@@ -187,7 +189,7 @@ impl Leader {
         if before.is_none_or(|b| b.labels != node.labels || b.deleting != node.deleting) {
             self.loops.demand.add(node, &self.allocations);
             self.loops.subnets.queue.add(node.name.clone());
-            // The status of a pool says whether it selects any node.
+            // A pool's condition reports whether the pool selects any node.
             self.loops.pools.mark();
         }
         let listed = cache.subnets.get(&node.name).map(AsRef::as_ref);
@@ -238,7 +240,8 @@ impl Leader {
         self.loops.pools.mark();
     }
 
-    /// Surveys the pools again if a node's own addresses change in them, which are not allocated.
+    /// Evaluates the pools again if the node's own addresses have changed and any of them is in a pool: pools do not
+    /// allocate node addresses.
     fn reevaluate_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
         let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
         let (was, is) = (of(before), of(after));

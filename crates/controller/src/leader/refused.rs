@@ -1,4 +1,4 @@
-//! Reports about calls that keep failing.
+//! Reports calls that the API server keeps rejecting, by events and by conditions.
 
 use super::Leader;
 use crate::allocations::blocks::BlockEntry;
@@ -13,7 +13,8 @@ use crate::{Now, Purpose};
 use cadastre_api::FINALIZER;
 
 impl Leader {
-    /// Records the outcome of a call, and reports it if the call keeps failing or works again.
+    /// Records the outcome of a call. Adds an event if the call has failed often enough to count as lasting, or if it
+    /// succeeds after that.
     pub(super) fn note(
         &mut self,
         answer: &RequestAnswer,
@@ -31,7 +32,7 @@ impl Leader {
         let news = refusals.note(&call, outcome, kept, now.mono);
         let is_refused = refusals.why(&call).is_some();
         let is_settled = is_refused || !refusals.is_failing(&call);
-        // Conditions of pools and of NodeSubnets depend on it.
+        // Conditions of pools and NodeSubnets say whether calls keep failing, so they have to be computed again.
         if before != is_refused {
             self.loops.pools.mark();
         }
@@ -61,7 +62,7 @@ impl Leader {
         });
     }
 
-    /// Returns the node whose NodeSubnet reports that the call keeps failing.
+    /// Returns the name of the node whose NodeSubnet reports that the call keeps failing.
     fn node_of(&self, call: &ObjectCall, purpose: &Purpose) -> Option<NodeName> {
         match (call, purpose) {
             (ObjectCall::AssignPodCidrs(_), Purpose::Assign { name, .. })
@@ -74,10 +75,12 @@ impl Leader {
         }
     }
 
-    /// Returns whether the answer is about the object that was meant, with the content that was written.
+    /// Returns whether the API server kept what was written: the answer is about the intended object and shows the
+    /// written content.
     fn is_kept(&self, answer: &RequestAnswer) -> bool {
         match (answer.purpose, answer.outcome) {
-            // If a read shows another UID, the watch is behind: reads are repeated until they agree.
+            // A read that shows another UID means that the watch is behind: reads are repeated until the cache shows
+            // that UID, too.
             (Purpose::Assign { uid, .. }, RequestOutcome::Node(node)) => {
                 node.uid == *uid && !(answer.wrote && node.is_empty())
             }
@@ -98,8 +101,8 @@ impl Leader {
         }
     }
 
-    /// Returns the object on which a failing call is reported, and what was to be written. Failures of a pool's
-    /// finalizers are reported by its condition.
+    /// Returns the object to which the event about a failing call is attached, and a description of what was to be
+    /// written. Returns `None` for the finalizers of a pool, because a condition of the pool reports those failures.
     fn subject(
         &self,
         call: &ObjectCall,

@@ -1,4 +1,4 @@
-//! The leader's state, for metrics and readiness.
+//! Adds the leader's state to the [`ControllerView`], from which metrics and readiness are computed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,6 @@ use crate::view::ControllerView;
 use cadastre_core::Family;
 
 impl Leader {
-    /// Adds the leader's state to the view.
     pub(crate) fn describe(&mut self, view: &mut ControllerView, cache: &ClusterCache, now: Now) {
         view.allocating = self.allocating;
         if !self.allocating {
@@ -63,7 +62,7 @@ impl Leader {
         view.loops = loops.map(|(name, it)| (name, it.load())).collect();
     }
 
-    /// Counts failing writes. Nodes whose podCIDRs or blocks cannot be written count as waiting, too.
+    /// Counts writes that keep failing. Nodes whose podCIDRs or new blocks cannot be written also count as waiting.
     fn describe_refusals(&mut self, view: &mut ControllerView, now: Now) {
         view.rejected_writes = self.allocations.refusals.count(now.mono);
         *view.rejected_writes.entry(ObjectKind::Node).or_default() += self.loops.fence.left().1;
@@ -118,7 +117,7 @@ impl Leader {
     }
 }
 
-/// Returns when pools will be exhausted, by the forecasts in their statuses.
+/// Returns the forecasts of all pools, as their statuses have them.
 fn exhausts(cache: &ClusterCache) -> Vec<(PoolName, Family, Timestamp)> {
     let mut all = Vec::new();
     for pool in cache.pools.iter() {

@@ -1,5 +1,5 @@
-//! How the objects in an answer enter the cache: whoever led when the request was sent, and before any decision uses
-//! them.
+//! Writes the objects in an answer to the cache. This happens even if another process leads by now, and before any
+//! decision uses these objects.
 
 use std::borrow::Borrow;
 
@@ -33,14 +33,15 @@ impl Controller {
         leader.answered(&answer, &self.cache, &mut self.reports, now);
     }
 
-    /// Applies the objects in an answer to the cache. Returns whether a list was applied.
+    /// Applies the objects in an answer to the cache. Returns whether the answer was a list that could be applied.
     fn take_in(&mut self, pending: &Pending, outcome: &RequestOutcome, now: Now) -> bool {
         let sent = pending.sent;
         match outcome {
             RequestOutcome::Node(node) => self.shown(node, sent, now),
             RequestOutcome::Subnet(subnet) => self.shown(subnet, sent, now),
             RequestOutcome::Pool(pool) => self.shown(pool, sent, now),
-            // The answer to a creation does not enter the cache: only the watch shows what was created before it.
+            // The answer to a creation does not enter the cache, because an older block may overlap the new one: only
+            // the watch shows all blocks that were created before.
             RequestOutcome::Block(block)
                 if self.cache.blocks.get(&block.name).is_some()
                     || Mutation::BlockConfirmedByAnswer.is_on() =>
@@ -80,7 +81,8 @@ impl Controller {
         }
     }
 
-    /// Applies a list to the cache. Returns whether that was possible.
+    /// Applies a list to the cache. Returns false if the list may be older than the cache, or if the watch is listing
+    /// again. Also returns false if the list shows that the API server was restored to an older state.
     fn listed<T: CachedKind>(&mut self, objects: &[T], sent: CacheMark, now: Now) -> bool {
         match T::table(&mut self.cache).replace(objects.to_vec(), sent) {
             ListOutcome::By(deltas) => {

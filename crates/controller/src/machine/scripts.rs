@@ -1,4 +1,4 @@
-//! Scripts of a leader, event by event: which requests it sends, and which it does not.
+//! Tests that play a sequence of events to a leader and check which requests it sends.
 
 use super::*;
 use crate::cluster::lease::{Takeover, Tenure};
@@ -10,13 +10,13 @@ use cadastre_api::AllocationMode;
 use cadastre_api::{AllocatedBlock, FirstBlock, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
-/// Longer than agents are listened to after a gap.
+/// Longer than the time in which a leader lets agents report after a gap.
 const LISTENED: Duration = Duration::from_secs(46);
 
 struct Script {
     controller: Controller,
     now: Now,
-    /// NodeSubnets as last written.
+    /// NodeSubnets as last written or reported.
     subnets: BTreeMap<NodeName, Subnet>,
 }
 
@@ -28,7 +28,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Builds nodes with these NodeSubnets and their blocks, and pool `p` of that range.
+    /// Builds one node per NodeSubnet, the blocks that the NodeSubnets list, and pool `p` with this range.
     fn new(range: &str, subnets: Vec<Subnet>) -> Self {
         Cluster {
             nodes: subnets.iter().map(|it| node(&it.name)).collect(),
@@ -40,7 +40,7 @@ impl Cluster {
 }
 
 impl Script {
-    /// Returns a leader that received all lists after it won the lease, which was vacant for that long.
+    /// Returns a leader that has received all lists. Nobody led for the time `vacant` before it.
     fn leading(cluster: Cluster, vacant: Duration) -> Self {
         let mut script = Script {
             controller: Controller::new(ControllerSettings::default()),
@@ -60,7 +60,8 @@ impl Script {
         script
     }
 
-    /// Makes the controller lead, after a vacancy, with its Lease written up to the number `named`.
+    /// Makes the controller lead. Nobody led for the time `vacant` before; the Lease is written up to the number
+    /// `named`.
     fn leads(&mut self, vacant: Duration, named: u64) {
         self.on(ControllerEvent::Leadership(Leadership::Leading(Tenure {
             term: "1".into(),
@@ -90,19 +91,19 @@ impl Script {
         self.now.mono += time;
     }
 
-    /// Returns all requests of the controller now.
+    /// Returns all requests that the controller wants to send now.
     fn asked(&mut self) -> Vec<(RequestId, ApiRequest)> {
         let asked = std::iter::from_fn(|| self.controller.poll(self.now));
         asked.map(|it| (it.id, it.request)).collect()
     }
 
-    /// Confirms a Lease write that names what the controller wants named.
+    /// Answers the wanted write of the Lease with success.
     fn named(&mut self) {
         let wanted = self.controller.take_wanted().unwrap();
         self.leads(Duration::ZERO, wanted.number);
     }
 
-    /// Returns the one request of that kind among all requests now.
+    /// Returns the one request that fulfils `kind` among all requests that the controller wants to send now.
     fn asked_for(&mut self, kind: impl Fn(&ApiRequest) -> bool) -> (RequestId, ApiRequest) {
         let asked = self.asked();
         let texts = format!("{asked:?}");
@@ -122,7 +123,7 @@ impl Script {
         creations.collect()
     }
 
-    /// Answers all writes of NodeSubnets with success. Returns their nodes and the blocks that they list.
+    /// Answers all writes of NodeSubnets with success. Returns the names of their nodes and the blocks that they list.
     fn lists(&mut self) -> Vec<(String, Vec<String>)> {
         let mut lists = Vec::new();
         for (id, request) in self.asked() {
@@ -148,7 +149,8 @@ impl Script {
         self.on(ControllerEvent::Nodes(ObjectEvent::Deleted(gone)));
     }
 
-    /// Answers the list that ends listening to agents; the agent of `name` uses these blocks.
+    /// Answers the list of NodeSubnets that ends the time for agents' reports. In it, the agent of `name` uses these
+    /// blocks.
     fn hear(&mut self, name: &str, blocks: &[&str]) {
         self.pass(LISTENED);
         let (id, _) = self.asked_for(|it| matches!(it, ApiRequest::List(ObjectKind::Subnet)));
@@ -168,7 +170,7 @@ fn is_creation(request: &ApiRequest) -> bool {
     matches!(request, ApiRequest::Create(_, ObjectSpec::Block(_)))
 }
 
-/// Returns a NodeSubnet that lists nothing, while the node's agent uses these blocks.
+/// Returns a NodeSubnet that lists no blocks, although the node's agent reports that it uses these.
 fn using(name: &str, blocks: &[&str]) -> Subnet {
     let mut subnet = subnet(name, &[], 0);
     let word = |text: &&str| BlockReport {
@@ -184,7 +186,7 @@ fn using(name: &str, blocks: &[&str]) -> Subnet {
     subnet
 }
 
-/// Returns a block in quarantine from an earlier node of that name on the same machine.
+/// Returns a quarantined block of an earlier node with that name, which ran on the machine of [`machine`].
 fn resting(name: &str, range: &str) -> Block {
     let mut block = objects(&subnet(name, &[range], 0)).remove(0);
     let spec = block.spec.as_mut().unwrap();
@@ -195,8 +197,8 @@ fn resting(name: &str, range: &str) -> Block {
     block
 }
 
-/// Returns a cluster where `a` is back on its machine, of which a block is in quarantine; the agent of `b` uses these
-/// blocks.
+/// Returns a cluster in which the machine of node `a` has registered again while its earlier block is in quarantine.
+/// The agent of node `b` uses the blocks `uses`.
 fn returning(uses: &[&str]) -> Cluster {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
@@ -215,7 +217,7 @@ fn machine() -> MachineIdentity {
 
 const ONE: &str = "10.0.0.0/28";
 
-/// How long a block's range waits after one failed call.
+/// How long the controller waits after one failed call before it uses the block's range again.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[test]
@@ -309,7 +311,8 @@ fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
         subnets: BTreeMap::new(),
     };
     script.leads(Duration::from_secs(300), 0);
-    // The API server is slow to list.
+    // The API server takes so long to list that the time for agents' reports would be over if it had begun with the
+    // term.
     script.pass(LISTENED);
     script.list(vec![node("a")], ControllerEvent::Nodes);
     script.list(vec![pool("p", ONE)], ControllerEvent::Pools);
@@ -418,7 +421,7 @@ fn of_blocks_that_lie_in_each_other_a_machine_gets_the_outer_one_back() {
 #[test]
 fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[ONE], 0)]);
-    // The block's object exists, but the list in the NodeSubnet is not written yet.
+    // The block's object exists, but no NodeSubnet lists it yet.
     cluster.subnets[0].spec = Ok(NodeSubnetSpec {
         blocks: Vec::<AllocatedBlock>::new(),
         ..cluster.subnets[0].spec.clone().unwrap()
@@ -444,7 +447,7 @@ fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
 fn after_a_gap_what_a_late_write_lists_is_not_taken_back() {
     let late = subnet("a", &[ONE], 0);
     let mut cluster = Cluster::new("10.0.0.0/26", vec![late.clone()]);
-    // The block's object exists, and the write that lists it is on its way.
+    // The block's object exists, but the write that creates the NodeSubnet with it has not arrived yet.
     cluster.subnets.clear();
     let mut script = Script::leading(cluster, Duration::from_secs(300));
     let early = script.lists();

@@ -1,4 +1,4 @@
-//! What a leader does about the writes that earlier leaders may have in flight.
+//! Tests of a takeover: what a new leader does about writes that earlier leaders may have in flight.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::telemetry::ControllerMetrics;
 use cadastre_api::AllocationMode;
 use cadastre_core::Cidr;
 
-/// A controller and its Lease.
+/// A controller with the term in which it leads.
 struct Bench {
     controller: Controller,
     tenure: Tenure,
@@ -47,15 +47,15 @@ fn touched(out: &[OutgoingRequest]) -> Vec<(RequestId, NodeName)> {
 }
 
 impl Bench {
-    /// Takes over from a leader that fell silent, with two nodes without podCIDRs, a pool `podcidrs` in mode NodeCIDR
-    /// and a pool `p` in mode Blocks, in which `n2` has demand.
+    /// Builds a leader that has taken over from one that did not release the Lease. There are two nodes without
+    /// podCIDRs, a pool `podcidrs` in mode NodeCIDR, and a pool `p` in mode Blocks, of which `n2` demands addresses.
     fn after(inherited: Option<WriteIntents>) -> Self {
         let mut bench = Bench::before(inherited);
         bench.named(0);
         bench
     }
 
-    /// The same, before the controller has the Lease.
+    /// Builds the same cluster as [`Bench::after`], but the controller does not lead yet.
     fn before(inherited: Option<WriteIntents>) -> Self {
         let tenure = Tenure {
             term: "2-b".into(),
@@ -107,7 +107,7 @@ impl Bench {
         std::iter::from_fn(|| self.controller.poll(self.now)).collect()
     }
 
-    /// Returns the requests before and after the Lease is written as wanted.
+    /// Returns the requests before and after the wanted Lease write has succeeded.
     fn poll_and_name(&mut self) -> (Vec<OutgoingRequest>, Vec<OutgoingRequest>) {
         let before = self.poll();
         let wanted = self.controller.take_wanted().unwrap();
@@ -145,7 +145,8 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
     for one in &given {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
-    // Only this write is rejected: its node waits, and so does the range that it may have got.
+    // Only this write is rejected. So its node still waits, and its range stays reserved because the earlier leader may
+    // have written it.
     let id = after.iter().find(|out| {
         assigned(std::slice::from_ref(*out))
             .iter()
@@ -212,7 +213,7 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
     let view = bench.controller.view(bench.now);
     assert_eq!(view.waiting.get("fence"), Some(&1));
     assert!(view.allocating && view.fencing.is_some_and(|what| what.contains("n1")));
-    // The touch succeeds in the end.
+    // The touch of the other node succeeds in the end, so podCIDRs are allocated.
     bench.now.mono = Duration::from_secs(20);
     let again = touched(&bench.poll());
     assert_eq!(again.len(), 1);

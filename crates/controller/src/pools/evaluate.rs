@@ -1,7 +1,7 @@
-//! The survey of one pool: validates its spec and decides whether it may serve beside older pools.
+//! Evaluates one pool: validates its spec, and decides whether it may allocate beside older pools.
 //!
-//! No spec may stop the controller: an invalid spec makes its pool `Invalid` and affects no other pool. Ranges are
-//! compared only with those of older pools, so every controller comes to the same verdict.
+//! No spec may stop the controller: an invalid spec makes its pool `Invalid` and affects no other pool. The ranges of a
+//! pool are compared only with those of older pools, so every controller comes to the same result.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,13 +17,14 @@ use cadastre_api::{
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
 
-/// Ranges of the pools evaluated so far.
+/// Ranges of the older pools, which are evaluated first, with the pools' names.
 #[derive(Default)]
 pub(super) struct Older(BTreeMap<Cidr, PoolName>);
 
 impl Older {
     fn overlap(&self, range: &Cidr) -> Option<(Cidr, PoolName)> {
-        // Ordered by first address: an overlapping range starts inside, or is a shorter prefix of this one.
+        // CIDRs are ordered by their first address. So a range that overlaps this one either starts inside it, or is
+        // one of its shorter prefixes.
         let inside = self
             .0
             .range(*range..)
@@ -48,7 +49,8 @@ impl Older {
     }
 }
 
-/// Surveys a pool, after all older pools.
+/// Returns the new state of a pool. All older pools must have been evaluated before. `kept` is the previous state of
+/// the same pool, from which cursors and the pause are kept.
 pub(super) fn evaluate_pool(
     pool: &Pool,
     kept: Option<PoolState>,
@@ -158,7 +160,7 @@ pub(super) fn evaluate_pool(
     }
 }
 
-/// Builds the pool's entry for NodeSubnets.
+/// Returns the pool's entry in NodeSubnets. If the spec cannot be read, the entry has only the name.
 fn node_view(name: &PoolName, spec: Option<&IPPoolSpec>) -> NodePool {
     let name = name.to_string();
     let Some(spec) = spec else {
@@ -188,7 +190,7 @@ fn node_view(name: &PoolName, spec: Option<&IPPoolSpec>) -> NodePool {
     }
 }
 
-/// A spec whose text fields are parsed.
+/// A valid spec, with its texts parsed.
 struct Parsed {
     allocation_mode: AllocationMode,
     terms: BlockTerms,
@@ -226,8 +228,8 @@ impl Default for Parsed {
 }
 
 impl Parsed {
-    /// Validates and parses a spec. The CRD's rules reject most of these errors already, but a server without them,
-    /// or an object older than a rule, must not do harm either.
+    /// Validates and parses a spec; the error is a text for users. The validation rules of the CRD reject most errors
+    /// already. But the API server may have a CRD without these rules, or an object may be older than a rule.
     fn new(spec: &IPPoolSpec) -> Result<Self, String> {
         let v4 = spec
             .ipv4

@@ -1,18 +1,18 @@
-//! Index of pools by range: finds the pools that have addresses of a range without visiting each pool.
+//! Index of pools by range: finds the pools that share addresses with a range without a visit to each pool.
 //!
-//! CIDRs nest or are disjoint. So a range that covers another is one of its prefixes, which takes one lookup per
-//! prefix length in use; ranges inside it follow it in order.
+//! Two CIDRs are disjoint, or one contains the other. So all ranges that cover a given one are its prefixes, which
+//! takes one lookup per prefix length in use. The ranges inside it follow it directly in the order of CIDRs.
 
 use std::collections::BTreeMap;
 
 use cadastre_core::{Cidr, Dual};
 
-/// Pools by range; a pool is given as its position by age.
+/// Pools by range. A pool is given as its position in the list of pools by age.
 #[derive(Debug, Default)]
 pub(super) struct PoolRangeIndex {
-    /// Positions of the pools with that range, oldest first
+    /// Positions of the pools that have exactly this range, oldest first
     by_range: BTreeMap<Cidr, Vec<usize>>,
-    /// Prefix lengths in use
+    /// Prefix lengths of all ranges, in ascending order, per family
     lens: Dual<Vec<u8>>,
 }
 
@@ -31,7 +31,7 @@ impl PoolRangeIndex {
         index
     }
 
-    /// Returns the oldest pool that covers the range and fulfils `is`.
+    /// Returns the oldest of the pools that have a range which covers `range` and for which `is` returns true.
     pub(crate) fn oldest_over(
         &self,
         range: &Cidr,
@@ -41,18 +41,18 @@ impl PoolRangeIndex {
         self.over(range).filter_map(oldest).min()
     }
 
-    /// Returns the pools that share an address with the range; a pool may occur several times.
+    /// Returns the pools that share an address with the range. A pool may occur several times.
     pub(crate) fn touching(&self, range: &Cidr) -> impl Iterator<Item = usize> + use<'_> {
         let range = *range;
         let from = self.by_range.range(range..);
         let within = from.take_while(move |(inside, _)| range.contains(inside));
-        // The range itself is in both parts.
+        // The range itself was returned as covering already, so it is left out here.
         let within = within.filter(move |(inside, _)| **inside != range);
         let within = within.flat_map(|(_, places)| places);
         self.over(&range).flatten().chain(within).copied()
     }
 
-    /// Returns, for each indexed range that covers this one, its pools.
+    /// Returns the pools of each indexed range that covers this one or equals it.
     fn over(&self, range: &Cidr) -> impl Iterator<Item = &[usize]> + use<'_> {
         let range = *range;
         let lens = self.lens.get(range.family()).iter();
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use cadastre_core::{Addr, Family};
 
-    /// Uses few addresses, so that ranges nest and repeat.
+    /// Generates ranges from few addresses, so that many are equal or contain each other.
     fn range() -> impl Strategy<Value = Cidr> {
         let family = prop_oneof![Just(Family::V4), Just(Family::V6)];
         (family, 0..32u128, 0..=5u8).prop_map(|(family, value, order)| {

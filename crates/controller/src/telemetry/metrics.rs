@@ -1,6 +1,8 @@
-//! Metrics of the controller, with the names that other controllers use where such names exist.
+//! Metrics of the controller. Where other Kubernetes controllers have a common name for a metric, such as
+//! `workqueue_depth`, it is used here, too.
 //!
-//! Labels are bounded: pools (and families), loops, reasons. No node, pod or address is a label.
+//! The number of series is bounded: labels are pools, families, loops, reasons and similar, never nodes, pods or
+//! addresses.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +19,7 @@ use crate::queue::Load;
 use crate::view::ControllerView;
 use cadastre_daemon::telemetry::catalog::register;
 
-/// Metrics of the controller's loops and of what it manages.
+/// Metrics of the controller's loops, of its requests, and of pools, blocks and addresses.
 #[derive(Clone)]
 pub struct ControllerMetrics {
     requests: IntCounterVec,
@@ -39,12 +41,12 @@ pub struct ControllerMetrics {
     doubled: IntGauge,
     rejected_entries: IntGauge,
     rejected_writes: IntGaugeVec,
-    /// Number of added keys at the last update, by loop
+    /// [`Load::added`] of each loop at the last update
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 impl ControllerMetrics {
-    /// Registers all metrics. Fails only if a name is registered already.
+    /// Registers all metrics. Returns an error only if a name is registered already.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
         let counters = |name, help, labels: &[&str]| {
             register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
@@ -159,7 +161,8 @@ impl ControllerMetrics {
         })
     }
 
-    /// Counts an answered request of a loop; `result` is success, refused or error.
+    /// Counts an answered request of a loop; `result` is `success`, `refused` or `error`, `took` the time to the
+    /// answer.
     pub(crate) fn answered(&self, of_loop: &str, result: &str, took: Duration) {
         self.requests.with_label_values(&[of_loop, result]).inc();
         self.seconds
@@ -167,13 +170,13 @@ impl ControllerMetrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Counts a Kubernetes event that could not be emitted.
+    /// Counts a Kubernetes event that could not be emitted and was dropped.
     pub fn event_dropped(&self) {
         self.dropped.inc();
     }
 
-    /// Updates the metrics of queues. Without leadership there are none. The counter of a new tenure starts at zero
-    /// and is added to the sum.
+    /// Updates the metrics of the loops' queues. While this process does not lead, there are no loops, and their gauges
+    /// have no series. The count of a new term starts at zero, so it is added to the counter.
     fn set_loops(&self, loops: &[(&'static str, Load)]) {
         self.ready.reset();
         self.later.reset();
@@ -187,7 +190,7 @@ impl ControllerMetrics {
         }
     }
 
-    /// Updates all metrics.
+    /// Updates all metrics from a snapshot of the controller's state.
     pub fn set(&self, view: &ControllerView) {
         self.set_loops(&view.loops);
         for reason in ["no_pool", "pool_not_ready", "pool_full", "write_rejected"] {

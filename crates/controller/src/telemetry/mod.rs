@@ -1,8 +1,9 @@
-//! Metrics of the controller, in addition to those of every daemon.
+//! Metrics of the controller. The metrics that every daemon has are in `cadastre_daemon`.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`metrics`], `pool_metrics` | metrics of the loops and of pools |
+//! | [`metrics`] | loops, requests, waiting nodes, blocks, leaks |
+//! | `pool_metrics` | capacity, use and forecast of each pool |
 
 pub mod metrics;
 mod pool_metrics;

@@ -1,4 +1,4 @@
-//! Metrics of pools. The series of a pool end with the pool.
+//! Metrics of pools. The series of a pool are removed when the pool is gone.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use prometheus::{Error, GaugeVec, IntGaugeVec, Opts, Registry};
 use crate::view::ControllerView;
 use cadastre_daemon::telemetry::catalog::register;
 
-/// Gauges by pool, most of them also by family.
+/// Gauges with the label `pool`; most of them also have the label `family`.
 #[derive(Clone)]
 pub(super) struct PoolMetrics {
     capacity: GaugeVec,
@@ -19,7 +19,7 @@ pub(super) struct PoolMetrics {
     waiting: IntGaugeVec,
     exhausts: GaugeVec,
     addresses: GaugeVec,
-    /// Pools and families that have series
+    /// Pools and families for which there are series, so that they can be removed later
     known: Arc<Mutex<BTreeSet<(String, String)>>>,
 }
 
@@ -135,7 +135,7 @@ impl PoolMetrics {
         }
         for (pool, family) in known.difference(&seen) {
             for gauge in self.counts() {
-                // An error means that the series is absent already.
+                // An error means that there is no such series, so nothing has to be removed.
                 let _ = gauge.remove_label_values(&[pool, family]);
             }
             for state in ["allocated", "used", "cooling"] {

@@ -1,11 +1,11 @@
-//! Compares the ledger and its pools with a model without index structures: a list of claims, and a search that
-//! tries every block of a pool in order.
+//! Compares the ledger and its pools with a model that has no index structures. The model keeps a list of claims, and
+//! its search tries every block of a pool in order.
 //!
-//! Each case applies a sequence of random operations to both, in a small space at both ends and in the middle
-//! of a family, so that blocks collide all the time. Results are compared after each operation, and at
-//! intervals everything that can be queried.
+//! Each case applies a sequence of random operations to the ledger and to the model. The addresses come from small
+//! windows at both ends and in the middle of a family, so blocks collide all the time. Results are compared after
+//! each operation; after every 64 operations the results of all queries are compared.
 //!
-//! A failure prints its seed and the shortest failing sequence that was found. To replay it: `PROPTEST_RNG_SEED=<seed>
+//! A failure prints its seed and the shortest failing sequence that was found. To repeat it: `PROPTEST_RNG_SEED=<seed>
 //! cargo test -p cadastre-core --test ipam_model`. More cases: `PROPTEST_CASES=<number>`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
@@ -23,14 +23,14 @@ use proptest::test_runner::{Config, RngAlgorithm, RngSeed, TestRunner};
 use crate::model::Universe;
 use crate::ops::{Pair, op};
 
-/// The most operations in a case; the average is half of that.
+/// The maximum number of operations in a case; the average is half of that.
 const LONGEST: usize = 1000;
-/// The fewest operations in one test. Five tests make a million.
+/// The minimum number of operations in one test, so that the five tests together apply a million.
 const OPERATIONS: usize = 200_000;
-/// Enough cases for that number of operations, with a margin of 15 % on average.
+/// The number of cases: on average they apply 15 % more than `OPERATIONS`.
 const CASES: u32 = 460;
 
-/// Runs random cases whose smallest usual blocks have these prefix lengths.
+/// Runs random cases in which a unit, the usual size of a block, has these prefix lengths.
 fn compare(v4: u8, v6: u8) {
     let universe = Universe {
         unit: Dual { v4, v6 },
@@ -38,7 +38,7 @@ fn compare(v4: u8, v6: u8) {
     let mut config = Config {
         failure_persistence: None,
         max_shrink_iters: 20_000,
-        // The default generator takes half of the time in a debug build.
+        // With the default generator, drawing takes half of the time in a debug build.
         rng_algorithm: RngAlgorithm::XorShift,
         ..Config::default()
     };

@@ -1,18 +1,19 @@
-//! The model: lists that are searched from end to end.
+//! The model of the ledger: lists that are searched from end to end.
 
 use cadastre_core::{
     Addr, BlockCounts, Cidr, Claim, ClaimId, ClaimState, Dual, Family, FamilyRanges, IpRange,
 };
 
-/// The space of a case: four windows of 32 units in each family, the first and the last at the two ends of the
-/// family, the others near each other in the middle.
+/// The addresses of a case: four windows of 32 units in each family. The first and the last window lie at the two ends
+/// of the family, the others near each other in the middle.
 #[derive(Clone, Copy, Debug)]
 pub struct Universe {
     /// Prefix length of a unit.
     pub unit: Dual<u8>,
 }
 
-/// A block by window, by unit in the window, and by size: 0 is half a unit, 1 a unit, 6 the window.
+/// A block, given by its window, its first unit in the window and its size. Size 0 is half a unit, 1 a unit, and 6 the
+/// whole window.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub family: Family,
@@ -86,7 +87,7 @@ impl Claims {
         Some(self.0.remove(at).1)
     }
 
-    /// Sorted by CIDR, then by id.
+    /// Returns the claims that overlap `cidr`, sorted by CIDR and then by id.
     pub fn overlapping(&self, cidr: &Cidr) -> Vec<(Cidr, ClaimId)> {
         let mut found = Vec::new();
         for (id, claim) in &self.0 {
@@ -138,7 +139,7 @@ impl Pool {
             .collect()
     }
 
-    /// Every block that may be carved, whether free or not, from the top.
+    /// Every block that may be carved, free or not, in descending order.
     fn blocks(&self, family: Family) -> Vec<Cidr> {
         let mut blocks = Vec::new();
         let Some(ranges) = self.ranges.get(family) else {
@@ -167,7 +168,7 @@ impl Pool {
         blocks
     }
 
-    /// The free blocks in the order in which they must be carved.
+    /// The free blocks, in the order in which they must be carved.
     pub fn free(&self, claims: &Claims, family: Family) -> Vec<Cidr> {
         let cursor = *self.cursors.get(family);
         let blocks = self.blocks(family);
@@ -199,7 +200,7 @@ impl Pool {
             .count()
     }
 
-    /// Moves the cursor to the next address of the pool below the block.
+    /// Moves the cursor to the next lower address of the pool below the block.
     pub fn pass(&mut self, block: &Cidr) {
         let family = block.family();
         let cidrs = self

@@ -25,7 +25,7 @@ pub enum Op {
         holder: u32,
         avoid: Vec<Place>,
     },
-    /// Any id that was ever returned, mostly of claims that no longer exist.
+    /// Releases the claim of any id that was ever returned; most of these claims no longer exist.
     Release {
         any: usize,
     },
@@ -59,7 +59,7 @@ pub enum Op {
 
 pub fn op() -> impl Strategy<Value = Op> {
     let (pool, holder, index) = (0..POOLS, 0..HOLDERS, any::<u16>().prop_map(usize::from));
-    // Up to sixteen times the window, and rarely a whole family.
+    // Most claims are at most as large as a window, some up to sixteen times as large, and few a whole family.
     let recorded = prop_oneof![30 => 0..=6_u8, 1 => 7..=10_u8, 1 => Just(200)];
     let record = (place(recorded), holder.clone(), state());
     let carve = (
@@ -338,7 +338,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Compares everything that can be queried.
+    /// Compares the results of all queries.
     pub fn compare_all(&self) -> Checked {
         for id in &self.ids {
             let expected = self

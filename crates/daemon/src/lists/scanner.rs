@@ -2,10 +2,10 @@
 
 use super::ListError;
 
-/// The longest object in bytes. API servers store no object of even a tenth of this size.
+/// The maximum size of an object in bytes. API servers store no object of even a tenth of this size.
 const LONGEST: usize = 32 << 20;
 
-/// What has been read completely; [`Scanner::text`] returns its text.
+/// The kind of a part of the list that has been read completely; [`Scanner::text`] returns the part's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// An object of the list
@@ -37,7 +37,7 @@ enum State {
     End,
 }
 
-/// Finds the objects and the metadata of a list, in whatever order they come. Holds one at a time.
+/// Finds the objects and the metadata of a list, in whatever order they come. Keeps the text of one part at a time.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     state: State,
@@ -50,7 +50,7 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    /// Reads bytes up to the end of a part. Returns how many were used.
+    /// Reads bytes up to the end of a part. Returns how many bytes were used, and the part if its end was reached.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part>), ListError> {
         if std::mem::take(&mut self.is_told) {
             self.text.clear();
@@ -83,7 +83,7 @@ impl Scanner {
         Ok((at, None))
     }
 
-    /// The text of the part that was found last, until `feed` is called again.
+    /// Returns the text of the part that was found last, until `feed` is called again.
     pub(super) fn text(&self) -> &[u8] {
         &self.text
     }
@@ -93,7 +93,7 @@ impl Scanner {
         self.state == State::End
     }
 
-    /// Handles a byte outside of values. Returns whether it was used.
+    /// Handles a byte outside of values. Returns false if a value begins with the byte, which then is still to be read.
     fn between(&mut self, byte: u8) -> Result<bool, ListError> {
         if byte.is_ascii_whitespace() && self.state != State::Name {
             return Ok(true);
@@ -126,7 +126,7 @@ impl Scanner {
         Ok(true)
     }
 
-    /// How many of the bytes belong to the value, and whether it ends with them.
+    /// Returns how many of the bytes belong to the value, and whether the value ends with them.
     fn value(&mut self, bytes: &[u8]) -> (usize, bool) {
         for (at, byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -146,7 +146,7 @@ impl Scanner {
             match byte {
                 b'"' => self.in_string = true,
                 b'{' | b'[' => self.depth += 1,
-                // The end of a number or a word.
+                // The end of a number, or of `true`, `false` or `null`.
                 b'}' | b']' | b',' | b' ' | b'\t' | b'\n' | b'\r' if self.depth == 0 => {
                     return (at, true);
                 }
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// The parts of a list that arrives in pieces of `piece` bytes.
+    /// Returns the objects and the metadata of a list that arrives in pieces of `piece` bytes.
     fn parts(text: &str, piece: usize) -> Result<(Vec<Value>, Vec<Value>), ListError> {
         let mut scanner = Scanner::default();
         let (mut items, mut metadata) = (Vec::new(), Vec::new());

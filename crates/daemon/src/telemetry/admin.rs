@@ -1,8 +1,8 @@
-//! The admin port: metrics, health, readiness, log level; and a port for probes only.
+//! The admin port (metrics, health, readiness, log level), and a second port for probes only.
 //!
-//! Nothing secret is served. Only the log level can be changed, only from this machine, and not by web pages in
-//! a browser. Access to metrics can be restricted; probes are always open, and have a second port that nobody
-//! else on the network can keep busy.
+//! No page contains secrets. Only the log level can be changed, only from this host, and not by web pages in a browser.
+//! Access to metrics can be restricted. Probes are always allowed. They have a second port, which no other client on
+//! the network can keep busy.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use super::review::{AccessReview, guard};
 use super::serve::{Limits, serve};
 use super::tls::TlsFiles;
 
-/// The sources of the pages.
+/// What the pages are made from.
 #[derive(Clone)]
 pub struct AdminPages {
     /// Registry for `/metrics`
@@ -32,7 +32,7 @@ pub struct AdminPages {
     pub readiness: Readiness,
     /// Level for `/loglevel`; absent in tests
     pub level: Option<Level>,
-    /// Who may read metrics; if absent, everybody
+    /// Decides who may read metrics; if absent, everybody may
     pub review: Option<AccessReview>,
 }
 

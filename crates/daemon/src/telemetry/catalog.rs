@@ -12,7 +12,7 @@ use prometheus::{Error, IntGaugeVec, Opts, Registry};
 use super::{HttpMetrics, Readiness};
 
 thread_local! {
-    /// The metrics that this thread has registered, while `noted` collects them.
+    /// The metrics that this thread has registered since `noted` began to collect them; `None` while it does not.
     static NOTED: RefCell<Option<Vec<Metric>>> = const { RefCell::new(None) };
 }
 
@@ -29,14 +29,14 @@ pub struct Metric {
     pub help: String,
 }
 
-/// Registers a collector and returns it.
+/// Registers a collector, records its metrics for [`noted`], and returns it.
 pub fn register<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> Result<C, Error> {
     note(&c);
     registry.register(Box::new(c.clone()))?;
     Ok(c)
 }
 
-/// Records a collector that is registered in another way.
+/// Records the metrics of a collector that is registered without [`register`].
 pub(super) fn note(collector: &dyn Collector) {
     NOTED.with_borrow_mut(|noted| {
         let Some(noted) = noted else { return };

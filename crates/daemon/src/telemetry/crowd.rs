@@ -2,9 +2,9 @@
 //!
 //! # Guarantees
 //! - A new connection is always accepted; if necessary an older one is closed for it.
-//! - A peer never has more connections than its share. If all are in use, the peer with the most connections
-//!   loses its oldest.
-//! - So a peer that opens many connections loses its own, and a peer with few keeps them.
+//! - A peer never has more connections than its share. If the port has all its connections in use, the peer with the
+//!   most connections loses its oldest one.
+//! - Therefore a peer that opens many connections loses some of its own, and a peer with few connections keeps them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
@@ -20,7 +20,7 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Allows `most` connections, of which `share` for one peer.
+    /// Returns an empty set that allows `most` connections, and `share` connections of one peer.
     pub(super) fn new(most: usize, share: usize) -> Self {
         Self {
             most,
@@ -29,7 +29,7 @@ impl Crowd {
         }
     }
 
-    /// Adds the connection that this task serves, and closes another one if necessary.
+    /// Adds the connection that `task` handles, and closes another connection if necessary.
     pub(crate) fn admit(&mut self, from: IpAddr, task: AbortHandle) {
         self.there.retain(|(_, task)| !task.is_finished());
         let peer = peer_of(from);
@@ -42,14 +42,15 @@ impl Crowd {
         self.there.push_back((peer, task));
     }
 
-    /// The connection to close: the oldest of this peer if it has its share already, else the oldest of the
-    /// peer with the most connections if there are too many.
+    /// Returns the position of the connection to close, if any. If this peer has its share already, it is the peer's
+    /// oldest. Otherwise, if there are too many connections, it is the oldest of the peer with the most connections.
     fn eviction_index(&self, peer: IpAddr) -> Option<usize> {
         let count = |peer| self.there.iter().filter(|it| it.0 == peer).count();
         let crowder = if count(peer) >= self.share {
             Some(peer)
         } else if self.there.len() >= self.most {
-            // `max_by_key` returns the last of several maxima: in reverse order, the one with the oldest connection.
+            // `max_by_key` returns the last of several maxima. In reverse order, that is the peer with the oldest
+            // connection.
             let peers = self.there.iter().rev().map(|it| it.0);
             peers.max_by_key(|peer| count(*peer))
         } else {
@@ -59,7 +60,7 @@ impl Crowd {
     }
 }
 
-/// Identifies a peer: by IPv4 address, or by IPv6 /64, since one machine can have all addresses of a /64.
+/// Identifies a peer by its IPv4 address or its IPv6 /64, because one host can have all addresses of a /64.
 fn peer_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -79,7 +80,7 @@ mod tests {
         task
     }
 
-    /// Gives the runtime a turn, in which it ends aborted tasks.
+    /// Lets the runtime end aborted tasks, then checks that this task has ended.
     async fn is_gone(task: &JoinHandle<()>) {
         tokio::task::yield_now().await;
         assert!(task.is_finished(), "it is still there");
@@ -111,7 +112,7 @@ mod tests {
         is_gone(&first).await;
         let other = enter(&mut crowd, "192.0.2.4");
         is_gone(&second).await;
-        // Now every peer has one connection: the oldest is closed.
+        // Now every peer has one connection, so the oldest connection is closed.
         let last = enter(&mut crowd, "192.0.2.5");
         is_gone(&few).await;
         let left = [third, newest, other, last];

@@ -1,6 +1,6 @@
 //! Counts and times requests to the API server as they leave the client.
 //!
-//! A request that its caller gives up, as on every timeout, counts as one without a response. For watches only
+//! A request that its caller gives up, for example after a timeout, counts as one without a response. For watches only
 //! the time until the response begins is measured.
 
 use std::pin::Pin;
@@ -24,7 +24,7 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// Registers all of them. Fails only if a name is in use already.
+    /// Registers all metrics of requests. Fails only if the name of a metric is in use already.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
         let requests = Opts::new(
             "rest_client_requests_total",
@@ -84,7 +84,7 @@ pub struct HttpMetricsService<S> {
     counting: HttpMetricsLayer,
 }
 
-/// One request. It is counted when dropped, however it ends.
+/// A request in flight. It is counted when this value is dropped, so it is counted however it ends.
 struct Flight {
     counting: HttpMetricsLayer,
     method: http::Method,
@@ -103,8 +103,8 @@ impl Flight {
         }
     }
 
-    /// Sets the status. A method, so that the async block captures the whole value: on assignment to the field
-    /// it would capture a copy of the field, and drop the rest before the response.
+    /// Sets the status. This is a method, so that the async block captures the whole value. With an assignment to the
+    /// field, the block would capture only a copy of the field, and the rest would be dropped before the response.
     fn land(&mut self, status: Option<http::StatusCode>) {
         self.status = status;
     }

@@ -18,9 +18,9 @@ use cadastre_core::inert;
 /// The format of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// For people
+    /// Text, for users
     Text,
-    /// For machines: one JSON object per line
+    /// One JSON object per line, for programs
     Json,
 }
 
@@ -41,13 +41,13 @@ pub enum LevelError {
     Gone(String),
 }
 
-/// Silences the client, which logs each failed request as an error: we log once what is wrong and what it
-/// means. Directives that name `kube_client` override this.
+/// Turns off the log of the Kubernetes client, which logs each failed request as an error. Cadastre itself logs once
+/// what is wrong and what it means. Directives that name `kube_client` override this.
 const QUIET: &str = "kube_client=off";
 
 fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     let unreadable = || LevelError::Unreadable(directives.to_owned());
-    // The filter would accept any word as a module name; only levels and module=level pairs are accepted here.
+    // The filter would accept any word as a module name. So only levels and module=level pairs are accepted here.
     let known = |word: &str| {
         let level = word.rsplit('=').next().unwrap_or(word).trim();
         matches!(
@@ -108,7 +108,7 @@ impl<'w> FormatFields<'w> for OneLine {
 }
 
 impl Level {
-    /// A level without a process, for tests. It can be set as long as the second value exists.
+    /// Returns a level without a process, for tests. The level can be set as long as the second value exists.
     #[cfg(test)]
     pub(super) fn detached() -> (Self, impl Sized) {
         let (filter, handle) = reload::Layer::new(EnvFilter::new("info"));
@@ -155,7 +155,7 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// Logs a text in every possible way.
+    /// Logs a text as a field, as an error, as a part of the message and in a span.
     fn tell(text: &str) {
         let error: &(dyn std::error::Error + 'static) = &io::Error::other(text.to_owned());
         let span = tracing::info_span!("span", text);

@@ -6,7 +6,7 @@
 //! | [`catalog`] | the list of all metrics |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
 //! | [`serve`], `crowd` | connections of a port, their limits, and which one is closed for a new one |
-//! | [`origin`] | whether a request comes from this machine and is addressed to it |
+//! | [`origin`] | whether a request comes from this host and is addressed to it |
 //! | [`tls`] | the certificate of the admin port, if it has one |
 //! | [`review`] | who may read metrics, if access is restricted |
 //! | [`readiness`] | the content of `/readyz` |

@@ -1,7 +1,8 @@
-//! Checks whether a request comes from this machine, and whether a web page in a browser sent it.
+//! Checks whether a request comes from this host, and whether a web page in a browser sent it.
 //!
-//! A browser on this machine, or behind `kubectl port-forward`, sends whatever requests a web page makes it send. A
-//! hostile page reaches this port under a host name of its own that it resolves to a loopback address (DNS rebinding).
+//! A browser on this host, or behind `kubectl port-forward`, sends whatever requests a web page makes it send. A
+//! hostile page can reach this port under a host name of its own, which it makes resolve to a loopback address (DNS
+//! rebinding).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,16 +12,16 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-/// The answer to requests with a foreign host name.
+/// The answer to requests whose Host header is not a name of this host.
 pub(super) const ANOTHER_NAME: &str =
     "the request's Host is not this machine: ask for 127.0.0.1 or localhost\n";
 
-/// Whether the peer is this machine.
+/// Whether the peer is on this host.
 pub(super) fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-/// Whether the Host header is a loopback name or address, which no hostile page can have.
+/// Whether the Host header is a loopback name or address. No hostile page can have such a name.
 pub(super) fn is_for_here(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

@@ -1,4 +1,4 @@
-//! The content of `/readyz`.
+//! Whether a process is ready, as reported by `/readyz` and by metrics.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use prometheus::{Error, GaugeVec, IntGauge, Opts, Registry};
 
 use crate::watch::LastHeard;
 
-/// After this long without a sign from the API server a kind does not count as watched: a watch that is silent
-/// for two minutes has been restarted by then, and its start been answered.
+/// If the API server has sent nothing about a kind for this time, the kind does not count as watched. A watch that was
+/// silent for two minutes has been restarted by then, and an API server that works has answered the new request.
 const SILENT: Duration = Duration::from_secs(180);
 
-/// The readiness of a process, shared by its parts and `/readyz`.
+/// The readiness of a process. Clones share their state, so each part of the process can report it.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<Option<Said>>>, LastHeard);
 
@@ -22,7 +22,7 @@ pub struct Readiness(Arc<Mutex<Option<Said>>>, LastHeard);
 struct Said {
     ready: bool,
     text: String,
-    /// Whether it also holds while the API server is silent
+    /// Whether the report also holds while the API server is silent
     without_api: bool,
 }
 
@@ -43,7 +43,7 @@ impl Collector for Gauge {
     }
 }
 
-/// A metric of how long each kind has been silent.
+/// A metric of how long the API server has sent nothing about each kind.
 struct Silence {
     heard: LastHeard,
     gauge: GaugeVec,
@@ -90,12 +90,13 @@ impl Readiness {
         registry.register(Box::new(silence))
     }
 
-    /// Where watches record that the API server sent something.
+    /// Returns where watches record that the API server sent something.
     pub fn last_heard(&self) -> LastHeard {
         self.1.clone()
     }
 
-    /// Reports whether this process is ready, and why or why not. While the API server is silent it is not ready.
+    /// Reports whether this process is ready, and why or why not. While the API server is silent, the process is not
+    /// ready.
     pub fn set(&self, ready: bool, text: &str) {
         self.put(ready, text, false);
     }
@@ -115,7 +116,7 @@ impl Readiness {
         *self.lock() = Some(said);
     }
 
-    /// Whether the process is ready, and the text of the page.
+    /// Returns whether the process is ready, and the text of `/readyz`.
     pub fn page(&self) -> (bool, String) {
         let said = self.lock();
         let (ready, text, without_api) = match &*said {

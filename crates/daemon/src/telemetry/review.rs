@@ -1,13 +1,13 @@
 //! Restricts who may read the admin port; the API server decides.
 //!
-//! A request carries a bearer token. A TokenReview says whose it is, and a SubjectAccessReview whether that
-//! user may `get` the path as a non-resource URL.
+//! A request carries a bearer token. A TokenReview says which user the token belongs to. A SubjectAccessReview says
+//! whether this user may `get` the path as a non-resource URL.
 //!
 //! # Guarantees
 //! - Answers are cached for a while, so scrapes cost the API server next to nothing.
-//! - Strangers can only cause a bounded number of concurrent requests and a bounded amount of memory.
-//! - A client that was allowed recently stays allowed while the API server does not respond: that is when
-//!   metrics are needed.
+//! - Clients without access can only cause a bounded number of concurrent requests and use a bounded amount of memory.
+//! - A client that was allowed recently stays allowed while the API server does not respond, because metrics are needed
+//!   especially then.
 //! - Tokens are only sent to the API server.
 
 use std::collections::HashMap;
@@ -28,15 +28,15 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// How long answers are cached: positive ones, negative ones.
+/// How long positive and negative answers are cached.
 const FRESH: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
 /// How long a positive answer is used while the API server does not respond.
 const STALE: Duration = Duration::from_secs(900);
 /// The longest wait for the API server.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The most concurrent requests to the API server.
+/// At most this many requests to the API server are under way.
 const AT_ONCE: usize = 8;
-/// The most cached answers.
+/// At most this many answers are cached.
 const MOST: usize = 128;
 
 /// Asks the API server who may read, and caches its answers.
@@ -58,12 +58,12 @@ enum Verdict {
     Allowed,
     /// This user may not read the path
     Forbidden(String),
-    /// The token belongs to nobody
+    /// The API server knows no user of this token
     Nobody,
 }
 
 impl AccessReview {
-    /// A review without an API server: until [`Self::by`] is called, it knows no answers.
+    /// Returns a review without an API server. Until [`Self::by`] is called, every check fails with an error.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             client: OnceLock::new(),
@@ -78,7 +78,7 @@ impl AccessReview {
         let _ = self.0.client.set(client);
     }
 
-    /// Whether the owner of the token may read the path. The error says why this is not known.
+    /// Returns whether the owner of the token may read the path. The error says why this is not known.
     async fn may(&self, token: &str, path: &str) -> Result<Verdict, String> {
         let key = (token.to_owned(), path.to_owned());
         let (known, now) = (|| lock(&self.0.known), Instant::now());
@@ -234,7 +234,9 @@ impl Known {
         })
     }
 
-    /// Adds an answer. Negative answers are evicted first, so that strangers do not evict those who are allowed.
+    /// Adds an answer. If the cache is full, negative and old answers are evicted first, so that clients without access
+    /// do not evict those with access. If the cache is still full then, all answers are evicted.
+    /// do not evict those with access.
     fn remember(&mut self, key: Key, verdict: Verdict, now: Instant) {
         if self.0.len() >= MOST {
             self.0.retain(|_, (verdict, at)| {

@@ -1,7 +1,8 @@
-//! Serves the connections of a port, none of which may last or grow without limit.
+//! Handles the connections of a port. Each connection is limited in time and memory.
 //!
 //! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads slowly, or
-//! opens many connections costs a bounded amount of memory for a bounded time, and locks nobody out ([`Crowd`]).
+//! opens many connections costs a bounded amount of memory for a bounded time. It cannot lock out other clients
+//! ([`Crowd`]).
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -28,21 +29,22 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Limits for the clients of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Number of concurrent connections
+    /// Maximum number of concurrent connections
     pub connections: usize,
-    /// Number of concurrent connections from one peer
+    /// Maximum number of concurrent connections from one peer
     pub share: usize,
-    /// Time for the head of a request, from the start of the connection or from the previous answer. Also the
-    /// time for the TLS handshake
+    /// Maximum time for the head of a request, from the start of the connection or from the previous answer. Also the
+    /// maximum time for the TLS handshake
     pub head: Duration,
-    /// Time from the head of a request until its answer begins, including the request's body
+    /// Maximum time from the head of a request until its answer begins, including the request's body
     pub answer: Duration,
-    /// Life of a connection. A request in progress may take up to [`Limits::head`] longer
+    /// Maximum age of a connection. A request in progress may take up to [`Limits::head`] longer
     pub life: Duration,
 }
 
 impl Limits {
-    /// A request may wait for the API server, and a large answer for a slow network.
+    /// The limits of the admin port. They leave time for requests that wait for the API server, and for large answers
+    /// over a slow network.
     pub(super) const ADMIN: Self = Self {
         connections: 128,
         share: 16,
@@ -51,7 +53,8 @@ impl Limits {
         life: Duration::from_secs(60),
     };
 
-    /// All requests come from this machine, and each answer is one line.
+    /// The limits of the port for probes. They are tight, because all requests come from this host, and each answer is
+    /// one line.
     pub(super) const PROBES: Self = Self {
         connections: 64,
         share: 64,
@@ -61,7 +64,7 @@ impl Limits {
     };
 }
 
-/// Serves forever. Each request has the peer's address as [`ConnectInfo`].
+/// Accepts and handles connections forever. Each request has the peer's address as [`ConnectInfo`].
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
@@ -101,7 +104,7 @@ async fn receive(
     }
 }
 
-/// Answers the requests of one connection. Its errors are ignored, as they only concern the client.
+/// Answers the requests of one connection. Errors of the connection are ignored, because they concern only the client.
 async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, limits: Limits)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -243,7 +246,7 @@ mod tests {
         rest(&mut stream).await;
     }
 
-    /// Only the crowd closes connections here: no time limit is ever reached.
+    /// No time limit is ever reached here, so only [`Crowd`] closes connections.
     #[tokio::test]
     async fn hundreds_of_slow_connections_of_a_peer_keep_nobody_out() {
         let limits = Limits {
@@ -264,7 +267,7 @@ mod tests {
             answer(&mut connect_as(peer, to).await).await;
         }
         answer(&mut before).await;
-        // All but the peer's share are closed.
+        // All connections of the slow peer beyond its share are closed.
         for stream in &mut slow[..384] {
             assert_eq!(rest(stream).await, "");
         }

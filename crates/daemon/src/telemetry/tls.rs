@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - New files apply to connections that begin a second or more after the replacement, without a restart.
-//! - A pair that cannot be used is reported, and the previous one stays in use.
+//! - If the new files cannot be used, that is logged, and the previous certificate and key stay in use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tracing::{info, warn};
 
-/// The shortest interval between checks of the files, which only happen when somebody connects.
+/// The shortest interval between checks of the files. They are checked only when a client connects.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Why TLS cannot be used.
@@ -58,12 +58,12 @@ pub struct TlsFiles {
 #[derive(Debug)]
 struct State {
     looked: Instant,
-    /// The stamps of the files when they were read
+    /// The stamps of certificate and key when they were read
     stamps: [Option<Stamp>; 2],
     config: Arc<ServerConfig>,
 }
 
-/// Changes when a file is written or replaced: time of modification and length.
+/// Modification time and length of a file. They change when the file is written or replaced.
 type Stamp = (SystemTime, u64);
 
 impl TlsFiles {
@@ -83,7 +83,7 @@ impl TlsFiles {
         })
     }
 
-    /// The configuration for a new connection. Reads the files again if they have changed.
+    /// Returns the configuration for a new connection. Reads the files again if they have changed.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.looked.elapsed() >= LOOK {

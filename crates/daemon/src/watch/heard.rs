@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// For each watched kind, when a list, the start of a watch, a watch event or a bookmark last came. Metrics and
-/// readiness use it to report watches that deliver nothing. Clones share their state.
+/// The time at which the API server last sent something about each watched kind: an object of a list, the response to a
+/// watch request, a watch event or a bookmark. Metrics and readiness use these times to report watches that deliver
+/// nothing. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct LastHeard(Arc<Mutex<BTreeMap<&'static str, Instant>>>);
 
 impl LastHeard {
-    /// Records that the API server has sent something about this kind, or is asked for the first time.
+    /// Records that the API server has sent something about this kind. A watch also calls this when it starts.
     pub fn heard(&self, kind: &'static str) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(kind, Instant::now());
@@ -24,13 +25,13 @@ impl LastHeard {
         self.0.lock().unwrap().insert(kind, at);
     }
 
-    /// For each kind, how long nothing has come.
+    /// Returns for each kind how long the API server has sent nothing.
     pub fn silent(&self) -> Vec<(&'static str, Duration)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().map(|(kind, at)| (*kind, at.elapsed())).collect()
     }
 
-    /// Names the kinds that have been silent for longer than `limit`, as in `nodes for 312 s, pods for 200 s`.
+    /// Returns the kinds that have been silent for longer than `limit`, as in `nodes for 312 s, pods for 200 s`.
     pub fn too_long(&self, limit: Duration) -> Option<String> {
         let all = self.silent();
         let all = all.iter().filter(|(_, silent)| *silent > limit);

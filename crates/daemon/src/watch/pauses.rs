@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Doubling pauses with jitter, so that clients that lost the API server together do not return at the same
-/// moment. They start again with the first pause only after a quiet time, because a stream that fails again and
-/// again is restarted in between, which is no success.
+/// Doubling pauses with jitter, so that clients that lost the API server together do not return at the same moment. The
+/// first pause is used again only after a time without errors. A restart alone does not count as success, because a
+/// stream that fails again and again is restarted each time.
 #[derive(Clone, Debug)]
 pub struct Pauses {
     first: Duration,
@@ -15,8 +15,8 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// Pauses from `first` to `longest`, each multiplied by a random factor from 0.5 to 1.5. The random numbers
-    /// depend on `seed`.
+    /// Returns pauses that grow from `first` to `longest`, each multiplied by a random factor from 0.5 to 1.5. The
+    /// random numbers depend on `seed`.
     pub fn new(first: Duration, longest: Duration, seed: u64) -> Self {
         Self {
             first,
@@ -32,7 +32,7 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        // Twice the longest possible pause.
+        // This is twice the longest possible pause, so there was no error for a while.
         if self
             .last
             .is_some_and(|last| last.elapsed() > 3 * self.longest)

@@ -1,4 +1,4 @@
-//! Watches of an API server that does what a test says; above all, silence.
+//! Tests of watches, with an API server that answers as the test says, or stays silent.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::*;
 use cadastre_api::NodeLite;
 
-/// Longer than any answer takes.
+/// Longer than the test server takes for an answer, so only its silence reaches these limits.
 const SHORT_PATIENCE: SilenceTimeouts = SilenceTimeouts {
     answer: Duration::from_millis(300),
     bookmark: Duration::from_millis(300),
@@ -23,11 +23,11 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// The response to a request.
 enum Answer {
-    /// Nothing, forever
+    /// No response
     Nothing,
     /// A complete response
     Text(String),
-    /// The beginning of a response, and nothing more forever
+    /// The beginning of a response, but never the rest
     Begins(String),
     /// An error with this status code
     Code(u16),
@@ -44,7 +44,7 @@ fn list(names: &[&str], version: u32, next: &str) -> String {
     json!({"kind": "NodeList", "metadata": metadata, "items": items}).to_string()
 }
 
-/// A watch that delivers these events and then nothing.
+/// Returns the response to a watch request: these events, and nothing after them.
 fn watch(events: &[(&str, Value)]) -> Answer {
     let lines = events
         .iter()
@@ -75,7 +75,7 @@ fn answer(answer: Answer) -> Response<Body> {
     }
 }
 
-/// A watch of Nodes on a server that gives these answers in turn, and then no more.
+/// A watch of Nodes on a server that gives these answers in turn, and none after them.
 struct Played {
     steps: mpsc::Receiver<String>,
     asked: Arc<Mutex<Vec<String>>>,
@@ -136,7 +136,7 @@ fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
 }
 
 impl Played {
-    /// The next steps, up to `last`.
+    /// Returns the next steps, up to `last`.
     async fn steps_to(&mut self, last: &str) -> Vec<String> {
         let mut steps = Vec::new();
         while steps.last().is_none_or(|step| step != last) {
@@ -147,7 +147,7 @@ impl Played {
         steps
     }
 
-    /// The versions from which a watch was requested, and `list` for each list.
+    /// Returns the versions from which a watch was requested, and `list` for each list.
     fn asked(&self) -> Vec<String> {
         let asked = self.asked.lock().unwrap();
         let short = |uri: &String| match uri.split_once("resourceVersion=") {
@@ -203,7 +203,7 @@ async fn a_list_whose_state_is_gone_halfway_begins_again() {
         Answer::Text(list(&["old"], 5, "more")),
         Answer::Code(410),
         Answer::Text(list(&["old"], 6, "more")),
-        // Pages of different states are not a list.
+        // Pages of different states are not one list, so the list must begin again.
         Answer::Text(list(&["b"], 7, "")),
         Answer::Text(list(&["a"], 8, "more")),
         Answer::Text(list(&["b"], 8, "")),

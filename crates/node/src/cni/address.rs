@@ -1,4 +1,4 @@
-//! Addresses as configs and results write them.
+//! Parses and formats addresses as they are written in configs and results.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,19 +8,19 @@ use cadastre_core::{Addr, Family};
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 
-/// Reads an address; an IPv4-mapped IPv6 address is IPv4.
+/// Parses an address. An IPv4-mapped IPv6 address is converted to IPv4.
 pub(super) fn parse_ip(text: &str) -> Option<Addr> {
     let ip: IpAddr = text.parse().ok()?;
     Some(Addr::from(ip.to_canonical()))
 }
 
-/// Reads an address with or without a prefix length, which is ignored.
+/// Parses an address with or without a prefix length. The prefix length is ignored.
 pub(super) fn parse_host(text: &str) -> Result<Addr, String> {
     let net = text.parse::<IpNet>().map(|net| net.ip);
     net.or_else(|_| parse_ip(text).ok_or_else(|| format!("{text:?} is not an IP address")))
 }
 
-/// Deserializes an address; an empty text counts as absent.
+/// Deserializes an address. An empty text is treated as absent.
 pub(super) fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Addr>, D::Error> {
     let text = String::deserialize(from)?;
     if text.is_empty() {
@@ -30,7 +30,7 @@ pub(super) fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Addr
     parse_ip(&text).map(Some).ok_or_else(wrong)
 }
 
-/// An address, host bits included, with a prefix length.
+/// An address with a prefix length. Unlike a CIDR, it keeps the host bits of the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IpNet {
     pub(super) ip: Addr,

@@ -1,11 +1,11 @@
-//! `CNI_ARGS`: `KEY=value` pairs with `;` between them.
+//! Parses `CNI_ARGS`, which consists of `KEY=value` pairs with `;` between them.
 
-/// The pairs, in their order.
+/// The pairs of `CNI_ARGS`, in their order.
 #[derive(Debug)]
 pub(super) struct CniArgs<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> CniArgs<'a> {
-    /// Splits a text into pairs. A key for which `is_known` is false is an error unless `IgnoreUnknown` is set.
+    /// Splits a text into pairs. Fails if `is_known` is false for a key, unless the pair `IgnoreUnknown` is set.
     pub(super) fn parse(text: &'a str, is_known: fn(&str) -> bool) -> Result<Self, String> {
         let pairs = text.split(';').filter(|_| !text.is_empty()).map(|pair| {
             let parts = pair.split_once('=');

@@ -1,8 +1,9 @@
-//! The network config on standard input.
+//! Reads the network config from standard input.
 //!
-//! Every plugin of a chain reads the same config, and the others are written in Go: keys are compared
-//! without regard to case, unknown keys are ignored, and `null` counts as absent. A key that occurs
-//! twice in an object is an error, because readers disagree on which one counts.
+//! Every CNI plugin of a chain reads the same config, and other plugins are written in Go. Therefore this module
+//! reads a config as Go does: keys are compared without regard to case, unknown keys are ignored, and `null` is
+//! treated as absent. Unlike in Go, a key that occurs twice in an object is an error, because programs disagree on
+//! which value to use.
 
 use std::io::Read;
 
@@ -15,17 +16,17 @@ use super::address::IpNet;
 use super::error::{CniError, DECODING_FAILURE, INVALID_CONFIG, IO_FAILURE};
 use super::request::{NAME_RULE, is_name};
 
-/// The largest config that is read, in bytes. One with 8,000 valid attachments has 1,000,000.
+/// Maximum size of a config in bytes. A config with 8,000 valid attachments has 1,000,000 bytes.
 const MAX_CONFIG: usize = 1024 * 1024;
 
-/// A config whose name is legal.
+/// A network config. Its name has been checked.
 #[derive(Debug)]
 pub(super) struct Config {
     pub(super) name: String,
     root: Value,
 }
 
-/// An attachment that the runtime lists as valid.
+/// An attachment that the container runtime lists as valid.
 #[derive(Deserialize, Debug)]
 pub(super) struct ValidAttachment {
     #[serde(rename = "containerid")]
@@ -34,7 +35,7 @@ pub(super) struct ValidAttachment {
 }
 
 impl Config {
-    /// Reads standard input, up to a limit.
+    /// Reads and parses a config. Fails if it is longer than [`MAX_CONFIG`].
     pub(super) fn read_from(stdin: impl Read) -> Result<Self, CniError> {
         let mut text = Vec::new();
         let read = stdin.take(MAX_CONFIG as u64 + 1).read_to_end(&mut text);
@@ -76,7 +77,7 @@ impl Config {
         Err(CniError::new(INVALID_CONFIG, msg))
     }
 
-    /// Returns the version as it is written; a config without one has the first version.
+    /// Returns `cniVersion` as it is written, or the first version of the protocol if the config has none.
     pub(super) fn version(&self) -> Result<String, CniError> {
         let version: Option<String> = self
             .get(&["cniVersion"])
@@ -90,7 +91,7 @@ impl Config {
         self.find(path).is_some()
     }
 
-    /// Decodes the value at a path of keys, if there is one.
+    /// Decodes the value at a path of keys. Returns `None` if there is no value.
     pub(super) fn get<T: DeserializeOwned>(&self, path: &[&str]) -> Result<Option<T>, String> {
         let value = self.find(path).map(T::deserialize).transpose();
         value.map_err(|error| {
@@ -99,7 +100,8 @@ impl Config {
         })
     }
 
-    /// Decodes the value at a path of keys; without one it is the default, such as an empty list.
+    /// Decodes the value at a path of keys. Returns the default of the type, such as an empty list, if there is no
+    /// value.
     pub(super) fn get_or_default<T>(&self, path: &[&str]) -> Result<T, String>
     where
         T: DeserializeOwned + Default,
@@ -112,17 +114,17 @@ impl Config {
         keys.try_fold(&self.root, |value, key| value.get(key))
     }
 
-    /// Returns the addresses of the previous result, as far as they can be read.
+    /// Returns the addresses of the previous result. Skips addresses that cannot be parsed.
     pub(super) fn previous(&self) -> Vec<Addr> {
         let ips = self.find(&["prevResult", "ips"]).and_then(Value::as_array);
         let address = |ip: &Value| Some(IpNet::deserialize(ip.get("address")?).ok()?.ip);
         ips.into_iter().flatten().filter_map(address).collect()
     }
 
-    /// Returns the attachments that are valid. Without a complete list nothing may be released, so that is
-    /// an error.
+    /// Returns the attachments that the container runtime lists as valid. Fails if there is no complete list, because
+    /// then no address may be released.
     pub(super) fn valid(&self) -> Result<Vec<ValidAttachment>, CniError> {
-        // The second spelling is that of an early text of the specification; libcni sends both.
+        // An early version of the specification has the second spelling. libcni sends both.
         let list = self.get(&["cni.dev/valid-attachments"]).transpose();
         let list = list.or_else(|| self.get(&["cni.dev/attachments"]).transpose());
         list.unwrap_or_else(|| Err("it has no cni.dev/valid-attachments".to_owned()))
@@ -135,7 +137,7 @@ impl Config {
     }
 }
 
-/// A value whose objects have lower-case keys, each once, and no nulls.
+/// A JSON value whose objects have lower-case keys, no key twice, and no nulls.
 struct Folded(Value);
 
 impl<'de> Deserialize<'de> for Folded {

@@ -1,37 +1,37 @@
-//! Errors as the protocol wants them: an object on standard output and exit status 1.
+//! Errors as the CNI protocol requires them: an object on standard output, and exit status 1.
 
 use serde::Serialize;
 
 use crate::{OpError, OpErrorKind};
 
-/// The config's version is not supported, or has no such command.
+/// The config's version is not supported, or does not have the command.
 pub(super) const INCOMPATIBLE_VERSION: u32 = 1;
-/// A variable of the environment is missing or wrong.
+/// An environment variable is missing or has a wrong value.
 pub(super) const INVALID_ENVIRONMENT: u32 = 4;
 /// Reading or writing failed.
 pub(super) const IO_FAILURE: u32 = 5;
 /// The config is not JSON.
 pub(super) const DECODING_FAILURE: u32 = 6;
-/// The config has a value that is not possible.
+/// The config has an invalid value.
 pub(super) const INVALID_CONFIG: u32 = 7;
-/// The network namespace is the plugin's own.
+/// The network namespace is the one in which the CNI plugin runs.
 pub(super) const INVALID_NETNS: u32 = 8;
-/// A later try may succeed.
+/// A later retry can succeed.
 pub(super) const TRY_AGAIN_LATER: u32 = 11;
-/// No ADD can be served; from STATUS alone.
+/// No ADD can be served. Only STATUS returns this code.
 pub(super) const NOT_AVAILABLE: u32 = 50;
-/// The code of nearly every error of host-local.
+/// The code that host-local uses for nearly every error.
 pub(super) const INTERNAL: u32 = 999;
 
-/// An error for the runtime.
+/// An error for the container runtime.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct CniError {
-    /// The version of the config, where it is known
+    /// `cniVersion` of the config; `None` in host-local mode, and if the version is not known or not supported
     #[serde(rename = "cniVersion", skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The code
+    /// The CNI error code
     pub code: u32,
-    /// What is wrong, with what, and what to do
+    /// Says what is wrong, what is concerned, and what to do
     pub msg: String,
 }
 
@@ -44,13 +44,14 @@ impl CniError {
         }
     }
 
-    /// Converts a refusal by the node's addresses, of STATUS or of another command.
+    /// Converts the rejection of an operation. `status` says whether the command was STATUS.
     pub(super) fn refused(refusal: OpError, status: bool) -> Self {
         Self::new(code(refusal.why, status), refusal.text)
     }
 }
 
-/// Returns the code of a refusal. STATUS has codes of its own: an ADD could not be served.
+/// Returns the CNI error code of a rejection. STATUS has a code of its own for rejections that mean that no ADD can
+/// be served.
 fn code(why: OpErrorKind, status: bool) -> u32 {
     match why {
         OpErrorKind::NothingHeld | OpErrorKind::Store if status => NOT_AVAILABLE,

@@ -8,15 +8,17 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `request`, `args`, `netns` | the environment, `CNI_ARGS` in it, and the network namespace |
+//! | `request`, `args`, `netns` | the environment, its variable `CNI_ARGS`, and the network namespace |
 //! | `config` | the network config on standard input |
-//! | `version`, `error`, `result` | versions, errors and results as the specification has them |
-//! | `address` | addresses in configs and results |
-//! | `plugin` | addresses of the node |
-//! | `host_local` | addresses of the config's own ranges, in the place of host-local |
+//! | `version`, `error`, `result` | versions, errors and results, as the CNI specification defines them |
+//! | `address` | parses and formats addresses in configs and results |
+//! | `plugin` | addresses from the blocks of the node |
+//! | `host_local` | addresses from ranges in the config, as a replacement of the CNI plugin host-local |
 //!
-//! A call reads, does one thing and answers: it has no threads and leaves nothing in the background.
-//! Nothing is changed before the whole request has been found good.
+//! Each call is a process of its own: it reads the request, does one thing and answers. It has no threads and leaves
+//! nothing running in the background. Nothing is changed before all parts of the request that the command needs have
+//! been checked. The exception is a DEL of `host_local`, which checks the network namespace after it has released the
+//! addresses.
 
 mod address;
 mod args;
@@ -42,14 +44,14 @@ use config::Config;
 use error::INVALID_ENVIRONMENT;
 use result::json;
 
-/// The answer to a call.
+/// The answer to a call of the CNI plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// For the runtime
+    /// Text for standard output, which the container runtime reads
     pub stdout: String,
-    /// For people
+    /// Text for standard error, which an administrator reads
     pub stderr: String,
-    /// Exit status 1, and an error object on standard output
+    /// Whether the call failed. If so, the exit status is 1 and `stdout` is an error object
     pub failed: bool,
 }
 
@@ -63,11 +65,11 @@ impl From<Result<String, CniError>> for Output {
     }
 }
 
-/// Does something with the node's addresses: by the agent at a socket, or on its store, within a time.
-/// [`client::ask`], or a test's.
+/// A function that does an operation on the node's addresses. Its arguments are the path of the agent's socket, the
+/// path of the store, the operation and a timeout. It is [`client::ask`], or a replacement in tests.
 pub type AddressService<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<OpOutcome, OpError>;
 
-/// Runs the plugin on the process's environment and standard streams.
+/// Runs the CNI plugin on the environment and the standard streams of this process. Returns its exit status.
 pub fn main() -> ExitCode {
     let program = std::env::args_os().next().unwrap_or_default();
     let program = Path::new(&program).file_name().unwrap_or_default();
@@ -81,14 +83,15 @@ pub fn main() -> ExitCode {
     let written = stdout
         .write_all(output.stdout.as_bytes())
         .and_then(|()| stdout.flush());
-    // A runtime that gets no answer takes the call for failed, and deletes.
+    // A container runtime that gets no answer regards the call as failed and calls DEL, so the exit status says the
+    // same.
     if output.failed || written.is_err() {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
 
-/// Answers one call. Started as `host-local` it has that plugin's behaviour and no other.
+/// Answers one call. If `as_host_local` is true, the behaviour is only that of host-local.
 pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: AddressService<'_>) -> Output {
     let (name, supported) = if as_host_local {
         ("host-local", version::ALL)
@@ -96,7 +99,7 @@ pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: AddressService
         ("cadastre-ipam", version::OWN)
     };
     match env.command.as_str() {
-        // Somebody has started it by hand.
+        // Without a command, the program was started by hand, so it prints a description of itself.
         "" => Output {
             stderr: about(name, supported),
             ..Output::default()
@@ -127,7 +130,7 @@ fn about(name: &str, supported: &[&str]) -> String {
     )
 }
 
-/// Returns what goes to standard output.
+/// Returns the text for standard output.
 fn answer(
     env: &Env,
     as_host_local: bool,

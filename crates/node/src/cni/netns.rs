@@ -1,12 +1,12 @@
-//! Whether a network namespace is the plugin's own.
+//! Checks that a network namespace is not the one in which the CNI plugin runs.
 
 use std::os::unix::fs::MetadataExt as _;
 
 use super::error::{CniError, INVALID_NETNS};
 use super::request::Env;
 
-/// Fails if the request names the namespace that this process is in. A path that cannot be read is another
-/// one: DEL names none when the namespace is gone.
+/// Fails if the request names the network namespace of this process, unless the request permits this. A path that
+/// cannot be read is accepted: a DEL names no namespace if the namespace is gone.
 pub(super) fn check(env: &Env) -> Result<(), CniError> {
     let identity = |path: &str| {
         let meta = std::fs::metadata(path).ok()?;

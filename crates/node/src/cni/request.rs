@@ -1,8 +1,8 @@
-//! The environment of a call, in which a runtime says what to do.
+//! The environment variables with which a container runtime tells the CNI plugin what to do.
 
 use super::error::{CniError, INVALID_ENVIRONMENT};
 
-/// The variables of the protocol, empty where they are not set.
+/// The environment variables of the CNI protocol. A variable that is not set is empty.
 #[derive(Clone, Debug, Default)]
 pub struct Env {
     /// `CNI_COMMAND`
@@ -26,7 +26,7 @@ fn wrong(msg: String) -> CniError {
 }
 
 impl Env {
-    /// Reads the variables of the process.
+    /// Reads the environment variables of this process.
     pub(super) fn of_process() -> Result<Self, CniError> {
         let var = |name| {
             let text = std::env::var_os(name).unwrap_or_default().into_string();
@@ -43,13 +43,13 @@ impl Env {
         })
     }
 
-    /// Whether the network namespace may be the plugin's own.
+    /// Returns whether the request permits the network namespace to be the one in which the CNI plugin runs.
     pub(super) fn any_netns(&self) -> bool {
         self.netns_override.eq_ignore_ascii_case("true") || self.netns_override == "1"
     }
 
-    /// Checks what the command needs. `strict` demands `CNI_PATH`, which an IPAM plugin has no use for,
-    /// as the Go library does.
+    /// Checks the variables that the command needs. `strict` also requires `CNI_PATH`, as the Go library does,
+    /// although an IPAM plugin does not use it.
     pub(super) fn check(&self, strict: bool) -> Result<(), CniError> {
         let command = self.command.as_str();
         let attachment = matches!(command, "ADD" | "CHECK" | "DEL");
@@ -86,12 +86,12 @@ impl Env {
     }
 }
 
-/// The rule of [`is_name`], for errors.
+/// The rule of [`is_name`] as text for error messages.
 pub(super) const NAME_RULE: &str =
     "it has to begin with a letter or digit and to consist of letters, digits, `_`, `.` and `-`";
 
-/// Whether a text can be a container id or a network's name. The rule also makes it safe as a file name:
-/// it has no slash, and no dot at the start.
+/// Returns whether a text can be a container ID or the name of a network. Such a text is also safe as a file name,
+/// because it has no slash and does not start with a dot.
 pub(super) fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text

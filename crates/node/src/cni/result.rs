@@ -1,12 +1,12 @@
-//! Results, in the shape of each version.
+//! Results of an ADD, in the form that each version of the CNI protocol has.
 //!
-//! | version | shape |
+//! | version | form |
 //! |---|---|
-//! | 0.1.0, 0.2.0 | `ip4` and `ip6`: the first address of each family, its routes with it |
-//! | 0.3.0 to 0.4.0 | `ips` with the family in `version`; `dns` also when it is empty |
-//! | 1.0.0, 1.1.0 | `ips`; no empty `dns` |
+//! | 0.1.0, 0.2.0 | `ip4` and `ip6`: the first address of each family, with the routes of the family |
+//! | 0.3.0 to 0.4.0 | `ips`, each with the family in `version`; `dns` even if it is empty |
+//! | 1.0.0, 1.1.0 | `ips` without the family; `dns` only if it is not empty |
 //!
-//! An IPAM plugin names no interfaces: the main plugin adds them.
+//! The results list no interfaces, because the main CNI plugin adds them to the result of an IPAM plugin.
 
 use cadastre_core::node_allocation::Dns;
 use cadastre_core::{Addr, Family};
@@ -24,7 +24,7 @@ pub(super) struct CniResult {
     pub(super) dns: Dns,
 }
 
-/// An address.
+/// An address of a result, with its gateway.
 #[derive(Serialize, Clone, Copy, Debug)]
 pub(super) struct Ip {
     pub(super) address: IpNet,
@@ -32,7 +32,7 @@ pub(super) struct Ip {
     pub(super) gateway: Option<Addr>,
 }
 
-/// A route of a config or a pool; numbers that are 0 are left out.
+/// A route of a config or a pool. Numbers that are 0 are not written.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(super) struct Route {
     pub(super) dst: IpNet,
@@ -97,7 +97,7 @@ impl From<AddressAssignment> for CniResult {
     }
 }
 
-/// A result up to 0.2.0.
+/// A result in the form of versions up to 0.2.0.
 #[derive(Serialize)]
 struct ByFamily<'a> {
     #[serde(rename = "cniVersion")]
@@ -118,7 +118,7 @@ struct OfFamily {
     routes: Vec<Route>,
 }
 
-/// A result from 0.3.0 on.
+/// A result in the form of versions from 0.3.0 on.
 #[derive(Serialize)]
 struct ByList<'a> {
     #[serde(rename = "cniVersion")]
@@ -140,8 +140,8 @@ struct InList<'a> {
 }
 
 impl CniResult {
-    /// Adds routes of the config, of families that the interface has an address of. Those of the pool
-    /// precede others to the same destination, of which the kernel takes one only.
+    /// Adds routes of the config. A route is skipped if the interface has no address of the route's family. It is
+    /// also skipped if the pool has a route to the same destination, because the kernel accepts only one.
     pub(super) fn add_routes(&mut self, routes: Vec<Route>) {
         for route in routes {
             let family = route.dst.ip.family;
@@ -152,7 +152,7 @@ impl CniResult {
         }
     }
 
-    /// Writes the result as a supported version has it.
+    /// Returns the result as JSON, in the form of the given version, which must be a supported one.
     pub(super) fn render(&self, version: &str) -> String {
         let dns = &self.dns;
         if !version::is_since(version, "0.3.0") {
@@ -191,7 +191,7 @@ impl CniResult {
     }
 }
 
-/// Writes what cannot fail to be written: structs with texts for keys, into memory.
+/// Converts a value to JSON. The callers pass only structs and maps with text keys, whose conversion cannot fail.
 pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -1,17 +1,17 @@
-//! Versions of the protocol.
+//! The versions of the CNI protocol that are supported, and which commands each version has.
 
 use super::error::{CniError, INCOMPATIBLE_VERSION};
 
-/// The versions that host-local supports, oldest first.
+/// The versions that are supported in host-local mode, oldest first.
 pub(super) const ALL: &[&str] = &[
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// The versions that the plugin supports with addresses of the node: those whose results can hold
-/// several addresses of a family.
+/// The versions that are supported with addresses of the node. They are the versions whose results can hold several
+/// addresses of a family.
 pub(super) const OWN: &[&str] = &["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Fails if a config's version is not supported, or is older than the command.
+/// Fails if the config's version is not supported, or does not have the command yet.
 pub(super) fn check(version: &str, command: &str, supported: &[&str]) -> Result<(), CniError> {
     let wrong = |msg| Err(CniError::new(INCOMPATIBLE_VERSION, msg));
     if !supported.contains(&version) {
@@ -33,7 +33,7 @@ pub(super) fn check(version: &str, command: &str, supported: &[&str]) -> Result<
     Ok(())
 }
 
-/// Whether a supported version is `least` or later.
+/// Returns whether a supported version is `least` or later.
 pub(super) fn is_since(version: &str, least: &str) -> bool {
     let order = |version| ALL.iter().position(|it| *it == version);
     order(version) >= order(least)

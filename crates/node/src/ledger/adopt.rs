@@ -1,4 +1,4 @@
-//! Recording assignments that are known from elsewhere, in a ledger that does not know them.
+//! Records assignments that another component knows, in a ledger that does not have them.
 
 use super::super::ops::{AddressAssignment, AssignedAddress, Attachment, Now, PodRef};
 use super::super::storage_fault::StorageFault;
@@ -10,22 +10,22 @@ use super::tables::{Read, Write};
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
-/// An assignment as somebody else remembers it, for example the container runtime.
+/// An assignment that another component remembers, for example the container runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RememberedAttachment {
     /// The attachment that has the addresses
     pub attachment: Attachment,
-    /// Its addresses
+    /// The addresses of the attachment
     pub addresses: Vec<Addr>,
-    /// Its pod, if known
+    /// The pod of the attachment, if known
     pub pod: Option<PodRef>,
-    /// Path of its network namespace; empty if unknown
+    /// Path of the attachment's network namespace; empty if unknown
     pub netns: String,
-    /// When they were assigned, in milliseconds of Unix time
+    /// When the addresses were assigned, in milliseconds of Unix time
     pub since_ms: i64,
-    /// Id of the boot in which the attachment was set up; empty for the running boot
+    /// ID of the boot in which the attachment was set up; empty for the running boot
     pub boot: String,
-    /// Whether there is a newer attachment of the same pod, network and interface
+    /// Whether the same pod has a newer attachment with the same network and interface
     pub superseded: bool,
 }
 
@@ -79,8 +79,8 @@ pub(crate) fn adopt(
     Ok(lost)
 }
 
-/// Describes an address for its record. An address outside every block gets a block of its own, from which
-/// nothing is assigned.
+/// Returns the description of an address for its record. If no block contains the address, creates a block of this
+/// one address, from which no other address is assigned.
 fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<AssignedAddress, StorageFault> {
     let (cidr, pool) = if let Some((cidr, block)) = kv.block_around(addr)? {
         (cidr, block.pool)

@@ -1,4 +1,4 @@
-//! Writes what `decide` has decided.
+//! Writes the decisions of `decide` to the tables.
 
 use super::super::ops::{Attachment, Now, PodRef};
 use super::super::storage_fault::StorageFault;
@@ -11,8 +11,9 @@ use super::record::{
 use super::tables::{Read, Write};
 use cadastre_core::{Addr, Cidr};
 
-/// In a block of more addresses than this, released addresses are forgotten once they have cooled, since their
-/// records would grow with every pod that ever existed. There the cursor alone delays reuse.
+/// If a block has more addresses than this, the records of released addresses are deleted once they have cooled.
+/// Otherwise the table would grow with every pod that ever existed. In such a block only the cooldown and the cursor
+/// delay the reuse of an address.
 const REMEMBERED: u128 = 4096;
 
 /// Writes an assignment, and removes the `spent` blocks from the index of blocks to search.
@@ -41,7 +42,7 @@ pub(crate) fn give<W: Write + ?Sized>(
     kv.put_record(attachment, record)
 }
 
-/// Releases all addresses of an attachment.
+/// Releases all addresses of an attachment, and deletes its record.
 pub(crate) fn release<W: Write + ?Sized>(
     kv: &mut W,
     attachment: &Attachment,
@@ -53,7 +54,7 @@ pub(crate) fn release<W: Write + ?Sized>(
     let nobody = PodRef::default();
     let pod = record.pod.as_ref().unwrap_or(&nobody);
     for given in &record.given.addresses {
-        // Only addresses whose own record names this attachment.
+        // Releases an address only if the address's own record names this attachment.
         if let Some(AddressRecord::Used { by, block }) = kv.address(given.address)?
             && by == *attachment
         {
@@ -92,13 +93,15 @@ fn free<W: Write + ?Sized>(
     }
     if cidr.size() > REMEMBERED {
         let cooldown = cooldown_ms(&terms(kv, &block.pool)?);
-        // Forgetting two per release shrinks the records to the addresses that are still cooling.
+        // Each release adds one record and deletes up to two, so in the end only the records of cooling addresses are
+        // left.
         forget(kv, cidr, stamp, cooldown, 2)?;
     }
     Ok(())
 }
 
-/// Forgets up to `most` addresses of a block, oldest release first, that have cooled. Returns how many.
+/// Deletes the records of at most `most` released addresses of a block that have cooled, oldest release first.
+/// Returns how many were deleted.
 pub(crate) fn forget<W: Write + ?Sized>(
     kv: &mut W,
     block: Cidr,

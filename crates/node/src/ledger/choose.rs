@@ -12,21 +12,21 @@ use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::usable::{Usable, above, covering, union, usable};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// A selected address, not assigned yet.
+/// An address that was selected but is not assigned yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AddressChoice {
     pub given: AssignedAddress,
     pub source: AddressSource,
 }
 
-/// Where a selected address was found, which decides what has to be written.
+/// Where a selected address was found, which determines what has to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressSource {
-    /// Never assigned before; the search in the block continues at this cursor
+    /// The address was never assigned before. The next search in the block continues at this cursor
     New(Cursor),
-    /// Released before
+    /// The address was released before
     Freed { block: Cidr, sequence: u64 },
-    /// Never assigned before, and asked for
+    /// The address was never assigned before, and the ADD asks for exactly this address
     Asked,
 }
 
@@ -35,22 +35,23 @@ pub(crate) enum FoundAddress {
     One(AddressChoice),
     /// The pool has no block on this node
     NoBlock,
-    /// No address is free. The milliseconds until the next one has cooled, if one is cooling
+    /// No address is free. The number is the milliseconds until the next address has cooled; `None` if no address is
+    /// cooling
     Nothing(Option<u64>),
 }
 
-/// The cooldown of a pool in milliseconds.
+/// Returns the cooldown of a pool in milliseconds.
 pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
     u64::from(pool.cooldown_seconds) * 1000
 }
 
-/// The terms of a pool; the defaults if none are known.
+/// Returns the terms of a pool, or the defaults if its terms are unknown.
 pub(crate) fn terms<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<PoolTerms, StorageFault> {
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }
 
-/// Selects the next address of a pool and family. Adds to `spent` the blocks in which nothing is left, so that
-/// they are not searched again before an address of them is released.
+/// Selects the next address of a pool and family. Adds to `spent` the blocks that have no unused address left, so
+/// that they are not searched again before one of their addresses is released.
 pub(crate) fn next<R: Read + ?Sized>(
     kv: &R,
     pool: &PoolTerms,
@@ -93,7 +94,7 @@ pub(crate) fn next<R: Read + ?Sized>(
     Ok(FoundAddress::Nothing(soonest))
 }
 
-/// The first never-assigned address from the cursor on, and the cursor for the next search.
+/// Returns the first never-assigned address from the cursor on, and the cursor for the next search.
 fn unused<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
@@ -127,15 +128,15 @@ enum CooldownState {
         sequence: u64,
         addr: Addr,
     },
-    /// The oldest release has this many milliseconds of cooldown left
+    /// The address that was released first has this many milliseconds of cooldown left
     NotYet(u64),
-    /// There are only addresses that may not be assigned automatically any more
+    /// All released addresses of the block are excluded from automatic assignment by now
     NoneUsable,
     None,
 }
 
-/// The address whose release is the oldest, if it has cooled. All later releases cool for longer, so they are
-/// not examined.
+/// Returns the address whose release is the oldest, if it has cooled. Addresses that were released later have more
+/// cooldown left, so they are not examined.
 fn cooldown_state<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
@@ -160,7 +161,7 @@ fn cooldown_state<R: Read + ?Sized>(
     Ok(nothing)
 }
 
-/// Selects the addresses that were asked for, or says why they cannot be assigned.
+/// Selects the addresses that the ADD asks for, or returns the reason why they cannot be assigned.
 pub(crate) fn asked<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
@@ -246,7 +247,8 @@ fn this_one<R: Read + ?Sized>(
             ));
         }
         Some(AddressRecord::Freed(freed)) => {
-            // The cooldown is for other pods: that the address was released proves that this pod's old sandbox is gone.
+            // The cooldown protects against other pods. The release proves that this pod's earlier sandbox is gone,
+            // so the pod may have its own address again at once.
             let its_own = pod.is_some_and(|pod| freed.was_of(pod));
             let left = freed.at.cooldown_left(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {
@@ -266,7 +268,7 @@ fn this_one<R: Read + ?Sized>(
     Ok(AddressChoice { given, source })
 }
 
-/// The block that contains the address, if the node may assign from it.
+/// Returns the block that contains the address, if the node may assign from it.
 fn held<R: Read + ?Sized>(kv: &R, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
     let not_held = |text| Err(refuse(OpErrorKind::NotHeld, text));
     let Some((cidr, block)) = kv.block_around(addr)? else {
@@ -299,7 +301,7 @@ pub(crate) fn refuse(why: OpErrorKind, text: String) -> Stop {
     Stop::Refused(OpError { why, text })
 }
 
-/// Formats milliseconds as seconds, rounded up, for messages.
+/// Formats milliseconds as seconds, rounded up, for error messages.
 pub(crate) fn seconds(ms: u64) -> String {
     format!("{} s", ms.div_ceil(1000))
 }

@@ -1,4 +1,4 @@
-//! Decides operations; only reads the tables.
+//! Decides what operations do. The functions here only read the tables; `apply` writes.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -14,12 +14,13 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{Dns, PoolTerms, Route};
 use cadastre_core::{Addr, Cidr, Family};
 
-/// The decision about an ADD.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AddDecision {
-    /// The ADD is repeated: the result of the first one, and the record if it has to be renewed
+    /// The ADD is a repeated one. Contains the result of the first ADD, and the record if the record has to be
+    /// renewed
     AlreadyAssigned(AddressAssignment, Option<StoredAttachment>),
-    /// The addresses to assign, with the blocks in which nothing is left, by pool
+    /// New addresses are to be assigned. `spent` lists blocks without any unused address, each with the name of its
+    /// pool
     New {
         record: StoredAttachment,
         choices: Vec<AddressChoice>,
@@ -27,7 +28,7 @@ pub(crate) enum AddDecision {
     },
 }
 
-/// Decides an ADD; `apply` writes the result.
+/// Decides an ADD. `apply` writes the result.
 pub(crate) fn add<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
@@ -50,7 +51,7 @@ pub(crate) fn add<R: Read + ?Sized>(
         pod: add.pod.clone(),
         since_ms: now.wall_ms,
         boot: now.boot.clone(),
-        // Replaced when the record is written.
+        // A placeholder: the caller replaces it before it writes the record.
         order: ADOPTED,
     };
     Ok(AddDecision::New {
@@ -60,9 +61,11 @@ pub(crate) fn add<R: Read + ?Sized>(
     })
 }
 
-/// The ADD with what the pod may have, and whether that is known: from the caller or the store's note of the pod.
+/// Returns the ADD with the pools and addresses that the pod may have, and whether these are known. They are known if
+/// the caller has decided them or if the store has a note on the pod.
 fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bool), Stop> {
-    // An ADD that the agent has decided needs no look at the pools; this is the usual case.
+    // An ADD that the agent has decided already does not depend on the pools' selectors, so the pools are not read.
+    // This is the usual case.
     if add.decided || add.pod.is_none() {
         return Ok((Cow::Borrowed(add), true));
     }
@@ -81,7 +84,7 @@ fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bo
     Ok((Cow::Owned(decided), true))
 }
 
-/// Whether any pool is restricted to some pods, and whether any is restricted to some namespaces.
+/// Returns whether any pool is restricted to some pods, and whether any pool is restricted to some namespaces.
 fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), StorageFault> {
     let (mut selects, mut binds) = (false, false);
     let mut rank = 0;
@@ -93,8 +96,8 @@ fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), StorageFault> {
     Ok((selects, binds))
 }
 
-/// A repeated ADD returns what the first one assigned. A container may be started again with the same id after
-/// a reboot; then its record is renewed with the new boot and network namespace.
+/// Decides a repeated ADD, which gets the addresses of the first ADD. After a reboot a container may be started again
+/// with the same ID; if so, its record is renewed with the new boot and network namespace.
 fn again(mut record: StoredAttachment, add: &Add, now: &Now) -> Result<AddDecision, Stop> {
     let has: Vec<Addr> = record.given.addresses.iter().map(|it| it.address).collect();
     if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
@@ -125,8 +128,8 @@ fn again(mut record: StoredAttachment, add: &Add, now: &Now) -> Result<AddDecisi
     Ok(AddDecision::AlreadyAssigned(given, Some(record)))
 }
 
-/// Selects one address of each family from the first pool that has them all. For a pod about which nothing is
-/// known, only pools that permit this are considered.
+/// Selects one address of each family, all from the first pool that has them. For a pod about which nothing is known,
+/// only pools whose terms permit such pods are considered.
 fn from_pools<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
@@ -191,12 +194,12 @@ fn from_pools<R: Read + ?Sized>(
     Err(refusal(&search.lacks, !pools.is_empty()))
 }
 
-/// Whether the pool is restricted to namespaces that do not include the pod's.
+/// Returns whether the pool is restricted to namespaces that do not include the pod's.
 pub(crate) fn is_excluded(pool: &PoolTerms, add: &Add) -> bool {
     pool.bound && !add.bound.contains(&pool.name)
 }
 
-/// The refusal of an ADD for a pod about which nothing is known.
+/// Returns the rejection of an ADD for a pod about which nothing is known.
 pub(crate) fn unknown(pod: Option<&PodRef>) -> Stop {
     let name = pod.map_or(String::new(), |pod| {
         format!(" {}/{}", pod.namespace, pod.name)
@@ -214,9 +217,11 @@ enum PoolLack {
     Unknown,
     /// The pool is restricted to other namespaces
     Barred,
-    /// The node has no block of this family; `None` if the pool has no families either
+    /// The node has no block of this family of the pool. `None` if neither the pool's terms nor its blocks name a
+    /// family
     NoBlock(Option<Family>),
-    /// No address of the family is free. The milliseconds until the next one has cooled
+    /// No address of the family is free. The number is the milliseconds until the next address has cooled; `None` if
+    /// no address is cooling
     Nothing(Family, Option<u64>),
 }
 
@@ -228,7 +233,8 @@ struct Search<'a, R: ?Sized> {
 }
 
 impl<R: Read + ?Sized> Search<'_, R> {
-    /// Selects an address of each family of the pool; `None` unless all families have one.
+    /// Selects an address of each family of the pool. Returns `None` and notes the reason if a family has no free
+    /// address.
     fn attempt(&mut self, pool: &PoolTerms) -> Result<Option<Vec<AddressChoice>>, Stop> {
         let mut choices = Vec::new();
         for family in families(self.kv, pool)? {
@@ -256,7 +262,7 @@ impl<R: Read + ?Sized> Search<'_, R> {
     }
 }
 
-/// The families of a pool: those of its terms, or without terms those of its blocks on this node.
+/// Returns the families of a pool's terms. If its terms are unknown, returns the families of its blocks on this node.
 fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, StorageFault> {
     let told = |family: &Family| pool.family(*family).is_some();
     let told: Vec<Family> = Family::ALL.into_iter().filter(told).collect();
@@ -337,7 +343,7 @@ fn refusal(lacks: &[(String, PoolLack)], by_name: bool) -> Stop {
     refuse(why, format!("{}. {advice}", absent.join("; ")))
 }
 
-/// Names a pool in a sentence.
+/// Returns the name of a pool for use in a sentence.
 fn pool_text(pool: &str) -> String {
     if pool.is_empty() {
         return "the node's podCIDR, which is in no pool,".to_owned();
@@ -361,7 +367,8 @@ fn nothing_allocated(absent: &[String]) -> String {
     )
 }
 
-/// Builds the result: routes of the assigned families, and DNS settings of the first pool that has any.
+/// Builds the result of an ADD: the addresses, the routes of their families, and the DNS settings of the first pool
+/// that has any.
 fn given<R: Read + ?Sized>(
     kv: &R,
     choices: &[AddressChoice],
@@ -382,7 +389,7 @@ fn given<R: Read + ?Sized>(
     Ok(given)
 }
 
-/// Succeeds if some pool has a block of each of its families, so that an ADD could be served.
+/// Succeeds if some pool has a block of each of its families, which means that an ADD can be served.
 pub(crate) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
     let mut absent = Vec::new();
     let mut serves = |pool: &PoolTerms| -> Result<bool, StorageFault> {
@@ -413,8 +420,8 @@ pub(crate) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
     Err(refuse(OpErrorKind::NothingHeld, nothing_allocated(&absent)))
 }
 
-/// Those remembered addresses that lie in the node's blocks must be exactly the assigned ones; others belong to
-/// other plugins.
+/// Checks that the remembered addresses that lie in the node's blocks are exactly the assigned ones. Addresses
+/// outside the node's blocks are ignored, because they belong to other CNI plugins.
 pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop> {
     let Attachment {
         network,
@@ -449,7 +456,7 @@ pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop>
     ))
 }
 
-/// The attachments of the network that are not listed as valid.
+/// Returns the attachments of the network that are not listed as valid.
 pub(crate) fn garbage<R: Read + ?Sized>(
     kv: &R,
     gc: &Gc,

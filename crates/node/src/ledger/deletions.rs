@@ -1,10 +1,12 @@
-//! Decides which of an ADD and a DEL of the same attachment was asked for first.
+//! Decides whether an ADD or a DEL of the same attachment was requested first.
 //!
-//! A runtime calls DEL after it has given up an ADD and killed its process. Yet the ADD may still be in
-//! progress, for example in an agent that stalls while the plugin does the DEL on its own. So a DEL is
-//! remembered for as long as an ADD can be in progress, and an ADD that was asked for before it is refused.
+//! A container runtime calls DEL after it has given up an ADD and killed the ADD's process. Yet the ADD may still be
+//! in progress, for example in an agent that stalls while the CNI plugin does the DEL directly on the store. So a DEL
+//! is remembered for as long as an ADD can be in progress. An ADD that was requested before a remembered DEL is
+//! rejected.
 //!
-//! Times are since boot, by a clock that all processes share. Nothing in progress survives a reboot.
+//! Times are times since boot, by a clock that all processes share. No operation that is in progress survives a
+//! reboot.
 
 use std::time::Duration;
 
@@ -16,11 +18,11 @@ use super::kv::KvTable;
 use super::record::{BootTime, Deletion, attachment_key};
 use super::tables::{Read, Write};
 
-/// An ADD that was asked for longer ago than this is refused, so a DEL is remembered for this long. Plugins
-/// wait for 20 s, callers of the agent's API for 30 s.
+/// An ADD that was requested longer ago than this is rejected. Therefore it is enough to remember a DEL for this
+/// long. CNI plugins wait for 20 s, callers of the agent's API for 30 s.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Refuses an ADD that was asked for too long ago, or before a DEL of the same attachment.
+/// Rejects an ADD that was requested too long ago, or before a DEL of the same attachment.
 pub(crate) fn check_add<R: Read + ?Sized>(
     kv: &R,
     attachment: &Attachment,
@@ -51,7 +53,8 @@ pub(crate) fn check_add<R: Read + ?Sized>(
     Ok(())
 }
 
-/// Remembers a DEL. Examines two older ones and forgets those that have expired, so their number stays small.
+/// Remembers a DEL. Also examines the two next entries of the table and deletes those that have expired, so that the
+/// table stays small.
 pub(crate) fn remember_del<W: Write + ?Sized>(
     kv: &mut W,
     attachment: &Attachment,
@@ -70,7 +73,7 @@ pub(crate) fn remember_del<W: Write + ?Sized>(
     for _ in 0..2 {
         let next = match kv.next(KvTable::Deletions, &[], Some(after.as_slice()))? {
             Some((key, _)) => key,
-            // Continue with the first one.
+            // The end of the table is reached, so the search continues with the first entry.
             None => match kv.next(KvTable::Deletions, &[], None)? {
                 Some((key, _)) => key,
                 None => break,

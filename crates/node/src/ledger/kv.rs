@@ -1,42 +1,42 @@
-//! The storage that the ledger requires: ordered tables of bytes.
+//! The storage interface that the ledger requires: ordered tables whose keys and values are bytes.
 
 use std::ops::Bound;
 
 use super::super::storage_fault::StorageFault;
 
-/// The tables, each with its key -> value.
+/// The tables. Each comment says: key -> value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KvTable {
-    /// Name -> a single value
+    /// Name of a value -> the value
     Meta,
-    /// Rank -> terms of a pool, best first
+    /// Rank of a pool -> terms of the pool; rank 0 is the best
     Pools,
-    /// Name of a pool -> its rank
+    /// Name of a pool -> rank of the pool
     Ranks,
-    /// CIDR -> a block
+    /// CIDR of a block -> record of the block
     Blocks,
-    /// Pool, CIDR -> nothing: blocks to assign from
+    /// Pool, CIDR of a block -> empty: an index of the blocks from which addresses can be assigned
     Giving,
-    /// Pool, CIDR -> nothing: the blocks of `Giving` that may have a free address
+    /// Pool, CIDR of a block -> empty: an index of those blocks in `Giving` that may have a free address
     Open,
-    /// CIDR -> where the search for a never-assigned address continues
+    /// CIDR of a block -> where the search for a never-assigned address continues
     Cursors,
-    /// Address -> the attachment that uses it, or its release
+    /// Address -> the attachment that uses it, or the record of its release
     Addresses,
-    /// CIDR, sequence -> a released address
+    /// CIDR of a block, sequence number -> a released address
     Freed,
-    /// Network, container, interface -> the record of the assignment
+    /// Network, container, interface -> record of the assignment
     Attachments,
-    /// Network, container, interface -> when its latest DEL was asked for
+    /// Network, container, interface -> when the latest DEL of this attachment was requested
     Deletions,
-    /// CIDR, UID -> sequence: recently released blocks
+    /// CIDR and UID of a block -> sequence number: the blocks that were released recently
     GivenBack,
-    /// Namespace/name -> what a pod may have
+    /// Namespace/name of a pod -> note on what the pod may have
     Pods,
 }
 
 impl KvTable {
-    /// All tables, in the order of their numbers.
+    /// All tables, in the order of their declaration.
     pub(crate) const ALL: [Self; 13] = [
         Self::Meta,
         Self::Pools,
@@ -54,22 +54,21 @@ impl KvTable {
     ];
 }
 
-/// A key and its value.
 pub(crate) type KvEntry = (Vec<u8>, Vec<u8>);
 
 /// Read access to the tables.
 pub(crate) trait Kv {
     fn get(&self, table: KvTable, key: &[u8]) -> Result<Option<Vec<u8>>, StorageFault>;
-    /// The entry with the lowest key from `from` on.
+    /// Returns the entry with the lowest key from `from` on.
     fn seek(&self, table: KvTable, from: Bound<&[u8]>) -> Result<Option<KvEntry>, StorageFault>;
     /// Calls `show` for all entries whose keys begin with `prefix`, in the order of their keys.
     fn scan(&self, table: KvTable, prefix: &[u8], show: Show<'_>) -> Result<(), StorageFault>;
 }
 
-/// Receives a key and its value.
+/// A function that is called with the key and the value of an entry.
 pub(crate) type Show<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), StorageFault>;
 
-/// Write access. Writes are visible to reads at once, and durable once the transaction is committed.
+/// Write access to the tables. Writes are visible to reads at once, and durable once the transaction is committed.
 pub(crate) trait KvMut: Kv {
     fn put(&mut self, table: KvTable, key: &[u8], value: &[u8]) -> Result<(), StorageFault>;
     fn remove(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault>;

@@ -1,25 +1,26 @@
 //! The assignments of a node: which address is assigned to which attachment.
 //!
-//! Everything is in the tables of a transaction; nothing is kept in memory. An operation reads and writes only
-//! the few entries that it concerns, and decides before it writes, so it is done as a whole or not at all.
+//! All data is in the tables of a transaction; nothing is kept in memory. An operation reads and writes only the few
+//! entries that it concerns. It decides before it writes, so it is done as a whole or not at all.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `kv` | the storage that the ledger requires |
+//! | `kv` | the storage interface that the ledger requires |
 //! | `record`, `tables` | the content of the tables |
-//! | `choose` | selects the next address of a pool, or one that was asked for |
-//! | `decide` | decides operations; only reads |
-//! | `apply` | writes what was decided |
-//! | `deletions` | which of an ADD and a DEL was asked for first |
-//! | `set_allocation` | records the node's ranges, releases blocks |
-//! | `adopt` | records assignments that are known from elsewhere |
-//! | `snapshot` | the whole content, for reports |
+//! | `choose` | selects the next address of a pool, or the addresses that an ADD asks for |
+//! | `decide` | decides what an operation does; only reads |
+//! | `apply` | writes the decisions of `decide` |
+//! | `deletions` | whether an ADD or a DEL of the same attachment was requested first |
+//! | `set_allocation` | records the node's ranges, and releases blocks |
+//! | `adopt` | records assignments that another component knows |
+//! | `snapshot` | reads the whole content, for reports |
 //!
 //! # Order
-//! Pools are tried in their order, and their blocks by CIDR, so that the later blocks become empty. In a block,
-//! never-assigned addresses come first in ascending order, then released ones, the oldest release first, and
-//! never one that is still cooling. A block of more than 4,096 addresses forgets addresses that have cooled,
-//! and starts again at its lowest address when it has reached its end.
+//! Pools are tried in their order, and the blocks of a pool in the order of their CIDRs, so that later blocks become
+//! empty and can be released. In a block, never-assigned addresses come first, in ascending order. Then come released
+//! addresses, the oldest release first, but never an address that is still cooling. In a block of more than 4,096
+//! addresses, the records of addresses that have cooled are deleted. There the search restarts at the lowest address
+//! after it has reached the end of the block.
 
 mod adopt;
 mod apply;
@@ -50,13 +51,13 @@ pub use adopt::RememberedAttachment;
 pub use record::BlockState;
 pub use snapshot::{AddressCounts, AttachmentRecord, BlockCount, PoolCount, Snapshot};
 
-/// The tables of one transaction, with the time at which it happens.
+/// The ledger within one transaction: its tables, and the time at which the transaction happens.
 pub struct AddressLedger<'a> {
     kv: &'a mut dyn KvMut,
     now: &'a Now,
 }
 
-/// Why an operation ends early.
+/// Why an operation is not done.
 #[derive(Debug)]
 enum Stop {
     Refused(OpError),
@@ -74,19 +75,19 @@ impl<'a> AddressLedger<'a> {
         Self { kv, now }
     }
 
-    /// The time at which this transaction happens.
+    /// Returns the time at which this transaction happens.
     pub fn now(&self) -> &Now {
         self.now
     }
 
-    /// Does an operation that is asked for now. The inner error is a refusal, which changes nothing; after an
-    /// outer error the transaction must be discarded.
+    /// Does an operation that is requested now. The inner error is a rejection, which changes nothing. After an outer
+    /// error the transaction must be discarded.
     pub fn run(&mut self, op: &Op) -> Result<Result<OpOutcome, OpError>, StorageFault> {
         self.run_asked(op, self.now.since_boot)
     }
 
-    /// Like [`Self::run`], for an operation that was asked for at the time `asked` since boot. An ADD that was
-    /// asked for before a DEL of the same attachment is refused, whichever of them arrives first.
+    /// Like [`Self::run`], for an operation that was requested at the time `asked` since boot. An ADD that was
+    /// requested before a DEL of the same attachment is rejected, whichever of them arrives first.
     pub fn run_asked(
         &mut self,
         op: &Op,
@@ -101,23 +102,24 @@ impl<'a> AddressLedger<'a> {
 
     /// Records the ranges of the node. Writes nothing if nothing has changed.
     ///
-    /// A block that is listed under another UID is the same block: its assignments stay valid. A block that is
-    /// no longer listed assigns nothing new, and is removed once none of its addresses is in use or cooling.
-    /// The same holds for all blocks of an earlier Node UID that are not listed for the new one. A released
-    /// block stays released, even if it disappears and is listed again; the last 1,024 are remembered.
+    /// A block that is listed under another UID is the same block, so its assignments stay valid. A block that is no
+    /// longer listed assigns no new addresses, and is removed once none of its addresses is in use or cooling. If the
+    /// UID of the Node changes, the same holds for all blocks that are not listed for the new UID. A released block
+    /// stays released, even if it disappears and is listed again. The last 1,024 released blocks are remembered.
     pub fn set_allocation(&mut self, holding: &NodeAllocation) -> Result<(), StorageFault> {
         set_allocation::set_allocation(self.kv, holding, self.now)
     }
 
-    /// Releases a block if none of its addresses is in use or cooling; returns whether it is released. `uid`
-    /// identifies the block, as the CIDR may belong to another block by now. Nothing is assigned from a
-    /// released block; the range may come back as another block with another UID.
+    /// Releases a block if none of its addresses is in use or cooling. Returns whether the block is released. `uid`
+    /// identifies the block, because the CIDR may belong to another block by now. No address is assigned from a
+    /// released block. The same range can be allocated to the node again, as another block with another UID.
     pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
         set_allocation::release(self.kv, cidr, uid, self.now)
     }
 
-    /// Records assignments that are known from elsewhere, for a ledger that was lost. Returns those addresses,
-    /// with their attachments, that were in use by or released from an earlier attachment already.
+    /// Records assignments that another component knows, after the ledger was lost. Skips addresses that the ledger
+    /// already has as in use by another attachment, or as released. Returns the skipped addresses, with their
+    /// attachments.
     pub fn adopt(
         &mut self,
         known: &[RememberedAttachment],
@@ -135,12 +137,12 @@ impl<'a> AddressLedger<'a> {
         self.adopt(known)
     }
 
-    /// The notes of what pods may have.
+    /// Returns the notes on what the pods of the node may have.
     pub fn pod_notes(&self) -> Result<Vec<PodNote>, StorageFault> {
         self.kv.pod_notes()
     }
 
-    /// Stores notes of what pods may have, and removes the notes of the pods in `gone`.
+    /// Stores the notes in `news`, and removes the notes on the pods in `gone`.
     pub fn note_pods(&mut self, news: &[PodNote], gone: &[PodRef]) -> Result<(), StorageFault> {
         for pod in gone {
             self.kv.drop_key(KvTable::Pods, full_name(pod).as_bytes())?;
@@ -152,7 +154,7 @@ impl<'a> AddressLedger<'a> {
         Ok(())
     }
 
-    /// Writes a value without effect, to find out whether writing is possible.
+    /// Writes a value that has no effect, to find out whether writing is possible.
     pub fn try_to_write(&mut self) -> Result<(), StorageFault> {
         self.kv.take_sequence()?;
         Ok(())

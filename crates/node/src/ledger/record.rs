@@ -1,4 +1,4 @@
-//! Values and keys of the tables.
+//! The values of the ledger's tables, and the functions that encode and decode their keys.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,10 +6,10 @@ use super::super::ops::{AddressAssignment, Attachment, PodRef};
 use cadastre_core::usable::union;
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// The assignment of an attachment.
+/// The record of an attachment and its addresses.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredAttachment {
-    /// The result of the ADD, returned again when the ADD is repeated
+    /// The result of the ADD, which is returned again if the ADD is repeated
     pub given: AddressAssignment,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
@@ -17,18 +17,19 @@ pub(crate) struct StoredAttachment {
     pub pod: Option<PodRef>,
     pub since_ms: i64,
     pub boot: String,
-    /// Place in the order of all attachments; see [`Tenant`](super::Tenant)
+    /// Place in the order of assignments; see [`AttachmentRecord`](super::AttachmentRecord)
     #[serde(default = "adopted")]
     pub order: u64,
 }
 
-/// The order of adopted attachments: which of them is older is not known.
+/// The value of `order` for adopted attachments. It is the same for all, because it is not known which of them is
+/// older.
 pub(crate) const ADOPTED: u64 = 1;
 
-/// The order of an attachment that was superseded when it was adopted.
+/// The value of `order` for an attachment that was already superseded when it was adopted.
 pub(crate) const ADOPTED_OLD: u64 = 0;
 
-/// The default for stores written before there was an order.
+/// Returns the `order` of records that were written by versions without this field.
 fn adopted() -> u64 {
     ADOPTED
 }
@@ -41,11 +42,10 @@ pub(crate) enum AddressRecord {
     Freed(ReleaseRecord),
 }
 
-/// The release of an address.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReleaseRecord {
     pub block: Cidr,
-    /// Place in the order of all releases
+    /// Place in the order of all releases: a higher number is a later release
     pub sequence: u64,
     pub at: BootTime,
     /// UID of the pod that had the address; empty if unknown
@@ -57,14 +57,15 @@ pub(crate) struct ReleaseRecord {
 }
 
 impl ReleaseRecord {
-    /// Whether the pod had the address itself, or replaces a pod of the same name, as in a StatefulSet.
+    /// Returns whether this pod had the address, or replaces the pod that had it under the same name, as in a
+    /// StatefulSet.
     pub(crate) fn was_of(&self, pod: &PodRef) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
         same(&self.pod, &pod.uid) || same(&self.name, &full_name(pod))
     }
 }
 
-/// `namespace/name`; empty if either is unknown.
+/// Returns `namespace/name`, or an empty text if either is unknown.
 pub(crate) fn full_name(pod: &PodRef) -> String {
     let PodRef {
         namespace, name, ..
@@ -75,7 +76,7 @@ pub(crate) fn full_name(pod: &PodRef) -> String {
     format!("{namespace}/{name}")
 }
 
-/// A moment: number of the boot, and milliseconds since then.
+/// A moment: the number of the boot, and the milliseconds since that boot.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BootTime {
     pub boot: u64,
@@ -83,9 +84,9 @@ pub(crate) struct BootTime {
 }
 
 impl BootTime {
-    /// The milliseconds of cooldown left at `now` for something released at this moment; `None` if it has
-    /// cooled. A release in an earlier boot counts as if it had happened at the beginning of this one, because
-    /// nobody knows how long the machine was off.
+    /// Returns the milliseconds of cooldown left at `now` for an address that was released at this moment; `None` if
+    /// it has cooled. A release in an earlier boot is treated as if it had happened at the beginning of the present
+    /// boot, because it is not known how long the host was off.
     pub(super) fn cooldown_left(self, now: Self, cooldown_ms: u64) -> Option<u64> {
         let from = if self.boot == now.boot { self.ms } else { 0 };
         let until = from.saturating_add(cooldown_ms);
@@ -93,14 +94,14 @@ impl BootTime {
     }
 }
 
-/// When a DEL was asked for: number of the boot, and microseconds since then.
+/// When a DEL was requested: the number of the boot, and the microseconds since that boot.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deletion {
     pub boot: u64,
     pub asked_us: u64,
 }
 
-/// A range to assign addresses from.
+/// The record of a block or podCIDR.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
     pub uid: String,
@@ -115,8 +116,8 @@ pub(crate) struct BlockRecord {
 }
 
 impl BlockRecord {
-    /// The addresses of the block that are not assigned automatically, sorted and disjoint. `never` are those
-    /// that the terms of its pool exclude.
+    /// Returns the addresses of the block that are not assigned automatically, sorted and disjoint. `never` are the
+    /// addresses that the terms of the block's pool exclude.
     pub(super) fn left_out(&self, block: Cidr, never: &[IpRange]) -> Vec<IpRange> {
         union(block, &[never, &self.reserved, &self.on_request].concat())
     }
@@ -126,29 +127,32 @@ impl BlockRecord {
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockState {
-    /// Listed; addresses are assigned from it
+    /// The NodeSubnet lists the block; addresses are assigned from it
     Held,
-    /// Listed and draining: nothing new is assigned
+    /// The NodeSubnet lists the block as draining; no new address is assigned from it
     Draining,
-    /// Not listed any more, but some addresses are in use or cooling: nothing new is assigned
+    /// The NodeSubnet no longer lists the block, but some of its addresses are in use or cooling; no new address is
+    /// assigned from it
     Withdrawn,
-    /// Released, but still listed or listed again: nothing is assigned
+    /// The node has released the block, but the NodeSubnet still lists it or lists it again; no address is assigned
+    /// from it
     Released,
 }
 
 impl BlockState {
-    /// Whether the node's list has the block and the node has not released it.
+    /// Returns whether the NodeSubnet lists the block and the node has not released it.
     pub fn is_listed(self) -> bool {
         matches!(self, Self::Held | Self::Draining)
     }
 }
 
-/// Where the search for a never-assigned address continues.
+/// Where the search for a never-assigned address of a block continues.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// `None` if the end of the block is reached
+    /// The address at which the search continues; `None` if it has reached the end of the block
     pub next: Option<Addr>,
-    /// Addresses before it were forgotten since: start again once the end is reached
+    /// Whether records of addresses before `next` were deleted since the search passed them. If so, the search starts
+    /// again at the lowest address once it has reached the end
     pub again: bool,
 }
 
@@ -179,7 +183,7 @@ pub(crate) fn cidr_key(cidr: Cidr) -> [u8; 18] {
     key
 }
 
-/// Identifies a block that was released.
+/// Returns the key of a released block in the table of released blocks.
 pub(crate) fn released_key(cidr: Cidr, uid: &str) -> Vec<u8> {
     [&cidr_key(cidr), uid.as_bytes()].concat()
 }
@@ -188,7 +192,8 @@ pub(crate) fn cidr_of(key: &[u8]) -> Option<Cidr> {
     Cidr::new(address_of(key)?, *key.get(17)?)
 }
 
-/// The prefix of all keys of a pool, or of one family of it; these keys are in the order of the CIDRs.
+/// Returns the prefix of all keys of a pool, or of one family of the pool. Keys with this prefix are in the order of
+/// their CIDRs.
 pub(crate) fn pool_prefix(pool: &str, family: Option<Family>) -> Vec<u8> {
     let mut key = text(pool);
     key.extend(family.map(|family| match family {
@@ -232,7 +237,8 @@ pub(crate) fn attachment_of(key: &[u8]) -> Option<Attachment> {
     })
 }
 
-/// The length comes first, so that no text can be a prefix of another one's key.
+/// Encodes a text as part of a key. The length comes first, so that the key of one text is never a prefix of the key
+/// of another text.
 fn text(text: &str) -> Vec<u8> {
     let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes(), text.as_bytes()].concat()

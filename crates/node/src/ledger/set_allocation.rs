@@ -1,4 +1,4 @@
-//! Recording the ranges of the node, and releasing a block.
+//! Records the ranges of the node, and releases blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_core::usable::usable;
 use cadastre_core::{Cidr, IpRange};
 
-/// How many released blocks are remembered; older ones are forgotten.
+/// At most this many released blocks are remembered; older ones are deleted.
 const MOST_GIVEN_BACK: usize = 1_024;
 
 /// Records the node's ranges and pool terms. Writes nothing if nothing has changed.
@@ -62,8 +62,9 @@ pub(crate) fn set_allocation<W: Write + ?Sized>(
     Ok(())
 }
 
-/// The state of a listed block. A block that was released stays released, even if it has disappeared from the list in
-/// between: if it is listed again, the API was restored to an older state, and another node may have the range by now.
+/// Returns the state of a listed block. A block that was released stays released, even if it was not listed for a
+/// while. If such a block is listed again, the API was restored to an older state, and another node may have the
+/// range by now.
 fn state<R: Read + ?Sized>(
     kv: &R,
     block: &Block,
@@ -82,7 +83,8 @@ fn state<R: Read + ?Sized>(
             BlockState::Held
         });
     }
-    // The node may have got the range again since then, as another block, and use it.
+    // Since the release, the range may have been allocated to this node again, as another block. If its addresses are
+    // in use, the block drains instead.
     let pool = old.map_or(&block.pool, |it| &it.pool);
     let is_empty = is_empty(kv, *cidr, pool, now)?;
     Ok(if is_empty {
@@ -92,8 +94,8 @@ fn state<R: Read + ?Sized>(
     })
 }
 
-/// Releases a block if none of its addresses is in use or cooling, and if its UID is `uid`. Returns whether the
-/// block is released, now or since earlier.
+/// Releases a block if its UID is `uid` and none of its addresses is in use or cooling. Returns whether the block is
+/// released, by this call or an earlier one.
 pub(crate) fn release<W: Write + ?Sized>(
     kv: &mut W,
     cidr: Cidr,
@@ -120,7 +122,7 @@ pub(crate) fn release<W: Write + ?Sized>(
     Ok(true)
 }
 
-/// Remembers that a block was released, and forgets the oldest of these notes.
+/// Records that a block was released, and deletes the oldest of these records if there are too many.
 fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), StorageFault> {
     let sequence = kv.take_sequence()?;
     kv.put_json(KvTable::GivenBack, &released_key(cidr, uid), &sequence)?;
@@ -133,7 +135,8 @@ fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), 
     Ok(())
 }
 
-/// The addresses that the search excludes, by block. If they change, the search starts from the beginning.
+/// Returns for each block the addresses that the search for a free address excludes. If they change, the search in
+/// the block has to start from its beginning.
 fn searched<W: Write + ?Sized>(
     kv: &W,
     blocks: &[(Cidr, BlockRecord)],
@@ -208,7 +211,7 @@ fn put_block<W: Write + ?Sized>(
     Ok(())
 }
 
-/// Makes the next search in a block start at its lowest address.
+/// Makes the next search in a block start at the block's lowest address.
 fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), StorageFault> {
     if let Some(block) = kv.block(cidr)? {
         kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
@@ -218,7 +221,7 @@ fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), StorageF
     Ok(())
 }
 
-/// Whether no address of a block is in use or cooling.
+/// Returns whether no address of a block is in use or cooling.
 fn is_empty<R: Read + ?Sized>(
     kv: &R,
     cidr: Cidr,
@@ -260,7 +263,8 @@ fn remove<W: Write + ?Sized>(
     kv.index(KvTable::Open, &block.pool, cidr, false)?;
     kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
     kv.drop_key(KvTable::Blocks, &cidr_key(cidr))?;
-    // Overlapping blocks may contain addresses whose records were removed: they are unused there now.
+    // Blocks that overlap the removed one may contain addresses whose records were removed with it. In these blocks
+    // the addresses count as never assigned now, so the search has to start again.
     for other in kv.blocks_over(cidr)? {
         search_anew(kv, other)?;
     }

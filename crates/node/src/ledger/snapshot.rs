@@ -1,4 +1,4 @@
-//! The whole content of a ledger, for the agent's reports and for listing.
+//! Reads the whole content of a ledger, for the agent's reports and for lists of addresses.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,14 @@ use cadastre_core::{Addr, Cidr, Dual};
 /// The content of a ledger at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// UID of the Node that the blocks are allocated to; `None` before the first call of `hold`
+    /// UID of the Node to which the blocks are allocated; `None` before the first call of
+    /// [`set_allocation`](super::AddressLedger::set_allocation)
     pub node_uid: Option<String>,
     /// The attachments that have addresses
     pub attachments: Vec<AttachmentRecord>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
-    /// The pools with known terms, best first, then pools that only have blocks
+    /// The pools with known terms, best first; then the pools without known terms that have blocks
     pub pools: Vec<PoolCount>,
 }
 
@@ -30,29 +31,29 @@ pub struct Snapshot {
 pub struct AttachmentRecord {
     /// Network, container and interface
     pub attachment: Attachment,
-    /// Its addresses, routes and DNS settings
+    /// The addresses of the attachment, with routes and DNS settings
     pub given: AddressAssignment,
-    /// Its pod, if the runtime reported one
+    /// The pod of the attachment, if the container runtime reported one
     pub pod: Option<PodRef>,
-    /// Path of its network namespace; empty if unknown
+    /// Path of the attachment's network namespace; empty if unknown
     pub netns: String,
     /// When the addresses were assigned, in milliseconds of Unix time
     pub since_ms: i64,
-    /// Id of the boot in which it was set up
+    /// ID of the boot in which the attachment was set up
     pub boot: String,
-    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. Their
-    /// order among themselves is unknown, except that those known to be superseded come first
+    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. Their order
+    /// among themselves is unknown, except that those known to be superseded come first
     pub order: u64,
 }
 
 /// Numbers of addresses by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
-    /// In use
+    /// Number of addresses in use
     pub used: u64,
-    /// Released, and still cooling
+    /// Number of addresses that were released and are still cooling
     pub cooling: u64,
-    /// Can be assigned now to an ADD that does not ask for certain addresses
+    /// Number of addresses that can be assigned now to an ADD that does not ask for certain addresses
     pub free: u64,
 }
 
@@ -61,24 +62,24 @@ pub struct AddressCounts {
 pub struct BlockCount {
     /// The range of the block
     pub cidr: Cidr,
-    /// UID of its IPAMBlock, or of the Node for a podCIDR
+    /// UID of the block's IPAMBlock; for a podCIDR, UID of the Node
     pub uid: String,
-    /// Name of its pool; empty if it has none
+    /// Name of the block's pool; empty for a podCIDR that lies in no pool
     pub pool: String,
-    /// Whether addresses are assigned from it
+    /// Whether addresses are assigned from the block, and if not, why
     pub state: BlockState,
-    /// Usage of its addresses
+    /// Numbers of the block's addresses by state
     pub counts: AddressCounts,
-    /// How many of its addresses can be assigned automatically at all
+    /// How many of the block's addresses can be assigned automatically, whether or not they are in use
     pub room: u64,
 }
 
 /// A pool with its usage on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCount {
-    /// The terms; the defaults if none are known
+    /// The terms of the pool; the defaults if its terms are unknown
     pub terms: PoolTerms,
-    /// Usage of its blocks, by family
+    /// Sums over the pool's blocks on this node, by family
     pub counts: Dual<AddressCounts>,
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     for (cidr, block) in &records {
         cooldowns.insert(*cidr, cooldown_ms(&terms(kv, &block.pool)?));
     }
-    // By address: its block, and whether it is in use (else it is cooling).
+    // For each address: its block, and whether the address is in use; otherwise it is cooling.
     let mut taken: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
     for (addr, freed) in kv.releases()? {
         let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);

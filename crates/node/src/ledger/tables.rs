@@ -1,6 +1,6 @@
-//! Typed access to the tables.
+//! Typed access to the ledger's tables.
 //!
-//! Values are JSON: small, and readable if something goes wrong.
+//! Values are stored as JSON, which is small and can be read when a store has to be examined.
 
 use std::ops::Bound::{Excluded, Included};
 
@@ -23,14 +23,14 @@ const NODE: &[u8] = b"node";
 const BOOT: &[u8] = b"boot";
 const SEQUENCE: &[u8] = b"sequence";
 
-/// The boot that was recorded last.
+/// The latest boot that was recorded.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Boot {
     id: String,
     number: u64,
 }
 
-/// Typed reading.
+/// Reads typed values from the tables.
 pub(crate) trait Read: Kv {
     fn json<T: DeserializeOwned>(
         &self,
@@ -42,7 +42,8 @@ pub(crate) trait Read: Kv {
             .transpose()
     }
 
-    /// The entry after the key `after`, or the first one, among the keys that begin with `prefix`.
+    /// Returns the first entry after the key `after` among the keys that begin with `prefix`. Without `after`,
+    /// returns the first of all these entries.
     fn next(
         &self,
         table: KvTable,
@@ -54,12 +55,12 @@ pub(crate) trait Read: Kv {
         Ok(entry.filter(|(key, _)| key.starts_with(prefix)))
     }
 
-    /// UID of the Node that the ranges are allocated to.
+    /// Returns the UID of the Node to which the ranges are allocated.
     fn node(&self) -> Result<Option<String>, StorageFault> {
         self.json(KvTable::Meta, NODE)
     }
 
-    /// Converts `now` to the store's numbering of boots.
+    /// Converts `now` to a time that contains the store's number of the boot instead of the boot's ID.
     fn stamp(&self, now: &Now) -> Result<BootTime, StorageFault> {
         let boot = match self.json::<Boot>(KvTable::Meta, BOOT)? {
             Some(boot) if boot.id == now.boot => boot.number,
@@ -74,12 +75,12 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Attachments, &attachment_key(attachment))
     }
 
-    /// When the latest DEL of an attachment was asked for, if it is remembered.
+    /// Returns when the latest DEL of an attachment was requested, if the DEL is remembered.
     fn deletion(&self, attachment: &Attachment) -> Result<Option<Deletion>, StorageFault> {
         self.json(KvTable::Deletions, &attachment_key(attachment))
     }
 
-    /// The attachments of a network, or of all networks.
+    /// Returns the attachments of a network; for `None`, of all networks.
     fn attachments(
         &self,
         network: Option<&str>,
@@ -98,7 +99,7 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Addresses, &address_key(addr))
     }
 
-    /// The first address from `addr` on that is or was in use.
+    /// Returns the first address from `addr` on that has a record, that is, an address that is or was in use.
     fn address_from(&self, addr: Addr) -> Result<Option<Addr>, StorageFault> {
         let key = address_key(addr);
         let entry = self.seek(KvTable::Addresses, Included(&key))?;
@@ -111,13 +112,13 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Blocks, &cidr_key(cidr))
     }
 
-    /// Whether the block is remembered as released.
+    /// Returns whether the block is remembered as released.
     fn was_released(&self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
         let key = released_key(cidr, uid);
         Ok(self.get(KvTable::GivenBack, &key)?.is_some())
     }
 
-    /// The keys of all blocks remembered as released, each with its sequence number.
+    /// Returns the keys of all blocks that are remembered as released, each with its sequence number.
     fn released_blocks(&self) -> Result<Vec<(u64, Vec<u8>)>, StorageFault> {
         let mut all = Vec::new();
         self.scan(KvTable::GivenBack, &[], &mut |key, value| {
@@ -127,13 +128,13 @@ pub(crate) trait Read: Kv {
         Ok(all)
     }
 
-    /// The note of what a pod may have.
+    /// Returns the note on what a pod may have.
     fn pod_note(&self, pod: &PodRef) -> Result<Option<PodNote>, StorageFault> {
         let note: Option<PodNote> = self.json(KvTable::Pods, full_name(pod).as_bytes())?;
         Ok(note.filter(|note| note.is_of(pod)))
     }
 
-    /// The notes of all pods.
+    /// Returns the notes on all pods.
     fn pod_notes(&self) -> Result<Vec<PodNote>, StorageFault> {
         let mut all = Vec::new();
         self.scan(KvTable::Pods, &[], &mut |_, value| {
@@ -153,7 +154,7 @@ pub(crate) trait Read: Kv {
         Ok(all)
     }
 
-    /// All releases that are remembered.
+    /// Returns all addresses that have the record of a release, with the records.
     fn releases(&self) -> Result<Vec<(Addr, ReleaseRecord)>, StorageFault> {
         let mut addresses = Vec::new();
         self.scan(KvTable::Freed, &[], &mut |_, value| {
@@ -167,7 +168,7 @@ pub(crate) trait Read: Kv {
         Ok(all)
     }
 
-    /// The release of an address that is known to be released.
+    /// Returns the record of the release of an address that is known to be released.
     fn release_of(&self, addr: Addr) -> Result<ReleaseRecord, StorageFault> {
         match self.address(addr)? {
             Some(AddressRecord::Freed(freed)) => Ok(freed),
@@ -177,7 +178,7 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// The blocks that overlap a range.
+    /// Returns the CIDRs of the blocks that overlap a range.
     fn blocks_over(&self, range: Cidr) -> Result<Vec<Cidr>, StorageFault> {
         let mut over = Vec::new();
         for len in 0..range.len() {
@@ -187,7 +188,7 @@ pub(crate) trait Read: Kv {
                 over.push(wider);
             }
         }
-        // Blocks inside the range have keys from here on.
+        // The keys of blocks inside the range begin here.
         let mut from = Included(cidr_key(range));
         while let Some((key, _)) =
             self.seek(KvTable::Blocks, from.as_ref().map(<[u8; 18]>::as_slice))?
@@ -202,7 +203,8 @@ pub(crate) trait Read: Kv {
         Ok(over)
     }
 
-    /// The block that contains the address; of several, the narrowest that addresses are assigned from, if any.
+    /// Returns the block that contains the address. If several blocks do, returns the narrowest one from which
+    /// addresses are assigned; if there is none, the narrowest one.
     fn block_around(&self, addr: Addr) -> Result<Option<(Cidr, BlockRecord)>, StorageFault> {
         let mut found = None;
         for len in (0..=addr.family.bits()).rev() {
@@ -228,7 +230,8 @@ pub(crate) trait Read: Kv {
         }))
     }
 
-    /// The first released address of a block after the sequence number `after`, oldest release first.
+    /// Returns the released address of a block that has the lowest sequence number after `after`, that is, the oldest
+    /// release. Without `after`, all releases are considered.
     fn freed(&self, block: Cidr, after: Option<u64>) -> Result<Option<(u64, Addr)>, StorageFault> {
         let after = after.map(|sequence| freed_key(block, sequence));
         let after = after.as_ref().map(<[u8; 26]>::as_slice);
@@ -249,12 +252,12 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// The pool of this rank; ranks start at 0, the best.
+    /// Returns the pool of this rank. The best pool has rank 0.
     fn pool_at(&self, rank: u32) -> Result<Option<PoolTerms>, StorageFault> {
         self.json(KvTable::Pools, &rank.to_be_bytes())
     }
 
-    /// The first block of a pool and family in an index, after the block `after`.
+    /// Returns the first block of a pool and family in an index, or the first one after the block `after`.
     fn block_of(
         &self,
         index: KvTable,
@@ -270,7 +273,8 @@ pub(crate) trait Read: Kv {
             .transpose()
     }
 
-    /// The pools that have blocks to assign from, but no known terms.
+    /// Returns the names of the pools that have blocks from which addresses are assigned, but whose terms are
+    /// unknown.
     fn pools_without_terms(&self) -> Result<Vec<String>, StorageFault> {
         let mut pools = Vec::new();
         let mut entry = self.seek(KvTable::Giving, Included(&[]))?;
@@ -283,7 +287,7 @@ pub(crate) trait Read: Kv {
             if self.get(KvTable::Ranks, name.as_bytes())?.is_none() {
                 pools.push(name.to_owned());
             }
-            // Higher than every family: skips the rest of the pool.
+            // This key is higher than all keys of the pool, so the search continues with the next pool.
             let mut last = pool_prefix(name, None);
             last.push(u8::MAX);
             entry = self.seek(KvTable::Giving, Included(&last))?;
@@ -294,7 +298,7 @@ pub(crate) trait Read: Kv {
 
 impl<K: Kv + ?Sized> Read for K {}
 
-/// Typed writing.
+/// Writes typed values to the tables.
 pub(crate) trait Write: KvMut {
     /// Writes the value only if it has changed.
     fn put_json<T: Serialize>(
@@ -324,7 +328,7 @@ pub(crate) trait Write: KvMut {
         self.put_json(KvTable::Meta, NODE, &uid)
     }
 
-    /// Records the current boot, which makes its number valid.
+    /// Records the current boot, so that the boot number in `stamp` stays assigned to it.
     fn put_boot(&mut self, now: &Now, stamp: BootTime) -> Result<(), StorageFault> {
         let boot = Boot {
             id: now.boot.clone(),
@@ -339,7 +343,7 @@ pub(crate) trait Write: KvMut {
         Ok(next)
     }
 
-    /// The order of a new assignment: after all existing ones.
+    /// Returns the `order` of a new assignment, which is higher than that of all existing assignments.
     fn take_order(&mut self) -> Result<u64, StorageFault> {
         Ok(self.take_sequence()? + ADOPTED + 1)
     }
@@ -372,7 +376,7 @@ pub(crate) trait Write: KvMut {
         self.put_json(KvTable::Cursors, &cidr_key(block), &cursor)
     }
 
-    /// Adds a block to an index of its pool, or removes it.
+    /// Adds a block to an index of its pool if `is_in` is true, and otherwise removes it.
     fn index(
         &mut self,
         index: KvTable,

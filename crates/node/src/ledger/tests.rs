@@ -1,4 +1,5 @@
-//! Tests of each rule on tables in memory. `tests/node_store` tests them together, with random operations.
+//! Tests each rule of the ledger on tables in memory. `tests/node_store` tests the rules together, with random
+//! operations.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -59,7 +60,7 @@ impl KvMut for Memory {
     }
 }
 
-/// A node with a ledger and a clock.
+/// A node with a ledger in memory, and with a clock and ranges that tests set.
 struct Node {
     memory: Memory,
     now: Now,
@@ -101,7 +102,7 @@ impl Node {
         }
     }
 
-    /// The assigned addresses as text, or why there are none.
+    /// Does an ADD. Returns the assigned addresses as text, or the kind of error.
     fn add(&mut self, add: &Add) -> Result<String, OpErrorKind> {
         let given = self.given(add).map_err(|refusal| refusal.why)?;
         let addresses = given.addresses.iter().map(|it| it.address.to_string());
@@ -246,10 +247,10 @@ fn rest_is_by_the_clock_of_the_boot() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     node.add_one(1);
     node.del(1);
-    // The wall clock has no influence.
+    // The wall clock has no influence, so the address is still cooling.
     node.now.wall_ms = i64::MAX;
     assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
-    // After a reboot the address cools until the machine has been up for the whole cooldown.
+    // After a reboot the address cools until the host has been up for the whole cooldown.
     node.now = now("two", 29);
     assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
     node.now = now("two", 30);
@@ -257,7 +258,7 @@ fn rest_is_by_the_clock_of_the_boot() {
     node.del(2);
     node.now = now("three", 5);
     assert_eq!(node.add(&ask(3)), Err(OpErrorKind::Exhausted));
-    // A longer cooldown also applies to earlier releases.
+    // A longer cooldown also applies to earlier releases, so the address cools for longer.
     node.holding.pools = vec![PoolTerms {
         cooldown_seconds: 100,
         ..PoolTerms::named("")
@@ -384,7 +385,7 @@ fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() 
         node.add(&ask_for(3, &["fd00::5", "10.0.0.5"])),
         Ok("10.0.0.5 fd00::5".to_owned())
     );
-    // The address moves from one sandbox of a pod to the next at once, and to another pod after the cooldown.
+    // A new sandbox of the same pod gets the address at once, another pod only after the cooldown.
     node.del(3);
     let mut other = ask_for(4, &["10.0.0.5"]);
     let refused = node.given(&other).unwrap_err();
@@ -458,15 +459,15 @@ fn a_del_ends_what_was_asked_for_before_it_also_if_nothing_was_given() {
     assert!(refused.text.contains("deleted after"), "{refused}");
     assert!(run(&mut node, &Op::Add(ask(2)), 998_999).is_ok(), "another");
     assert!(run(&mut node, &add, 999_001).is_ok());
-    // An older DEL that arrives later has no effect beyond that of the newer one.
+    // A DEL that was requested earlier but arrives later does not replace the newer DEL.
     assert_eq!(run(&mut node, &del, 999_500), Ok(OpOutcome::Done));
     assert_eq!(run(&mut node, &del, 1_000), Ok(OpOutcome::Done));
     assert!(run(&mut node, &add, 999_400).is_err());
-    // After a minute nobody waits for the ADD, so the DEL need not be remembered.
+    // After a minute the caller of the ADD no longer waits, so the ADD is rejected even if the DEL is forgotten.
     node.now = now("one", 1_060);
     let refused = run(&mut node, &add, 999_400).unwrap_err();
     assert!(refused.text.contains("more than 60"), "{refused}");
-    // After a reboot no earlier ADD can be in progress.
+    // No ADD survives a reboot, so a DEL of an earlier boot has no effect.
     node.now = now("two", 5);
     assert!(run(&mut node, &add, 4_000).is_ok());
 }
@@ -504,7 +505,8 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     let refused = node.given(&ask_for(1, &["10.0.0.3"])).unwrap_err();
     assert_eq!(refused.why, OpErrorKind::Mismatch);
     assert!(refused.text.contains("has 10.0.0.2 already"), "{refused}");
-    // After a restart in another boot the attachment belongs to that boot, so that it does not count as dead.
+    // A repeated ADD in another boot moves the attachment to that boot, so that the attachment is not regarded as
+    // dead.
     node.now = now("two", 1);
     assert_eq!(node.given(&ask(1)).unwrap(), first);
     assert_eq!(node.ledger().snapshot().unwrap().attachments[0].boot, "two");
@@ -520,7 +522,7 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
         ids.collect::<Vec<_>>()
     };
     for n in [3, 1, 2] {
-        // The wall clock goes back each time.
+        // The wall clock goes back each time, so the order cannot come from it.
         node.now.wall_ms -= 1_000_000;
         node.add_one(n);
     }
@@ -552,7 +554,7 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
     let running = node.now.boot.clone();
     assert_eq!(boot(&mut node, "c7"), "earlier");
     assert_eq!(boot(&mut node, "c8"), running);
-    // A container that is started again after a reboot is the newest one.
+    // A container that is started again after a reboot becomes the newest one.
     node.now = now("two", 1);
     node.add_one(3);
     assert_eq!(order(&mut node), ["c8", "c7", "c2", "c3"]);
@@ -617,13 +619,13 @@ fn what_is_no_longer_listed_stays_with_who_has_it() {
     assert_eq!(node.state("10.0.0.4/30"), None, "an empty one goes");
     assert_eq!(node.add(&ask(2)), Err(OpErrorKind::NothingHeld));
     assert_eq!(node.add_one(1), "10.0.0.2");
-    // Listed for the new node under another UID, it is the same block.
+    // If the block is listed for the new Node under another UID, it is the same block, so its assignments stay valid.
     node.holding.blocks = listed;
     node.holding.blocks[0].uid = "u2".to_owned();
     node.hold();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Held));
     assert_eq!(node.add_one(2), "10.0.0.6");
-    // A block that is not listed again is removed when its last address has cooled.
+    // A block that is not listed again is removed once its last address has cooled.
     node.holding.blocks.remove(0);
     node.hold();
     node.del(1);
@@ -672,7 +674,8 @@ fn what_was_given_back_is_used_again_as_another_block_only() {
     node.holding.blocks[0].uid = "u2".to_owned();
     node.hold();
     assert_eq!(node.add_one(2), "10.0.0.2");
-    // The API is restored once more while the range is in use as another block.
+    // The API is restored to an older state once more, while the range is in use as another block. So the block
+    // drains first.
     node.holding.blocks[0].uid = "u1".to_owned();
     node.hold();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Draining));
@@ -793,7 +796,7 @@ fn no_attachment_is_taken_for_another() {
     assert_eq!((of_a.count(), tenants.len()), (1, 57));
 }
 
-/// A note that the pod of `ask(n)` may have these pools and addresses on its own interface.
+/// Returns a note that the pod of `ask(n)` may have these pools and addresses on its interface `eth0`.
 fn note(n: u32, pools: PoolOrder, addresses: &[&str]) -> PodNote {
     let asked = ask_for(n, addresses);
     PodNote {
@@ -835,7 +838,8 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     let refused = node.given(&undecided(ask(1))).unwrap_err();
     assert_eq!(refused.why, OpErrorKind::PodUnknown);
     assert!(refused.text.contains("pod default/pod-1"), "{refused}");
-    // An ADD for a certain address does not depend on the pod, and neither does one without a pod.
+    // An ADD for a certain address does not depend on the pod's labels, and an ADD without a pod cannot. So both
+    // succeed although nothing is known about the pod.
     let asked = undecided(ask_for(2, &["10.0.0.5"]));
     assert_eq!(node.add(&asked), Ok("10.0.0.5".to_owned()));
     let nobody = Add {
@@ -853,14 +857,15 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     assert_eq!(node.add(&undecided(ask(4))), Ok("10.0.0.6".to_owned()));
     let refused = node.given(&undecided(ask(5))).unwrap_err();
     assert!(refused.text.contains("its labels"), "{refused}");
-    // The note does not apply to another pod of that name.
+    // The note does not apply to another pod with the same name, so nothing is known about that pod.
     let mut anew = undecided(ask(6));
     anew.pod.as_mut().unwrap().name = "pod-4".to_owned();
     assert_eq!(node.given(&anew).unwrap_err().why, OpErrorKind::PodUnknown);
     let gone = [notes[1].pod.clone()];
     node.ledger().note_pods(&[], &gone).unwrap();
     assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
-    // On other interfaces only labels could matter, and only if no pools are named.
+    // On interfaces other than `eth0` only labels matter, and only if the ADD names no pools. So an ADD that names
+    // pools succeeds.
     let mut second = undecided(ask_from(7, &["a"]));
     second.attachment.ifname = "net1".to_owned();
     assert_eq!(node.add(&second), Ok("10.0.0.1".to_owned()));

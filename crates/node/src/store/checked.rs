@@ -1,20 +1,23 @@
-//! A redb file that is verified whenever it is opened, and that records which of its commits are durable.
+//! A redb file that is verified each time it is opened, and that records which of its commits are durable.
 //!
-//! redb verifies checksums only after a crash and trusts a file that claims to have been closed cleanly. If the
-//! last commit is unreadable, it falls back to the one before. That is right after a crash, when the last
-//! commit was never answered, but wrong if the disk has corrupted it: an address in use would be free again. A
-//! clean close also costs redb three waits for the disk. Therefore this module sits between redb and the disk:
+//! redb verifies checksums only after a crash, and trusts a file that claims to have been closed cleanly. If the last
+//! commit is unreadable, redb falls back to the commit before. That is right after a crash, because the last commit
+//! was never answered. But it is wrong if the disk has corrupted the last commit: an address in use would be free
+//! again. Also, a clean close costs redb three waits for the disk. Therefore this module is a layer between redb and
+//! the disk:
 //!
-//! - A file is always opened as if after a crash: redb reads every page and compares checksums, starting at the roots,
-//!   before the content is used. At the size of a node's ledger this is faster than one wait for the disk.
-//! - Once a commit has reached the disk, the header is marked, without waiting for that write. To redb the mark
-//!   is that of a two-phase commit, which promises the same; redb clears it with its next write. If the newest
-//!   commit of a marked file cannot be read, the file is damaged and is left unchanged.
-//! - Opening only changes the header, and only in memory: the next commit writes it.
+//! - A file is always opened as if after a crash: before the content is used, redb reads every page, starting at the
+//!   roots, and compares checksums. For a file of the size of a node's ledger this is faster than one wait for the
+//!   disk.
+//! - Once a commit has reached the disk, this module writes a mark into the header, without waiting for that write.
+//!   redb reads the mark as that of a two-phase commit, which also says that the newest commit is durable. redb
+//!   clears the mark with its next write. If the newest commit of a marked file cannot be read, the file is damaged
+//!   and is left unchanged.
+//! - Opening changes only the header, and only in memory. The next commit writes the header.
 //! - Closing writes nothing.
-//! - The file never shrinks, so the disk space that it has cannot be taken by others.
+//! - The file never shrinks, so its disk space cannot be used for other files.
 //!
-//! The layout of the header is that of redb's file format 3. Files of other formats are rejected.
+//! The layout of the header is that of file format 3 of redb. Files of other formats are rejected.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,21 +39,21 @@ const REGION_HEADER: usize = 16;
 const REGION_PAGES: usize = 20;
 const FULL_REGIONS: usize = 24;
 const LAST_REGION: usize = 28;
-/// Pages of a region. The whole file fits into one region.
+/// Number of pages of a region. The whole file fits into one region.
 const MOST_PAGES: u32 = 1 << 20;
-/// A file that claims to be larger than this cannot be a ledger.
+/// Maximum size of a ledger's file. A file whose header claims more is rejected as damaged.
 const MOST_BYTES: u64 = 1 << 30;
-/// Bytes of memory for redb's page cache. A ledger of 4,096 addresses takes less.
+/// Size of redb's page cache in bytes. A ledger of 4,096 addresses needs less.
 const CACHE: usize = 8 << 20;
 
-/// An open database with its disk.
+/// An open database, with the layer between redb and the disk.
 pub(super) struct Checked {
     database: Option<Database>,
     shared: Arc<Shared>,
 }
 
 impl Checked {
-    /// Creates a database on an empty disk.
+    /// Creates a database on a disk. Fails if the disk is not empty.
     pub(super) fn create(disk: Box<dyn Disk>) -> Result<Self, StorageFault> {
         if disk.size()? > 0 {
             return Err(StorageFault::Damaged(
@@ -61,7 +64,7 @@ impl Checked {
         Self::of(shared)
     }
 
-    /// Opens the database on a disk, which reads all of it.
+    /// Opens the database on a disk. This reads all of it.
     pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, StorageFault> {
         let mut header = [0; HEADER];
         let len = disk.size()?;
@@ -80,7 +83,8 @@ impl Checked {
             disk.grow(claimed)?;
         }
         if !lasts {
-            // Writes of a process that was killed before it could sync may be relied on from now on.
+            // The last process may have been killed before it could sync its writes. From now on they may be relied
+            // on, so they must be durable.
             disk.sync()?;
         }
         let before = newest(&header);
@@ -88,8 +92,8 @@ impl Checked {
         let pages = u32::try_from(disk.size()? / PAGE - 1).unwrap_or(u32::MAX);
         header[LAST_REGION..LAST_REGION + 4].copy_from_slice(&pages.to_le_bytes());
         let checked = Self::of(Shared::new(disk, &header, Phase::Opening))?;
-        // Opening commits the recovered state once more, to the other slot. If that slot had the newest commit,
-        // redb found it unreadable and fell back to the one before.
+        // Opening commits the recovered state once more, to the slot that does not have it. So the newest slot is the
+        // same as before only if redb found the newest commit unreadable and fell back to the commit before.
         let after = newest(&checked.shared.state().header);
         if lasts && after == before {
             return Err(StorageFault::Damaged(
@@ -112,7 +116,7 @@ impl Checked {
         Ok(Self { database, shared })
     }
 
-    /// The database; `None` once it is closed.
+    /// Returns the database, or `None` once it is closed.
     pub(super) fn database(&self) -> Option<&Database> {
         self.database.as_ref()
     }
@@ -126,7 +130,8 @@ impl Drop for Checked {
     }
 }
 
-/// redb reports a file that is not a redb file as an I/O error; this tells such files from disk errors.
+/// Converts an error of redb on opening a file. redb reports a file that is not a redb file as an I/O error; here it
+/// becomes a damaged file, unlike a real error of the disk.
 fn opening(error: redb::DatabaseError) -> StorageFault {
     match StorageFault::from(error) {
         StorageFault::Io(error)
@@ -141,7 +146,7 @@ fn opening(error: redb::DatabaseError) -> StorageFault {
     }
 }
 
-/// The length of the file according to its header; fails if the header was not written by this module.
+/// Returns the length of the file according to its header. Fails if the header was not written by this module.
 fn claimed_len(header: &[u8; HEADER]) -> Result<u64, StorageFault> {
     let damaged = |what: &str| Err(StorageFault::Damaged(what.to_owned()));
     if !header.starts_with(MAGIC) {
@@ -172,7 +177,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Which of the two slots has the newest commit.
+/// Returns which of the two slots has the newest commit, as the flag of the header.
 fn newest(header: &[u8; HEADER]) -> u8 {
     header[FLAGS] & SECOND_IS_NEWEST
 }
@@ -187,7 +192,7 @@ enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
-    /// What redb believes to be on the disk
+    /// The header as redb last wrote it. While the file is being opened, it differs from the header on the disk
     header: [u8; HEADER],
 }
 
@@ -219,7 +224,7 @@ fn closed() -> io::Error {
 }
 
 impl StorageBackend for Backend {
-    /// Counts whole pages only: a crash may have left a partial page at the end.
+    /// Returns the length in whole pages, because a crash may have left a partial page at the end.
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.disk.size()? / PAGE * PAGE)
     }
@@ -252,8 +257,8 @@ impl StorageBackend for Backend {
                 self.0.disk.sync()?;
                 if state.header.starts_with(MAGIC) {
                     let flags = state.header[FLAGS] | LASTS;
-                    // If this fails, later corruption of the newest commit goes unnoticed, but the commit
-                    // itself is good.
+                    // If this write fails, a later corruption of the newest commit is not noticed, but the commit
+                    // itself is good. So the error is ignored.
                     _ = self.0.disk.write(FLAGS as u64, &[flags]);
                 }
                 Ok(())

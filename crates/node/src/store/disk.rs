@@ -1,4 +1,4 @@
-//! The disk below the store, and the locked file that implements it.
+//! The [`Disk`] on which a store is kept, and its implementation by a locked file.
 
 use std::fmt::Debug;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -8,17 +8,17 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Durable storage of bytes at offsets. Tests implement disks that fail.
+/// Durable storage of bytes at offsets. Tests implement it by disks that fail.
 pub trait Disk: Debug + Send + Sync + 'static {
-    /// The size in bytes
+    /// Returns the size in bytes
     fn size(&self) -> io::Result<u64>;
-    /// Fills `out` with the bytes from offset `at` on; fails if there are too few
+    /// Fills `out` with the bytes from offset `at` on; fails if there are fewer bytes
     fn read(&self, at: u64, out: &mut [u8]) -> io::Result<()>;
     /// Writes all of `data` at the offset `at`
     fn write(&self, at: u64, data: &[u8]) -> io::Result<()>;
     /// Extends the storage to `size` bytes with zeros
     fn grow(&self, size: u64) -> io::Result<()>;
-    /// Returns once everything that was written is durable
+    /// Waits until everything that was written is durable
     fn sync(&self) -> io::Result<()>;
 }
 
@@ -26,7 +26,7 @@ pub trait Disk: Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub(super) struct LockedFile(File);
 
-/// The first and the longest interval between attempts to lock a file; each interval is twice the one before.
+/// The first and the longest interval between attempts to lock a file. Each interval is twice the one before.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
 
 impl LockedFile {
@@ -38,7 +38,7 @@ impl LockedFile {
         loop {
             match file.try_lock() {
                 Ok(()) if is_same(&file, path)? => return Ok(Some(Self(file))),
-                // The file was replaced by another one meanwhile.
+                // The file was replaced by another file meanwhile, so the other file is tried.
                 Ok(()) => {
                     file = reopen(path)?;
                     continue;
@@ -55,7 +55,7 @@ impl LockedFile {
         }
     }
 
-    /// Creates and locks a file that must not exist, with access for its owner only.
+    /// Creates and locks a file. Fails if the file exists. Only its owner can read and write it.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).mode(0o600);
@@ -81,7 +81,8 @@ impl Disk for LockedFile {
         self.0.write_all_at(data, at)
     }
 
-    /// Writes the zeros, so that changes to existing pages do not fail when the disk becomes full later.
+    /// Writes the zeros instead of setting the length, so that later changes to these pages do not fail because the
+    /// disk is full.
     fn grow(&self, size: u64) -> io::Result<()> {
         static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
         let mut at = self.size()?;
@@ -99,13 +100,13 @@ impl Disk for LockedFile {
     }
 }
 
-/// Device and inode number of the file at the path; `None` if there is none.
+/// Returns device and inode number of the file at the path, or `None` if there is no file.
 pub(super) fn id(path: &Path) -> Option<(u64, u64)> {
     let there = fs::metadata(path).ok()?;
     Some((there.dev(), there.ino()))
 }
 
-/// Creates the directory of a file, with access for its owner only, if it does not exist.
+/// Creates the directory of a file if it does not exist. Only its owner can use it.
 pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
@@ -115,7 +116,7 @@ pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes changes of names in the directory of a file durable.
+/// Makes changes of file names in the directory of a file durable.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()

@@ -1,4 +1,4 @@
-//! Errors of the ledger's file.
+//! Errors of the file that holds the ledger, each with advice for administrators.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::super::ops::{OpError, OpErrorKind};
 use super::super::storage_fault::{StorageFault, advice};
 
-/// Why a store cannot be used. Nothing has changed then.
+/// Why a store cannot be used. After an error nothing has changed, with one exception: if the disk fails while a
+/// commit is made durable, the commit may be found when the file is opened again.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file does not exist.
@@ -25,16 +26,16 @@ pub enum StoreError {
     Locked {
         /// Path of the file
         path: PathBuf,
-        /// How long this process waited for it
+        /// How long this process waited for the file
         waited: Duration,
     },
     /// The store thread did not do the request.
     #[error("this node's store is not free: {what}. Try again.")]
     Busy {
-        /// The reason, as a clause
+        /// The reason, as a clause of the message
         what: &'static str,
     },
-    /// The file to be rebuilt already exists.
+    /// The file that is to be created anew still exists.
     #[error("{path} cannot be rebuilt, because it is there: set it aside first.")]
     Exists {
         /// Path of the file
@@ -47,17 +48,17 @@ pub enum StoreError {
     Format {
         /// Path of the file
         path: PathBuf,
-        /// Number of its format
+        /// Number of the file's format
         format: u32,
     },
-    /// The content of the file cannot be trusted.
+    /// The content of the file is damaged.
     #[error(
         "{path} is damaged: {what}. Restart this node's agent, which sets the file aside and makes a new one of what the cluster and the container runtime know."
     )]
     Damaged {
         /// Path of the file
         path: PathBuf,
-        /// What is wrong with it, as a clause
+        /// What is wrong with the file, as a clause of the message
         what: String,
     },
     /// The file system reports an error.
@@ -65,11 +66,11 @@ pub enum StoreError {
     Io {
         /// Path of the file
         path: PathBuf,
-        /// What failed, as a participle: opened, written, made
+        /// What failed, as a participle in the message: opened, written, made
         done: &'static str,
-        /// What to do about it
+        /// What an administrator can do about the error
         advice: &'static str,
-        /// The error of the system
+        /// The error of the operating system
         error: io::Error,
     },
 }
@@ -100,12 +101,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the file has to be rebuilt because it is damaged or missing.
+    /// Returns whether the file has to be created anew because it is damaged or missing.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::Missing { .. })
     }
 
-    /// The error as the answer to an operation.
+    /// Returns the error in the form in which it is the answer to an operation.
     pub fn refusal(&self) -> OpError {
         let why = match self {
             Self::Missing { .. } | Self::Locked { .. } | Self::Busy { .. } => OpErrorKind::Busy,

@@ -1,11 +1,11 @@
-//! The ledger of a node in a file.
+//! A file that holds the ledger of a node.
 //!
-//! Nothing of the ledger is kept in memory, so whoever opens the file continues where the last process stopped,
-//! however it stopped. One process at a time has the file. An operation is answered only after it is durable. A
-//! transaction is done as a whole or not at all, even across a kill or a power failure.
+//! Nothing of the ledger is kept in memory. So a process that opens the file continues where the last process
+//! stopped, whatever stopped it. Only one process at a time has the file open. An operation is answered only after it
+//! is durable. A transaction is done as a whole or not at all, even if the process is killed or the power fails.
 //!
-//! After a disk error the store closes the file, refuses the current request, and opens the file again for the
-//! next one. So it continues once, for example, there is disk space again.
+//! After a disk error the store closes the file, rejects the current request, and opens the file again for the next
+//! request. So it works again as soon as the disk does, for example once there is free space.
 
 mod checked;
 mod disk;
@@ -34,17 +34,17 @@ pub use error::StoreError;
 /// Version of the format of the tables.
 const FORMAT: u32 = 1;
 const FORMAT_KEY: &[u8] = b"format";
-/// How long to wait for the file after a disk error.
+/// How long the store waits for the file when it opens it again after a disk error.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// Distinguishes temporary files of this process's threads.
+/// A counter that gives the temporary files of this process different names.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// The ledger of a node in a file, which no other process can use while it is open.
+/// A file that holds the ledger of a node. No other process can use the file while the store has it open.
 pub struct Store {
     path: PathBuf,
     find: Find,
-    /// `None` after a disk error
+    /// `None` after a disk error, until the next request opens the file again
     open: Option<Checked>,
     /// The file that was opened; `None` if the disk is not a file
     file: Option<FileId>,
@@ -53,25 +53,27 @@ pub struct Store {
 /// Device and inode number of a file.
 type FileId = (u64, u64);
 
-/// Opens the disk; returns `None` if another process does not close it within the given time.
+/// A function that opens the disk. It returns `None` if another process does not close the disk within the given
+/// time.
 pub type Find = Box<dyn Fn(Duration) -> io::Result<Option<Box<dyn Disk>>> + Send>;
 
 impl Store {
-    /// Opens the file or creates it if it does not exist. Waits at most `wait` for another process to close it.
+    /// Opens the file, or creates it if it does not exist. Waits at most `wait` for another process to close the
+    /// file.
     pub fn open(path: &Path, wait: Duration) -> Result<Self, StoreError> {
         match Self::open_existing(path, wait) {
             Err(StoreError::Missing { .. }) => {}
             result => return result,
         }
         match Self::make(path, |_| Ok(())) {
-            // Another process was faster.
+            // Another process has created the file meanwhile, so that file is opened.
             Ok(None) => Self::open_existing(path, wait),
             Ok(Some(((), store))) => Ok(store),
             Err(error) => Err(error),
         }
     }
 
-    /// Opens a file that must exist. Waits at most `wait` for another process to close it.
+    /// Opens a file, which must exist. Waits at most `wait` for another process to close the file.
     pub fn open_existing(path: &Path, wait: Duration) -> Result<Self, StoreError> {
         Self::on_disk(path, Self::find(path), wait)
     }
@@ -84,7 +86,8 @@ impl Store {
         })
     }
 
-    /// Opens the store on the disk that `find` returns. The path is only for messages.
+    /// Opens the store on the disk that `find` returns. `path` is used in messages, and to notice that a file at this
+    /// path was replaced.
     pub fn on_disk(path: &Path, find: Find, wait: Duration) -> Result<Self, StoreError> {
         let mut store = Self {
             path: path.to_owned(),
@@ -107,7 +110,7 @@ impl Store {
         }
     }
 
-    /// Creates an empty ledger on the disk that `find` returns, which must be empty.
+    /// Creates an empty ledger on the disk that `find` returns. The disk must be empty.
     pub fn create_on_disk(path: &Path, find: Find) -> Result<Self, StoreError> {
         let disk = find(Duration::ZERO).map_err(|error| StoreError::io(path, "made", error))?;
         let disk = disk.ok_or_else(|| StoreError::Locked {
@@ -132,8 +135,9 @@ impl Store {
         Ok(store)
     }
 
-    /// Creates a new file in place of one that was set aside, from the node's ranges and the assignments that
-    /// others know. Returns the addresses that more than one attachment claims; the first one keeps them.
+    /// Creates a new file in place of one that was set aside. Its content is the node's ranges and the assignments
+    /// that other components know. Returns the addresses that more than one attachment claims, each with the
+    /// attachment that does not get it; the first attachment in `known` keeps the address.
     pub fn rebuild(
         path: &Path,
         holding: &NodeAllocation,
@@ -151,7 +155,8 @@ impl Store {
         }
     }
 
-    /// Creates a file that is complete as soon as it has its name; `None` if one exists already.
+    /// Creates a file, and fills it before it gets its name, so that no process ever sees an incomplete file. Returns
+    /// `None` if a file with this name exists already.
     fn make<T>(
         path: &Path,
         fill: impl FnOnce(&mut Self) -> Result<T, StoreError>,
@@ -177,7 +182,8 @@ impl Store {
         linked
     }
 
-    /// Does work on the ledger in one transaction. After an error nothing has changed.
+    /// Does `work` on the ledger in one transaction. After an error nothing has changed; for the one exception see
+    /// [`StoreError`].
     pub fn transact<T>(
         &mut self,
         now: &Now,
@@ -186,7 +192,7 @@ impl Store {
         self.transact_tables(|tables| work(&mut AddressLedger::new(tables, now)))
     }
 
-    /// Does operations in one transaction, each as a whole or not at all.
+    /// Does operations in one transaction. Each operation is done as a whole or not at all.
     pub fn run(&mut self, ops: &[Op], now: &Now) -> Vec<Result<OpOutcome, OpError>> {
         let all = self.transact(now, |ledger| ops.iter().map(|op| ledger.run(op)).collect());
         all.unwrap_or_else(|error| ops.iter().map(|_| Err(error.refusal())).collect())
@@ -225,7 +231,7 @@ impl Store {
         let Some(database) = checked.database() else {
             return Err(self.closed());
         };
-        // After an error the database is dropped: redb's view of the disk may be wrong.
+        // After an error the database is dropped, because redb's view of the disk may be wrong.
         let result = transact(database, work)
             .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
         if !self.is_in_place() {
@@ -237,7 +243,8 @@ impl Store {
         Ok(result)
     }
 
-    /// Whether the file still has its name: what is written to a removed file is lost.
+    /// Returns whether the file still has its name. If not, it was removed or replaced, and what is written to it is
+    /// lost.
     fn is_in_place(&self) -> bool {
         self.file.is_none() || disk::id(&self.path) == self.file
     }
@@ -279,7 +286,7 @@ pub fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
     let mut number = 1;
     loop {
         let aside = sibling(path, &format!("damaged-{number}"));
-        // Unlike a rename, a link does not replace an existing file.
+        // A hard link is used because, unlike a rename, it does not replace an existing file.
         match fs::hard_link(path, &aside) {
             Ok(()) => {
                 fs::remove_file(path).map_err(io)?;

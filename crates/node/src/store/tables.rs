@@ -1,4 +1,4 @@
-//! The tables of the ledger in a redb transaction.
+//! Implements the tables of the ledger in a transaction of redb.
 
 use std::ops::Bound;
 
@@ -27,15 +27,15 @@ fn definition(table: KvTable) -> Definition {
     })
 }
 
-/// The tables of a transaction, open for writing.
+/// All tables of the ledger in one transaction, open for writing.
 pub(super) struct Tables<'t> {
     tables: Vec<redb::Table<'t, &'static [u8], &'static [u8]>>,
-    /// Whether something was written
+    /// Whether a key was written or removed
     pub is_changed: bool,
 }
 
 impl<'t> Tables<'t> {
-    /// Opens all tables; creates those that do not exist.
+    /// Opens all tables. Creates tables that do not exist.
     pub(super) fn open(transaction: &'t WriteTransaction) -> Result<Self, StorageFault> {
         let open = |table: KvTable| transaction.open_table(definition(table));
         let tables: Result<_, _> = KvTable::ALL.into_iter().map(open).collect();

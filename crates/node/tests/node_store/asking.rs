@@ -1,4 +1,5 @@
-//! The plugin's way to the ledger: through the agent if it answers, else directly to the store.
+//! Tests how the CNI plugin reaches the ledger: through the agent if the agent answers, and otherwise directly
+//! through the store.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +18,7 @@ use crate::world::{add, attachment, holding};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// The directory of a node, with a socket and with or without a store.
+/// The directory of a node, with or without a store and an agent's socket.
 struct Node(PathBuf);
 
 impl Node {
@@ -63,7 +64,7 @@ impl Drop for Node {
     }
 }
 
-/// Serves one connection, as an agent does.
+/// Handles one connection as an agent does, with the store thread behind `handle`.
 fn serve(mut stream: UnixStream, handle: &StoreHandle) {
     wire::send(
         &mut stream,
@@ -116,7 +117,7 @@ fn agent_and_store_give_from_one_ledger() {
     );
     server.join().unwrap();
     keeper.join();
-    // The agent has ended, but its socket file still exists.
+    // The agent has exited, but the file of its socket still exists. So the store is used directly.
     assert_eq!(addresses(&node.ask(&add(3), LONG)), ["10.0.0.4", "fd00::4"]);
     fs::remove_file(node.socket()).unwrap();
     assert_eq!(addresses(&node.ask(&add(4), LONG)), ["10.0.0.5", "fd00::5"]);
@@ -127,7 +128,8 @@ fn agent_and_store_give_from_one_ledger() {
 #[test]
 fn a_hung_agent_is_passed_by_in_time() {
     let node = Node::with_store("hung");
-    // The kernel accepts connections for a listener that never does, until its queue is full.
+    // The test never calls `accept` on this listener. The kernel still accepts connections until the listener's queue
+    // is full.
     let listener = node.listen();
     let start = Instant::now();
     let answer = node.ask(&Op::Add(add(1)), LONG);
@@ -182,10 +184,10 @@ fn a_store_that_stays_locked_is_told_in_time() {
 fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() {
     let node = Node::with_store("stranger");
     let listener = node.listen();
-    // Ends with the process.
+    // This thread runs until the process exits.
     thread::spawn(move || {
         for stream in listener.incoming() {
-            // The plugin may have closed the connection already.
+            // The CNI plugin may have closed the connection already, so errors are ignored.
             _ = wire::send(&mut stream.unwrap(), &wire::Greeting { version: 99 });
         }
     });
@@ -201,7 +203,7 @@ fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() 
 
 #[test]
 fn fields_of_a_newer_version_are_passed_over() {
-    // A message of this version, with an additional field at each level.
+    // A message of this version, to which an additional field is added at each level.
     let known = Request::new(
         Op::Del(attachment(1)),
         Duration::ZERO,
@@ -238,7 +240,7 @@ fn a_request_is_not_done_after_its_deadline() {
         )
         .unwrap();
         let request: Request = wire::receive(&mut stream).unwrap();
-        // The agent hangs until the plugin has used the store directly and closed the connection.
+        // The agent hangs until the CNI plugin has used the store directly and closed the connection.
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
         request
@@ -259,7 +261,7 @@ fn a_request_is_not_done_after_its_deadline() {
     assert_eq!(store.snapshot(&clock::now()).unwrap().attachments, []);
 }
 
-/// The store thread's answer to a request that an agent has read.
+/// Passes a request that an agent has read to the store thread. Returns the store thread's answer.
 fn keep(handle: &StoreHandle, request: Request) -> Result<OpOutcome, OpError> {
     let (sender, receiver) = channel();
     let call = CallTimes::until(request.deadline()).asked(request.asked());
@@ -271,7 +273,7 @@ fn keep(handle: &StoreHandle, request: Request) -> Result<OpOutcome, OpError> {
     receiver.recv().unwrap()
 }
 
-/// A request that is asked for now, with a long deadline.
+/// Returns a request that is made now, with a long deadline.
 fn request(op: &Op) -> Request {
     let now = clock::since_boot();
     Request::new(op.clone(), now, now + LONG)
@@ -282,13 +284,14 @@ fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
     let node = Node::with_store("stalled");
     let (keeper, handle) = node.keeper();
     let _listener = node.listen();
-    // The agent has read the request and stalls. Its plugin is killed, and the next one uses the store directly.
+    // The agent has read the ADD and stalls. The CNI plugin of the ADD is killed, and the CNI plugin of the DEL uses
+    // the store directly. So the agent must reject the ADD.
     let asked = request(&Op::Add(add(1)));
     assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
     let refusal = keep(&handle, asked.clone()).unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::Busy);
     assert!(refusal.text.contains("was deleted after"), "{refusal}");
-    // An ADD that is asked for after the DEL is served; one that was asked for before stays refused.
+    // An ADD that is requested after the DEL succeeds. An ADD that was requested before the DEL is still rejected.
     let given = keep(&handle, request(&Op::Add(add(1))));
     assert_eq!(addresses(&given), ["10.0.0.2", "fd00::2"]);
     assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
@@ -303,7 +306,8 @@ fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
 fn what_nobody_waits_for_any_more_is_not_done() {
     let node = Node::with_store("gone");
     let (keeper, handle) = node.keeper();
-    // Another process has the file, so the request waits, and its caller goes away meanwhile.
+    // Another process has the file, so the request waits. Meanwhile its caller goes away, so the request must not be
+    // done.
     let store = Store::open_existing(&node.store(), LONG).unwrap();
     let caller = Arc::new(());
     let alive = Arc::downgrade(&caller);

@@ -1,4 +1,4 @@
-//! Compares the model with everything that a ledger shows.
+//! Compares the model with the content of a ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use cadastre_node::{AddressCounts, Attachment, BlockState, Now, Snapshot};
 use crate::model::{Model, each, order};
 
 impl Model {
-    /// Compares everything in a snapshot.
+    /// Panics if a snapshot of the ledger differs from the model, or if an address has two holders.
     pub fn compare(&self, snapshot: &Snapshot, now: &Now) {
         assert_eq!(snapshot.node_uid, self.node);
         let tenants = snapshot.attachments.iter().map(|it| {
@@ -96,7 +96,8 @@ impl Model {
             let free = if few {
                 each(cidr).filter(|it| may(it) && !taken(it)).count() as u128
             } else {
-                // In a wide block, the addresses that are not free are at the beginning, and the last one.
+                // In a wide block, all addresses that are not free are among the first ones, apart from the last
+                // address of the block.
                 let out = each(cidr).filter(|it| !may(it) || taken(it)).count() as u128;
                 cidr.size() - out - u128::from(!may(&cidr.last()))
             };

@@ -1,7 +1,7 @@
-//! Kills the process, or cuts the power, at every change of the disk in turn.
+//! Simulates a kill of the process or a loss of power at every change of the disk in turn.
 //!
-//! After each: the store opens, everything that was answered is there, the operation that was not answered was
-//! done as a whole or not at all, no address has two holders, and the store works.
+//! After each kill, these must hold: the store can be opened and works; every answered operation is in it; the
+//! operation that was not answered was done as a whole or not at all; no address has two holders.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::disk::{Fate, MemoryDisk};
 use crate::rng::{Rng, seed};
 use crate::world::{add, at, attachment, holding};
 
-/// The number of operations in a life.
+/// Number of operations that [`live`] does if the disk does not fail.
 const LIFE: u64 = 60;
 
-/// The addresses that the callers know they have.
+/// The addresses that the callers have, according to the answers that they got.
 type Known = BTreeMap<Attachment, Vec<Addr>>;
 
 fn op(rng: &mut Rng) -> Op {
@@ -53,7 +53,8 @@ fn seen(snapshot: &Snapshot) -> Known {
     seen
 }
 
-/// The content must be what the callers know, with or without the operation that was not answered.
+/// Opens the store, and checks that its content is what the callers know, with or without the operation that was not
+/// answered. Then repeats that operation. Returns the open store.
 fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) -> Store {
     let mut store = disk
         .open()
@@ -75,7 +76,7 @@ fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) 
         }
         assert_eq!(seen, *known, "{what}");
     }
-    // The caller repeats the operation.
+    // The caller repeats the operation that was not answered, which must succeed now.
     if let Some(op) = unanswered {
         let answer = store.run(std::slice::from_ref(op), &now).remove(0);
         answer.unwrap_or_else(|error| panic!("{what}: {op:?}: {error}"));
@@ -83,7 +84,8 @@ fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) 
     store
 }
 
-/// Does operations until the disk fails. Returns the operation that was not answered.
+/// Does random operations until the disk fails. Returns the operation that was not answered, or `None` if the disk
+/// did not fail.
 fn live(store: &mut Store, known: &mut Known, rng: &mut Rng, ms: &mut u64) -> Option<Op> {
     for _ in 0..LIFE {
         *ms += 4_000;
@@ -156,7 +158,7 @@ fn kills_of_one_life_after_another_lose_nothing() {
         let mut unanswered: Option<Op> = None;
         for death in 0..12 {
             let what = format!("SEED={seed} life {life} death {death}");
-            // The process may also die while it opens the store.
+            // The process can also be killed while it opens the store.
             disk.set_fate(Fate::Dies(rng.below(3)));
             drop(disk.open());
             disk = if rng.one_in(2) {
@@ -282,7 +284,8 @@ fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
             assert!(n > 100, "the disk was written {n} times only");
             break;
         };
-        // The disk is still full: the ADD is refused again with advice, and operations without writes are answered.
+        // The disk is still full. So the operation is rejected again, with advice, while operations that write
+        // nothing succeed.
         let now = at(0, ms);
         let again = store.run(&[refused.clone(), Op::Status], &now);
         let text = &again[0].as_ref().unwrap_err().text;
@@ -315,7 +318,8 @@ fn an_operation_waits_for_the_disk_once() {
     store.run(&[Op::Add(add(1)), Op::Status], &now);
     store.snapshot(&now).unwrap();
     assert_eq!(disk.syncs(), 5, "where nothing changed");
-    // A DEL is recorded even without an assignment, as it ends ADDs that are in progress.
+    // A DEL is recorded even if the attachment has no address, because it stops an ADD that is still in progress. So
+    // the disk is synced.
     store.run(&[Op::Del(attachment(99)), Op::Del(attachment(98))], &now);
     assert_eq!(disk.syncs(), 6, "DELs of what has nothing");
     store.run(&[Op::Del(attachment(99))], &now);

@@ -1,4 +1,5 @@
-//! The file on a real disk: who has it, what happens when it is replaced, and the store thread.
+//! Tests the store's file on a real disk: which process has it open, what happens if it is replaced, and the store
+//! thread.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +19,7 @@ use crate::world::{add, attachment, holding};
 
 pub const WAIT: Duration = Duration::from_secs(20);
 
-/// A directory that is removed when the value is dropped.
+/// A temporary directory, which is removed when the value is dropped.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -152,7 +153,7 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
     }
 }
 
-/// Many threads send requests to a store thread, while plugins alternate with it in using the file.
+/// Many threads send requests to a store thread, while other threads open the file directly, as CNI plugins do.
 #[test]
 fn a_hundred_threads_get_a_hundred_addresses_each_once() {
     let scratch = Scratch::new("keeper");
@@ -224,7 +225,8 @@ fn who_waits_for_a_file_gets_the_one_that_took_its_place() {
         }
     });
     receiver.recv().unwrap();
-    // By now the other thread may wait for the old file, or it opens the file later.
+    // By now the other thread usually waits for the old file. If it is slow, it opens the file later; the test must
+    // succeed in both cases.
     thread::sleep(Duration::from_millis(30));
     set_aside(&path).unwrap();
     let other = holding(&["10.7.0.0/25", "fd07::/112"]);
@@ -263,7 +265,7 @@ fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
     assert_eq!(refusal.why, OpErrorKind::Busy, "{refusal}");
     drop(plugin);
     assert_eq!(ask(Op::Status), Ok(OpOutcome::Done));
-    // The file is damaged while nobody has it open: the next request reports that.
+    // The file is damaged while no process has it open, so the next request reports the damage.
     while Store::open_existing(&path, Duration::ZERO).is_err() {
         thread::yield_now();
     }

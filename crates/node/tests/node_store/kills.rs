@@ -1,5 +1,5 @@
-//! Real processes on a real file, killed at random: some open it for each operation, as plugins do, others keep
-//! it open and group concurrent requests, as an agent does.
+//! Kills real processes that use a real file at random times. Some open the file for each operation, as the CNI
+//! plugin does. Others keep the file open and group concurrent requests, as an agent does.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -17,10 +17,11 @@ use crate::file::{Scratch, WAIT, filled};
 use crate::rng::{Rng, seed};
 use crate::world::{add, attachment};
 
-/// The number of rounds. In each, two plugins or one agent are killed.
+/// Number of rounds. In each round, two processes that act as CNI plugins or one that acts as an agent are killed.
 const ROUNDS: u64 = 120;
 
-/// The work of a child process, until it is killed.
+/// Not a test: the work that a child process does until it is killed. Without the environment variables of a child it
+/// does nothing.
 #[test]
 fn child() {
     let Ok(path) = env::var("CADASTRE_TEST_STORE") else {
@@ -42,7 +43,7 @@ fn child() {
     }
 }
 
-/// Six threads send requests to a store thread that closes the file as soon as possible.
+/// Acts as an agent: six threads send requests to a store thread that closes the file as soon as it has no work.
 fn agent(path: &Path, own: u64) {
     let settings = StoreSettings {
         idle: Duration::ZERO,
@@ -67,7 +68,7 @@ fn agent(path: &Path, own: u64) {
     keeper.join();
 }
 
-/// Prints the request, sends it, and prints the answer.
+/// Prints a random request, sends it, and prints the answer.
 fn step(rng: &mut Rng, base: u64, ask: impl FnOnce(Op) -> Result<OpOutcome, OpError>) {
     let n = base + rng.below(8);
     if rng.one_in(2) {
@@ -108,7 +109,7 @@ fn spawn(path: &Path, own: u64, is_agent: bool) -> Child {
     command.spawn().unwrap()
 }
 
-/// Waits until a child begins to work; returns its output with the line that showed it.
+/// Waits until a child begins to work. Returns the rest of its output, and the first line of its work.
 fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
     let mut out = BufReader::new(child.stdout.take().unwrap());
     loop {
@@ -120,11 +121,11 @@ fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
     }
 }
 
-/// What the callers of all processes know.
+/// What the callers in all processes know, according to the lines that the processes printed.
 #[derive(Default)]
 struct Callers {
     known: BTreeMap<u64, Vec<Addr>>,
-    /// Requests without an answer: whether it is an ADD
+    /// Requests without an answer, each with whether it is an ADD
     open: BTreeMap<u64, bool>,
     answers: u64,
 }
@@ -158,7 +159,7 @@ impl Callers {
         }
     }
 
-    /// A request without an answer was done or not done.
+    /// Assumes for each request without an answer that it was done, if the store shows that.
     fn settle(&mut self, seen: &BTreeMap<u64, Vec<Addr>>) {
         for (n, is_add) in std::mem::take(&mut self.open) {
             match (is_add, seen.get(&n)) {
@@ -170,7 +171,7 @@ impl Callers {
     }
 }
 
-/// All assignments; checks that no address has two holders.
+/// Returns all assignments in the store. Panics if an address has two holders.
 fn seen(store: &mut Store) -> BTreeMap<u64, Vec<Addr>> {
     let mut holders: BTreeMap<Addr, Attachment> = BTreeMap::new();
     let mut seen = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Tests the ledger of a node against a model of its rules, on disks that fail, and under kills.
+//! Tests the ledger of a node against a model of its rules, on disks that fail, and in processes that are killed.
 
 #![allow(
     clippy::unwrap_used,

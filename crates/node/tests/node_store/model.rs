@@ -1,4 +1,5 @@
-//! A second implementation of the ledger's rules without indexes: lists, and searches through all addresses.
+//! A model of the ledger: a second implementation of its rules, which uses lists and searches through all addresses
+//! instead of indexes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -41,11 +42,11 @@ pub struct Model {
     pub pools: Vec<PoolTerms>,
     pub blocks: BTreeMap<Cidr, Block>,
     pub tenants: BTreeMap<Attachment, Tenant>,
-    /// In the order of their release
+    /// Released addresses, in the order of their release
     pub freed: Vec<Freed>,
-    /// The boot and time at which a DEL was asked for
+    /// The boot and the time since boot at which the latest DEL of an attachment was requested
     pub deleted: BTreeMap<Attachment, (String, Duration)>,
-    /// By CIDR and UID
+    /// CIDR and UID of each released block
     pub given_back: BTreeSet<(Cidr, String)>,
 }
 
@@ -58,7 +59,8 @@ fn has(spans: &[cadastre_core::IpRange], addr: Addr) -> bool {
     spans.any(|span| span.first() <= addr && addr <= span.last())
 }
 
-/// All addresses of a block; of a wide block, as many as a test can reach.
+/// Returns all addresses of a block. In a wide block, these are only the first 100,001 addresses, more than a test
+/// can use.
 pub fn each(cidr: Cidr) -> impl Iterator<Item = Addr> {
     let (first, last) = (cidr.first(), cidr.last());
     let end = last.value.min(first.value + 100_000);
@@ -71,7 +73,7 @@ impl Model {
         known.cloned().unwrap_or_else(|| PoolTerms::named(pool))
     }
 
-    /// In the order of the table.
+    /// Returns the attachments in the order of the ledger's table.
     fn attachments(&self) -> Vec<Attachment> {
         let mut all: Vec<Attachment> = self.tenants.keys().cloned().collect();
         all.sort_by(|one, other| order(one).cmp(&order(other)));
@@ -102,7 +104,8 @@ impl Model {
         ms(now) < since + cooldown
     }
 
-    /// Whether an address of a block is never assigned, by the table in `cadastre_core::usable`.
+    /// Returns whether an address of a block is never assigned, according to the table in the docs of
+    /// `cadastre_core::usable`.
     pub fn never(&self, cidr: Cidr, addr: Addr) -> bool {
         let terms = self.terms(&self.blocks[&cidr].pool);
         let family = match cidr.family() {
@@ -138,7 +141,7 @@ impl Model {
         has(&self.blocks[&cidr].reserved, addr)
     }
 
-    /// Whether an address of a block can be assigned to an ADD that does not ask for it.
+    /// Returns whether an address of a block can be assigned to an ADD that does not ask for this address.
     pub fn is_for_all(&self, cidr: Cidr, addr: Addr) -> bool {
         let asked = has(&self.blocks[&cidr].on_request, addr);
         !self.never(cidr, addr) && !self.reserved(cidr, addr) && !asked
@@ -185,7 +188,7 @@ impl Model {
         Family::ALL.into_iter().filter(held).collect()
     }
 
-    /// The pools for an ADD that names none, best first.
+    /// Returns the pools for an ADD that names none, best first.
     fn automatic(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         let automatic = self.pools.iter().filter(|it| it.automatic);
@@ -281,7 +284,8 @@ impl Model {
                 return Err(OpErrorKind::Taken);
             }
             if let Some(freed) = self.freed.iter().find(|it| it.addr == addr) {
-                // The cooldown of the pool that the address is asked from now.
+                // The cooldown is that of the pool to which the address belongs now, not of the pool at the time of
+                // the release.
                 let cooldown = self.terms(&self.blocks[cidr].pool).cooldown_seconds;
                 let since = if freed.boot == now.boot { freed.ms } else { 0 };
                 let cools = ms(now) < since + u64::from(cooldown) * 1000;
@@ -298,7 +302,7 @@ impl Model {
         Ok(chosen)
     }
 
-    /// Does an operation that was asked for at `asked`. Returns the addresses of the answer, or why it is refused.
+    /// Does an operation that was requested at `asked`. Returns the addresses of the answer, or the kind of error.
     pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, OpErrorKind> {
         match op {
             Op::Add(add) => {
@@ -335,7 +339,7 @@ impl Model {
                     let all = families.iter().all(|it| !self.giving(pool, *it).is_empty());
                     !families.is_empty() && all
                 };
-                // Pools that have to be asked for by name count, too.
+                // STATUS also considers pools that are assigned only to pods that ask for them by name.
                 let mut pools = self.automatic();
                 pools.extend(self.pools.iter().map(|it| it.name.clone()));
                 let serves = pools.iter().any(serves);
@@ -462,7 +466,7 @@ impl Model {
     }
 }
 
-/// The order of the table: texts are compared by length first.
+/// Returns the key by which the ledger's table is ordered: shorter texts come before longer ones.
 pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
     (
         it.network.len(),
@@ -473,7 +477,7 @@ pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
     )
 }
 
-/// Converts an answer to the form of the model.
+/// Converts an answer of the ledger to the form of the model's answers. Also checks that an error has a text.
 pub fn words(answer: &Result<OpOutcome, cadastre_node::OpError>) -> Result<Vec<Addr>, OpErrorKind> {
     match answer {
         Ok(OpOutcome::Given(given)) => Ok(given.addresses.iter().map(|it| it.address).collect()),

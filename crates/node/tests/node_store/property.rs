@@ -1,4 +1,4 @@
-//! Compares the ledger with the model, operation by operation.
+//! Compares the ledger with the model, operation by operation, for random operations.
 
 use std::time::Duration;
 
@@ -9,10 +9,11 @@ use crate::model::{Model, words};
 use crate::rng::{Rng, seed};
 use crate::world::{any_holding, any_op, at, first_holding};
 
-/// Number of cases, and of transactions in each, with up to eight operations per transaction.
+/// Number of cases. Each case starts with an empty store.
 const CASES: u64 = 160;
+/// Number of transactions of a case. Each transaction has at most eight operations.
 const TRANSACTIONS: u64 = 320;
-/// The fewest operations in all cases together.
+/// All cases together must do at least this many operations.
 const OPERATIONS: u64 = 200_000;
 
 #[test]
@@ -88,7 +89,7 @@ fn case(seed: u64) -> u64 {
     done
 }
 
-/// When an operation was asked for: now, or earlier, as if an agent had stalled with it.
+/// Returns when an operation was requested: now, or earlier, as if an agent had stalled while doing it.
 fn asked(rng: &mut Rng, now: &Now) -> Duration {
     let before = match rng.below(8) {
         0 => rng.below(70_000),

@@ -1,5 +1,5 @@
-//! Files that have changed since they were closed: the store reports damage or has everything; it never shows
-//! another past.
+//! Opens files whose bytes have changed since they were closed. The store must report damage or show its complete
+//! content; it must never show older content.
 
 use cadastre_node::{Op, StoreError};
 
@@ -24,7 +24,8 @@ fn lived() -> MemoryDisk {
     disk
 }
 
-/// Opens a changed copy. Returns whether it is damaged.
+/// Opens a changed copy of the file. Returns whether the store reports damage. Panics if the store shows other
+/// content.
 fn is_damaged(bytes: Vec<u8>, what: &str) -> bool {
     let now = at(0, 1_000_000);
     let as_it_was = lived_snapshot();
@@ -53,7 +54,7 @@ fn a_flipped_bit_is_found_or_does_not_matter() {
     println!("SEED={seed}");
     let mut rng = Rng::new(seed);
     let bytes = lived().bytes();
-    // Every bit of the header, and random bits of the pages in use.
+    // Flips every bit of the header, and random bits of the pages in use.
     let mut bits: Vec<usize> = (0..320 * 8).collect();
     let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
     bits.extend((0..1500).map(|_| rng.index(end * 8)));

@@ -1,4 +1,4 @@
-//! Random holdings and operations in a small space, so that they collide all the time.
+//! Random ranges and operations for a node. They are chosen from few values, so that they collide often.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-/// A moment: milliseconds after the beginning of a boot.
+/// Returns the moment `ms` milliseconds after the beginning of a boot.
 pub fn at(boot: u64, ms: u64) -> Now {
     Now {
         boot: format!("boot-{boot}"),
@@ -43,7 +43,7 @@ pub fn pod(n: u64) -> PodRef {
     }
 }
 
-/// An ADD that asks for no certain pool or address.
+/// Returns an ADD that asks for no certain pool or address.
 pub fn add(n: u64) -> Add {
     Add {
         attachment: attachment(n),
@@ -56,7 +56,7 @@ pub fn add(n: u64) -> Add {
     }
 }
 
-/// One pool of both families, with these blocks.
+/// Returns the ranges of a node with these blocks, all of one pool with both families.
 pub fn holding(blocks: &[&str]) -> NodeAllocation {
     let family = |range| FamilyTerms {
         cidrs: vec![cidr(range)],
@@ -84,7 +84,7 @@ pub fn holding(blocks: &[&str]) -> NodeAllocation {
     }
 }
 
-/// Lists of disjoint blocks; blocks of different lists may overlap.
+/// Lists of blocks. The blocks of one list are disjoint; blocks of different lists may overlap.
 const LISTS: [&[&str]; 3] = [
     &[
         "10.0.0.0/28",
@@ -156,7 +156,7 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
     }
 }
 
-/// A holding that may or may not resemble the last one.
+/// Returns random ranges of a node: the last ones with a change, or completely new blocks.
 pub fn any_holding(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
     let mut new = last.clone();
     match rng.below(8) {
@@ -241,7 +241,7 @@ fn inside(rng: &mut Rng, block: Cidr) -> Addr {
     }
 }
 
-/// A random operation. `has` returns the addresses of an attachment.
+/// Returns a random operation. `has` returns the addresses of an attachment.
 pub fn any_op(rng: &mut Rng, has: impl Fn(&Attachment) -> Vec<Addr>) -> Op {
     let n = rng.below(60);
     let attachment = attachment(n);
@@ -254,7 +254,7 @@ pub fn any_op(rng: &mut Rng, has: impl Fn(&Attachment) -> Vec<Addr>) -> Op {
             if rng.one_in(6) {
                 add.pod = None;
             } else if rng.one_in(4) {
-                // Another pod of the same name, as after a recreation.
+                // Another pod with the same name, as if the pod had been deleted and created again.
                 let uid = format!("uid-{n}-{}", rng.below(3));
                 add.pod = add.pod.map(|pod| PodRef { uid, ..pod });
             }

@@ -13,7 +13,7 @@ use crate::unix::Socket;
 /// The authority that the C library and Go clients with their own dialer send.
 const PATH: &str = "%2Frun%2Fcadastre%2Fagent.sock";
 
-/// Returns the whole output for an input that is cut into these pieces.
+/// Returns the whole output for an input that arrives in these pieces.
 fn through(pieces: &[&[u8]]) -> Vec<u8> {
     let mut frames = Frames::new();
     let mut all = Vec::new();
@@ -44,7 +44,7 @@ fn stream(frames: &[Vec<u8>]) -> Vec<u8> {
     .concat()
 }
 
-/// Encodes an HPACK integer below the bits of `first`.
+/// Encodes an HPACK integer that begins in the last `bits` bits of a byte whose other bits are those of `first`.
 fn number(first: u8, bits: u32, number: usize) -> Vec<u8> {
     let most = (1 << bits) - 1;
     if number < most {
@@ -64,7 +64,7 @@ fn text(first: u8, bytes: &[u8]) -> Vec<u8> {
     [number(first, 7, bytes.len()), bytes.to_owned()].concat()
 }
 
-/// The first byte of each kind of literal, and the bits of its index.
+/// The first byte of each kind of literal, and in how many bits of this byte the index begins.
 const LITERALS: [(u8, u32); 3] = [(0x40, 6), (0x00, 4), (0x10, 4)];
 
 /// The three ways to name `:authority` in a literal.
@@ -76,7 +76,7 @@ fn names((first, bits): (u8, u32)) -> [Vec<u8>; 3] {
     ]
 }
 
-/// An `:authority` field, encoded in some way: as sent, and as passed on.
+/// Generates an `:authority` field in any encoding: as sent, and as passed on.
 fn authority() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let value = prop::collection::vec(any::<u8>(), 0..300);
     (0..3usize, 0..3usize, any::<bool>(), value).prop_map(|(kind, way, huffman, value)| {
@@ -110,7 +110,8 @@ fn other() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![indexed, resized, named, spelt]
 }
 
-/// A HEADERS frame with a whole block, with or without priority and padding: as sent, and as passed on.
+/// Generates a HEADERS frame with a whole header block, with or without priority and padding: as sent, and as passed
+/// on.
 fn headers() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let fields = prop_oneof![other().prop_map(|it| (it.clone(), it)), authority()];
     let fields = prop::collection::vec(fields, 0..12);
@@ -129,7 +130,7 @@ fn headers() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     })
 }
 
-/// Frames of other kinds, blocks without END_HEADERS, and frames that are too long.
+/// Generates frames that pass unchanged: other kinds, header blocks without END_HEADERS, and frames that are too long.
 fn foreign() -> impl Strategy<Value = Vec<u8>> {
     let payload = || prop::collection::vec(any::<u8>(), 0..2000);
     let kind = prop_oneof![Just(0u8), 2..=255u8];
@@ -157,7 +158,7 @@ proptest! {
         let (sent, passed): (Vec<_>, Vec<_>) = frames.into_iter().unzip();
         let sent = stream(&sent);
         prop_assert_eq!(through(&[&sent]), stream(&passed));
-        // The last frame may be incomplete.
+        // The last frame may be incomplete, so the last bytes are left out.
         let sent = &sent[..sent.len() - lost.min(sent.len())];
         let mut cuts: Vec<usize> = cuts.iter().map(|it| it.index(sent.len() + 1)).collect();
         cuts.extend([0, sent.len()]);
@@ -238,10 +239,11 @@ async fn served<T>(most: usize, client: impl AsyncFnOnce(UnixStream) -> T) -> Ve
 async fn a_path_for_a_name_is_served() {
     for literal in LITERALS {
         for name in names(literal) {
-            // POST, http, /x and the authority; sent twice, so that the second request uses the dynamic table.
+            // The block has POST, http, /x and the authority. It is sent twice, so that the second request is read when
+            // the dynamic table may have an entry.
             let named = [&name, text(0, PATH.as_bytes()).as_slice()].concat();
             let block = [&[0x83, 0x86, 0x04, 2, b'/', b'x'], named.as_slice()].concat();
-            // SETTINGS frames belong to stream 0.
+            // This SETTINGS frame is spelt out, because it belongs to stream 0 and `frame` uses stream 1.
             let mut frames = vec![vec![0, 0, 0, 4, 0, 0, 0, 0, 0]];
             for id in [1, 3] {
                 let mut request = frame(HEADERS, END_HEADERS | 1, &block);

@@ -1,4 +1,4 @@
-//! A machine together with an environment that answers its questions.
+//! A test bench: a machine, together with an environment that answers the machine's questions.
 
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ pub(crate) struct Bench {
     pub files: FilesReported,
     /// The question that has no answer yet
     pub open: Option<StoreQuestion>,
-    /// What was published since [`Bench::told`] was called last
+    /// What was published since the last call of [`Bench::told`]
     pub on_their_way: Vec<&'static str>,
 }
 
@@ -71,7 +71,7 @@ impl Bench {
         bench
     }
 
-    /// Returns a bench that has nothing left to do.
+    /// Returns a bench that has handled all objects and has nothing left to do.
     pub(super) fn resting(spec: Value) -> Self {
         let mut bench = Self::seen(spec);
         bench.run();
@@ -94,7 +94,7 @@ impl Bench {
         self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
     }
 
-    /// Has the watch show this NodeSubnet.
+    /// Reports a NodeSubnet with this version and spec to the machine, as the watch would.
     pub(super) fn subnet(&mut self, version: u64, spec: Value) {
         let seen = subnet(version, spec);
         self.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Applied(
@@ -118,7 +118,7 @@ impl Bench {
         self.now.wall_ms += i64::try_from(time.as_millis()).unwrap();
     }
 
-    /// Runs one turn; a question stays open.
+    /// Runs one turn. If the machine asks a question, the question stays open.
     pub(super) fn turn(&mut self) -> Vec<AgentEffect> {
         let mut effects = Vec::new();
         let serving = self.serving.clone();
@@ -146,8 +146,8 @@ impl Bench {
         self.turn()
     }
 
-    /// Turns and answers until a question comes for which `stop` returns true, or no more comes. Writes to the API
-    /// stay unanswered.
+    /// Runs turns, and answers questions, until a question comes for which `stop` returns true, or no more comes.
+    /// Writes to the API stay unanswered.
     pub(crate) fn run_until(&mut self, stop: impl Fn(&StoreQuestion) -> bool) -> Vec<AgentEffect> {
         let mut all = Vec::new();
         let mut effects = if self.open.is_some() {
@@ -194,7 +194,7 @@ impl Bench {
         effects
     }
 
-    /// Runs until files are to be written, which stays unanswered.
+    /// Runs until files must be written. That write stays unanswered.
     pub(crate) fn run_until_files(&mut self) -> Vec<AgentEffect> {
         let mut all = self.turn();
         while let Some(question) = self.open.clone() {
@@ -206,13 +206,13 @@ impl Bench {
         all
     }
 
-    /// Answers the request for the namespace `default`, in which all pods are.
+    /// Answers the request for the namespace `default`, which all pods are in.
     pub(crate) fn answer_namespace(&mut self) {
         let answer = Some(Namespace::default());
         self.on(AgentEvent::Namespace("default".to_owned(), answer));
     }
 
-    /// Returns the answer of an environment in which nothing fails.
+    /// Returns the answer to a question in an environment in which nothing fails.
     pub(crate) fn answer_to(&mut self, question: StoreQuestion) -> StoreAnswer {
         match question {
             StoreQuestion::Open => StoreAnswer::Opened(StoreFound::Open),
@@ -307,7 +307,7 @@ pub(super) fn pod_cidrs(cidrs: &[&str]) -> Value {
     json!({"podCIDRs": cidrs})
 }
 
-/// Returns what an effect publishes.
+/// Returns the name of what an effect publishes; `None` if it publishes nothing.
 fn told(effect: &AgentEffect) -> Option<&'static str> {
     match effect {
         AgentEffect::WriteStatus { .. } => Some("status"),
@@ -320,7 +320,7 @@ fn told(effect: &AgentEffect) -> Option<&'static str> {
     }
 }
 
-/// Returns the kind of a question.
+/// Returns the name of a question's kind.
 pub(super) fn name(question: &StoreQuestion) -> &'static str {
     match question {
         StoreQuestion::Open => "open",
@@ -336,7 +336,7 @@ pub(super) fn name(question: &StoreQuestion) -> &'static str {
     }
 }
 
-/// Returns the kinds of the questions, in order.
+/// Returns the names of the kinds of questions among the effects, in order.
 pub(super) fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
     let questions = effects.iter().filter_map(|it| match it {
         AgentEffect::Ask(question) => Some(name(question)),
@@ -345,7 +345,7 @@ pub(super) fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
     questions.collect()
 }
 
-/// Returns the resource versions that statuses were written to.
+/// Returns the resource versions that the status writes among the effects require.
 pub(crate) fn written_onto(effects: &[AgentEffect]) -> Vec<&str> {
     let versions = effects.iter().filter_map(|it| match it {
         AgentEffect::WriteStatus { version, .. } => Some(version.as_str()),

@@ -9,14 +9,14 @@ fn failed() -> AgentEvent {
     AgentEvent::Written(WriteOutcome::Failed)
 }
 
-/// Fails the status write under way, waits for its pause to end, and returns the effects.
+/// Fails the status write under way, advances the clock beyond the pause, and returns the effects that follow.
 fn after_a_failure(bench: &mut Bench) -> Vec<AgentEffect> {
     bench.on(failed());
     bench.pass(200 * SECOND);
     bench.run()
 }
 
-/// Begins a new list of NodeSubnets.
+/// Reports that the watch begins a new list of NodeSubnets.
 fn list_begins(bench: &mut Bench) {
     let restarted = ObjectEvent::Restarted { asked: SECOND };
     bench.on(AgentEvent::Subnet(WatchStep::Change(restarted)));
@@ -44,7 +44,7 @@ fn o11_what_a_list_shows_is_written_onto_although_something_later_was_being_take
     let mut bench = Bench::resting(blocks(&[A]));
     bench.subnet(7, blocks(&[A]));
     bench.run_to("hold");
-    // The API server was restored to an older state.
+    // The API server was restored to an older state, so the list shows a lower version.
     list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
     bench.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Listed)));
@@ -130,7 +130,7 @@ fn o14_nothing_is_ready_before_the_files_are_written_and_meanwhile_the_word_befo
     bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
     assert!(bench.told().ends_with(&["ready"]));
-    // Now no address can be assigned, but a file must be written.
+    // Now no address can be assigned. But a file must be written first, so the last report stays meanwhile.
     bench.subnet(2, blocks(&[]));
     bench.run_until_files();
     assert!(!bench.told().contains(&"not ready"));

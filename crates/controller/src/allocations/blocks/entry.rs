@@ -17,40 +17,40 @@ use cadastre_core::{Cidr, ClaimId, ClaimState};
 pub struct BlockEntry {
     /// Range of the block
     pub cidr: Cidr,
-    /// The pool that it was allocated from
+    /// The pool from which the block was allocated
     pub pool: PoolName,
-    /// The node that has it, or had it before quarantine
+    /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
-    /// Since when the owner has it
+    /// Since when the owner has the block
     pub since: Timestamp,
-    /// Earliest end of its quarantine as wall time, for people and for the next leader
+    /// Earliest end of the quarantine as wall time, which the object records for users and for the next leader
     pub until: Option<Timestamp>,
-    /// The same end, monotonic
+    /// The same end by the monotonic clock
     pub rests_until: Option<Duration>,
-    /// Its claim in the ledger
+    /// The block's claim in the ledger
     pub claim: ClaimId,
-    /// The last known UID of its object
+    /// The last known UID of the block's object; `None` if no object is known yet
     pub uid: Option<ObjectUid>,
     /// Whether the block is no longer provisional
     pub confirmed: bool,
-    /// The next request about its object
+    /// The next request for the object
     pub step: Step,
-    /// Whether a request about its object is in flight
+    /// Whether a request for the object is in flight
     pub in_flight: bool,
-    /// Whether its object has to be read first, as a write is indeterminate
+    /// Whether the object must be read before the next step, because the outcome of a write is unknown
     pub to_read: bool,
-    /// Until when the watch has time to show its object, monotonic
+    /// Until when the controller waits for the watch to show the object before it reads the object; monotonic clock
     pub await_until: Duration,
-    /// Whether and how it is recalled
+    /// How the block is recalled; `None` if it is not recalled
     pub recall: Option<Recall>,
-    /// Since when it is recalled for nodes that wait, monotonic
+    /// Since when the block is recalled on behalf of waiting nodes, by the monotonic clock
     pub recalled_at: Option<Duration>,
-    /// Since when it is empty, monotonic
+    /// Since when the block is empty, by the monotonic clock
     pub idle_since: Option<Duration>,
 }
 
 impl BlockEntry {
-    /// Creates a provisional block, whose object is still to be created.
+    /// Creates a provisional block whose object is still to be created.
     pub(crate) fn new(cidr: Cidr, pool: PoolName, owner: Owner, claim: ClaimId, now: Now) -> Self {
         BlockEntry {
             cidr,
@@ -72,7 +72,7 @@ impl BlockEntry {
         }
     }
 
-    /// Returns the state of its claim in the ledger.
+    /// Returns the state that the block's claim should have in the ledger.
     pub(crate) fn state(&self) -> ClaimState {
         match (self.owner.quarantined, self.confirmed) {
             (true, _) => ClaimState::Quarantined,
@@ -81,17 +81,17 @@ impl BlockEntry {
         }
     }
 
-    /// Returns whether a live node has the block, and it is not about to be deleted.
+    /// Returns whether a live node has the block and the block is not about to be deleted.
     pub fn is_held(&self) -> bool {
         self.confirmed && !self.owner.quarantined && !self.is_leaving()
     }
 
-    /// Returns whether the owner's agent has released it.
+    /// Returns whether the owner's agent has released the block.
     pub(crate) fn is_released(&self, report: Option<&AgentReport>) -> bool {
         self.report_for(report).is_some_and(|word| word.released)
     }
 
-    /// Returns the spec that its object should have.
+    /// Returns the spec that the block's object should have.
     pub fn spec(&self) -> BlockSpec {
         BlockSpec {
             cidr: self.cidr,
@@ -102,17 +102,18 @@ impl BlockEntry {
         }
     }
 
-    /// Returns whether it exists only in the ledger: no request for its object was sent yet.
+    /// Returns whether the block exists only in the ledger, because no request for its object was sent yet.
     pub(crate) fn is_unsent(&self) -> bool {
         !self.confirmed && self.step == Step::Create && !self.in_flight && !self.to_read
     }
 
-    /// Returns whether it is to be deleted: an older block overlaps it, or it was released.
+    /// Returns whether the object is to be deleted, because an older block overlaps it or the agent has released it.
     pub(crate) fn is_leaving(&self) -> bool {
         self.step == Step::Delete
     }
 
-    /// Returns the report of the owner's agent about it.
+    /// Returns what the owner's agent reports about this block. Returns `None` if the report is for another UID of the
+    /// node or of the block.
     pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
         report.of_block(&self.cidr, self.uid.as_ref()?)

@@ -1,4 +1,4 @@
-//! Blocks in NodeSubnets: those that are listed, and those that should be.
+//! Blocks in NodeSubnets: restores blocks from the lists that exist, and returns the blocks that should be listed.
 
 use std::collections::BTreeSet;
 
@@ -15,12 +15,13 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, ClaimState, IpRange};
 
 impl AllocationState {
-    /// Reads all blocks: first objects, then the lists of NodeSubnets. Then quarantines blocks whose owner is gone.
+    /// Records all blocks: first those with objects, then those that NodeSubnets list. Afterwards quarantines the
+    /// blocks whose owner is gone.
     pub(crate) fn rebuild_blocks(&mut self, cache: &ClusterCache, now: Now) {
         for block in cache.blocks.iter() {
             self.block_seen(block, now);
         }
-        // Lists of live nodes come first: a list of a deleted node may be very old.
+        // Lists of live nodes are read first, so that they prevail: the list of a deleted node may be very old.
         for alive in [true, false] {
             let subnets = cache.subnets.iter();
             for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
@@ -51,9 +52,9 @@ impl AllocationState {
         }
     }
 
-    /// Records a listed block. A block that the NodeSubnet of a live node lists belongs to that node, whatever its
-    /// object says, unless another node has or had it since as another object. The list of a deleted node counts only
-    /// for ranges that nobody else has a claim to.
+    /// Records a block that a NodeSubnet lists. If the node is live (`alive`), the block becomes the node's, even if
+    /// the block's object names another owner. There is one exception: another node got the range later, under another
+    /// object. The list of a deleted node counts only if no other node has a claim to the range.
     pub(crate) fn restore_listed(
         &mut self,
         name: &NodeName,
@@ -74,8 +75,9 @@ impl AllocationState {
         if !alive && theirs {
             return;
         }
-        // If the list names an earlier object of this range than another node got, a late write has restored an
-        // outdated list. But an object that was created late and that no list names was never used by anybody.
+        // If the list names an earlier object than the one by which another node got the range, a late write has
+        // restored an outdated list. An object of another node that is neither quarantined nor listed does not count:
+        // it was created late, and no node used it.
         let is_earlier = |entry: &BlockEntry| {
             let is_other = |uid: &ObjectUid| **uid != *held.uid;
             let is_another = entry.uid.as_ref().is_some_and(is_other);
@@ -110,8 +112,9 @@ impl AllocationState {
         }
     }
 
-    /// Records listed blocks that are unknown, quarantined or provisional: a late write of an earlier leader may have
-    /// listed them. From then on the node has them until its agent releases them.
+    /// Records the blocks that a node's changed NodeSubnet lists and that are unknown, quarantined or provisional in
+    /// the ledger: a late write of an earlier leader may have listed them. From then on the node has them until its
+    /// agent releases them. Returns these blocks.
     pub(crate) fn listed_blocks_changed(
         &mut self,
         name: &NodeName,
@@ -138,8 +141,8 @@ impl AllocationState {
             if Mutation::LateListIgnored.is_on() {
                 continue;
             }
-            // That write allocated a quarantined block to the node again; its writer had found a provisional one to
-            // be the oldest.
+            // If the block is quarantined here, the late write gave it back to this node. If it is provisional here,
+            // the writer found that no older block overlaps it.
             let is_new = |entry: &BlockEntry| {
                 let own = entry.owner.uid == node.uid;
                 entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
@@ -152,8 +155,9 @@ impl AllocationState {
         told
     }
 
-    /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists. Both come
-    /// from one version of the NodeSubnet, so no older write can list them again.
+    /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists, and returns
+    /// them. One version of the NodeSubnet shows both, so no write that is based on an older version can list the
+    /// blocks again.
     pub(crate) fn released_blocks(&mut self, name: &NodeName, cache: &ClusterCache) -> Vec<Cidr> {
         let Some(node) = cache.nodes.get(name) else {
             return Vec::new();
@@ -186,7 +190,8 @@ impl AllocationState {
         cidrs
     }
 
-    /// Returns the blocks that a NodeSubnet should list for a node's UID: confirmed, and not released by its agent.
+    /// Returns the blocks that the NodeSubnet should list for a node's UID: those that are confirmed and that the agent
+    /// has not released.
     pub(crate) fn listed_blocks(
         &self,
         uid: &ObjectUid,
@@ -212,7 +217,8 @@ impl AllocationState {
             .collect()
     }
 
-    /// Returns how many addresses of a block are assigned to pods that do not ask for a particular one.
+    /// Returns how many addresses of a block can be assigned to pods that do not ask for a particular address. These
+    /// are all addresses except the reserved ones, whether or not pods may ask for those.
     pub fn usable(&self, cidr: &Cidr, pool: &PoolName) -> u128 {
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
@@ -235,8 +241,9 @@ impl AllocationState {
     }
 }
 
-/// Returns the parts of a block in these spans, as a NodeSubnet lists them. If there are too many for the list, it
-/// returns the whole block: rather no address than a reserved one.
+/// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If there are more than a NodeSubnet
+/// may list, it returns the whole block: a block without usable addresses is better than the assignment of a reserved
+/// one.
 fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
     let inside = spans.iter().filter_map(|span| span.within(cidr));
     let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
@@ -248,7 +255,7 @@ fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
     texts
 }
 
-/// Returns whether the NodeSubnet of its owner lists this very object.
+/// Returns whether the NodeSubnet of the block's owner lists the block with the UID of its known object.
 fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
     let subnet = cache.subnets.get(&entry.owner.name);
     let spec = subnet.and_then(|it| it.spec.as_ref().ok());
@@ -259,7 +266,7 @@ fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
     spec.is_some_and(|spec| spec.blocks.iter().any(is_it))
 }
 
-/// Returns the machine of a deleted node, as its NodeSubnet records it.
+/// Returns the identity of a deleted node's machine. It is empty if the NodeSubnet does not record that node.
 pub(crate) fn machine_in(
     cache: &ClusterCache,
     name: &NodeName,

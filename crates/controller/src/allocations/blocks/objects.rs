@@ -1,4 +1,4 @@
-//! How the ledger follows blocks' objects on the watch, and which of two overlapping blocks stays.
+//! Updates the ledger when the watch shows changes of IPAMBlocks, and decides which of two overlapping blocks stays.
 
 use super::{AffectedLoops, BlockEntry};
 use crate::Now;
@@ -12,7 +12,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, ClaimState};
 
 impl AllocationState {
-    /// Takes in an object that was created or has changed.
+    /// Handles an object that was created or has changed.
     pub(crate) fn block_seen(&mut self, block: &Block, now: Now) -> AffectedLoops {
         let mut noted = AffectedLoops::default();
         let Some(spec) = sound(block) else {
@@ -29,7 +29,8 @@ impl AllocationState {
         let ours = entry.owner.uid == spec.owner.uid;
         let owner = entry.owner.name.clone();
         if !entry.confirmed && !ours {
-            // Another writer created the object first: the block is its owner's, and our node needs another one.
+            // Another writer created the object first, so the block belongs to the owner that the object names. The
+            // node of our claim needs another block.
             if let Some(entry) = self.drop_block(&cidr) {
                 noted.nodes.push(entry.owner.name);
             }
@@ -48,7 +49,7 @@ impl AllocationState {
             noted.nodes.push(owner);
         }
         if entry.step != Step::Delete {
-            // A provisional object is not written: only an untouched object shows when it was created.
+            // The object of a provisional block is not written: a write would hide when the object was created.
             let differs = entry.confirmed && *spec != wanted;
             entry.step = if differs {
                 Step::Replace
@@ -63,9 +64,9 @@ impl AllocationState {
         noted
     }
 
-    /// Takes in an object with an invalid spec. The object of a confirmed block is written again. If a provisional
-    /// block was to be created under that name, the range is quarantined: nobody knows who had it, but no node lists
-    /// it.
+    /// Handles an object with an invalid spec. The object of a confirmed block is written again. If the block is
+    /// provisional, the range is quarantined, because it is unknown which node the object was for. No NodeSubnet lists
+    /// a provisional block, so no node loses addresses in use.
     pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut AffectedLoops) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
@@ -88,8 +89,8 @@ impl AllocationState {
         }
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.uid = Some(block.uid.clone());
-            // An object with another CIDR cannot be repaired, as the field is immutable: it is deleted after its
-            // quarantine.
+            // The invalid object of a provisional block is not written: if its CIDR is wrong, no write can correct that
+            // immutable field. The object is deleted after the quarantine.
             entry.step = if confirmed {
                 Step::Replace
             } else {
@@ -99,7 +100,8 @@ impl AllocationState {
         }
     }
 
-    /// Takes in the deletion of an object.
+    /// Handles the deletion of an object. The object of a block that must stay is created again; any other block is
+    /// dropped.
     pub fn block_gone(&mut self, block: &Block) -> AffectedLoops {
         let mut noted = AffectedLoops::default();
         let Some(spec) = sound(block) else {
@@ -141,7 +143,7 @@ impl AllocationState {
             until: spec.until,
             rests_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
-            // Quarantine is written only to objects of confirmed blocks.
+            // Only objects of confirmed blocks are written as quarantined, so a quarantined block was confirmed.
             confirmed: owner.quarantined,
             step: Step::Settled,
             ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), claim, now)
@@ -153,14 +155,16 @@ impl AllocationState {
         }
     }
 
-    /// Decides which provisional blocks are confirmed, except during a list, which does not deliver objects in the
-    /// order of their creation.
+    /// Confirms each provisional block whose object the watch has shown, or marks it for deletion if something older
+    /// overlaps it. Decides nothing while a list is running, because a list does not deliver objects in the order of
+    /// their creation.
     pub fn judge_blocks(&mut self, cache: &ClusterCache) -> AffectedLoops {
         let mut noted = AffectedLoops::default();
         if cache.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return noted;
         }
-        // Quarantined blocks take nothing from anybody, so blocks of live nodes come first.
+        // Blocks of live nodes come first. Every quarantined block is confirmed below, and a live node's block that
+        // comes after an overlapping confirmed one would be deleted.
         let mut to_judge: Vec<Cidr> = std::mem::take(&mut self.blocks.to_judge)
             .into_iter()
             .collect();
@@ -174,7 +178,7 @@ impl AllocationState {
                 continue;
             }
             let name = entry.owner.name.clone();
-            // The deleted owner might have used it.
+            // A quarantined block is confirmed whatever overlaps it, because its deleted owner might have used it.
             let rests = entry.owner.quarantined;
             if rests || self.is_first(&cidr, cache) {
                 self.confirm(&cidr);
@@ -194,8 +198,8 @@ impl AllocationState {
         noted
     }
 
-    /// Marks for deletion the provisional blocks that another node's agent uses: they are from a state before the
-    /// restore. Called when the time to listen to agents ends. Returns them.
+    /// Marks for deletion the provisional blocks that overlap a block in use by another node's agent, and returns them:
+    /// they are from a state before the restore. Called at the end of the agent grace.
     pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
@@ -214,7 +218,7 @@ impl AllocationState {
         ended
     }
 
-    /// Returns whether nothing older overlaps the block.
+    /// Returns whether the block may be confirmed: no confirmed or older block overlaps it, and no podCIDR does.
     fn is_first(&self, cidr: &Cidr, cache: &ClusterCache) -> bool {
         let Some(mine) = Self::age(cidr, cache) else {
             return false;
@@ -232,16 +236,16 @@ impl AllocationState {
             {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
                 Some(other) if other.confirmed => false,
-                // A block without an object yet will find this one before it.
+                // The object of the other block is newer, or not created yet, so that block will yield to this one.
                 Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),
-                // A podCIDR, possibly in quarantine.
+                // The claim is for a podCIDR, which may be in quarantine: the block yields to it.
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })
     }
 
-    /// Returns a key that orders objects by creation. An object that was changed since counts as older: a node had
-    /// it.
+    /// Returns a sort key of a block's object: lower for older objects. An object that was edited after its creation
+    /// counts as older than all unedited ones. Only the object of a block that a node had is edited.
     fn age(cidr: &Cidr, cache: &ClusterCache) -> Option<(bool, u64)> {
         let block = cache.blocks.get(&*block_name(cidr))?;
         let touched = block.touched && !Mutation::EditedBlockKeepsItsAge.is_on();
@@ -249,7 +253,8 @@ impl AllocationState {
     }
 }
 
-/// Returns the spec of a valid object. An object whose name is not that of its CIDR is no lock, so it is invalid.
+/// Returns the spec of a valid object. An object is invalid if its name is not derived from its CIDR: only that name
+/// makes the API server reject a second object for the range.
 pub(crate) fn sound(block: &Block) -> Option<&BlockSpec> {
     let spec = block.spec.as_ref().ok()?;
     (*block.name == *block_name(&spec.cidr)).then_some(spec)

@@ -1,4 +1,4 @@
-//! Changes of a block's owner: allocation, quarantine, return to the same machine, end.
+//! Changes of a block's owner: allocation, quarantine, return to the same machine, removal.
 
 use std::time::Duration;
 
@@ -36,7 +36,8 @@ impl AllocationState {
         }
     }
 
-    /// Quarantines the blocks of a node whose UID is gone, or frees those whose creation was never sent. Returns all.
+    /// Quarantines the blocks of a node whose UID is gone. Blocks whose creation was never requested are dropped
+    /// instead. Returns all blocks that the UID had.
     pub(crate) fn quarantine_blocks(
         &mut self,
         name: &NodeName,
@@ -79,8 +80,8 @@ impl AllocationState {
         cidrs
     }
 
-    /// Drops blocks that are not requested yet and overlap ranges of a foreign allocator. Returns the names of the
-    /// nodes that they were for.
+    /// Drops the blocks for which no request was sent yet and that overlap ranges of a foreign allocator. Returns the
+    /// names of the nodes for which the blocks were chosen.
     pub(crate) fn drop_unsent(&mut self, foreign: &[Cidr]) -> Vec<NodeName> {
         let lies_there = |entry: &&BlockEntry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
         let given_up = self.blocks.iter().filter(|it| it.is_unsent());
@@ -97,7 +98,8 @@ impl AllocationState {
         given_up.into_iter().map(drop).collect()
     }
 
-    /// Allocates the quarantined blocks of a machine to its new Node, if their pool still serves it. Returns them.
+    /// Gives the quarantined blocks of a machine to its new Node, as far as their pools still allow that. Returns the
+    /// blocks.
     pub(crate) fn return_blocks(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
         let resting = self.quarantined_blocks_of(node);
         for cidr in &resting {
@@ -130,8 +132,8 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether nothing else has a claim to part of the block, except quarantined blocks inside it from the
-    /// same node: they were created late and stay in quarantine.
+    /// Returns whether nothing else has a claim to part of the block. Smaller quarantined blocks of the same deleted
+    /// node inside it do not count: they were created late, and stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.claim).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, claim)| {
@@ -142,7 +144,7 @@ impl AllocationState {
         })
     }
 
-    /// Ends a block: its range is free, unless something else has a claim to it too.
+    /// Removes a block and its claim. The range is free then, unless something else has a claim to it too.
     pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         let entry = self.blocks.remove(cidr)?;
         self.ledger.release(entry.claim);

@@ -1,4 +1,4 @@
-//! Which node has a block when objects, lists and nodes disagree.
+//! Tests of which node gets a block if IPAMBlocks, lists in NodeSubnets, and Nodes contradict each other.
 
 use std::time::Duration;
 
@@ -107,7 +107,7 @@ fn owner(allocations: &AllocationState) -> (String, bool) {
 #[test]
 fn a_later_block_of_the_dead_takes_nothing_from_the_living() {
     let older = object("a", "alive", false);
-    // From a creation that arrived late, for a node that is gone by now.
+    // The newer object is from a creation that arrived late; the node that it names no longer exists.
     let mut newer = object("b", "dead", false);
     newer.name = block_name(&cidr("10.0.0.0/25")).into();
     (newer.uid, newer.version) = ("b2".into(), 9);
@@ -154,7 +154,7 @@ fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
         if let Ok(spec) = &mut theirs.spec {
             spec.blocks[0].uid = "b2".to_owned();
         }
-        // From a creation that arrived late, after somebody had deleted the NodeSubnet.
+        // The list of node a is outdated: a user deleted its NodeSubnet, then a late write created it again.
         let mut lists = vec![list("a", "alive")];
         lists.extend((!rests).then_some(theirs));
         let cache = cache(&nodes, &[later], &lists);
@@ -168,7 +168,7 @@ fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
 #[test]
 fn an_object_that_was_made_late_takes_no_block_from_the_node_that_is_listed_it() {
     for lives in [false, true] {
-        // Somebody deleted the object that the list names.
+        // A user has deleted the object that node a's list names, so a late creation for node b succeeded.
         let mut late = object("b", "other", false);
         late.uid = "b2".into();
         let mut nodes = vec![node("a", "alive", &[])];
@@ -214,7 +214,7 @@ fn what_a_late_write_lists_to_a_live_node_rests_no_more() {
     let rests = object("a", "dead", true);
     let mut cache = cache(&[node("a", "alive", &[])], &[rests], &[]);
     let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now());
-    // It is about to be deleted.
+    // The quarantine is over, so the block is about to be deleted.
     allocations.blocks.get_mut(&cidr(BLOCK)).unwrap().step = Step::Delete;
     cache
         .subnets
@@ -294,7 +294,7 @@ fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
     assert!(reports.is_empty(), "it waits for nothing: {reports:?}");
 }
 
-/// Returns the object of a block of that owner, edited since its creation or not.
+/// Returns the object of a block. `touched` says whether the object was edited after its creation.
 fn of(range: &str, owner: &str, version: u64, touched: bool) -> Block {
     let mut block = object(owner, owner, false);
     let spec = block.spec.as_mut().unwrap();
@@ -308,7 +308,8 @@ fn of(range: &str, owner: &str, version: u64, touched: bool) -> Block {
     }
 }
 
-/// Returns the ranges that are confirmed when all blocks are judged.
+/// Builds the ledger and decides about all provisional blocks. Returns the ranges of the blocks that are confirmed and
+/// stay.
 fn judged(cache: &ClusterCache) -> Vec<String> {
     let (mut allocations, _) = AllocationState::rebuild(cache, &[], now());
     allocations.judge_blocks(cache);
@@ -347,7 +348,7 @@ fn nothing_is_judged_while_a_list_runs() {
     assert_eq!(judged(&cache), [BLOCK]);
 }
 
-/// Allocations with a block that is chosen for a node and not yet sent.
+/// Returns allocations with a block that was chosen for the node, but whose creation was not requested yet.
 fn with_chosen_block(node: &Node) -> AllocationState {
     let mut allocations = AllocationState::default();
     let holder = allocations

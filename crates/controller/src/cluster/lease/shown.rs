@@ -1,10 +1,11 @@
 //! What a watch shows of the Lease: a hint that saves a candidate most of its reads.
 //!
 //! # Guarantees
-//! - A late watch only postpones a takeover: a record counts from the time when it was shown, and only newer versions
-//!   than all seen before are taken in.
-//! - A watch that stopped silently is not trusted: a Lease that seems to have run out is read before it is acquired,
-//!   and a candidate that was shown nothing for longer than the interval of renewals reads as often as one without a
+//! - A late watch can only delay a takeover. The time of a record counts from when the watch showed it, and a record is
+//!   ignored unless its version is newer than all seen before.
+//! - A watch that has stopped silently is not trusted. A Lease that seems to have run out is read before it is
+//!   acquired. A candidate whose watch showed nothing for longer than the interval of renewals reads as often as one
+//!   without a watch.
 //!   watch.
 
 use std::time::Duration;
@@ -12,16 +13,16 @@ use std::time::Duration;
 use super::{CANDIDATE_PAUSE, Elector, LeaseRecord, LeaseView, Mono, Phase};
 use cadastre_core::mutation::Mutation;
 
-/// Interval of reads of a candidate whose watch shows each renewal. The reads detect a late watch, and an API server
+/// Interval of reads by a candidate whose watch shows each renewal. The reads detect a late watch, and an API server
 /// that was restored to an older state.
 const CALM_PAUSE: Duration = Duration::from_secs(10);
 
 impl Elector {
-    /// Takes in what a watch shows. Returns whether the record was accepted: only by a candidate without an
-    /// outstanding call, and only if it is newer than all seen before.
+    /// Handles a record that a watch shows. Returns whether the record was accepted. It is accepted only by a candidate
+    /// without an outstanding call, and only if it is newer than all seen before.
     pub fn shown(&mut self, record: &LeaseRecord, now: Mono) -> bool {
         if self.has_just_seen(record, now) {
-            // A read was faster than the watch.
+            // A read was faster than the watch, so the record is known. But the watch works.
             self.stay_calm(now);
             self.due = self.candidate_due(now);
             return false;
@@ -31,7 +32,8 @@ impl Elector {
         }
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
         if mine || !matches!(self.view, LeaseView::Present(..)) {
-            // The record is from a late write of this process, or of a Lease that was created again.
+            // The record is of a late write by this process, or of a Lease that was created again, so a read must
+            // clarify it.
             self.look_soon(now);
             return false;
         }
@@ -42,7 +44,7 @@ impl Elector {
         true
     }
 
-    /// Takes in that a watch shows the deletion of the Lease; the next read decides what it means.
+    /// Handles the deletion of the Lease, as a watch shows it. The next read decides what the deletion means.
     pub fn shown_deleted(&mut self, record: &LeaseRecord, now: Mono) {
         if self.is_news(record) {
             self.look_soon(now);
@@ -58,7 +60,7 @@ impl Elector {
         self.listens() && is_newer
     }
 
-    /// Returns whether a read found the same version recently enough that the watch is not late.
+    /// Returns whether a read found the same version so recently that the watch is not late.
     fn has_just_seen(&self, record: &LeaseRecord, now: Mono) -> bool {
         let is_same = |known: &LeaseRecord| known.resource_version == record.resource_version;
         self.listens()
@@ -73,13 +75,13 @@ impl Elector {
         self.due = self.calm_due().max(now);
     }
 
-    /// Makes a read due at once, but no sooner after the last one than without a watch.
+    /// Makes a read due at once, but keeps the interval between reads that holds without a watch.
     fn look_soon(&mut self, now: Mono) {
         self.look_first = true;
         self.due = self.due.min(now.max(self.looked_at + CANDIDATE_PAUSE));
     }
 
-    /// Returns how long a working watch may show nothing: a leader renews once per retry period.
+    /// Returns for how long a working watch can show nothing. A leader renews once per retry period.
     fn silence(&self) -> Duration {
         self.settings.retry_period * 3 / 2
     }
@@ -89,8 +91,8 @@ impl Elector {
         self.calm_until.min(self.looked_at + CALM_PAUSE)
     }
 
-    /// Returns whether the last record came from a watch alone, which may have stopped since. A free Lease is
-    /// acquired all the same: at worst the write is rejected.
+    /// Returns whether the Lease must be read before it is acquired: its last record came only from a watch, which may
+    /// have stopped since. A free Lease needs no read: at worst the write that acquires it is rejected.
     pub(super) fn is_hearsay(&self) -> bool {
         let is_free = matches!(&self.view, LeaseView::Present(record, _) if record.is_released());
         self.only_shown && !is_free && !Mutation::SilentWatchTrusted.is_on()

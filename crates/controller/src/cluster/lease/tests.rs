@@ -1,4 +1,4 @@
-//! Tests of the single rules; `tests/lease_sim` tests all of them together.
+//! Tests of each rule by itself; `tests/lease_sim` tests all rules together.
 
 use super::*;
 use crate::cluster::intents::WriteIntent;
@@ -17,7 +17,7 @@ fn settings(nonce: &str) -> LeaseSettings {
     }
 }
 
-/// A server with one Lease.
+/// An API server that stores at most one Lease, with a counter of versions.
 #[derive(Default)]
 struct Server(Option<LeaseRecord>, u64);
 
@@ -47,7 +47,7 @@ impl Server {
     }
 }
 
-/// Answers every call that is due.
+/// Makes and answers all calls of the elector that are due.
 fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
     while let Some(ask) = elector.poll(now) {
         let answer = server.answer(ask);
@@ -365,7 +365,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
 fn what_somebody_waits_for_is_written_at_once_and_only_a_write_begun_later_counts() {
     let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
     settle(&mut a, &mut server, s(0));
-    // A renewal is in flight.
+    // A renewal is in flight when the content is set, so that renewal does not contain it.
     let ask = a.poll(s(2)).unwrap();
     a.want(wanted(&a, 1, "n"), s(2));
     let answer = server.answer(ask);
@@ -408,7 +408,7 @@ fn who_takes_over_has_what_was_named_and_keeps_it_named() {
     settle(&mut b, &mut server, s(17));
     assert_eq!(tenure(&b).inherited, named);
     assert_eq!(server.0.clone().unwrap().intents, named);
-    // What is wanted in another term is ignored.
+    // Content that is wanted in another term is ignored, so the Lease keeps the inherited assignments.
     b.want(wanted(&a, 9, "m"), s(18));
     settle(&mut b, &mut server, s(30));
     assert_eq!(server.0.clone().unwrap().intents, named);
@@ -475,7 +475,7 @@ fn leader_and_standby() -> (Elector, Elector, Server) {
     (a, b, server)
 }
 
-/// Returns what a watch shows now.
+/// Returns the record that a working watch shows now.
 fn newest(server: &Server) -> LeaseRecord {
     server.0.clone().unwrap()
 }
@@ -497,7 +497,7 @@ fn a_candidate_whose_watch_shows_each_renewal_looks_now_and_then() {
             b.answer(answer, now);
         }
     }
-    // The first few come before the watch has shown anything.
+    // The first few reads happen before the watch has shown anything, so there are a few more than one in 10 s.
     assert!((7..=11).contains(&looks), "{looks} looks in a minute");
 }
 
@@ -572,7 +572,7 @@ fn a_watch_that_fell_silent_wins_nothing_without_a_look() {
     settle(&mut a, &mut server, s(2));
     assert!(b.shown(&newest(&server), s(2)));
     settle(&mut a, &mut server, s(16));
-    // The process did not run in between.
+    // The process was suspended from 2 s to 17 s, so the watch showed nothing of the renewal at 16 s.
     assert_eq!(b.poll(s(17)), Some(LeaseCall::Get));
     let answer = server.answer(LeaseCall::Get);
     b.answer(answer, s(17));

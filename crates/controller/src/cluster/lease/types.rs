@@ -1,4 +1,4 @@
-//! The values that an elector receives, asks for and returns.
+//! The data that an elector exchanges with its caller: settings, records, calls, answers, and the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::cluster::names::LeaderTerm;
 /// Monotonic time since an arbitrary start, as the caller measures it.
 pub type Mono = Duration;
 
-/// Duration written on release. It marks the record as released: no holder writes so short a duration.
+/// Lease duration that is written on release. With an empty holder it marks the Lease as released.
 pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
 
 /// Settings of a candidate.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
-    /// Name of this process, for the record's holder
+    /// Name of this process; becomes part of the holder in the record
     pub identity: String,
-    /// Tells this process from all others of that name
+    /// Distinguishes this process from all others of the same name
     pub nonce: String,
-    /// How long others wait after the last change of the record
+    /// How long other candidates wait after the last change of the record before they take over
     pub lease_duration: Duration,
     /// How long after the start of its last renewal a leader may write
     pub renew_deadline: Duration,
@@ -34,17 +34,17 @@ pub struct LeaseSettings {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum LeaseSettingsError {
-    /// The leader would not stop before others start.
+    /// The lease duration is too short: the leader would not stop before another candidate takes over.
     #[error(
         "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
     )]
     LeaseTooShort { lease: Duration, renew: Duration },
-    /// There would be no time for a second try.
+    /// The renew deadline is too short: there would be no time to retry a renewal.
     #[error(
         "renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})"
     )]
     DeadlineTooShort { renew: Duration, retry: Duration },
-    /// The Lease stores whole seconds.
+    /// The lease duration cannot be stored, because the Lease stores whole seconds.
     #[error("lease duration ({0:?}) must be a whole number of seconds, at least 1")]
     NotWholeSeconds(Duration),
 }
@@ -71,7 +71,7 @@ impl LeaseSettings {
     }
 }
 
-/// The Lease, in the fields that count here.
+/// The fields of the Lease that the election uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
     /// `spec.holderIdentity`
@@ -80,22 +80,23 @@ pub struct LeaseRecord {
     pub lease_duration: Duration,
     /// `spec.leaseTransitions`
     pub transitions: i64,
-    /// The annotation `cadastre.dev/unsettled`: the last holder left with indeterminate writes
+    /// Whether the annotation `cadastre.dev/unsettled` is set: the last holder released the Lease with indeterminate
+    /// writes
     pub unsettled: bool,
-    /// The annotation `cadastre.dev/intents`: what holders may have in flight, if that is known
+    /// The annotation `cadastre.dev/intents`: writes that holders may have in flight. `None` if that is unknown
     pub intents: Option<Arc<WriteIntents>>,
     /// `metadata.resourceVersion`; empty in a record to be created
     pub resource_version: String,
 }
 
 impl LeaseRecord {
-    /// Returns whether the last holder released the Lease. A holder cleared by hand released nothing.
+    /// Returns whether the last holder released the Lease. A Lease whose holder was cleared by a user is not released.
     pub(super) fn is_released(&self) -> bool {
         let by_hand = Mutation::ClearedHolderCountsAsReleased.is_on();
         self.holder.is_none() && (self.lease_duration <= RELEASED_DURATION || by_hand)
     }
 
-    /// Returns the version as a number, which grows; an invalid one counts as the oldest.
+    /// Returns the resourceVersion as a number, which grows. An invalid one counts as the oldest.
     pub(super) fn version(&self) -> u64 {
         self.resource_version.parse().unwrap_or_default()
     }
@@ -123,16 +124,16 @@ pub enum LeaseAnswer {
     Written(LeaseRecord),
     /// Rejected: the Lease exists already, has changed, or is gone.
     Conflict,
-    /// The call had no effect.
+    /// Rejected for another reason. The call had no effect.
     Failed,
     /// The outcome is unknown.
     Unclear,
 }
 
-/// The election's result, for all who write.
+/// The result of the election, as the controller and its writer see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leadership {
-    /// Another process leads, or none yet.
+    /// Another process leads, or none does.
     Standby {
         /// The leader, if it is known
         leader: Option<String>,
@@ -150,14 +151,14 @@ pub struct Tenure {
     pub term: LeaderTerm,
     /// How the tenure began
     pub takeover: Takeover,
-    /// Time from which nothing may be written; renewals move it
+    /// From this time on nothing may be written; each renewal postpones it
     pub valid_until: Mono,
-    /// How long nobody had led before, by wall clocks: a hint that the API server was restored to an older state. The
-    /// election does not depend on it
+    /// How long there had been no leader before, by wall clocks. A long time hints at an API server that was restored
+    /// to an older state. The election does not depend on it
     pub vacant: Duration,
-    /// What earlier holders may have in flight, as the Lease named it at the takeover; `None` if unknown
+    /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if unknown
     pub inherited: Option<Arc<WriteIntents>>,
-    /// Since when the API server has answered without a gap: lists from before may show a lost state
+    /// Since when the API server has answered without a gap. Lists from before may show a state that was lost since
     pub answered_since: Mono,
     /// The highest [`LeaseContent::number`] for which the Lease was written in this tenure
     pub named: u64,
@@ -166,21 +167,23 @@ pub struct Tenure {
 /// The content that the Lease should get, apart from its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseContent {
-    /// The term that this is for; in another term it is ignored
+    /// The term for which this was decided; ignored in any other term
     pub term: LeaderTerm,
-    /// Grows with each request that waits for a write of the Lease; a higher number makes a write due at once
+    /// Grows with each request that waits for a write of the Lease. A higher number than before makes a write due at
+    /// once
     pub number: u64,
-    /// What may be in flight; `None` as long as only the inherited intents are known
+    /// Assignments that may be in flight; `None` as long as only the inherited intents are known
     pub intents: Option<Arc<WriteIntents>>,
-    /// Whether agents were listened to after a gap; until then the Lease records the gap
+    /// Whether agents have had time to report after a gap. Until then the Lease records the gap
     pub agents_heard: bool,
 }
 
-/// Longer than a cluster with a healthy standby is ever without a leader.
+/// If there was no leader for longer than this, there was a gap: a healthy standby always takes over sooner.
 pub(in crate::cluster) const LONG_VACANT: Duration = Duration::from_secs(60);
 
 impl Tenure {
-    /// Returns whether nobody led for so long before that the API server may have been restored to an older state.
+    /// Returns whether there had been no leader for so long that the API server may have been restored to an older
+    /// state.
     pub fn follows_a_gap(&self) -> bool {
         self.takeover != Takeover::First && self.vacant > LONG_VACANT
     }
@@ -189,9 +192,9 @@ impl Tenure {
 /// How a tenure began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
-    /// There was no Lease, and never had been as far as this process knows.
+    /// The Lease did not exist, and as far as this process knows never had.
     First,
-    /// The last holder left with all its writes settled.
+    /// The last holder released the Lease when the outcome of all its writes was known.
     Clean,
     /// The last holder may have left writes in flight.
     Unclean,

@@ -1,7 +1,7 @@
-//! The watch of a candidate on its Lease, in a task of its own so that a watch that hangs delays nothing.
+//! The watch of a candidate on the Lease. It runs in a task of its own so that a watch that hangs does not delay reads.
 //!
-//! No one has to act when it is silent, as the candidate then reads by itself: so it does not count in
-//! `cadastre_watch_silent_seconds`.
+//! If the watch is silent, the candidate reads the Lease by itself, and no administrator has to act. Therefore this
+//! watch does not count in `cadastre_watch_silent_seconds`.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use cadastre_daemon::watch::{
     LEASES, LastHeard, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
 };
 
-/// First and longest pause of the watch after an error, without jitter; meanwhile the candidate reads.
+/// First and longest pause of the watch after an error, without jitter. During the pause the candidate reads the Lease.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// Limit of watch events that wait for the election.
+/// At most this many watch events wait for the election.
 const BACKLOG: usize = 16;
 
 /// A running watch; dropping it ends the watch.
@@ -54,8 +54,8 @@ impl Watching {
         }
     }
 
-    /// Starts or ends the watch: a candidate with a known leader has one, a leader has none, as it would only see its
-    /// own renewals.
+    /// Starts or stops the watch. A candidate that knows a leader has a watch. A leader has none, because the watch
+    /// would only show its own renewals.
     pub(super) fn attend(
         watching: &mut Option<Self>,
         leadership: &Leadership,
@@ -71,7 +71,7 @@ impl Watching {
         }
     }
 
-    /// Returns the next change; never returns without a watch.
+    /// Returns the next watch event. Without a watch, it waits forever.
     pub(super) async fn next(watching: &mut Option<Self>) -> ObjectEvent<Lease> {
         if let Some(watching) = watching
             && let Some(change) = watching.changes.recv().await
@@ -82,7 +82,7 @@ impl Watching {
     }
 }
 
-/// Passes a change to the elector. Returns the Lease if the elector accepted it.
+/// Passes a watch event to the elector. Returns the Lease if the elector accepted it.
 pub(super) fn take_in(
     elector: &mut Elector,
     change: ObjectEvent<Lease>,

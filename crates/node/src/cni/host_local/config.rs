@@ -1,4 +1,4 @@
-//! host-local's configuration.
+//! Reads the configuration of host-local.
 
 use super::ranges::{RangeConfig, RangeSet};
 use crate::cni::address::parse_host;
@@ -8,22 +8,21 @@ use crate::cni::result::Route;
 use crate::cni::version;
 use cadastre_core::{Addr, Family};
 
-/// What host-local needs to know.
+/// The settings of host-local, from the config and `CNI_ARGS`.
 #[derive(Debug, Default)]
 pub(super) struct HostLocal {
-    /// One address is assigned of each
+    /// The range sets; one address is assigned of each set
     pub(super) sets: Vec<RangeSet>,
-    /// Addresses asked for, each once
+    /// The requested addresses, without duplicates
     pub(super) requested: Vec<Addr>,
-    /// Routes of the result
     pub(super) routes: Vec<Route>,
-    /// The file that the result's DNS is read from, or empty
+    /// Path of the file with the DNS settings for the result; empty if there is none
     pub(super) resolv_conf: String,
 }
 
 impl HostLocal {
-    /// Reads a config. Ranges are taken from the capability, from `ipam` itself and from `ipam.ranges`, in
-    /// this order.
+    /// Reads a config. Range sets come first from the capability `ipRanges`, then from `ipam` itself, then from
+    /// `ipam.ranges`.
     pub(super) fn load(config: &Config, version: &str, args: &str) -> Result<Self, String> {
         let args = CniArgs::parse(args, |key| key == "IP")?;
         let ip = args.get("IP").filter(|ip| !ip.is_empty());
@@ -64,7 +63,7 @@ impl HostLocal {
     }
 }
 
-/// Completes range sets, and compares them with each other.
+/// Completes range sets. Fails if two sets overlap, or if the version does not permit several sets of a family.
 fn check(written: Vec<Vec<RangeConfig>>, version: &str) -> Result<Vec<RangeSet>, String> {
     let sets = written.into_iter().enumerate().map(|(i, ranges)| {
         RangeSet::new(ranges).map_err(|text| format!("range set {i} of the network config: {text}"))

@@ -1,15 +1,16 @@
-//! A drop-in for host-local: its configuration, its state directory, its results and error codes.
+//! A drop-in replacement for the CNI plugin host-local, with the same configuration, state directory, results and
+//! error codes.
 //!
-//! A test runs host-local 1.9.1 beside it. Where the behaviour is better it is on purpose, and only in ways
-//! that a switch back does not notice; `docs/host-local.md` lists them.
+//! A test compares it with host-local 1.9.1. Differences are intended: each improves the behaviour and does no harm
+//! if an administrator switches back to host-local. `docs/host-local.md` lists them.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `config` | the configuration, read and checked |
-//! | `ranges` | ranges, sets of them, the walk through a set |
+//! | `config` | reads and checks the configuration |
+//! | `ranges` | address ranges, and the order in which addresses are tried |
 //! | `store` | the state directory |
-//! | `index` | an index of what is in its files, which saves reading them |
-//! | `resolv` | `resolvConf` |
+//! | `index` | an index of the files' contents, so that a call need not read all files |
+//! | `resolv` | DNS settings from the file that `resolvConf` names |
 
 mod config;
 mod index;
@@ -28,7 +29,8 @@ use super::request::Env;
 use super::result::{CniResult, Ip};
 use cadastre_core::Addr;
 
-/// Whether a config is host-local's own, with ranges to assign addresses of.
+/// Returns whether a config is for host-local, that is, whether it has address ranges of its own or names the type
+/// `host-local`.
 pub(super) fn is_meant(config: &Config) -> bool {
     let named = config.get::<String>(&["ipam", "type"]);
     config.has(&["ipam", "ranges"])
@@ -37,12 +39,12 @@ pub(super) fn is_meant(config: &Config) -> bool {
         || named.is_ok_and(|name| name.as_deref() == Some("host-local"))
 }
 
-/// Makes an error with the code that almost every error of host-local has.
+/// Returns an error with the code that host-local uses for nearly every error.
 fn internal(text: impl Into<String>) -> CniError {
     CniError::new(INTERNAL, text)
 }
 
-/// Does a command, and returns what goes to standard output.
+/// Does a command, and returns the text for standard output.
 pub(super) fn run(
     command: &str,
     env: &Env,
@@ -52,8 +54,8 @@ pub(super) fn run(
     let load = |args| HostLocal::load(config, version, args);
     match command {
         "GC" => return gc(config).map(|()| String::new()),
-        // Ranges may come with each ADD, as a capability. That all addresses are in use is no failure: it
-        // would make the node unfit for the pods that it has.
+        // STATUS succeeds without ranges, because each ADD can bring ranges as a capability. It also succeeds if all
+        // addresses are in use: otherwise the node would be unusable for the pods that it has.
         "STATUS" => {
             let usable = load("").and_then(|_| store::usable(&dir(config)?));
             return usable
@@ -83,7 +85,7 @@ fn open(config: &Config) -> Result<Store, CniError> {
         .map_err(internal)
 }
 
-/// Assigns an address of each range set.
+/// Does an ADD, which assigns an address of each range set.
 fn add(env: &Env, config: &Config, ours: HostLocal) -> Result<CniResult, CniError> {
     let mut result = CniResult {
         routes: ours.routes,
@@ -101,7 +103,7 @@ fn add(env: &Env, config: &Config, ours: HostLocal) -> Result<CniResult, CniErro
     Ok(result)
 }
 
-/// Assigns an address of all sets or of none.
+/// Assigns an address of each set. If a set has none, releases the addresses of the other sets again.
 fn assign(
     store: &mut Store,
     owner: &Owner,
@@ -128,8 +130,8 @@ fn assign(
     if error.is_none() && others.is_empty() {
         return Ok(assigned);
     }
-    // As host-local does, once for each assigned address: the first time all files of the owner are removed,
-    // the second time those of its container without interface.
+    // Releases once for each assigned address, as host-local does. The first call removes all files of the owner. The
+    // second call removes those files that name only the owner's container, without an interface.
     for _ in assigned {
         store.release(owner);
     }
@@ -141,7 +143,7 @@ fn assign(
     }))
 }
 
-/// Assigns the address that was asked for.
+/// Assigns the address that was requested.
 fn exactly(
     store: &mut Store,
     owner: &Owner,
@@ -178,7 +180,7 @@ fn next(store: &mut Store, owner: &Owner, i: usize, set: &RangeSet) -> Result<Ip
     ))
 }
 
-/// Releases the addresses of an attachment; to have none is a success.
+/// Does a DEL, which releases the addresses of an attachment. Succeeds if the attachment has none.
 fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let mut store = open(config)?;
     let owner = Owner::new(&env.container_id, &env.ifname);
@@ -189,8 +191,8 @@ fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     netns::check(env)
 }
 
-/// Checks that an attachment has an address and, which host-local does not, those of the previous result
-/// that are in these ranges.
+/// Does a CHECK: the attachment must have an address, and all addresses of the previous result that are in these
+/// ranges. host-local checks only the former.
 fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let owner = Owner::new(&env.container_id, &env.ifname);
     let store = open(config)?;
@@ -213,7 +215,7 @@ fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     }
 }
 
-/// Releases what belongs to no valid attachment.
+/// Does a GC, which releases the addresses of attachments that are not valid.
 fn gc(config: &Config) -> Result<(), CniError> {
     let valid = config.valid()?;
     if dir(config).map_err(internal)?.is_dir() {

@@ -1,4 +1,4 @@
-//! Ranges, sets of them, and the walk through a set.
+//! Address ranges of a config, sets of ranges, and the order in which the addresses of a set are tried.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::cni::address::{self, IpNet};
 use crate::cni::result::Ip;
 use cadastre_core::{Addr, Cidr, Family};
 
-/// A range as it is written.
+/// A range as it is written in a config.
 #[derive(Deserialize, Clone, Debug)]
 pub(super) struct RangeConfig {
     subnet: IpNet,
@@ -20,22 +20,22 @@ pub(super) struct RangeConfig {
     gateway: Option<Addr>,
 }
 
-/// A range with all defaults set; both ends are inclusive.
+/// A range with all defaults filled in. The range includes both `start` and `end`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FilledRange {
     subnet: Cidr,
     start: Addr,
     end: Addr,
-    /// May lie outside of the subnet
+    /// The gateway of the range, which can lie outside of the subnet
     pub(super) gateway: Addr,
 }
 
-/// Ranges of one family, of which one address is assigned.
+/// A set of ranges of one family. An attachment gets one address from each set.
 #[derive(Debug)]
 pub(super) struct RangeSet(Vec<FilledRange>);
 
 impl RangeConfig {
-    /// Sets the defaults, and refuses what is not possible.
+    /// Fills in the defaults. Fails if a value is invalid.
     fn complete(self) -> Result<FilledRange, String> {
         let IpNet { ip, ones } = self.subnet;
         let subnet = Cidr::new(ip, ones).filter(|_| ones <= ip.family.bits() - 2);
@@ -68,7 +68,7 @@ impl RangeConfig {
 }
 
 impl FilledRange {
-    /// Describes an address of the range as a result has it.
+    /// Returns an address of the range in the form of a result.
     pub(super) fn assign(&self, ip: Addr) -> Ip {
         let ones = self.subnet.len();
         Ip {
@@ -96,7 +96,8 @@ impl fmt::Display for FilledRange {
 }
 
 impl RangeSet {
-    /// Completes the ranges of a set.
+    /// Completes the ranges of a set. Fails if the set is empty, has ranges of both families, or has overlapping
+    /// ranges.
     pub(super) fn new(ranges: Vec<RangeConfig>) -> Result<Self, String> {
         let spans = ranges.into_iter().map(RangeConfig::complete);
         let set = Self(spans.collect::<Result<_, _>>()?);
@@ -122,7 +123,7 @@ impl RangeSet {
         self.0[0].subnet.family()
     }
 
-    /// Returns the range that an address is in.
+    /// Returns the range that contains an address.
     pub(super) fn range_of(&self, ip: Addr) -> Option<&FilledRange> {
         self.0.iter().find(|span| span.contains(ip))
     }
@@ -133,8 +134,8 @@ impl RangeSet {
             .any(|one| other.0.iter().any(|two| one.overlaps(two)))
     }
 
-    /// Walks once through all addresses but the gateways: from the one after `last`, if that is in the set,
-    /// else from the start. So `last` itself comes at the end. A gateway is left out of its own range only.
+    /// Iterates once over all addresses except the gateways. It starts after `last`, if `last` is in the set, and
+    /// otherwise at the first address. So `last` itself comes at the end. A gateway is skipped only in its own range.
     pub(super) fn from(&self, last: Option<Addr>) -> impl Iterator<Item = (Addr, &FilledRange)> {
         let at = last.and_then(|last| {
             let at = self.0.iter().position(|span| span.contains(last))?;
@@ -151,8 +152,8 @@ impl RangeSet {
         walk.filter(|(ip, span)| *ip != span.gateway)
     }
 
-    /// Returns the address after `ip` of range `at`, which is in the next range at the end of this one. A
-    /// range whose start was set to the broadcast address ends there.
+    /// Returns the address after `ip` in the range with index `at`. At the end of this range, that is the first
+    /// address of the next range. A range whose start was set to the broadcast address ends with that address.
     fn after(&self, at: usize, ip: Addr) -> (usize, Addr) {
         if ip < self.0[at].end {
             return (at, step(ip));
@@ -169,7 +170,7 @@ impl fmt::Display for RangeSet {
     }
 }
 
-/// Returns the next address. Callers are inside of a subnet and below its last address.
+/// Returns the next address. Callers pass an address inside of a subnet, below the subnet's last address.
 fn step(ip: Addr) -> Addr {
     Addr {
         value: ip.value.wrapping_add(1),

@@ -1,14 +1,14 @@
-//! `resolvConf`: the DNS of the result, from a file such as `/etc/resolv.conf`.
+//! Reads the DNS settings of the result from the file that `resolvConf` names, such as `/etc/resolv.conf`.
 
 use std::fs::File;
 use std::io::Read as _;
 
 use cadastre_core::node_allocation::Dns;
 
-/// The most that is read of a file, in bytes.
+/// At most this many bytes of a file are read.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// Reads a file.
+/// Reads the DNS settings from the file at a path.
 pub(super) fn read(path: &str) -> Result<Dns, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut bytes));
@@ -25,7 +25,7 @@ fn parse(text: &str) -> Dns {
         let (Some(key), Some(first)) = (words.next(), words.next()) else {
             continue;
         };
-        // A comment's first word is no key.
+        // Comments need no special case: their first word is not one of these keys.
         match key.as_str() {
             "nameserver" => dns.nameservers.push(first),
             "domain" => dns.domain = first,

@@ -3,14 +3,14 @@
 //! ```text
 //! <dataDir>/<network>/          0755
 //!   <address>                   0600, created exclusively: container id, CR LF, interface
-//!   last_reserved_ip.<set>      0600: the address assigned last of each range set
+//!   last_reserved_ip.<set>      0600: the address of this range set that was assigned last
 //!   lock                        0750, empty: flock
 //! ```
 //!
-//! Files are read as host-local reads them: with space around their content, and with the container id
-//! alone, as its first releases wrote it. What is not a file (a pipe, on which host-local waits forever) is
-//! ignored. Nothing is written through symbolic links: whoever can create one here must not choose what root
-//! writes elsewhere.
+//! Files are read as host-local reads them: there may be white space around the content, and the content may be the
+//! container ID alone, as the first releases of host-local wrote it. Anything but a plain file is ignored, for
+//! example a pipe, on which host-local waits forever. Nothing is written through symbolic links. Otherwise a user who
+//! can create a link here could choose which file root overwrites elsewhere.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, DirEntry, File, OpenOptions};
@@ -26,28 +26,29 @@ use crate::cni::address::parse_ip;
 use crate::cni::config::ValidAttachment;
 use cadastre_core::Addr;
 
-/// Where host-local keeps its networks by default.
+/// The directory in which host-local keeps the directories of networks by default.
 const DATA_DIR: &str = "/var/lib/cni/networks";
 
 const LOCK: &str = "lock";
 const CURSOR: &str = "last_reserved_ip.";
 
-/// More than an allocation can have, in bytes: the environment has no longer strings.
+/// Maximum size of a file in bytes that is read. The content comes from the environment, which cannot contain longer
+/// strings.
 const MAX_FILE: u64 = 256 * 1024;
 
-/// A network's directory, locked.
+/// The state directory of a network, locked.
 pub(super) struct Store {
     dir: PathBuf,
-    /// Locked until the store is dropped, unless the file system has no locks
+    /// The lock file. It is locked until the store is dropped, unless the file system does not support locks
     _lock: File,
     locked: bool,
-    /// Each file that may be an allocation
+    /// Each file of the directory that can be the file of an address, by its name
     files: Files,
-    /// Whether `files` differ from the index ([`index`])
+    /// Whether `files` differ from the index (see [`index`])
     changed: bool,
 }
 
-/// The owner of files: what is in them.
+/// The owner of an address, in both forms that the content of the address's file can have.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     new: String,
@@ -67,7 +68,7 @@ impl Owner {
     }
 }
 
-/// Returns the directory of a network.
+/// Returns the path of a network's state directory.
 pub(super) fn dir(data_dir: &str, network: &str) -> PathBuf {
     let data_dir = if data_dir.is_empty() {
         DATA_DIR
@@ -77,7 +78,7 @@ pub(super) fn dir(data_dir: &str, network: &str) -> PathBuf {
     Path::new(data_dir).join(network)
 }
 
-/// Fails if a directory cannot be used, or created when it is needed.
+/// Fails if the path cannot be used as a directory, because it or a path above it is not a directory.
 pub(super) fn usable(dir: &Path) -> Result<(), String> {
     let mut above = dir.ancestors();
     match above.find_map(|it| Some((it, fs::metadata(it).ok()?))) {
@@ -90,14 +91,14 @@ pub(super) fn usable(dir: &Path) -> Result<(), String> {
 }
 
 impl Store {
-    /// Opens a directory, creates it if it is missing, and waits for its lock.
+    /// Opens a state directory. Creates it if it is missing, and waits for its lock.
     pub(super) fn open(dir: &Path) -> Result<Self, String> {
         let created = DirBuilder::new().recursive(true).mode(0o755).create(dir);
         created.map_err(|error| fault("create the directory", dir, &error))?;
         let path = dir.join(LOCK);
         let lock = open_over(&path, 0o750).map_err(|error| fault("open", &path, &error))?;
-        // As host-local: it goes on where the file system has no locks, and each address's file is created by
-        // one process alone in any case.
+        // A file system without locks is no error, as in host-local. The file of an address can be created by only
+        // one process in any case.
         let locked = lock.lock().is_ok();
         let indexed = if locked { index::load(dir) } else { None };
         let (files, changed) = match indexed {
@@ -113,15 +114,15 @@ impl Store {
         })
     }
 
-    /// Writes the index that saves the next call reading every file.
+    /// Writes the index, if it has changed, so that the next call need not read every file.
     pub(super) fn save_index(&self) {
         if self.locked && self.changed {
             index::save(&self.dir, &self.files, || self.is_complete());
         }
     }
 
-    /// Whether the directory has exactly the known files, and all are plain: where a link leads, a file can change
-    /// without a trace here.
+    /// Returns whether the directory has exactly the known files, and all are plain files. With a symbolic link there
+    /// must be no index, because the file to which it points can change without changing anything in this directory.
     fn is_complete(&self) -> bool {
         let known = |item: io::Result<DirEntry>| {
             let item = item.ok()?;
@@ -136,7 +137,7 @@ impl Store {
         found.and_then(|found| found.map(known).sum()) == Some(self.files.len())
     }
 
-    /// Finds files by name and content. As an index may be outdated, the content of a match is read from the file.
+    /// Finds files by name and content. An index may be outdated, so the content of a match is read from the file.
     fn find(&self, is: impl Fn(&str, &str) -> bool) -> Vec<String> {
         let matches = |(name, Entry(content, _)): &(&String, &Entry)| {
             is(name, content)
@@ -146,31 +147,33 @@ impl Store {
         found.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the addresses of an owner, with those of its container without interface.
+    /// Returns the addresses of an owner. This includes files that name only the owner's container, without an
+    /// interface.
     pub(super) fn addresses(&self, owner: &Owner) -> Vec<Addr> {
         let names = self.find(|_, content| owner.has(content));
         names.iter().filter_map(|name| parse_ip(name)).collect()
     }
 
-    /// Whether an owner, or its container, has any file.
+    /// Returns whether an owner has any file, or its container without an interface has one.
     pub(super) fn has_any(&self, owner: &Owner) -> bool {
         !self.find(|_, content| owner.has(content)).is_empty()
     }
 
-    /// Whether an owner, or its container, has the file of an address.
+    /// Returns whether the file of an address belongs to an owner, or to its container without an interface.
     pub(super) fn has(&self, owner: &Owner, ip: Addr) -> bool {
         let ip = ip.to_string();
         let found = self.find(|name, content| name == ip && owner.has(content));
         !found.is_empty()
     }
 
-    /// Returns the address assigned last of a range set.
+    /// Returns the address of a range set that was assigned last.
     pub(super) fn cursor(&self, set: usize) -> Option<Addr> {
         let path = self.dir.join(format!("{CURSOR}{set}"));
         parse_ip(&path.is_file().then(|| read(&path)).flatten()?)
     }
 
-    /// Creates the file of an address; `false` if there is one. An error leaves nothing behind.
+    /// Creates the file of an address. Returns `false` if there is one already. After an error the address is still
+    /// free.
     pub(super) fn reserve(&mut self, owner: &Owner, ip: Addr, set: usize) -> Result<bool, String> {
         let name = ip.to_string();
         if self.files.contains_key(&name) {
@@ -203,14 +206,15 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes the files of an owner; if there are none, those of its container without interface.
+    /// Removes the files of an owner. If there are none, removes the files that name only the owner's container,
+    /// without an interface.
     pub(super) fn release(&mut self, owner: &Owner) {
         if !self.remove(|_, content| content == owner.new) {
             self.remove(|_, content| content == owner.old);
         }
     }
 
-    /// Removes files by name and content; whether there was one.
+    /// Removes files by name and content. Returns whether a file was removed.
     fn remove(&mut self, is: impl Fn(&str, &str) -> bool) -> bool {
         let before = self.files.len();
         for name in self.find(is) {
@@ -222,8 +226,8 @@ impl Store {
         self.files.len() < before
     }
 
-    /// Removes what belongs to no valid attachment: files with an address for a name and an owner in them,
-    /// or nothing at all, which is what a crash leaves.
+    /// Removes the files of addresses that belong to no valid attachment. This includes empty files, which a crash
+    /// leaves. Files whose name is not an address are kept.
     pub(super) fn collect(&mut self, valid: &[ValidAttachment]) {
         let valid = valid
             .iter()
@@ -233,19 +237,19 @@ impl Store {
     }
 }
 
-/// Whether a file may be an allocation, by its name.
+/// Returns whether a file with this name can be the file of an address.
 fn is_allocation(name: &str) -> bool {
     name != LOCK && !name.starts_with(CURSOR)
 }
 
-/// Reads each file of a directory that may be an allocation.
+/// Reads each file of a directory that can be the file of an address.
 fn read_all(dir: &Path) -> Result<Files, String> {
     let found = fs::read_dir(dir).map_err(|error| fault("read", dir, &error))?;
     let files = found.filter_map(|item| {
         let item = item.ok()?;
         let name = item.file_name().into_string().ok();
         let name = name.filter(|name| is_allocation(name))?;
-        // The directory tells the kind of nearly every file, which saves a call to the kernel for each.
+        // For nearly every file the directory's entry tells the type, which saves a call to the kernel.
         let is_file = item.file_type().ok()?.is_file() || item.path().is_file();
         let entry = is_file.then(|| Entry::read(&item.path())).flatten()?;
         Some((name, entry))
@@ -253,13 +257,14 @@ fn read_all(dir: &Path) -> Result<Files, String> {
     Ok(files.collect())
 }
 
-/// Reads a plain file.
+/// Reads a plain file. Returns `None` if it cannot be read.
 pub(super) fn read(path: &Path) -> Option<String> {
     let mut content = vec![0; 256];
     let mut file = File::open(path).ok()?;
     let length = file.read(&mut content).ok()?;
     content.truncate(length);
-    // A plain file yields all that is asked for, up to its end.
+    // A read from a plain file returns as much as was asked for, up to the end of the file. So a shorter result is
+    // complete.
     if length == 256 {
         file.take(MAX_FILE).read_to_end(&mut content).ok()?;
     }
@@ -276,11 +281,12 @@ fn fault(what: &str, path: &Path, error: &io::Error) -> String {
     format!("cannot {what} {path}: {error}")
 }
 
-/// Replaces the content of a file, creates it where it is missing, and fails at a symbolic link.
+/// Replaces the content of a file. Creates the file if it is missing. Fails if it is a symbolic link.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = open_over(path, 0o600)?;
     file.write_all(content)?;
-    // Cut afterwards, and only if needed: some file systems write a file to the disk at once if it was emptied first.
+    // The file is truncated after the write, and only if needed. Some file systems write a file to the disk at once
+    // if it was emptied first.
     let length = content.len() as u64;
     if file.metadata()?.len() > length {
         file.set_len(length)?;
@@ -288,7 +294,7 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file for writing from its beginning, creates it where it is missing, and fails at a symbolic link.
+/// Opens a file for writing from its beginning. Creates the file if it is missing. Fails if it is a symbolic link.
 pub(super) fn open_over(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new()
         .write(true)

@@ -1,7 +1,8 @@
-//! The plugin's own configuration: the `ipam` section, what the runtime adds to it, and `CNI_ARGS`.
+//! The part of the configuration that concerns addresses of the node: the `ipam` section, what the container runtime
+//! adds to it, and `CNI_ARGS`.
 //!
-//! Every key is optional. Only what a command needs is read, so that a DEL does not fail because of
-//! something that only an ADD would use.
+//! Every key is optional. Only the keys that a command needs are read, so a DEL does not fail because of a key that
+//! only an ADD uses.
 
 use std::path::PathBuf;
 
@@ -15,16 +16,16 @@ use cadastre_core::Addr;
 const SOCKET: &str = "/run/cadastre/cni.sock";
 const STORE: &str = "/var/lib/cadastre/node.redb";
 
-/// Where the addresses of the node are asked for.
+/// The paths by which the addresses of the node are reached.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Places {
-    /// The agent's socket
+    /// Path of the agent's socket
     pub(super) socket: PathBuf,
-    /// The store, for when no agent answers
+    /// Path of the store, which is used if no agent answers
     pub(super) store: PathBuf,
 }
 
-/// What an ADD asks for.
+/// The pools and addresses for which an ADD asks, and the pod for which it asks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestedAddresses {
     pub(super) pools: Vec<String>,
@@ -56,8 +57,8 @@ impl Places {
 }
 
 impl RequestedAddresses {
-    /// Reads what an ADD asks for. Addresses come from the first of these that has any: the capability
-    /// `ips`, `args.cni.ips`, `IP` of `CNI_ARGS`, `ipam.addresses`.
+    /// Reads what an ADD asks for. The addresses are taken from the first of these places that has any: the
+    /// capability `ips`, `args.cni.ips`, `IP` of `CNI_ARGS`, `ipam.addresses`.
     pub(super) fn read(config: &Config, env_args: &str) -> Result<Self, CniError> {
         let known = |key: &str| key == "IP" || key.starts_with("K8S_POD_");
         let env = CniArgs::parse(env_args, known)

@@ -1,4 +1,4 @@
-//! The plugin on addresses of the node: it asks the agent, or the agent's store where none answers.
+//! The CNI plugin with addresses of the node: it asks the agent, or uses the store if no agent answers.
 
 mod config;
 
@@ -14,24 +14,24 @@ use super::request::Env;
 use super::result::{CniResult, Route};
 use crate::{Add, Attachment, Check, Gc, Op, OpError, OpErrorKind, OpOutcome};
 
-/// How long an ADD may take: longer than an agent waits for a block.
+/// Maximum time of an ADD. It is longer than the agent waits for a block.
 const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long anything else may take. Runtimes ask for the status every few seconds.
+/// Maximum time of any other command. It is short because container runtimes call STATUS every few seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a request asks for.
+/// What a call asks for.
 struct Task {
     places: Places,
     op: Op,
     timeout: Duration,
-    /// Whether the config names pools
+    /// For STATUS, whether the config names pools
     by_name: bool,
-    /// Routes that the config adds to those of the pool
+    /// Routes of the config, which are added to the routes of the pool
     routes: Vec<Route>,
 }
 
-/// Does a command, and returns what goes to standard output.
+/// Does a command, and returns the text for standard output.
 pub(super) fn run(
     command: &str,
     env: &Env,
@@ -41,13 +41,14 @@ pub(super) fn run(
 ) -> Result<String, CniError> {
     let status = command == "STATUS";
     let task = task(command, env, config).map_err(|error| {
-        // A config that no ADD can be served with is a reason to say so.
+        // With a wrong config no ADD can be served, so STATUS reports that the CNI plugin is not available.
         let code = if status { NOT_AVAILABLE } else { error.code };
         CniError { code, ..error }
     })?;
     let Places { socket, store } = &task.places;
     let answer = ask(socket, store, &task.op, task.timeout);
-    // The node was asked about the pools for every pod; it may have blocks of those that the config names.
+    // STATUS considers only blocks that the node has now. The config names pools, and the node may get a block of
+    // them when a pod asks, so the absence of blocks is not an error.
     let others = |refusal: &OpError| refusal.why == OpErrorKind::NothingHeld && task.by_name;
     if status && answer.as_ref().is_err_and(others) {
         return Ok(String::new());
@@ -121,7 +122,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
     })
 }
 
-/// Fails if a config asks for both: addresses of its own ranges and of the node's pools.
+/// Fails if a config asks for addresses of the node's pools although it has ranges of its own.
 pub(super) fn check_alone(config: &Config) -> Result<(), CniError> {
     let mut keys = ["pools", "addresses"].into_iter();
     match keys.find(|key| config.has(&["ipam", key])) {

@@ -55,20 +55,20 @@ fn owners_are_found_in_either_format() {
     assert!(dir.join("10.0.0.5").exists());
 }
 
-/// Makes a file older than a tick of the kernel's clock.
+/// Makes a file appear older than a tick of the kernel's clock, so that the index can contain its stamp.
 fn settle(path: &Path) {
     let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     File::open(path).unwrap().set_modified(past).unwrap();
 }
 
-/// Assigns 10.0.0.2 to `a`, and writes the index.
+/// Assigns 10.0.0.2 to the container `a`, and writes the index.
 fn indexed_with_one(dir: &Path) {
     let mut store = Store::open(dir).unwrap();
     store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap();
     store.save_index();
 }
 
-/// Opens a directory, and writes the index.
+/// Opens a state directory, and writes the index if it has changed.
 fn indexed(dir: &Path) -> Store {
     let store = Store::open(dir).unwrap();
     store.save_index();
@@ -85,7 +85,8 @@ fn an_index_saves_reading_and_hides_nothing() {
     let store = Store::open(&dir).unwrap();
     assert!(!store.changed, "the index was used");
     drop(store);
-    // Written over in place, which does not break the seal; twice within a tick, and long ago.
+    // The file is overwritten in place, which does not break the seal: twice within a tick, and once with an old
+    // time. The new owner must be found each time.
     for (id, old) in [("b", false), ("c", false), ("d", true)] {
         fs::write(dir.join("10.0.0.2"), format!("{id}\r\neth0")).unwrap();
         if old {
@@ -111,7 +112,7 @@ fn a_match_in_the_index_is_read_from_the_file() {
     settle(&path);
     let time = fs::metadata(&path).unwrap().modified().unwrap();
     drop(indexed(&dir));
-    // Neither size nor time shows it.
+    // The new content has the same size and the same time, so the index does not show the change.
     fs::write(&path, "b\r\neth0").unwrap();
     File::open(&path).unwrap().set_modified(time).unwrap();
     let mut store = Store::open(&dir).unwrap();
