@@ -193,7 +193,13 @@ impl AskedAdd {
             (For::Again(wait, is_last), answer) => {
                 adding.answered_again(wait, is_last, answer, shown, desk, now)
             }
-            (_, answer) => AddStep::Done(answer),
+            (_, answer) => {
+                if answer.is_ok() {
+                    // An earlier ADD of the attachment may have waited in vain.
+                    desk.pending_adds.remove(&adding.add.attachment);
+                }
+                AddStep::Done(answer)
+            }
         }
     }
 }
@@ -588,6 +594,23 @@ mod tests {
             "{:?}",
             bench.step
         );
+    }
+
+    #[test]
+    fn an_add_that_is_repeated_after_a_wait_in_vain_and_succeeds_at_once_demands_nothing_more() {
+        let mut bench = Bench::new(&["a"]);
+        bench.answer(nothing(), Duration::ZERO);
+        assert_eq!(bench.wishes(SECOND), ["a"]);
+        bench.step = begin(
+            any_of(&["a", "b"]),
+            60 * SECOND,
+            10 * SECOND,
+            &bench.shown,
+            &mut bench.desk,
+            SECOND,
+        );
+        bench.answer(Ok(OpOutcome::Done), SECOND);
+        assert_eq!(bench.wishes(SECOND), Vec::<String>::new());
     }
 
     #[test]
