@@ -14,30 +14,30 @@ use crate::fixtures::Fixtures;
 const START_LIMIT: Duration = Duration::from_secs(180);
 
 /// A control plane with a running controller, which ends first when this is dropped.
-pub struct Stage {
+pub struct TestCluster {
     /// The controller under test
     pub controller: Daemon,
     /// The control plane that the controller is connected to
-    pub cluster: ControlPlane,
+    pub control_plane: ControlPlane,
 }
 
-impl Stage {
+impl TestCluster {
     /// Starts a control plane, installs the CRDs, starts `cadastre controller FLAGS`, and returns when it is ready.
     pub async fn start(options: Options, flags: &[&str]) -> Result<Self> {
-        let cluster = ControlPlane::start(options).await?;
-        crds::install(&cluster.client().await?).await?;
-        let mut controller = start_controller(&cluster, ADMIN, flags)?;
+        let control_plane = ControlPlane::start(options).await?;
+        crds::install(&control_plane.client().await?).await?;
+        let mut controller = start_controller(&control_plane, ADMIN, flags)?;
         controller.wait_ready(START_LIMIT).await?;
         Ok(Self {
             controller,
-            cluster,
+            control_plane,
         })
     }
 
     /// Returns a new [`Fixtures`] of the administrator. Clients belong to the runtime that created them, so each
-    /// test that shares a stage needs its own.
+    /// test that shares a cluster needs its own.
     pub async fn fixtures(&self) -> Result<Fixtures> {
-        Ok(Fixtures::new(self.cluster.client().await?))
+        Ok(Fixtures::new(self.control_plane.client().await?))
     }
 
     /// Stops the controller by SIGTERM, runs `meanwhile`, starts another controller with the same log, and
@@ -50,7 +50,7 @@ impl Stage {
         let grace = Duration::from_secs(20);
         self.controller.process().stop(grace).await?;
         meanwhile.await?;
-        self.controller = start_controller(&self.cluster, ADMIN, flags)?;
+        self.controller = start_controller(&self.control_plane, ADMIN, flags)?;
         self.controller.wait_ready(START_LIMIT).await?;
         Ok(())
     }

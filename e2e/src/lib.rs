@@ -9,7 +9,7 @@
 //!                 │
 //!                 ├─ client(), kubectl(), kubeconfig()  ──> tests, Daemon (the binary under test)
 //!                 ├─ nodes, raw                         ──> many objects, fast
-//!                 ├─ Stage, Hand                        ──> a running controller, objects, waits
+//!                 ├─ TestCluster, Fixtures              ──> a running controller, objects, waits
 //!                 ├─ Agents                             ──> the node side of NodeSubnets
 //!                 ├─ Prometheus, Browser                ──> what people look at
 //!                 ├─ clients                            ──> programs in other languages
@@ -53,7 +53,7 @@ pub mod wire;
 
 pub use agent::Agents;
 pub use browser::Browser;
-pub use cluster::Stage;
+pub use cluster::TestCluster;
 pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;
 pub use fixtures::Fixtures;

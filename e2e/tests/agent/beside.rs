@@ -31,7 +31,7 @@ async fn says(hand: &Fixtures, reason: &str) -> Condition {
 #[tokio::test]
 async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     let (stage, hand) = shared().await;
-    let (cluster, group) = (&stage.cluster, "beside");
+    let (cluster, group) = (&stage.control_plane, "beside");
     pool(&hand, group, "10.61.0.0/24", json!({})).await;
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);

@@ -43,7 +43,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 async fn garbage_is_refused_in_words_or_cut_and_nobody_else_notices() {
     let (stage, hand) = shared().await;
     pool(&hand, "junk", "10.84.0.0/27", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "junk", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "junk", &[]).await;
     let first = machine.add("c1").await.unwrap();
     let zeros = vec![0; 3 << 20];
     let nines = vec![0xff; 3 << 20];
@@ -81,7 +81,7 @@ async fn garbage_is_refused_in_words_or_cut_and_nobody_else_notices() {
 async fn too_much_is_refused_and_many_calls_are_served_in_their_turn() {
     let (stage, hand) = shared().await;
     pool(&hand, "much", "10.85.0.0/27", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "much", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "much", &[]).await;
     let mut client = client(&machine.socket());
     let long = v1::AddRequest {
         addresses: vec!["x".repeat(2 << 20)],
@@ -121,7 +121,7 @@ fn silent(path: &Path, count: usize) -> Vec<UnixStream> {
 async fn who_takes_all_places_and_says_nothing_loses_them() {
     let (stage, hand) = shared().await;
     pool(&hand, "idle", "10.86.0.0/27", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "idle", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "idle", &[]).await;
     // A client that watches, and answers HTTP/2 pings, keeps its connection.
     let mut states = client(&machine.socket())
         .watch(v1::WatchRequest {})
@@ -151,7 +151,7 @@ async fn another_user_is_not_served_even_where_the_files_let_him() {
     }
     let (stage, hand) = shared().await;
     pool(&hand, "user", "10.87.0.0/27", json!({})).await;
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "user", &[]).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "user", &[]).await;
     let mode = |path: &PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let (plugins, others) = (machine.plugin_socket(), machine.socket());
     assert_eq!((mode(&plugins), mode(&others)), (0o600, 0o600));

@@ -58,7 +58,7 @@ async fn namespaces_name_pools_and_are_selected_by_pools() {
     pool(&hand, "spot-a", "10.5.0.0/28", terms(json!({}))).await;
     pool(&hand, "spot-b", "10.5.1.0/28", manual).await;
     pool(&hand, "spot-c", "10.5.2.0/28", of_team).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "spot", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "spot", &[]).await;
     let naming = |pools: &str| json!({"annotations": {"cadastre.dev/pools": pools}});
     namespace(&hand, "spot-named", naming("spot-b")).await;
     namespace(&hand, "spot-wrong", naming("No Pool")).await;

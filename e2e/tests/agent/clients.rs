@@ -61,7 +61,7 @@ async fn programs_in_python_and_go_are_served() {
     // A cooldown longer than the builds of the Go programs take.
     let spec = json!({"cooldownSeconds": 3600});
     pool(&hand, "tongues", "10.90.0.0/28", spec).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "tongues", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "tongues", &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let desk = Desk::new(folder.path(), &environment).unwrap();
     let socket = machine.socket().display().to_string();

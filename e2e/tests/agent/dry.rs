@@ -21,7 +21,7 @@ async fn an_add_on_a_dry_node_waits_for_its_block_and_gets_it() {
     .await;
     hand.node("dry", "dry-1").await.unwrap();
     let mut machine = Machine::new("dry-1", &["--add-wait", "7"]);
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     hand.subnet_until("dry-1", "names the pool", |it| it.spec.pools.len() == 1)
         .await
         .unwrap();
@@ -51,7 +51,7 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
     let (stage, hand) = shared().await;
     pool(&hand, "full", "10.11.0.0/28", json!({"cooldownSeconds": 0})).await;
     let flags = ["--add-wait", "1.5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "full", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "full", &flags).await;
     for n in 0..13 {
         machine.add(&format!("c{n}")).await.unwrap();
     }
@@ -85,7 +85,7 @@ async fn of_several_pools_the_next_is_asked_when_the_best_gives_nothing() {
     pool(&hand, "next-a", "10.12.0.0/28", json!({"priority": 2})).await;
     pool(&hand, "next-b", "10.12.1.0/24", json!({"priority": 1})).await;
     let flags = ["--add-wait", "4"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "next", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "next", &flags).await;
     for n in 0..13 {
         machine.add(&format!("c{n}")).await.unwrap();
     }
@@ -109,7 +109,7 @@ async fn pools_that_run_dry_in_turn_refuse_nobody() {
     }
     hand.node("turn", "turn-1").await.unwrap();
     let mut machine = Machine::new("turn-1", &[]);
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     for n in 0..10 {
         let name = format!("turn-{n}");
         let of_pool = Add {
@@ -141,7 +141,7 @@ async fn a_crowd_of_pods_on_small_blocks_is_refused_nobody_and_costs_few_request
             json!({"ipv4": {"cidrs": [range], "blockSize": size}}),
         )
         .await;
-        let (machine, _) = Machine::of_group(&stage.cluster, &hand, &group, &[]).await;
+        let (machine, _) = Machine::of_group(&stage.control_plane, &hand, &group, &[]).await;
         let asked = Instant::now();
         let adds = (0..PODS).map(|n| {
             let machine = &machine;

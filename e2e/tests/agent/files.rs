@@ -34,7 +34,7 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
     ];
     hand.node("conf", "conf-1").await.unwrap();
     let mut machine = Machine::new("conf-1", &flags);
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     until("it waits for its NodeSubnet", LIMIT, async || {
         let word = machine.agent().ready().await.err().map(|it| it.to_string());
         Ok(word.filter(|it| it.contains("no NodeSubnet")))
@@ -67,7 +67,7 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
     machine.stop().await;
     assert!(fs::exists(&conf).unwrap());
     machine.flags.push("--remove-cni-conf".to_owned());
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     machine.ready().await;
     machine.stop().await;
     assert!(!fs::exists(&conf).unwrap());

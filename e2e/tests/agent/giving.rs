@@ -17,7 +17,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     let (stage, hand) = shared().await;
     pool(&hand, "give", "10.1.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "1"];
-    let (mut machine, node) = Machine::of_group(&stage.cluster, &hand, "give", &flags).await;
+    let (mut machine, node) = Machine::of_group(&stage.control_plane, &hand, "give", &flags).await;
     let OpOutcome::Given(given) = machine.ask(Op::Add(add("c1"))).await.unwrap() else {
         panic!("no address")
     };
@@ -88,7 +88,7 @@ async fn other_programs_ask_over_grpc() {
         json!({"ipv6": {"cidrs": ["fd00:2::/112"]}, "routes": [{"dst": "0.0.0.0/0"}]}),
     )
     .await;
-    let (machine, node) = Machine::of_group(&stage.cluster, &hand, "grpc", &[]).await;
+    let (machine, node) = Machine::of_group(&stage.control_plane, &hand, "grpc", &[]).await;
     let mut client = client(&machine.socket());
     let pong = client.ping(v1::PingRequest {}).await.unwrap().into_inner();
     assert_eq!(
@@ -160,7 +160,7 @@ async fn blocks_are_asked_for_before_the_last_address_is_gone_and_surplus_is_let
     let terms = json!({"warm": {"low": 3, "high": 6}, "cooldownSeconds": 0, "idleSeconds": 86400});
     pool(&hand, "warm", "10.3.0.0/24", terms).await;
     let flags = ["--add-wait", "0"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "warm", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "warm", &flags).await;
     // With 11 of 13 addresses in use, fewer than `warm.low` are free.
     let mut given = BTreeSet::new();
     for (upto, blocks) in [(11, 2), (24, 3)] {
@@ -189,7 +189,7 @@ async fn a_pod_s_annotations_choose_pools_and_addresses() {
         json!({"assignment": "Manual"}),
     )
     .await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "note", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "note", &[]).await;
     let annotated = async |name: &str, notes: serde_json::Value| {
         let pod = hand.pod(name, "note-1", &[]).await.unwrap();
         let patch = Patch::Merge(json!({"metadata": {"annotations": notes}}));
@@ -258,7 +258,7 @@ async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
     let wide = json!({"cidrs": [range], "blockSize": 26});
     let terms = json!({"ipv4": wide, "cooldownSeconds": 3600});
     pool(&hand, "anew", range, terms).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "anew", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "anew", &[]).await;
     let fixed = async |name: &str, container: &str| {
         let pod = hand.pod(name, "anew-1", &[]).await.unwrap();
         let notes = json!({"cadastre.dev/addresses": "10.17.0.9"});

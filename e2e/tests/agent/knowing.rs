@@ -7,7 +7,7 @@ use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::binary;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Fixtures, Options, Stage};
+use cadastre_e2e::{Fixtures, Options, TestCluster};
 use cadastre_node::{Op, OpErrorKind};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
@@ -29,7 +29,9 @@ async fn pod(hand: &Fixtures, name: &str, notes: Value) -> Pod {
 
 #[tokio::test]
 async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tell() {
-    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let mut stage = TestCluster::start(Options::default(), &FLAGS)
+        .await
+        .unwrap();
     let hand = stage.fixtures().await.unwrap();
     let rests = |more: Value| {
         let mut terms = json!({"cooldownSeconds": 0});
@@ -45,7 +47,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     )
     .await;
     let flags = ["--add-wait", "2"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "known", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "known", &flags).await;
     let named = pod(&hand, "named", json!({"cadastre.dev/pools": "known-b"})).await;
     let given = async |machine: &Machine, pod: &Pod, id: &str| {
         let given = machine.add_with(add_of(pod, id)).await;
@@ -65,7 +67,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     until("it is noted", LIMIT, async || {
         machine.kill();
         let known = given(&machine, &named, "n2").await;
-        machine.start(&stage.cluster);
+        machine.start(&stage.control_plane);
         machine.ready().await;
         Ok(is_of_b(&known).then_some(()))
     })
@@ -79,8 +81,8 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     );
 
     // Without the API server the agent decides by the same record.
-    stage.cluster.kill_apiserver().unwrap();
-    machine.start(&stage.cluster);
+    stage.control_plane.kill_apiserver().unwrap();
+    machine.start(&stage.control_plane);
     machine.serves_alone().await;
     assert!(is_of_b(&given(&machine, &named, "n3").await));
     assert_eq!(
@@ -93,7 +95,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
         .await;
     assert!(count > 0.5, "{count}");
 
-    stage.cluster.start_apiserver().await.unwrap();
+    stage.control_plane.start_apiserver().await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     until("it is known now", LIMIT, async || {
         Ok(is_of_b(&given(&machine, &late, "l3").await).then_some(()))
@@ -147,7 +149,7 @@ async fn a_node_whose_pools_give_nothing_unasked_is_ready_to_ask() {
         let folder = tempfile::tempdir().unwrap();
         let conf = folder.path().join("05-cadastre.conflist");
         let flags = ["--cni-conf", conf.to_str().unwrap()];
-        let (machine, _) = Machine::of_group(&stage.cluster, &hand, name, &flags).await;
+        let (machine, _) = Machine::of_group(&stage.control_plane, &hand, name, &flags).await;
         let text = fs::read_to_string(&conf).unwrap();
         assert!(text.contains("0.0.0.0/0"), "{name}: {text}");
         machine.ask(Op::Status).await.unwrap();
@@ -163,7 +165,7 @@ async fn a_node_whose_pools_give_nothing_unasked_is_ready_to_ask() {
 async fn a_store_that_cannot_be_written_is_told_at_once_and_mends_itself() {
     let (stage, hand) = shared().await;
     pool(&hand, "stuck", "10.37.0.0/24", json!({})).await;
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "stuck", &[]).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "stuck", &[]).await;
     let first = machine.add("c1").await.unwrap();
     let (store, aside) = (machine.store(), machine.path("aside"));
     fs::rename(&store, &aside).unwrap();
@@ -190,7 +192,7 @@ async fn a_store_that_is_removed_under_a_running_agent_is_noticed_before_anythin
     let (stage, hand) = shared().await;
     pool(&hand, "pulled", "10.38.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "pulled", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "pulled", &flags).await;
     let first = machine.add("c1").await.unwrap();
     crate::publishes(&hand, "pulled-1", vec![first.clone()]).await;
     fs::remove_file(machine.store()).unwrap();
@@ -207,7 +209,7 @@ async fn a_store_that_is_removed_under_a_running_agent_is_noticed_before_anythin
 async fn a_second_agent_with_sockets_elsewhere_does_not_get_the_store() {
     let (stage, hand) = shared().await;
     pool(&hand, "one", "10.39.0.0/24", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "one", &[]).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "one", &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let done = Command::new(binary().unwrap())
@@ -225,7 +227,7 @@ async fn a_second_agent_with_sockets_elsewhere_does_not_get_the_store() {
         .arg("--store")
         .arg(machine.store())
         .arg("--kubeconfig")
-        .arg(stage.cluster.kubeconfig(ADMIN).unwrap())
+        .arg(stage.control_plane.kubeconfig(ADMIN).unwrap())
         .output()
         .unwrap();
     let text = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();

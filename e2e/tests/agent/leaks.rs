@@ -51,7 +51,7 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     let (stage, hand) = shared().await;
     pool(&hand, "leak", "10.50.0.0/24", json!({})).await;
     let flags = ["--leak-grace", "1", "--publish-interval", "0.5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "leak", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "leak", &flags).await;
     let mut pods = Vec::new();
     for name in ["leak-both", "leak-pod", "leak-sandbox"] {
         let pod = hand.pod(name, "leak-1", &[]).await.unwrap();
@@ -100,7 +100,7 @@ async fn what_is_no_pod_s_is_freed_by_its_namespace_alone() {
     let (stage, hand) = shared().await;
     pool(&hand, "nopod", "10.51.0.0/24", json!({})).await;
     let flags = ["--leak-grace", "1"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "nopod", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "nopod", &flags).await;
     for id in ["stays", "goes"] {
         let add = Add {
             netns: netns(&machine, id),
@@ -130,7 +130,7 @@ async fn a_static_pod_s_address_lives_by_its_mirror() {
     let (stage, hand) = shared().await;
     pool(&hand, "mirror", "10.52.0.0/24", json!({})).await;
     let flags = ["--leak-grace", "0.2"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "mirror", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "mirror", &flags).await;
     let mirror = serde_json::from_value(json!({
         "metadata": {
             "name": "mirror-pod", "annotations": {"kubernetes.io/config.mirror": "static-uid"},
@@ -183,7 +183,7 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
     .await;
     // The long grace period for pods that are gone does not delay this.
     let flags = ["--leak-grace", "3600", "--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "failing", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "failing", &flags).await;
     let other = hand.pod("failing-other", "failing-1", &[]).await.unwrap();
     let stays = Add {
         netns: netns(&machine, "other"),
@@ -205,7 +205,7 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
         }
         if round == 1 {
             machine.kill();
-            machine.start(&stage.cluster);
+            machine.start(&stage.control_plane);
             machine.ready().await;
         }
         let newest = format!("c{round}-7");
@@ -232,7 +232,7 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     let (stage, hand) = shared().await;
     pool(&hand, "word", "10.54.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "word", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "word", &flags).await;
     let unknown = machine.add("unknown").await.unwrap();
     let other = machine.add("other").await.unwrap();
     let seen = Add {

@@ -61,7 +61,7 @@ use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, Stage, metrics};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, TestCluster, metrics};
 use cadastre_node::client::ask;
 use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -75,20 +75,24 @@ const FLAGS: [&str; 2] = ["--leak-grace", "2"];
 /// The plugin's timeout.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The stage that most tests share, and a new [`Fixtures`] for this one.
-async fn shared() -> (&'static Stage, Fixtures) {
-    static STAGE: OnceCell<Stage> = OnceCell::const_new();
-    let start = || async { Stage::start(Options::default(), &FLAGS).await.unwrap() };
-    let stage = STAGE.get_or_init(start).await;
-    let hand = stage.fixtures().await.unwrap();
-    (stage, hand)
+/// The cluster that most tests share, and a new [`Fixtures`] for this one.
+async fn shared() -> (&'static TestCluster, Fixtures) {
+    static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
+    let start = || async {
+        TestCluster::start(Options::default(), &FLAGS)
+            .await
+            .unwrap()
+    };
+    let cluster = CLUSTER.get_or_init(start).await;
+    let fixtures = cluster.fixtures().await.unwrap();
+    (cluster, fixtures)
 }
 
 /// Creates a pool of blocks of 16 addresses for the nodes of a group; pods can use 13 addresses of each block.
-async fn pool(hand: &Fixtures, name: &str, range: &str, more: Value) {
+async fn pool(fixtures: &Fixtures, name: &str, range: &str, more: Value) {
     let mut spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
     merge(&mut spec, more);
-    hand.block_pool(name, spec).await.unwrap();
+    fixtures.block_pool(name, spec).await.unwrap();
 }
 
 fn merge(spec: &mut Value, more: Value) {
@@ -119,12 +123,12 @@ impl Machine {
     /// Creates a node in a group and starts its agent; returns when the agent is ready.
     async fn of_group(
         cluster: &ControlPlane,
-        hand: &Fixtures,
+        fixtures: &Fixtures,
         group: &str,
         flags: &[&str],
     ) -> (Self, Node) {
         let name = format!("{group}-1");
-        let node = hand.node(group, &name).await.unwrap();
+        let node = fixtures.node(group, &name).await.unwrap();
         let mut machine = Self::new(&name, flags);
         machine.start(cluster);
         machine.ready().await;
@@ -315,8 +319,8 @@ fn addr(text: &str) -> Addr {
 }
 
 /// The addresses in use according to a NodeAddresses, sorted as text.
-async fn published(hand: &Fixtures, node: &str) -> Result<Vec<String>> {
-    let list = hand.addresses.get_opt(node).await?;
+async fn published(fixtures: &Fixtures, node: &str) -> Result<Vec<String>> {
+    let list = fixtures.addresses.get_opt(node).await?;
     let entries = list.iter().flat_map(|it| it.spec.entries());
     let mut all: Vec<String> = entries
         .flat_map(|it| it.addresses)
@@ -327,8 +331,8 @@ async fn published(hand: &Fixtures, node: &str) -> Result<Vec<String>> {
 }
 
 /// Whether the counts of the NodeSubnet's blocks agree with these addresses in use.
-async fn counts(hand: &Fixtures, node: &str, addresses: &[String]) -> Result<bool> {
-    let subnet = hand.subnets.get_opt(node).await?;
+async fn counts(fixtures: &Fixtures, node: &str, addresses: &[String]) -> Result<bool> {
+    let subnet = fixtures.subnets.get_opt(node).await?;
     let blocks = subnet.and_then(|it| it.status).unwrap_or_default().blocks;
     Ok(blocks.iter().all(|block| {
         let cidr = Cidr::parse_strict(&block.cidr).unwrap();
@@ -341,15 +345,15 @@ async fn counts(hand: &Fixtures, node: &str, addresses: &[String]) -> Result<boo
 }
 
 /// Waits until the NodeAddresses lists exactly these addresses and the counts of the NodeSubnet agree.
-async fn publishes(hand: &Fixtures, node: &str, mut addresses: Vec<String>) {
+async fn publishes(fixtures: &Fixtures, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     until(
         &format!("NodeAddresses {node} tells of {addresses:?}"),
         LIMIT,
         async || {
-            let told = published(hand, node).await?;
+            let told = published(fixtures, node).await?;
             anyhow::ensure!(told == addresses, "{told:?}");
-            let counted = counts(hand, node, &addresses).await?;
+            let counted = counts(fixtures, node, &addresses).await?;
             anyhow::ensure!(counted, "the NodeSubnet counts others");
             Ok(Some(()))
         },

@@ -18,10 +18,10 @@ const RANGE: &str = "10.43.0.0/28";
 
 #[tokio::test]
 async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_live() {
-    let (stage, hand) = shared().await;
+    let (cluster, fixtures) = shared().await;
     let range =
         json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.43.0.0/24"], "blockSize": 28}});
-    hand.pool("moved", range).await.unwrap();
+    fixtures.pool("moved", range).await.unwrap();
     let mut machine = Machine::new("moved-1", &["--publish-interval", "0.5"]);
     let before = host_local(&machine);
     let mut old = Vec::new();
@@ -29,26 +29,32 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         let result = call("ADD", id, machine.folder.path(), &before);
         let given = result["ips"][0]["address"].as_str().unwrap();
         let address = given.split('/').next().unwrap().to_owned();
-        hand.pod(&format!("moved-{id}"), "moved-1", &[&address])
+        fixtures
+            .pod(&format!("moved-{id}"), "moved-1", &[&address])
             .await
             .unwrap();
         old.push(address);
     }
 
     // The agent creates its store before the controller publishes the podCIDR, which kube-controller-manager allocated.
-    hand.create_node(nodes::node("moved-1", "192.0.2.1"))
+    fixtures
+        .create_node(nodes::node("moved-1", "192.0.2.1"))
         .await
         .unwrap();
-    machine.start(&stage.cluster);
+    machine.start(&cluster.control_plane);
     machine.log_says("a new store was made").await;
     let patch = Patch::Merge(json!({
         "metadata": {"labels": {GROUP: "moved"}},
         "spec": {"podCIDR": RANGE, "podCIDRs": [RANGE]},
     }));
     let params = PatchParams::default();
-    hand.nodes.patch("moved-1", &params, &patch).await.unwrap();
+    fixtures
+        .nodes
+        .patch("moved-1", &params, &patch)
+        .await
+        .unwrap();
     machine.ready().await;
-    publishes(&hand, "moved-1", old.clone()).await;
+    publishes(&fixtures, "moved-1", old.clone()).await;
     let mut all: BTreeSet<String> = old.iter().cloned().collect();
     for n in 0..10 {
         let given = machine.add(&format!("c{n}")).await.unwrap();
@@ -72,7 +78,7 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     assert!(!machine.path("networks/net").join(&old[0]).exists());
     // Neither DEL names an attachment that the agent knows. Without a runtime's list of sandboxes the agent
     // decides by the pods, which still exist.
-    publishes(&hand, "moved-1", all.into_iter().collect()).await;
+    publishes(&fixtures, "moved-1", all.into_iter().collect()).await;
     machine.stop().await;
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Options, Stage};
+use cadastre_e2e::{Options, TestCluster};
 use cadastre_node::{Op, OpErrorKind};
 use rustix::process::Signal;
 use serde_json::json;
@@ -15,10 +15,11 @@ use crate::{FLAGS, Machine, pool, publishes, shared};
 
 #[tokio::test]
 async fn killed_and_started_again_it_goes_on_where_it_was() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "kill", "10.30.0.0/24", json!({})).await;
+    let (cluster, fixtures) = shared().await;
+    pool(&fixtures, "kill", "10.30.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "kill", &flags).await;
+    let (mut machine, _) =
+        Machine::of_group(&cluster.control_plane, &fixtures, "kill", &flags).await;
     let first = machine.add("c1").await.unwrap();
     machine.kill();
     assert!(
@@ -29,22 +30,23 @@ async fn killed_and_started_again_it_goes_on_where_it_was() {
     assert_eq!(machine.add("c1").await.unwrap(), first);
     let second = machine.add("c2").await.unwrap();
     machine.del("c1").await;
-    machine.start(&stage.cluster);
+    machine.start(&cluster.control_plane);
     machine.ready().await;
     assert_eq!(machine.held().await, [("c2".to_owned(), second.clone())]);
-    publishes(&hand, "kill-1", vec![second]).await;
+    publishes(&fixtures, "kill-1", vec![second]).await;
     machine.stop().await;
     assert!(!machine.plugin_socket().exists() && !machine.socket().exists());
 }
 
 #[tokio::test]
 async fn while_it_hangs_the_plugin_helps_itself() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "hang", "10.31.0.0/24", json!({})).await;
+    let (cluster, fixtures) = shared().await;
+    pool(&fixtures, "hang", "10.31.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "hang", &flags).await;
+    let (mut machine, _) =
+        Machine::of_group(&cluster.control_plane, &fixtures, "hang", &flags).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&hand, "hang-1", vec![first.clone()]).await;
+    publishes(&fixtures, "hang-1", vec![first.clone()]).await;
     // The agent closes its store after a second without work, and the plugin can open it only if the agent hangs
     // after that. STATUS, which runtimes send all the time, does not count as work. What the agent postpones while
     // it hangs does, so that each try has to wait for that moment again.
@@ -71,16 +73,16 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     // The agent notices what the plugin did to the store meanwhile.
     machine.add("c3").await.unwrap();
     let held = machine.held().await.into_iter().map(|it| it.1).collect();
-    publishes(&hand, "hang-1", held).await;
+    publishes(&fixtures, "hang-1", held).await;
 }
 
 #[tokio::test]
 async fn a_second_agent_of_the_node_says_so_and_ends() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "two", "10.32.0.0/24", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "two", &[]).await;
-    let kubeconfig = stage.cluster.kubeconfig(ADMIN).unwrap();
-    let mut second = machine.spawn(&stage.cluster, &kubeconfig, "second");
+    let (cluster, fixtures) = shared().await;
+    pool(&fixtures, "two", "10.32.0.0/24", json!({})).await;
+    let (machine, _) = Machine::of_group(&cluster.control_plane, &fixtures, "two", &[]).await;
+    let kubeconfig = cluster.control_plane.kubeconfig(ADMIN).unwrap();
+    let mut second = machine.spawn(&cluster.control_plane, &kubeconfig, "second");
     let status = second.process().wait(LIMIT).await.unwrap().unwrap();
     let log = second.process().log_tail(10);
     assert_eq!(status.code(), Some(1), "{log}");
@@ -93,24 +95,27 @@ async fn a_second_agent_of_the_node_says_so_and_ends() {
 
 #[tokio::test]
 async fn without_the_api_server_it_gives_takes_and_restarts() {
-    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
+    let mut cluster = TestCluster::start(Options::default(), &FLAGS)
+        .await
+        .unwrap();
+    let fixtures = cluster.fixtures().await.unwrap();
     pool(
-        &hand,
+        &fixtures,
         "alone",
         "10.33.0.0/24",
         json!({"cooldownSeconds": 0}),
     )
     .await;
     let flags = ["--publish-interval", "0.5", "--add-wait", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "alone", &flags).await;
+    let (mut machine, _) =
+        Machine::of_group(&cluster.control_plane, &fixtures, "alone", &flags).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&hand, "alone-1", vec![first]).await;
-    stage.cluster.kill_apiserver().unwrap();
+    publishes(&fixtures, "alone-1", vec![first]).await;
+    cluster.control_plane.kill_apiserver().unwrap();
     machine.add("c2").await.unwrap();
     machine.del("c1").await;
     machine.stop().await;
-    machine.start(&stage.cluster);
+    machine.start(&cluster.control_plane);
     machine.serves_alone().await;
     let before = machine.held().await;
     assert_eq!(before.len(), 1);
@@ -130,9 +135,9 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     machine.add("c16").await.unwrap();
     machine.del("c16").await;
 
-    stage.cluster.start_apiserver().await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    publishes(&hand, "alone-1", vec![before[0].1.clone()]).await;
+    cluster.control_plane.start_apiserver().await.unwrap();
+    let fixtures = cluster.fixtures().await.unwrap();
+    publishes(&fixtures, "alone-1", vec![before[0].1.clone()]).await;
     let word = until("it has the API server again", LIMIT, async || {
         let word = machine.agent().ready().await?;
         Ok((word == "gives addresses\n").then_some(word))
@@ -142,14 +147,16 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
 
 #[tokio::test]
 async fn it_starts_while_the_api_server_is_gone_and_gives_nothing_that_it_cannot_know() {
-    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    pool(&hand, "late", "10.34.0.0/24", json!({})).await;
-    hand.node("late", "late-1").await.unwrap();
-    hand.listed("late-1", 1).await.unwrap();
-    stage.cluster.kill_apiserver().unwrap();
+    let mut cluster = TestCluster::start(Options::default(), &FLAGS)
+        .await
+        .unwrap();
+    let fixtures = cluster.fixtures().await.unwrap();
+    pool(&fixtures, "late", "10.34.0.0/24", json!({})).await;
+    fixtures.node("late", "late-1").await.unwrap();
+    fixtures.listed("late-1", 1).await.unwrap();
+    cluster.control_plane.kill_apiserver().unwrap();
     let mut machine = Machine::new("late-1", &["--add-wait", "0.5"]);
-    machine.start(&stage.cluster);
+    machine.start(&cluster.control_plane);
     let refusal = until("it answers", LIMIT, async || {
         let refusal = machine.add("c1").await.err();
         Ok(refusal.filter(|it| it.why == OpErrorKind::Busy))
@@ -160,7 +167,7 @@ async fn it_starts_while_the_api_server_is_gone_and_gives_nothing_that_it_cannot
         refusal.text.contains("try again") || refusal.text.contains("API server"),
         "{refusal}"
     );
-    stage.cluster.start_apiserver().await.unwrap();
+    cluster.control_plane.start_apiserver().await.unwrap();
     machine
         .agent()
         .wait_ready(LIMIT + Duration::from_secs(30))

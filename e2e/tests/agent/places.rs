@@ -84,7 +84,7 @@ async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_
     for place in [&lib, &net] {
         fs::write(place, "").unwrap();
     }
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     is_unready_for(&mut machine, "lib: File exists").await;
     fs::remove_file(&lib).unwrap();
     is_unready_for(&mut machine, "net.d: File exists").await;

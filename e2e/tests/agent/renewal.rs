@@ -18,7 +18,7 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     let terms = json!({"quarantineSeconds": 86400});
     pool(&hand, "again", "10.40.0.0/28", terms).await;
     let flags = ["--publish-interval", "0.5", "--add-wait", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "again", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "again", &flags).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&hand, "again-1", vec![first.clone()]).await;
     hand.delete_node("again-1").await.unwrap();
@@ -41,7 +41,7 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     machine.log_says(&node.uid().unwrap()).await;
     machine.add("c2").await.unwrap_err();
     machine.kill();
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     let again = until("it is at work again", LIMIT, async || {
         machine.agent().get("/healthz").await?;
         Ok(Some(machine.add("c1").await?))
@@ -66,7 +66,7 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
     let (stage, hand) = shared().await;
     pool(&hand, "rot", "10.41.0.0/27", json!({"cooldownSeconds": 0})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (mut machine, node) = Machine::of_group(&stage.cluster, &hand, "rot", &flags).await;
+    let (mut machine, node) = Machine::of_group(&stage.control_plane, &hand, "rot", &flags).await;
     let pod = hand.pod("rot-pod", "rot-1", &[]).await.unwrap();
     let first = machine.add_with(add_of(&pod, "c1")).await.unwrap();
     let second = machine.add("c2").await.unwrap();
@@ -84,7 +84,7 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
         file.write_all_at(b"rotten", at).unwrap();
     }
     drop(file);
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     machine.ready().await;
     let aside = machine.path("lib/node.redb.damaged-1");
     assert!(aside.exists(), "{}", machine.log());
@@ -118,12 +118,12 @@ async fn a_store_that_is_removed_under_its_feet_is_made_anew() {
     let (stage, hand) = shared().await;
     pool(&hand, "gone", "10.42.0.0/27", json!({})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "gone", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "gone", &flags).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&hand, "gone-1", vec![first.clone()]).await;
     machine.stop().await;
     std::fs::remove_file(machine.store()).unwrap();
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     machine.ready().await;
     assert_eq!(machine.add("c1").await.unwrap(), first);
     assert_ne!(machine.add("c2").await.unwrap(), first);
@@ -141,7 +141,7 @@ async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
     .await;
     // The interval keeps the assignments from being published before the store is lost.
     let flags = ["--publish-interval", "3600"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "second", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "second", &flags).await;
     let mut live = Vec::new();
     for n in 0..6 {
         let name = format!("second-{n}");
@@ -165,7 +165,7 @@ async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
     }
     machine.kill();
     std::fs::remove_file(machine.store()).unwrap();
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     machine.ready().await;
     for n in 0..6 {
         let given = machine.add(&format!("new{n}")).await.unwrap();
@@ -184,7 +184,7 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
     )
     .await;
     let flags = ["--publish-interval", "0.5", "--leak-grace", "1"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "wiped", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "wiped", &flags).await;
     let mut pods = Vec::new();
     for n in 0..5 {
         let name = format!("wiped-{n}");
@@ -208,7 +208,7 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
         let patch = kube::api::Patch::Merge(json!({"spec": {"bootID": "earlier"}}));
         let patched = hand.addresses.patch("wiped-1", &params, &patch);
         patched.await.unwrap();
-        machine.start(&stage.cluster);
+        machine.start(&stage.control_plane);
         machine.ready().await;
     }
 }

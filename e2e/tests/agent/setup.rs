@@ -10,7 +10,7 @@ use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::permissions::{Target, allowed};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Options, Stage};
+use cadastre_e2e::{Options, TestCluster};
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -91,12 +91,13 @@ fn help_explains_every_flag() {
 
 #[tokio::test]
 async fn the_metrics_keep_to_the_conventions() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "figures", "10.70.0.0/24", json!({})).await;
+    let (cluster, fixtures) = shared().await;
+    pool(&fixtures, "figures", "10.70.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "figures", &flags).await;
+    let (machine, _) =
+        Machine::of_group(&cluster.control_plane, &fixtures, "figures", &flags).await;
     let address = machine.add("figures-c1").await.unwrap();
-    publishes(&hand, "figures-1", vec![address]).await;
+    publishes(&fixtures, "figures-1", vec![address]).await;
     let text = until("all figures are there", LIMIT, async || {
         let text = machine.agent.as_ref().unwrap().get("/metrics").await?;
         let used = r#"cadastre_agent_addresses{family="ipv4",pool="figures",state="used"} 1"#;
@@ -151,26 +152,26 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         apiserver_args,
         ..Options::default()
     };
-    let stage = Stage::start(options, &FLAGS).await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
+    let cluster = TestCluster::start(options, &FLAGS).await.unwrap();
+    let fixtures = cluster.fixtures().await.unwrap();
     let selector = json!({"matchLabels": {"kubernetes.io/metadata.name": "default"}});
     pool(
-        &hand,
+        &fixtures,
         "rbac",
         "10.71.0.0/28",
         json!({"namespaceSelector": selector}),
     )
     .await;
-    hand.node("rbac", "rbac-1").await.unwrap();
+    fixtures.node("rbac", "rbac-1").await.unwrap();
     let flags = ["--publish-interval", "0.5", "--leak-grace", "0.5"];
     let mut machine = Machine::new("rbac-1", &flags);
-    machine.start_as(&stage.cluster, ACCOUNT);
+    machine.start_as(&cluster.control_plane, ACCOUNT);
     machine
         .log_says("not allowed to list and watch nodes")
         .await;
     let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/agent.yaml");
-    stage
-        .cluster
+    cluster
+        .control_plane
         .kubectl(&["apply", "-f", rules])
         .await
         .unwrap();
@@ -179,29 +180,30 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         let samples = machine.agent.as_ref().unwrap().metrics().await.unwrap();
         sum(&samples, "rest_client_requests_total", &[("code", "403")])
     };
-    let pod = hand.pod("rbac-pod", "rbac-1", &[]).await.unwrap();
+    let pod = fixtures.pod("rbac-pod", "rbac-1", &[]).await.unwrap();
     let address = until("the pod has an address", LIMIT, async || {
         Ok(Some(machine.add_with(add_of(&pod, "c1")).await?))
     })
     .await
     .unwrap();
     let before = refused(&machine).await;
-    publishes(&hand, "rbac-1", vec![address]).await;
+    publishes(&fixtures, "rbac-1", vec![address]).await;
     machine.del("c1").await;
-    publishes(&hand, "rbac-1", Vec::new()).await;
+    publishes(&fixtures, "rbac-1", Vec::new()).await;
     let patch = kube::api::Patch::Merge(json!({
         "metadata": {"annotations": {"cadastre.dev/pools": "No Pool"}},
     }));
-    let wrong = hand.pod("rbac-wrong", "rbac-1", &[]).await.unwrap();
+    let wrong = fixtures.pod("rbac-wrong", "rbac-1", &[]).await.unwrap();
     let params = kube::api::PatchParams::default();
-    hand.pods
+    fixtures
+        .pods
         .patch("rbac-wrong", &params, &patch)
         .await
         .unwrap();
     until("the event is written", LIMIT, async || {
         machine.del("c2").await;
         machine.add_with(add_of(&wrong, "c2")).await?;
-        let told = hand
+        let told = fixtures
             .event_count(&wrong.uid().unwrap(), "InvalidAnnotation")
             .await?;
         Ok((told > 0).then_some(()))
@@ -221,7 +223,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
             resource,
             ..Target::default()
         };
-        let is = allowed(&hand.client, ACCOUNT, target).await.unwrap();
+        let is = allowed(&fixtures.client, ACCOUNT, target).await.unwrap();
         assert_eq!(is, verbs, "{resource}.{group}");
     }
     assert_ne!(ADMIN, ACCOUNT);

@@ -26,7 +26,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
         json!({"warm": {"low": 30, "high": 60}}),
     )
     .await;
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "stall", &[]).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "stall", &[]).await;
     hand.listed("stall-1", 3).await.unwrap();
     // Each plugin has received the agent's greeting, so that it takes the agent for alive.
     let mut plugins = Vec::new();
@@ -74,7 +74,7 @@ async fn a_del_ends_the_add_that_waits_for_a_block() {
     let (stage, hand) = shared().await;
     pool(&hand, "ends", "10.14.0.0/28", json!({"cooldownSeconds": 0})).await;
     let flags = ["--add-wait", "60"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "ends", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "ends", &flags).await;
     for n in 0..13 {
         machine.add(&format!("c{n}")).await.unwrap();
     }

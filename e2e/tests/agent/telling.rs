@@ -26,7 +26,7 @@ async fn churn_costs_at_most_a_write_in_fifty_pod_events() {
     .await
     .unwrap();
     let flags = ["--publish-interval", "3", "--add-wait", "5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "churn", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "churn", &flags).await;
     let before = writes(&machine).await;
     let begun = Instant::now();
     let pace = Duration::from_millis(10);
@@ -60,7 +60,7 @@ async fn nothing_is_written_while_nothing_changes() {
     )
     .await;
     let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "quiet", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "quiet", &flags).await;
     let address = machine.add("c1").await.unwrap();
     machine.add("c2").await.unwrap();
     machine.del("c2").await;
@@ -109,7 +109,7 @@ async fn a_status_that_somebody_else_wrote_is_set_right() {
     let (stage, hand) = shared().await;
     pool(&hand, "right", "10.22.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "0.5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "right", &flags).await;
+    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "right", &flags).await;
     let address = machine.add("c1").await.unwrap();
     publishes(&hand, "right-1", vec![address.clone()]).await;
     let patch = kube::api::Patch::Merge(json!({"status": {"blocks": [], "pools": []}}));

@@ -45,8 +45,8 @@ const LACKING: [(&str, &str, &str); 6] = [
 /// A cluster with modified CRDs, its controller, and a pool of blocks of 16 addresses for the group `g`.
 async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Fixtures) {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Fixtures::new(cluster.client().await.unwrap());
-    let crds: Api<CustomResourceDefinition> = Api::all(hand.client.clone());
+    let fixtures = Fixtures::new(cluster.client().await.unwrap());
+    let crds: Api<CustomResourceDefinition> = Api::all(fixtures.client.clone());
     for crd in cadastre_api::crd::all() {
         let kind = crd.spec.names.plural.clone();
         let mut crd = serde_json::to_value(crd).unwrap();
@@ -58,11 +58,11 @@ async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, 
     controller.wait_ready(LIMIT).await.unwrap();
     until("the pool is there", LIMIT, async || {
         let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
-        Ok(Some(hand.block_pool("g", spec).await?))
+        Ok(Some(fixtures.block_pool("g", spec).await?))
     })
     .await
     .unwrap();
-    (controller, cluster, hand)
+    (controller, cluster, fixtures)
 }
 
 /// The schema of an object's fields in a CRD.
@@ -72,8 +72,8 @@ fn fields<'a>(crd: &'a mut Value, object: &str) -> &'a mut Map<String, Value> {
 }
 
 /// Access to the objects of a kind with all fields, also those that this version does not know.
-fn raw<K: kube::Resource<DynamicType = ()>>(hand: &Fixtures) -> Api<DynamicObject> {
-    Api::all_with(hand.client.clone(), &ApiResource::erase::<K>(&()))
+fn raw<K: kube::Resource<DynamicType = ()>>(fixtures: &Fixtures) -> Api<DynamicObject> {
+    Api::all_with(fixtures.client.clone(), &ApiResource::erase::<K>(&()))
 }
 
 async fn written(daemon: &Daemon) -> f64 {
@@ -87,7 +87,7 @@ async fn written(daemon: &Daemon) -> f64 {
 
 #[tokio::test]
 async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
-    let (controller, cluster, hand) = with_crds(|kind, crd| {
+    let (controller, cluster, fixtures) = with_crds(|kind, crd| {
         for (_, object) in ADDED.iter().filter(|(of, _)| *of == kind) {
             // The default puts the field into every object that is read.
             let future = json!({"type": "string", "default": "new"});
@@ -96,10 +96,10 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
     })
     .await;
     let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&cluster, &hand, "g", &flags).await;
+    let (mut machine, _) = Machine::of_group(&cluster, &fixtures, "g", &flags).await;
     let mut given = vec![machine.add("c1").await.unwrap()];
-    publishes(&hand, "g-1", given.clone()).await;
-    let (pools, subnets) = (raw::<IPPool>(&hand), raw::<NodeSubnet>(&hand));
+    publishes(&fixtures, "g-1", given.clone()).await;
+    let (pools, subnets) = (raw::<IPPool>(&fixtures), raw::<NodeSubnet>(&fixtures));
     let object = subnets.get("g-1").await.unwrap().data;
     assert_eq!(object["spec"]["blocks"][0]["future"], "new", "{object}");
     assert_eq!(object["status"]["blocks"][0]["future"], "new", "{object}");
@@ -115,14 +115,15 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
     for n in 2..=14 {
         given.push(machine.add(&format!("c{n}")).await.unwrap());
     }
-    hand.listed("g-1", 2).await.unwrap();
-    publishes(&hand, "g-1", given).await;
-    hand.pool_until("g", "tells of the second block", |pool| {
-        let status = pool.status.as_ref().and_then(|it| it.ipv4.as_ref());
-        status.is_some_and(|it| it.allocated == "2")
-    })
-    .await
-    .unwrap();
+    fixtures.listed("g-1", 2).await.unwrap();
+    publishes(&fixtures, "g-1", given).await;
+    fixtures
+        .pool_until("g", "tells of the second block", |pool| {
+            let status = pool.status.as_ref().and_then(|it| it.ipv4.as_ref());
+            status.is_some_and(|it| it.allocated == "2")
+        })
+        .await
+        .unwrap();
     let pool = pools.get("g").await.unwrap().data;
     for part in ["spec", "status"] {
         assert_eq!(pool[part]["future"], "kept", "{pool}");
@@ -139,16 +140,16 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
 
 #[tokio::test]
 async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
-    let (controller, cluster, hand) = with_crds(|kind, crd| {
+    let (controller, cluster, fixtures) = with_crds(|kind, crd| {
         for (_, object, field) in LACKING.iter().filter(|(of, ..)| *of == kind) {
             fields(crd, object).remove(*field).unwrap();
         }
     })
     .await;
     let flags = ["--publish-interval", "0.2"];
-    let (mut machine, _) = Machine::of_group(&cluster, &hand, "g", &flags).await;
+    let (mut machine, _) = Machine::of_group(&cluster, &fixtures, "g", &flags).await;
     let address = machine.add("c1").await.unwrap();
-    publishes(&hand, "g-1", vec![address]).await;
+    publishes(&fixtures, "g-1", vec![address]).await;
     for kind in ["NodeSubnet", "NodeAddresses"] {
         let text = format!("{kind} g-1 was stored without a part");
         machine.log_says(&text).await;
@@ -156,7 +157,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
     // Several intervals without any change must pass, so this waits for a time.
     let agent = machine.agent.as_ref().unwrap();
     let before = (written(agent).await, written(&controller).await);
-    let list = hand.addresses.get("g-1").await.unwrap();
+    let list = fixtures.addresses.get("g-1").await.unwrap();
     assert!(list.spec.boot_id.is_empty(), "it is cut off");
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = (written(agent).await, written(&controller).await);
@@ -165,7 +166,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         after.1 - before.1 < 2.5,
         "the controller: {before:?} {after:?}"
     );
-    let list_after = hand.addresses.get("g-1").await.unwrap();
+    let list_after = fixtures.addresses.get("g-1").await.unwrap();
     assert_eq!(
         list_after.metadata, list.metadata,
         "the list is not rewritten"

@@ -5,7 +5,7 @@ use std::fs;
 use cadastre_api::Recall;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Fixtures, Options, Stage};
+use cadastre_e2e::{Fixtures, Options, TestCluster};
 use cadastre_node::{Op, OpErrorKind};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -36,7 +36,7 @@ async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
     let terms = json!({"cooldownSeconds": 3600});
     pool(&hand, "torn", "10.80.0.0/27", terms).await;
     let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "torn", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "torn", &flags).await;
     let blocks = hand.listed("torn-1", 1).await.unwrap();
     let mut given = vec![machine.add("c0").await.unwrap()];
     publishes(&hand, "torn-1", given.clone()).await;
@@ -49,7 +49,7 @@ async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
         given.push(machine.add(&format!("c{n}")).await.unwrap());
         restored(&hand, "torn-1", &old, &blocks).await;
         if n == 3 {
-            machine.start(&stage.cluster);
+            machine.start(&stage.control_plane);
             machine.ready().await;
         }
         publishes(&hand, "torn-1", given.clone()).await;
@@ -64,18 +64,20 @@ async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
 
 #[tokio::test]
 async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
-    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let mut stage = TestCluster::start(Options::default(), &FLAGS)
+        .await
+        .unwrap();
     let hand = stage.fixtures().await.unwrap();
     pool(&hand, "bare", "10.81.0.0/27", json!({})).await;
     let flags = ["--publish-interval", "0.5", "--add-wait", "0.3"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "bare", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "bare", &flags).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&hand, "bare-1", vec![first.clone()]).await;
     stage.controller.process().stop(LIMIT).await.unwrap();
     delete_subnet(&hand, "bare-1").await;
     let mut given = vec![first.clone(), machine.add("c2").await.unwrap()];
     machine.stop().await;
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     // The agent has learned that no NodeSubnet exists, and has read its own Node.
     until("it serves", LIMIT, async || {
         Ok(Some(machine.agent().ready().await?))
@@ -123,7 +125,7 @@ async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
         "--cni-conf",
         &path,
     ];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "left", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "left", &flags).await;
     let first = machine.add("c1").await.unwrap();
     let group = async |name: &str| {
         let patch = Patch::Merge(json!({"metadata": {"labels": {"group": name}}}));
@@ -163,7 +165,7 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     )
     .await;
     let flags = ["--publish-interval", "0.5", "--add-wait", "0.3"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "ended", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "ended", &flags).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&hand, "ended-1", vec![first.clone()]).await;
     machine.kill();
@@ -177,7 +179,7 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     assert_eq!(subnet.await.unwrap().spec.blocks.len(), 1);
     // The plugin alone cannot know of the recall, and the block belongs to the node until the agent releases it.
     let second = machine.add("c2").await.unwrap();
-    machine.start(&stage.cluster);
+    machine.start(&stage.control_plane);
     machine.log_says("holds").await;
     let refusal = until("nothing new is given", LIMIT, async || {
         let refusal = machine.add("c3").await.err();

@@ -12,7 +12,7 @@ use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::prometheus::{Prometheus, impatient, promtool, rules};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Daemon, Options, Stage};
+use cadastre_e2e::{Daemon, Options, TestCluster};
 use cadastre_node::client::ask;
 use cadastre_node::{Add, Attachment, Op};
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
 }
 
 /// Starts the agent of a node, with its files in `folder`.
-fn agent(stage: &Stage, node: &str, folder: &Path) -> Daemon {
+fn agent(stage: &TestCluster, node: &str, folder: &Path) -> Daemon {
     let at = |name: &str| folder.join(name).display().to_string();
     let args = [["agent", "--node-name"], [node, "--cni-socket"]].concat();
     let mut args: Vec<String> = args.into_iter().map(ToOwned::to_owned).collect();
@@ -49,8 +49,8 @@ fn agent(stage: &Stage, node: &str, folder: &Path) -> Daemon {
         args,
         env: Vec::new(),
     };
-    let kubeconfig = stage.cluster.kubeconfig(ADMIN).unwrap();
-    Daemon::start(stage.cluster.folder(), &kubeconfig, &options).unwrap()
+    let kubeconfig = stage.control_plane.kubeconfig(ADMIN).unwrap();
+    Daemon::start(stage.control_plane.folder(), &kubeconfig, &options).unwrap()
 }
 
 fn add(id: &str) -> Op {
@@ -74,7 +74,7 @@ const EMPTY: [&str; 2] = ["First pool exhausted in", "Time until exhausted"];
 
 #[tokio::test]
 async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
-    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
     hand.block_pool("show", spec).await.unwrap();
@@ -170,7 +170,7 @@ async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
 /// Uses the chart's rules with every `for` set to one second.
 #[tokio::test]
 async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_controller_that_is_gone() {
-    let mut stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let mut stage = TestCluster::start(Options::default(), &[]).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     let range = json!({"ipv4": {"cidrs": ["10.91.0.0/24"]}});
     hand.pool("short", range).await.unwrap();

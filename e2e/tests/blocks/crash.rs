@@ -7,7 +7,7 @@ use cadastre_core::Cidr;
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, Fixtures, Options, Stage};
+use cadastre_e2e::{Agents, Fixtures, Options, TestCluster};
 use kube::api::ListParams;
 use serde_json::json;
 
@@ -46,7 +46,9 @@ async fn lists(hand: &Fixtures) -> anyhow::Result<BTreeMap<String, BTreeSet<Stri
 
 #[tokio::test]
 async fn killed_at_any_moment_no_block_is_lost_or_given_twice() {
-    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let mut stage = TestCluster::start(Options::default(), &FLAGS)
+        .await
+        .unwrap();
     let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     let spec = json!({"ipv4": {"cidrs": ["10.80.0.0/18"], "blockSize": 28}, "idleSeconds": 0});
@@ -73,7 +75,7 @@ async fn killed_at_any_moment_no_block_is_lost_or_given_twice() {
         }
         stage.controller.process().kill().unwrap();
         lists(&hand).await.unwrap();
-        stage.controller = start_controller(&stage.cluster, ADMIN, &FLAGS).unwrap();
+        stage.controller = start_controller(&stage.control_plane, ADMIN, &FLAGS).unwrap();
         stage.controller.wait_ready(LIMIT).await.unwrap();
     }
     for name in &names {

@@ -34,17 +34,17 @@ mod trust;
 use cadastre_api::Recall;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, Fixtures, Options, Stage};
+use cadastre_e2e::{Agents, Fixtures, Options, TestCluster};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 /// The stage that most tests share, with a new [`Fixtures`] and new agents for this one.
-async fn shared() -> (&'static Stage, Fixtures, Agents) {
-    static STAGE: OnceCell<Stage> = OnceCell::const_new();
+async fn shared() -> (&'static TestCluster, Fixtures, Agents) {
+    static STAGE: OnceCell<TestCluster> = OnceCell::const_new();
     let start = || async {
-        Stage::start(
+        TestCluster::start(
             Options::default(),
             &["--log-level", "debug", "--leak-grace", "2"],
         )

@@ -220,7 +220,11 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() {
         pool("swapb", "10.45.0.0/24")
     );
     let args = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
-    stage.cluster.kubectl_stdin(&args, &both).await.unwrap();
+    stage
+        .control_plane
+        .kubectl_stdin(&args, &both)
+        .await
+        .unwrap();
     for (name, old, new) in [
         ("swapa-1", "10.45.0.", "10.45.1."),
         ("swapb-1", "10.45.1.", "10.45.0."),

@@ -3,7 +3,7 @@
 use cadastre_api::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, Recall};
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Fixtures, Options, Stage};
+use cadastre_e2e::{Fixtures, Options, TestCluster};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ async fn a_block_is_drained_as_long_as_it_is_asked_for() {
 
 #[tokio::test]
 async fn a_release_that_is_asked_for_waits_for_no_grace_and_never_frees_what_lives() {
-    let stage = Stage::start(Options::default(), &["--leak-grace", "3600"]);
+    let stage = TestCluster::start(Options::default(), &["--leak-grace", "3600"]);
     let stage = stage.await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.74.8.0/24"], "blockSize": 28}});

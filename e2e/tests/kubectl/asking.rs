@@ -1,7 +1,7 @@
 //! release, drain and undrain, with a controller that leads.
 
 use cadastre_api::NodeAddressesSpec;
-use cadastre_e2e::{Agents, Fixtures, Options, Stage};
+use cadastre_e2e::{Agents, Fixtures, Options, TestCluster};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -10,9 +10,9 @@ use crate::{end, run, start};
 
 #[tokio::test]
 async fn status_waits_until_all_is_well() {
-    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
-    let mut waiting = start(&stage.cluster, &["status", "--wait=300"]);
+    let mut waiting = start(&stage.control_plane, &["status", "--wait=300"]);
     let mut said = BufReader::new(waiting.stderr.take().unwrap()).lines();
     while let Some(line) = said.next_line().await.unwrap() {
         if line.contains("pools: there is none") {
@@ -31,10 +31,10 @@ async fn status_waits_until_all_is_well() {
 
 #[tokio::test]
 async fn a_drain_is_asked_for_and_taken_back() {
-    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
-    let cluster = &stage.cluster;
+    let cluster = &stage.control_plane;
     let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}, "idleSeconds": 3600});
     hand.block_pool("roomy", spec).await.unwrap();
     let node = hand.node("roomy", "roomy-1").await.unwrap();
@@ -126,7 +126,7 @@ async fn write_status(hand: &Fixtures, node: &str, status: Value) {
 
 #[tokio::test]
 async fn a_leak_is_released_long_before_its_grace_is_over() {
-    let stage = Stage::start(Options::default(), &["--leak-grace", "86400"])
+    let stage = TestCluster::start(Options::default(), &["--leak-grace", "86400"])
         .await
         .unwrap();
     let hand = stage.fixtures().await.unwrap();
@@ -150,7 +150,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
         json!({"nodeUID": node, "blocks": words(1), "orphans": [{"address": address, "podUID": uid}]}),
     )
     .await;
-    let child = start(&stage.cluster, &["release", &address]);
+    let child = start(&stage.control_plane, &["release", &address]);
     // The controller has its proof that the pod is gone, and asks the agent for the other one.
     let asked = |it: &cadastre_api::NodeSubnet| {
         it.spec

@@ -2,16 +2,16 @@
 
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Options, Stage};
+use cadastre_e2e::{Options, TestCluster};
 use serde_json::json;
 
 use crate::run;
 
 #[tokio::test]
 async fn what_plan_says_of_new_nodes_is_what_then_happens() {
-    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
-    let cluster = &stage.cluster;
+    let cluster = &stage.control_plane;
     let spec = json!({"ipv4": {"cidrs": ["10.80.0.0/25"], "blockSize": 28}, "reserved": ["10.80.0.16-10.80.0.20"]});
     hand.block_pool("grow", spec.clone()).await.unwrap();
     let cidrs = json!({"ipv4": {"cidrs": ["10.81.0.0/25"], "blockSize": 28}, "reserved": ["10.81.0.16-10.81.0.20"]});

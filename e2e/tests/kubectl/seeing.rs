@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cadastre_e2e::fixtures::labelled;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, Options, Stage, nodes};
+use cadastre_e2e::{Agents, Options, TestCluster, nodes};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -12,10 +12,10 @@ use crate::{ok, run, snapshot, start};
 
 #[tokio::test]
 async fn a_cluster_that_is_well_is_shown_as_it_is() {
-    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
-    let cluster = &stage.cluster;
+    let cluster = &stage.control_plane;
     let blocks =
         json!({"ipv4": {"cidrs": ["10.60.0.0/24"], "blockSize": 28}, "reserved": ["10.60.0.0/28"]});
     hand.block_pool("web", blocks).await.unwrap();
@@ -118,9 +118,9 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
 }
 
 /// `--watch` shows a change by itself.
-async fn watched(stage: &Stage) {
+async fn watched(stage: &TestCluster) {
     let hand = stage.fixtures().await.unwrap();
-    let mut child = start(&stage.cluster, &["show", "nodes", "--watch"]);
+    let mut child = start(&stage.control_plane, &["show", "nodes", "--watch"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.next_line().await.unwrap().unwrap();
     hand.node("web", "web-9").await.unwrap();

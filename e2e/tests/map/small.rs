@@ -1,12 +1,12 @@
 //! A running cluster: two pools, a few pods.
 
-use cadastre_e2e::{Agents, Options, Stage};
+use cadastre_e2e::{Agents, Options, TestCluster};
 use serde_json::json;
 
 use crate::page::Page;
 
 pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
-    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     let blocks = json!({
@@ -41,7 +41,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     hand.subnet_until("blocks-3", "tells of its pods", told)
         .await
         .unwrap();
-    let mut page = Page::open(&stage.cluster).await;
+    let mut page = Page::open(&stage.control_plane).await;
     page.says("#pool", "cidrs").await;
     page.says("#figures", "blocks allocated").await;
     page.says("#legend", "Reserved").await;

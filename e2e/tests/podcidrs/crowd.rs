@@ -37,7 +37,7 @@ async fn with_a_thousand_pools_a_node_is_served_within_seconds_and_memory_stays_
     let start = Instant::now();
     let calls = (0..POOLS).map(pool).collect();
     stage
-        .cluster
+        .control_plane
         .endpoint()
         .unwrap()
         .send_all(16, calls)

@@ -3,7 +3,7 @@
 use cadastre_e2e::fixtures::{LIMIT, labelled, with_pod_cidrs};
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Fixtures, Stage, nodes};
+use cadastre_e2e::{Fixtures, TestCluster, nodes};
 use serde_json::json;
 
 use crate::{alone, shared};
@@ -14,7 +14,7 @@ async fn create(hand: &Fixtures, group: &str, name: &str, cidrs: &[&str]) -> Str
     node.metadata.uid.unwrap()
 }
 
-async fn overlaps_are(stage: &Stage, count: f64) {
+async fn overlaps_are(stage: &TestCluster, count: f64) {
     until("the metric counts the overlaps", LIMIT, async || {
         let metrics = stage.controller.metrics().await?;
         let value = sum(&metrics, "cadastre_overlapping_ranges", &[]);

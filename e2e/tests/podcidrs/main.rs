@@ -28,17 +28,17 @@ mod misfits;
 mod resting;
 mod telling;
 
-use cadastre_e2e::{Fixtures, Options, Stage};
+use cadastre_e2e::{Fixtures, Options, TestCluster};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
 /// The range of the shared stage's flag `--service-cidr`.
 const FLAG_SERVICE_RANGE: &str = "10.199.0.0/25";
 
 /// The stage that most tests share, and a new [`Fixtures`] for this one.
-async fn shared() -> (&'static Stage, Fixtures) {
-    static STAGE: OnceCell<Stage> = OnceCell::const_new();
+async fn shared() -> (&'static TestCluster, Fixtures) {
+    static STAGE: OnceCell<TestCluster> = OnceCell::const_new();
     let start = || async {
-        Stage::start(
+        TestCluster::start(
             Options::default(),
             &["--service-cidr", FLAG_SERVICE_RANGE, "--log-level", "debug"],
         )
@@ -50,9 +50,9 @@ async fn shared() -> (&'static Stage, Fixtures) {
 }
 
 /// A stage for a single test.
-async fn alone(flags: &[&str]) -> (Stage, Fixtures, SemaphorePermit<'static>) {
+async fn alone(flags: &[&str]) -> (TestCluster, Fixtures, SemaphorePermit<'static>) {
     let permit = one_at_a_time().await;
-    let stage = Stage::start(Options::default(), flags).await.unwrap();
+    let stage = TestCluster::start(Options::default(), flags).await.unwrap();
     let hand = stage.fixtures().await.unwrap();
     (stage, hand, permit)
 }

@@ -26,7 +26,7 @@ use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Fixtures, Options, Stage, daemon};
+use cadastre_e2e::{ControlPlane, Fixtures, Options, TestCluster, daemon};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Api;
@@ -58,15 +58,17 @@ async fn after_a_restore_a_controller_that_lived_through_it_starts_anew_and_does
 }
 
 async fn story(lives: bool) {
-    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let mut stage = TestCluster::start(Options::default(), &FLAGS)
+        .await
+        .unwrap();
     let hand = stage.fixtures().await.unwrap();
     let spec = json!({
         "ipv4": {"cidrs": [RANGE], "blockSize": 28}, "warm": {"low": 1, "high": 1},
         "cooldownSeconds": 1, "idleSeconds": 1, "quarantineSeconds": 3,
     });
     hand.block_pool(GROUP, spec).await.unwrap();
-    let mut one = Node::join(&stage.cluster, &hand, "back-1").await;
-    let mut two = Node::join(&stage.cluster, &hand, "back-2").await;
+    let mut one = Node::join(&stage.control_plane, &hand, "back-1").await;
+    let mut two = Node::join(&stage.control_plane, &hand, "back-2").await;
     one.add_many(5).await;
     two.add_many(20).await;
     hand.listed("back-1", 1).await.unwrap();
@@ -74,14 +76,17 @@ async fn story(lives: bool) {
 
     let kept = tempfile::tempdir().unwrap();
     let copy = kept.path().join("etcd");
-    let done = stage.cluster.with_data(|data| copy_all(data, &copy)).await;
+    let done = stage
+        .control_plane
+        .with_data(|data| copy_all(data, &copy))
+        .await;
     done.unwrap();
 
     two.delete_all().await;
     hand.listed("back-2", 1).await.unwrap();
     two.add_many(6).await;
     one.add_many(13).await;
-    let mut three = Node::join(&stage.cluster, &hand, "back-3").await;
+    let mut three = Node::join(&stage.control_plane, &hand, "back-3").await;
     three.add_many(13).await;
     let before = until("the blocks can be listed", LIMIT, async || {
         Ok(Some(blocks(&hand).await?))
@@ -103,7 +108,7 @@ async fn story(lives: bool) {
         std::fs::remove_dir_all(data)?;
         copy_all(&copy, data)
     };
-    stage.cluster.with_data(put_back).await.unwrap();
+    stage.control_plane.with_data(put_back).await.unwrap();
     if lives {
         let ended = stage.controller.process().wait(LIMIT).await.unwrap();
         assert_eq!(ended.unwrap().code(), Some(1));
@@ -112,9 +117,9 @@ async fn story(lives: bool) {
     }
     // Like the kubelet after its restart.
     register(&hand, "back-3").await;
-    let four = Node::join(&stage.cluster, &hand, "back-4").await;
+    let four = Node::join(&stage.control_plane, &hand, "back-4").await;
     age_lease(&hand).await;
-    stage.controller = start_controller(&stage.cluster, ADMIN, &FLAGS).unwrap();
+    stage.controller = start_controller(&stage.control_plane, ADMIN, &FLAGS).unwrap();
 
     // A new node gets nothing as long as every block belongs to another node.
     let given = four.try_add().await;
@@ -144,7 +149,7 @@ async fn story(lives: bool) {
         .unwrap();
     let told = hand.event(&uid, "BlockAdopted").await.unwrap();
     assert!(told.contains("docs/backup.md"), "{told}");
-    check(&stage.cluster).await;
+    check(&stage.control_plane).await;
 
     three.delete_all().await;
     let mut four = four;

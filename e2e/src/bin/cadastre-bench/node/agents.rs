@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use cadastre_e2e::control_plane::{ADMIN, Options};
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Daemon, Fixtures, Stage, metrics};
+use cadastre_e2e::{Daemon, Fixtures, TestCluster, metrics};
 use cadastre_node::{Add, Attachment, Op, OpOutcome, client};
 use serde_json::json;
 
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A control plane, a controller, and a pool with a block of 1,022 addresses for each node.
 pub struct Agents {
-    stage: Stage,
+    stage: TestCluster,
     hand: Fixtures,
 }
 
@@ -33,7 +33,7 @@ pub struct Agent {
 impl Agents {
     /// Starts the control plane and the controller, and creates the pool.
     pub async fn start() -> Result<Self> {
-        let stage = Stage::start(Options::default(), &[]).await?;
+        let stage = TestCluster::start(Options::default(), &[]).await?;
         let hand = stage.fixtures().await?;
         let spec = json!({
             "ipv4": {"cidrs": ["10.1.0.0/16"], "blockSize": 22}, "cooldownSeconds": 0,
@@ -46,7 +46,7 @@ impl Agents {
     pub async fn agent(&self, name: &str, flags: &[&str]) -> Result<Agent> {
         let node = format!("{POOL}-{name}");
         self.hand.node(POOL, &node).await?;
-        let folder = self.stage.cluster.folder().join(&node);
+        let folder = self.stage.control_plane.folder().join(&node);
         std::fs::create_dir(&folder)?;
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
         let daemon = self.spawn(&node, &folder, &flags)?;
@@ -81,7 +81,7 @@ impl Agents {
             args,
             env: Vec::new(),
         };
-        let cluster = &self.stage.cluster;
+        let cluster = &self.stage.control_plane;
         Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
     }
 
@@ -95,7 +95,7 @@ impl Agents {
     }
 
     pub async fn requests(&self) -> Result<Vec<metrics::Sample>> {
-        self.stage.cluster.apiserver_metrics().await
+        self.stage.control_plane.apiserver_metrics().await
     }
 }
 
