@@ -8,7 +8,9 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use cadastre_api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
+use cadastre_api::{
+    IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet, NodeSubnetStatus,
+};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -133,13 +135,18 @@ impl Fixtures {
             "spec": {"nodeName": node, "containers": [{"name": "c", "image": "none"}]},
         }))?;
         self.pods.create(&PostParams::default(), &pod).await?;
+        self.report_addresses(name, addresses).await
+    }
+
+    /// Writes the addresses of a pod to its status, in the kubelet's place.
+    pub async fn report_addresses(&self, pod: &str, addresses: &[&str]) -> Result<Pod> {
         let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
         let status = json!({"status": {
             "phase": "Running", "podIP": addresses.first(), "podIPs": ips,
         }});
         let patch = Patch::Merge(status);
         let params = PatchParams::default();
-        Ok(self.pods.patch_status(name, &params, &patch).await?)
+        Ok(self.pods.patch_status(pod, &params, &patch).await?)
     }
 
     /// Deletes a pod without grace period, as a kubelet does in the end.
@@ -211,6 +218,50 @@ impl Fixtures {
             Ok(Some(subnet))
         })
         .await
+    }
+
+    /// Writes the status of a NodeSubnet, in the agent's place.
+    pub async fn write_status(&self, node: &str, status: Value) -> Result<()> {
+        let patch = Patch::Merge(json!({"status": status}));
+        let params = PatchParams::default();
+        self.subnets.patch_status(node, &params, &patch).await?;
+        Ok(())
+    }
+
+    /// Waits until the status of a NodeSubnet reports `count` addresses in use.
+    pub async fn in_use(&self, node: &str, count: i64) -> Result<NodeSubnet> {
+        let what = format!("reports {count} addresses in use");
+        self.status_until(node, &what, |status| {
+            let used = status.blocks.iter().map(|it| it.used);
+            used.sum::<i64>() == count
+        })
+        .await
+    }
+
+    /// Waits until the status of a NodeSubnet satisfies `is`; `what` describes that in the error.
+    pub async fn status_until(
+        &self,
+        node: &str,
+        what: &str,
+        is: impl Fn(&NodeSubnetStatus) -> bool,
+    ) -> Result<NodeSubnet> {
+        until(&format!("NodeSubnet {node}: {what}"), LIMIT, async || {
+            let subnet = self.subnets.get(node).await?;
+            ensure!(
+                subnet.status.as_ref().is_some_and(&is),
+                "{:?}",
+                subnet.status
+            );
+            Ok(Some(subnet))
+        })
+        .await
+    }
+
+    /// Has the agents of a pool's nodes demand `low` free addresses. They release blocks only when these are
+    /// recalled.
+    pub async fn keep_free(&self, pool: &str, low: u32) -> Result<IPPool> {
+        self.change_pool(pool, json!({"warm": {"low": low, "high": 65_536}}))
+            .await
     }
 
     /// Waits until a NodeSubnet lists `count` blocks, and returns their CIDRs sorted as text.

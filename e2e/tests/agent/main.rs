@@ -51,29 +51,24 @@ mod telling;
 mod versions;
 mod withdrawn;
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use cadastre_agent::grpc::{client, v1};
 use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::fixtures::LIMIT;
+use cadastre_e2e::node_agent::{add, attachment, pod_ref};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, TestCluster, metrics};
-use cadastre_node::client::ask;
-use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, NodeAgent, Options, TestCluster, metrics};
+use cadastre_node::{Add, Op, OpError};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 /// Flags of the controller of [`shared`].
 const FLAGS: [&str; 2] = ["--leak-grace", "2"];
-/// The plugin's timeout.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The cluster that most tests share, and a new [`Fixtures`] for this one.
 async fn shared() -> (&'static TestCluster, Fixtures) {
@@ -101,23 +96,36 @@ fn merge(spec: &mut Value, more: Value) {
     }
 }
 
-/// Simulates the machine of a node: a folder and the agent that runs on it.
-struct Machine {
-    node: String,
-    folder: TempDir,
-    flags: Vec<String>,
-    agent: Option<Daemon>,
+/// The machine of a node: a folder and the agent that runs on it.
+struct Machine(NodeAgent);
+
+impl Deref for Machine {
+    type Target = NodeAgent;
+
+    fn deref(&self) -> &NodeAgent {
+        &self.0
+    }
+}
+
+impl DerefMut for Machine {
+    fn deref_mut(&mut self) -> &mut NodeAgent {
+        &mut self.0
+    }
 }
 
 impl Machine {
     /// A machine whose agent is not started yet.
     fn new(node: &str, flags: &[&str]) -> Self {
-        Self {
-            node: node.to_owned(),
-            folder: tempfile::tempdir().unwrap(),
-            flags: flags.iter().map(ToString::to_string).collect(),
-            agent: None,
+        // Unless the test sets it, the interval of the address list is that of the status.
+        let interval = |name: &str| flags.iter().position(|it| *it == name);
+        let mut all = flags.to_vec();
+        if let (Some(at), None) = (
+            interval("--publish-interval"),
+            interval("--addresses-interval"),
+        ) {
+            all.extend(["--addresses-interval", flags[at + 1]]);
         }
+        Self(NodeAgent::new(node, &all).unwrap())
     }
 
     /// Creates a node in a group and starts its agent; returns when the agent is ready.
@@ -140,44 +148,11 @@ impl Machine {
     }
 
     fn start_as(&mut self, cluster: &ControlPlane, user: &str) {
-        let kubeconfig = cluster.kubeconfig(user).unwrap();
-        self.agent = Some(self.spawn(cluster, &kubeconfig, "agent"));
-    }
-
-    fn spawn(&self, cluster: &ControlPlane, kubeconfig: &Path, name: &str) -> Daemon {
-        let paths = [
-            ("--cni-socket", self.plugin_socket()),
-            ("--socket", self.socket()),
-            ("--store", self.store()),
-        ];
-        let mut args = vec![
-            "agent".to_owned(),
-            "--node-name".to_owned(),
-            self.node.clone(),
-        ];
-        for (flag, path) in paths {
-            args.extend([flag.to_owned(), path.display().to_string()]);
-        }
-        args.extend(self.flags.iter().cloned());
-        // Unless the test sets it, the interval of the address list is that of the status.
-        let mut flags = self.flags.iter();
-        if let Some(soon) = flags
-            .find(|it| *it == "--publish-interval")
-            .and(flags.next())
-            && !args.iter().any(|it| it == "--addresses-interval")
-        {
-            args.extend(["--addresses-interval".to_owned(), soon.clone()]);
-        }
-        let options = DaemonOptions {
-            name: format!("{name}-{}", self.node),
-            args,
-            env: Vec::new(),
-        };
-        Daemon::start(cluster.folder(), kubeconfig, &options).unwrap()
+        self.0.start(cluster, user).unwrap();
     }
 
     fn agent(&mut self) -> &mut Daemon {
-        self.agent.as_mut().unwrap()
+        self.daemon.as_mut().unwrap()
     }
 
     async fn ready(&mut self) {
@@ -187,8 +162,8 @@ impl Machine {
     /// Waits until the agent reports that it is ready without the API server.
     async fn serves_alone(&mut self) {
         let alone = until("it serves without the API server", LIMIT, async || {
-            let word = self.agent().ready().await?;
-            anyhow::ensure!(word.contains("API server does not answer"), word);
+            let body = self.agent().ready().await?;
+            anyhow::ensure!(body.contains("API server does not answer"), body);
             Ok(Some(()))
         });
         alone.await.unwrap();
@@ -196,36 +171,17 @@ impl Machine {
 
     fn kill(&mut self) {
         self.agent().process().kill().unwrap();
-        self.agent = None;
+        self.daemon = None;
     }
 
     async fn stop(&mut self) {
         let status = self.agent().process().stop(LIMIT).await.unwrap();
         assert!(status.success(), "{}", self.agent().process().log_tail(30));
-        self.agent = None;
+        self.daemon = None;
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn plugin_socket(&self) -> PathBuf {
-        self.path("run/cni.sock")
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.path("run/agent.sock")
-    }
-
-    fn store(&self) -> PathBuf {
-        self.path("lib/node.redb")
-    }
-
-    /// Asks like the plugin: the agent, or the store if no agent answers.
-    async fn ask(&self, op: Op) -> Result<OpOutcome, OpError> {
-        let (socket, store) = (self.plugin_socket(), self.store());
-        let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &op, PATIENCE));
-        asked.await.unwrap()
+        self.folder().join(name)
     }
 
     async fn add(&self, id: &str) -> Result<String, OpError> {
@@ -234,10 +190,7 @@ impl Machine {
 
     /// Adds a container and returns its first address.
     async fn add_with(&self, add: Add) -> Result<String, OpError> {
-        match self.ask(Op::Add(add)).await? {
-            OpOutcome::Given(given) => Ok(given.addresses[0].address.to_string()),
-            OpOutcome::Done => panic!("an ADD without an address"),
-        }
+        Ok(self.0.add(add).await?[0].to_string())
     }
 
     async fn del(&self, id: &str) {
@@ -262,7 +215,7 @@ impl Machine {
 
     /// The sum of one of the agent's metrics over the series with these labels.
     async fn figure(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let samples = self.agent.as_ref().unwrap().metrics().await.unwrap();
+        let samples = self.daemon.as_ref().unwrap().metrics().await.unwrap();
         metrics::sum(&samples, name, labels)
     }
 
@@ -281,35 +234,10 @@ impl Machine {
     }
 }
 
-fn attachment(id: &str) -> Attachment {
-    Attachment {
-        network: "net".to_owned(),
-        container_id: id.to_owned(),
-        ifname: "eth0".to_owned(),
-    }
-}
-
-/// An ADD of a container that belongs to no pod.
-fn add(id: &str) -> Add {
-    Add {
-        attachment: attachment(id),
-        netns: String::new(),
-        pod: None,
-        pools: Vec::new(),
-        addresses: Vec::new(),
-        decided: false,
-        bound: Vec::new(),
-    }
-}
-
 /// An ADD of a sandbox of `pod`.
 fn add_of(pod: &Pod, id: &str) -> Add {
     Add {
-        pod: Some(PodRef {
-            namespace: pod.namespace().unwrap(),
-            name: pod.name_any(),
-            uid: pod.uid().unwrap(),
-        }),
+        pod: Some(pod_ref(pod)),
         ..add(id)
     }
 }
@@ -348,11 +276,11 @@ async fn counts(fixtures: &Fixtures, node: &str, addresses: &[String]) -> Result
 async fn publishes(fixtures: &Fixtures, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     until(
-        &format!("NodeAddresses {node} tells of {addresses:?}"),
+        &format!("NodeAddresses {node} lists {addresses:?}"),
         LIMIT,
         async || {
-            let told = published(fixtures, node).await?;
-            anyhow::ensure!(told == addresses, "{told:?}");
+            let listed = published(fixtures, node).await?;
+            anyhow::ensure!(listed == addresses, "{listed:?}");
             let counted = counts(fixtures, node, &addresses).await?;
             anyhow::ensure!(counted, "the NodeSubnet counts others");
             Ok(Some(()))

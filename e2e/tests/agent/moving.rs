@@ -26,7 +26,7 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     let before = host_local(&machine);
     let mut old = Vec::new();
     for id in ["h1", "h2", "h3"] {
-        let result = call("ADD", id, machine.folder.path(), &before);
+        let result = call("ADD", id, machine.folder(), &before);
         let given = result["ips"][0]["address"].as_str().unwrap();
         let address = given.split('/').next().unwrap().to_owned();
         fixtures
@@ -73,8 +73,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         "cniVersion": "1.0.0", "name": "net", "type": "ptp",
         "ipam": {"type": "cadastre-ipam", "socket": machine.plugin_socket(), "store": machine.store()},
     });
-    call("DEL", "h1", machine.folder.path(), &before);
-    call("DEL", "h2", machine.folder.path(), &ours);
+    call("DEL", "h1", machine.folder(), &before);
+    call("DEL", "h2", machine.folder(), &ours);
     assert!(!machine.path("networks/net").join(&old[0]).exists());
     // Neither DEL names an attachment that the agent knows. Without a runtime's list of sandboxes the agent
     // decides by the pods, which still exist.

@@ -82,7 +82,9 @@ async fn a_second_agent_of_the_node_says_so_and_ends() {
     pool(&fixtures, "two", "10.32.0.0/24", json!({})).await;
     let (machine, _) = Machine::of_group(&cluster.control_plane, &fixtures, "two", &[]).await;
     let kubeconfig = cluster.control_plane.kubeconfig(ADMIN).unwrap();
-    let mut second = machine.spawn(&cluster.control_plane, &kubeconfig, "second");
+    let mut second = machine
+        .spawn(cluster.control_plane.folder(), &kubeconfig, "second")
+        .unwrap();
     let status = second.process().wait(LIMIT).await.unwrap().unwrap();
     let log = second.process().log_tail(10);
     assert_eq!(status.code(), Some(1), "{log}");

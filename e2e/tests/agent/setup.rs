@@ -99,7 +99,7 @@ async fn the_metrics_keep_to_the_conventions() {
     let address = machine.add("figures-c1").await.unwrap();
     publishes(&fixtures, "figures-1", vec![address]).await;
     let text = until("all figures are there", LIMIT, async || {
-        let text = machine.agent.as_ref().unwrap().get("/metrics").await?;
+        let text = machine.daemon.as_ref().unwrap().get("/metrics").await?;
         let used = r#"cadastre_agent_addresses{family="ipv4",pool="figures",state="used"} 1"#;
         Ok(text.contains(used).then_some(text))
     })
@@ -177,7 +177,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         .unwrap();
     machine.log_says("watch works again").await;
     let refused = async |machine: &Machine| {
-        let samples = machine.agent.as_ref().unwrap().metrics().await.unwrap();
+        let samples = machine.daemon.as_ref().unwrap().metrics().await.unwrap();
         sum(&samples, "rest_client_requests_total", &[("code", "403")])
     };
     let pod = fixtures.pod("rbac-pod", "rbac-1", &[]).await.unwrap();

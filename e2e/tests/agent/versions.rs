@@ -155,7 +155,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         machine.log_says(&text).await;
     }
     // Several intervals without any change must pass, so this waits for a time.
-    let agent = machine.agent.as_ref().unwrap();
+    let agent = machine.daemon.as_ref().unwrap();
     let before = (written(agent).await, written(&controller).await);
     let list = fixtures.addresses.get("g-1").await.unwrap();
     assert!(list.spec.boot_id.is_empty(), "it is cut off");

@@ -1,0 +1,291 @@
+//! Agents of nodes without a machine: `cadastre agent` as a process with a folder of its own, called over its
+//! socket like the CNI plugin calls it.
+//!
+//! There is no kubelet and no runtime: a container is a name that the caller chooses.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cadastre_core::Addr;
+use cadastre_node::client::ask;
+use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, PodRef};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+use tempfile::TempDir;
+
+use crate::control_plane::{ADMIN, ControlPlane};
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::fixtures::{Fixtures, LIMIT};
+use crate::wait::until;
+
+/// The timeout of the plugin.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Flags of [`Agents`]: everything is published within about a second, and an ADD in vain ends after a second.
+const QUICK: [&str; 6] = [
+    "--publish-interval",
+    "1",
+    "--addresses-interval",
+    "1",
+    "--add-wait",
+    "1",
+];
+
+/// The agent of one node, with the folder that its machine would keep.
+pub struct NodeAgent {
+    node: String,
+    folder: TempDir,
+    /// Flags of the next start, besides the name of the node and the paths
+    pub flags: Vec<String>,
+    /// The running agent
+    pub daemon: Option<Daemon>,
+}
+
+impl NodeAgent {
+    /// Creates the folder; the agent is not started yet.
+    pub fn new(node: &str, flags: &[&str]) -> Result<Self> {
+        Ok(Self {
+            node: node.to_owned(),
+            folder: tempfile::tempdir()?,
+            flags: flags.iter().map(ToString::to_string).collect(),
+            daemon: None,
+        })
+    }
+
+    /// Starts the agent as `user`. Does not wait until it is ready.
+    pub fn start(&mut self, cluster: &ControlPlane, user: &str) -> Result<()> {
+        let kubeconfig = cluster.kubeconfig(user)?;
+        self.daemon = Some(self.spawn(cluster.folder(), &kubeconfig, "agent")?);
+        Ok(())
+    }
+
+    /// Starts a process on this folder, which logs to `logs` under that name and the node's.
+    pub fn spawn(&self, logs: &Path, kubeconfig: &Path, name: &str) -> Result<Daemon> {
+        let mut args = vec![
+            "agent".to_owned(),
+            "--node-name".to_owned(),
+            self.node.clone(),
+        ];
+        for (flag, path) in [
+            ("--cni-socket", self.plugin_socket()),
+            ("--socket", self.socket()),
+            ("--store", self.store()),
+        ] {
+            args.extend([flag.to_owned(), path.display().to_string()]);
+        }
+        args.extend(self.flags.iter().cloned());
+        let options = DaemonOptions {
+            name: format!("{name}-{}", self.node),
+            args,
+            env: Vec::new(),
+        };
+        Daemon::start(logs, kubeconfig, &options)
+    }
+
+    /// The folder of the sockets, the store and files of the caller.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The socket of the CNI plugin.
+    pub fn plugin_socket(&self) -> PathBuf {
+        self.folder().join("run/cni.sock")
+    }
+
+    /// The socket of the gRPC API.
+    pub fn socket(&self) -> PathBuf {
+        self.folder().join("run/agent.sock")
+    }
+
+    /// The store.
+    pub fn store(&self) -> PathBuf {
+        self.folder().join("lib/node.redb")
+    }
+
+    /// Asks like the plugin: the agent, or the store if no agent answers.
+    pub async fn ask(&self, op: Op) -> Result<OpOutcome, OpError> {
+        let (socket, store) = (self.plugin_socket(), self.store());
+        let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &op, PATIENCE));
+        let joined = asked.await;
+        joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+
+    /// Adds a container and returns its addresses, IPv4 first.
+    pub async fn add(&self, add: Add) -> Result<Vec<Addr>, OpError> {
+        let addresses = match self.ask(Op::Add(add)).await? {
+            OpOutcome::Given(assigned) => assigned.addresses,
+            OpOutcome::Done => Vec::new(),
+        };
+        Ok(addresses.into_iter().map(|it| it.address).collect())
+    }
+}
+
+/// The attachment of a container to the network `net`.
+pub fn attachment(container: &str) -> Attachment {
+    Attachment {
+        network: "net".to_owned(),
+        container_id: container.to_owned(),
+        ifname: "eth0".to_owned(),
+    }
+}
+
+/// An ADD of a container that belongs to no pod.
+pub fn add(container: &str) -> Add {
+    Add {
+        attachment: attachment(container),
+        netns: String::new(),
+        pod: None,
+        pools: Vec::new(),
+        addresses: Vec::new(),
+        decided: false,
+        bound: Vec::new(),
+    }
+}
+
+/// The agents of several nodes. They are killed when this is dropped.
+pub struct Agents {
+    logs: PathBuf,
+    kubeconfig: PathBuf,
+    by_node: Mutex<BTreeMap<String, Arc<NodeAgent>>>,
+}
+
+impl Agents {
+    /// Creates one without agents, for the nodes of a cluster.
+    pub fn new(cluster: &ControlPlane) -> Result<Self> {
+        Ok(Self {
+            logs: cluster.folder().to_owned(),
+            kubeconfig: cluster.kubeconfig(ADMIN)?,
+            by_node: Mutex::default(),
+        })
+    }
+
+    /// Starts the agent of a node, on an empty folder. Does not wait: an agent is ready only with a block, and
+    /// [`Agents::allocate`] waits for it.
+    pub fn join(&self, node: &Node) -> Result<()> {
+        let name = node.name_any();
+        let mut agent = NodeAgent::new(&name, &QUICK)?;
+        agent.daemon = Some(agent.spawn(&self.logs, &self.kubeconfig, "agent")?);
+        self.lock().insert(name, Arc::new(agent));
+        Ok(())
+    }
+
+    /// Kills the agent of a node and deletes its folder: the machine is gone.
+    pub fn leave(&self, node: &str) {
+        self.lock().remove(node);
+    }
+
+    /// Adds a container, which the pool serves as soon as the node has a free address of it, and returns its addresses.
+    pub async fn allocate(&self, node: &str, pool: &str, container: &str) -> Result<Vec<String>> {
+        let what = format!("{container} on {node} has addresses of pool {pool}");
+        until(&what, LIMIT, async || {
+            let answer = self.add(node, of_pool(pool, container)).await?;
+            Ok(Some(answer?))
+        })
+        .await
+    }
+
+    /// Adds many containers at once.
+    pub async fn allocate_all(
+        &self,
+        node: &str,
+        pool: &str,
+        containers: impl IntoIterator<Item = String>,
+    ) -> Result<Vec<Vec<String>>> {
+        let adds = containers
+            .into_iter()
+            .map(async |it| self.allocate(node, pool, &it).await);
+        try_join_all(adds).await
+    }
+
+    /// Adds a container if an address of the pool is free or becomes free within a second.
+    pub async fn try_allocate(
+        &self,
+        node: &str,
+        pool: &str,
+        container: &str,
+    ) -> Result<Option<Vec<String>>> {
+        let what = format!("the agent of {node} answers");
+        until(&what, LIMIT, async || {
+            match self.add(node, of_pool(pool, container)).await? {
+                Ok(addresses) => Ok(Some(Some(addresses))),
+                Err(OpError {
+                    why: OpErrorKind::Exhausted | OpErrorKind::NothingHeld,
+                    ..
+                }) => Ok(Some(None)),
+                Err(error) => Err(error.into()),
+            }
+        })
+        .await
+    }
+
+    /// Creates a pod on a node and adds its container, of the same name. The pod reports the addresses, which are
+    /// returned.
+    pub async fn run_pod(&self, fixtures: &Fixtures, node: &str, pod: &str) -> Result<Vec<String>> {
+        let add = Add {
+            pod: Some(pod_ref(&fixtures.pod(pod, node, &[]).await?)),
+            ..add(pod)
+        };
+        let what = format!("pod {pod} on {node} has addresses");
+        let addresses = until(&what, LIMIT, async || {
+            Ok(Some(self.add(node, add.clone()).await??))
+        })
+        .await?;
+        let texts: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        fixtures.report_addresses(pod, &texts).await?;
+        Ok(addresses)
+    }
+
+    /// Sends an ADD to a node once.
+    pub async fn add(&self, node: &str, add: Add) -> Result<Result<Vec<String>, OpError>> {
+        let answer = self.agent(node)?.add(add).await;
+        Ok(answer.map(|all| all.iter().map(ToString::to_string).collect()))
+    }
+
+    /// Deletes a container; its addresses cool for the pool's `cooldownSeconds`.
+    pub async fn free(&self, node: &str, container: &str) -> Result<()> {
+        let op = Op::Del(attachment(container));
+        self.agent(node)?.ask(op).await?;
+        Ok(())
+    }
+
+    /// Deletes many containers at once.
+    pub async fn free_all(
+        &self,
+        node: &str,
+        containers: impl IntoIterator<Item = String>,
+    ) -> Result<()> {
+        let dels = containers
+            .into_iter()
+            .map(async |it| self.free(node, &it).await);
+        try_join_all(dels).await?;
+        Ok(())
+    }
+
+    fn agent(&self, node: &str) -> Result<Arc<NodeAgent>> {
+        let agent = self.lock().get(node).map(Arc::clone);
+        agent.with_context(|| format!("node {node} has no agent: join it first"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<NodeAgent>>> {
+        self.by_node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn of_pool(pool: &str, container: &str) -> Add {
+    Add {
+        pools: vec![pool.to_owned()],
+        ..add(container)
+    }
+}
+
+/// The reference to a pod in an ADD.
+pub fn pod_ref(pod: &Pod) -> PodRef {
+    PodRef {
+        namespace: pod.namespace().unwrap_or_default(),
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+    }
+}
