@@ -10,7 +10,7 @@
 //!                 ├─ client(), kubectl(), kubeconfig()  ──> tests, Daemon (the binary under test)
 //!                 ├─ nodes, raw                         ──> many objects, fast
 //!                 ├─ TestCluster, Fixtures              ──> a running controller, objects, waits
-//!                 ├─ Agents                             ──> the node side of NodeSubnets
+//!                 ├─ NodeAgent, Agents                  ──> `cadastre agent` without machines
 //!                 ├─ Prometheus, Browser                ──> what people look at
 //!                 ├─ clients                            ──> programs in other languages
 //!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
@@ -52,7 +52,6 @@ pub mod scratch;
 pub mod wait;
 pub mod wire;
 
-pub use agent::Agents;
 pub use browser::Browser;
 pub use cluster::TestCluster;
 pub use control_plane::{ControlPlane, Options};
@@ -60,5 +59,5 @@ pub use daemon::Daemon;
 pub use fixtures::Fixtures;
 pub use history::History;
 pub use kcm::KcmOptions;
-pub use node_agent::NodeAgent;
+pub use node_agent::{Agents, NodeAgent};
 pub use process::Process;

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cadastre_core::Cidr;
+use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Fixtures, Options, TestCluster};
+use futures::future::try_join_all;
 use kube::api::ListParams;
 use serde_json::json;
 
@@ -25,9 +26,15 @@ const FLAGS: [&str; 6] = [
     "1",
 ];
 
+/// The CIDRs of all IPAMBlocks.
+async fn objects(fixtures: &Fixtures) -> anyhow::Result<BTreeSet<String>> {
+    let blocks = fixtures.blocks.list(&ListParams::default()).await?;
+    Ok(blocks.into_iter().map(|it| it.spec.cidr).collect())
+}
+
 /// The listed blocks by node, which must not overlap.
-async fn lists(hand: &Fixtures) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
-    let subnets = hand.subnets.list(&ListParams::default()).await?;
+async fn lists(fixtures: &Fixtures) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+    let subnets = fixtures.subnets.list(&ListParams::default()).await?;
     let mut all: Vec<Cidr> = Vec::new();
     let mut lists = BTreeMap::new();
     for subnet in subnets {
@@ -44,48 +51,70 @@ async fn lists(hand: &Fixtures) -> anyhow::Result<BTreeMap<String, BTreeSet<Stri
     Ok(lists)
 }
 
+/// Sets what the nodes of a half demand: that many blocks of 16 addresses, besides those in use.
+async fn demand(fixtures: &Fixtures, half: usize, blocks: u32) {
+    let name = format!("half{half}-1");
+    let warm = json!({"warm": {"low": blocks * 16, "high": blocks * 16}});
+    fixtures.change_pool(&name, warm).await.unwrap();
+}
+
 #[tokio::test]
-async fn killed_at_any_moment_no_block_is_lost_or_given_twice() {
-    let mut stage = TestCluster::start(Options::default(), &FLAGS)
+async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated_twice() {
+    let mut cluster = TestCluster::start(Options::default(), &FLAGS)
         .await
         .unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    let agents = Agents::start(hand.client.clone());
-    let spec = json!({"ipv4": {"cidrs": ["10.80.0.0/18"], "blockSize": 28}, "idleSeconds": 0});
-    hand.block_pool("crash", spec).await.unwrap();
+    let fixtures = cluster.fixtures().await.unwrap();
+    let agents = Agents::new(&cluster.control_plane).unwrap();
+    // Each half of the nodes has a pool of its own, so that one demands more while the other one demands less.
+    for (half, range) in ["10.80.0.0/19", "10.80.32.0/19"].into_iter().enumerate() {
+        let spec = json!({
+            "ipv4": {"cidrs": [range], "blockSize": 28, "gateway": "None"}, "idleSeconds": 0,
+            "warm": {"low": 30 * 16, "high": 30 * 16},
+        });
+        let name = format!("half{half}-1");
+        fixtures.block_pool(&name, spec).await.unwrap();
+    }
     let names: Vec<String> = (0..NODES).map(|i| format!("crash-{i}")).collect();
-    for name in &names {
-        node(&hand, &agents, "crash", name).await;
-        agents.ask(name, "crash", 30 * 16).unwrap();
+    for (i, name) in names.iter().enumerate() {
+        node(&fixtures, &agents, &format!("half{}", i % 2), name).await;
     }
+    let mut pods = BTreeMap::new();
     for round in 1..=4 {
-        // The controller is killed while blocks are created, listed and released.
-        until("work is under way", LIMIT, async || {
-            let made = hand.blocks_of("crash").await?.len();
-            Ok((made >= 15 * round).then_some(()))
-        })
-        .await
-        .unwrap();
-        for (i, name) in names.iter().enumerate() {
-            let some = if (i + round) % 2 == 0 { 30 } else { 5 };
-            agents.ask(name, "crash", some * 16).unwrap();
-            agents
-                .try_allocate(name, "crash", &format!("{name}-{round}"))
-                .unwrap();
+        let before = objects(&fixtures).await.unwrap();
+        for half in 0..2 {
+            let blocks = if (half + round) % 2 == 0 { 30 } else { 5 };
+            demand(&fixtures, half, blocks).await;
         }
-        stage.controller.process().kill().unwrap();
-        lists(&hand).await.unwrap();
-        stage.controller = start_controller(&stage.control_plane, ADMIN, &FLAGS).unwrap();
-        stage.controller.wait_ready(LIMIT).await.unwrap();
+        let adds = names.iter().enumerate().map(async |(i, name)| {
+            let (pool, pod) = (format!("half{}-1", i % 2), format!("{name}-{round}"));
+            agents.try_allocate(name, &pool, &pod).await
+        });
+        // The controller is killed while blocks are created, listed and released.
+        let killed = async {
+            until("work is under way", LIMIT, async || {
+                let now = objects(&fixtures).await?;
+                Ok((now.symmetric_difference(&before).count() >= 5).then_some(()))
+            })
+            .await?;
+            cluster.controller.process().kill()
+        };
+        let (added, _) = tokio::try_join!(try_join_all(adds), killed).unwrap();
+        for (name, addresses) in names.iter().zip(added) {
+            let all = pods.entry(name.clone()).or_insert_with(Vec::new);
+            all.extend(addresses.into_iter().flatten());
+        }
+        lists(&fixtures).await.unwrap();
+        cluster.controller = start_controller(&cluster.control_plane, ADMIN, &FLAGS).unwrap();
+        cluster.controller.wait_ready(LIMIT).await.unwrap();
     }
-    for name in &names {
-        agents.ask(name, "crash", 8 * 16).unwrap();
+    for half in 0..2 {
+        demand(&fixtures, half, 7).await;
     }
     // In the end every node has the blocks it demands, and every IPAMBlock is listed.
     until("all is settled", LIMIT, async || {
-        let lists = lists(&hand).await?;
+        let lists = lists(&fixtures).await?;
         let listed: BTreeSet<String> = lists.values().flatten().cloned().collect();
-        let objects: BTreeSet<String> = hand.blocks_of("crash").await?.into_iter().collect();
+        let objects = objects(&fixtures).await?;
         let counts: Vec<usize> = lists.values().map(BTreeSet::len).collect();
         anyhow::ensure!(
             listed == objects,
@@ -97,13 +126,19 @@ async fn killed_at_any_moment_no_block_is_lost_or_given_twice() {
     })
     .await
     .unwrap();
+    // No node has lost a block with a pod in it, and no address was assigned twice.
+    let lists = lists(&fixtures).await.unwrap();
+    let mut all = BTreeSet::new();
     for name in &names {
-        for report in agents.blocks(name).unwrap() {
-            let listed = hand.listed(name, 8).await.unwrap();
-            assert!(
-                report.used == 0 || listed.contains(&report.cidr),
-                "{report:?}"
-            );
+        let addresses = &pods[name];
+        assert!(!addresses.is_empty(), "{name} has no pod");
+        for address in addresses {
+            assert!(all.insert(address), "{address} is assigned twice");
+            let addr = Addr::parse_strict(address).unwrap();
+            let contains = |it: &String| Cidr::parse_strict(it).unwrap().contains_addr(addr);
+            assert!(lists[name].iter().any(contains), "{address} of {name}");
         }
+        let count = i64::try_from(addresses.len()).unwrap();
+        fixtures.in_use(name, count).await.unwrap();
     }
 }

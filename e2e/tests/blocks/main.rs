@@ -1,4 +1,4 @@
-//! The controller's guarantees about affinity blocks, on a real API server with test agents.
+//! The controller's guarantees about affinity blocks, on a real API server with real agents.
 //!
 //! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
 //! pools select) and its own ranges, so that tests do not affect each other.
@@ -7,13 +7,13 @@
 //! |---|---|
 //! | `first` | which nodes get a first block, and when |
 //! | `demand` | many blocks, limits, both families or neither, reserved addresses |
-//! | `giving_back` | surplus blocks and deselected nodes |
+//! | `releasing` | surplus blocks and deselected nodes |
 //! | `short` | exhausted pools, and from which nodes blocks are recalled |
 //! | `pools` | pools that change or are deleted while nodes have blocks of them |
 //! | `dead` | blocks of deleted nodes |
 //! | `leaks` | addresses whose pods are gone |
 //! | `requests` | requests that people make by annotations |
-//! | `mending` | objects edited and deleted by hand |
+//! | `mending` | objects edited and deleted by fixtures |
 //! | `trust` | statuses that make no sense |
 //! | `crash` | a controller that is killed while it works |
 
@@ -23,10 +23,10 @@ mod crash;
 mod dead;
 mod demand;
 mod first;
-mod giving_back;
 mod leaks;
 mod mending;
 mod pools;
+mod releasing;
 mod requests;
 mod short;
 mod trust;
@@ -36,13 +36,11 @@ use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Fixtures, Options, TestCluster};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams};
-use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// The stage that most tests share, with a new [`Fixtures`] and new agents for this one.
+/// The cluster that most tests share, with a new [`Fixtures`] and new agents for this test.
 async fn shared() -> (&'static TestCluster, Fixtures, Agents) {
-    static STAGE: OnceCell<TestCluster> = OnceCell::const_new();
+    static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
     let start = || async {
         TestCluster::start(
             Options::default(),
@@ -51,24 +49,24 @@ async fn shared() -> (&'static TestCluster, Fixtures, Agents) {
         .await
         .unwrap()
     };
-    let stage = STAGE.get_or_init(start).await;
-    let hand = stage.fixtures().await.unwrap();
-    let agents = Agents::start(hand.client.clone());
-    (stage, hand, agents)
+    let cluster = CLUSTER.get_or_init(start).await;
+    let fixtures = cluster.fixtures().await.unwrap();
+    let agents = Agents::new(&cluster.control_plane).unwrap();
+    (cluster, fixtures, agents)
 }
 
-/// Creates a node with a test agent.
-async fn node(hand: &Fixtures, agents: &Agents, group: &str, name: &str) -> Node {
-    let node = hand.node(group, name).await.unwrap();
-    agents.join(&node);
+/// Creates a node and starts its agent.
+async fn node(fixtures: &Fixtures, agents: &Agents, group: &str, name: &str) -> Node {
+    let node = fixtures.node(group, name).await.unwrap();
+    agents.join(&node).unwrap();
     node
 }
 
 /// Waits until the pool has `count` blocks, and returns their CIDRs.
-async fn blocks(hand: &Fixtures, pool: &str, count: usize) -> Vec<String> {
+async fn blocks(fixtures: &Fixtures, pool: &str, count: usize) -> Vec<String> {
     let what = format!("pool {pool} has {count} blocks");
     until(&what, LIMIT, async || {
-        let blocks = hand.blocks_of(pool).await?;
+        let blocks = fixtures.blocks_of(pool).await?;
         anyhow::ensure!(blocks.len() == count, "{blocks:?}");
         Ok(Some(blocks))
     })
@@ -76,18 +74,9 @@ async fn blocks(hand: &Fixtures, pool: &str, count: usize) -> Vec<String> {
     .unwrap()
 }
 
-/// Writes the status of a NodeSubnet, in the agent's place.
-async fn write_status(hand: &Fixtures, node: &str, status: Value) {
-    let patch = Patch::Merge(json!({ "status": status }));
-    hand.subnets
-        .patch_status(node, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
-}
-
 /// The recall of a node's block, if there is one.
-async fn recall(hand: &Fixtures, node: &str, cidr: &str) -> Option<Recall> {
-    let subnet = hand.subnets.get(node).await.unwrap();
+async fn recall(fixtures: &Fixtures, node: &str, cidr: &str) -> Option<Recall> {
+    let subnet = fixtures.subnets.get(node).await.unwrap();
     let block = subnet.spec.blocks.iter().find(|it| it.cidr == cidr);
     block.unwrap().recall
 }

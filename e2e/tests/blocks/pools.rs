@@ -1,163 +1,173 @@
 //! Pools that change or are deleted while nodes have blocks of them.
 
-use std::time::Duration;
-
-use anyhow::ensure;
-use cadastre_api::{FINALIZER, Recall};
+use cadastre_api::{FINALIZER, NodeSubnetStatus, Recall};
 use cadastre_e2e::fixtures::{condition, gone};
-use cadastre_e2e::wait::until;
 use kube::api::DeleteParams;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{blocks, node, recall, shared};
 
-const LIMIT: Duration = Duration::from_secs(180);
+/// A pool without gateway: its blocks of 16 addresses are assigned completely.
+fn pool(range: &str) -> Value {
+    json!({
+        "ipv4": {"cidrs": [range], "blockSize": 28, "gateway": "None"},
+        "cooldownSeconds": 0, "warm": {"low": 0, "high": 65_536},
+    })
+}
 
 #[tokio::test]
-async fn a_disabled_pool_gives_no_block_and_nodes_use_on_what_they_have() {
-    let (_, hand, agents) = shared().await;
-    let spec = json!({"ipv4": {"cidrs": ["10.40.0.0/24"], "blockSize": 28}, "cooldownSeconds": 41});
-    hand.block_pool("halt", spec).await.unwrap();
-    node(&hand, &agents, "halt", "halt-1").await;
-    let had = hand.listed("halt-1", 1).await.unwrap();
-    hand.change_pool("halt", json!({"disabled": true}))
+async fn a_disabled_pool_allocates_no_block_and_nodes_keep_theirs() {
+    let (_, fixtures, agents) = shared().await;
+    let mut spec = pool("10.40.0.0/24");
+    spec["cooldownSeconds"] = json!(41);
+    spec["warm"]["low"] = json!(1);
+    fixtures.block_pool("halt", spec).await.unwrap();
+    node(&fixtures, &agents, "halt", "halt-1").await;
+    let had = fixtures.listed("halt-1", 1).await.unwrap();
+    fixtures
+        .change_pool("halt", json!({"disabled": true}))
         .await
         .unwrap();
-    hand.condition("halt", "Ready", "False").await.unwrap();
-    for pod in 0..16 {
-        let pod = format!("pod-{pod}");
-        agents.allocate("halt-1", "halt", &pod).await.unwrap();
-    }
-    assert!(
-        agents
-            .try_allocate("halt-1", "halt", "more")
-            .unwrap()
-            .is_none()
-    );
-    let subnet = hand.subnet_until("halt-1", "has asked for more", |it| {
-        let pools = it.status.as_ref().map(|it| it.pools.clone());
-        pools.is_some_and(|it| it.iter().any(|it| it.demand == 17))
-    });
-    subnet.await.unwrap();
-    assert_eq!(recall(&hand, "halt-1", &had[0]).await, None);
-    assert_eq!(hand.listed("halt-1", 1).await.unwrap(), had);
-    let still = hand.subnets.get("halt-1").await.unwrap().spec.pools;
+    fixtures.condition("halt", "Ready", "False").await.unwrap();
+    let pods = (0..16).map(|pod| format!("pod-{pod}"));
+    agents.allocate_all("halt-1", "halt", pods).await.unwrap();
+    let more = agents.try_allocate("halt-1", "halt", "more").await;
+    assert_eq!(more.unwrap(), None);
+    let demands_more = |it: &NodeSubnetStatus| it.pools.iter().any(|it| it.demand == 17);
+    let what = "demands one address more";
+    fixtures
+        .status_until("halt-1", what, demands_more)
+        .await
+        .unwrap();
+    assert_eq!(recall(&fixtures, "halt-1", &had[0]).await, None);
+    assert_eq!(fixtures.listed("halt-1", 1).await.unwrap(), had);
+    let still = fixtures.subnets.get("halt-1").await.unwrap().spec.pools;
     let still: Vec<(&str, bool, u32)> = still
         .iter()
         .map(|it| (it.name.as_str(), it.retained, it.terms.cooldown_seconds))
         .collect();
     assert_eq!(still, [("halt", true, 41)]);
-    hand.change_pool("halt", json!({"disabled": false}))
+    fixtures
+        .change_pool("halt", json!({"disabled": false}))
         .await
         .unwrap();
-    hand.listed("halt-1", 2).await.unwrap();
+    fixtures.listed("halt-1", 2).await.unwrap();
 }
 
 #[tokio::test]
-async fn what_a_range_taken_out_still_holds_drains_and_the_rest_of_the_pool_serves() {
-    let (_, hand, agents) = shared().await;
-    let spec = json!({"ipv4": {"cidrs": ["10.41.0.0/28", "10.41.1.0/28"], "blockSize": 28}});
-    hand.block_pool("part", spec).await.unwrap();
-    node(&hand, &agents, "part", "part-1").await;
-    for pod in 0..32 {
-        let pod = format!("pod-{pod}");
-        agents.allocate("part-1", "part", &pod).await.unwrap();
-    }
-    hand.listed("part-1", 2).await.unwrap();
+async fn blocks_of_a_removed_range_drain_and_the_rest_of_the_pool_serves() {
+    let (_, fixtures, agents) = shared().await;
+    let mut spec = pool("10.41.0.0/28");
+    spec["ipv4"]["cidrs"] = json!(["10.41.0.0/28", "10.41.1.0/28"]);
+    fixtures.block_pool("part", spec).await.unwrap();
+    node(&fixtures, &agents, "part", "part-1").await;
+    let pods = || (0..32).map(|pod| format!("pod-{pod}"));
+    agents.allocate_all("part-1", "part", pods()).await.unwrap();
+    fixtures.listed("part-1", 2).await.unwrap();
     let cidrs = json!({"ipv4": {"cidrs": ["10.41.1.0/28", "10.41.2.0/28"]}});
-    hand.change_pool("part", cidrs).await.unwrap();
-    hand.subnet_until("part-1", "drains the one that lies outside", |it| {
-        let drains = it.spec.blocks.iter().filter(|it| it.recall.is_some());
-        drains.map(|it| it.cidr.as_str()).collect::<Vec<_>>() == ["10.41.0.0/28"]
-    })
-    .await
-    .unwrap();
-    let shrinking = hand.condition("part", "Shrinking", "True").await.unwrap();
+    fixtures.change_pool("part", cidrs).await.unwrap();
+    fixtures
+        .subnet_until("part-1", "drains the one that lies outside", |it| {
+            let drains = it.spec.blocks.iter().filter(|it| it.recall.is_some());
+            drains.map(|it| it.cidr.as_str()).collect::<Vec<_>>() == ["10.41.0.0/28"]
+        })
+        .await
+        .unwrap();
+    let shrinking = fixtures
+        .condition("part", "Shrinking", "True")
+        .await
+        .unwrap();
     assert!(!shrinking.message.is_empty());
     // The node gets another block in place of the draining one.
-    let given = agents.allocate("part-1", "part", "more").await.unwrap();
-    assert!(given[0].starts_with("10.41.2."), "{given:?}");
-    for pod in 0..32 {
-        agents.free("part-1", &format!("pod-{pod}")).unwrap();
-    }
-    agents.warm_up("part-1").unwrap();
-    hand.block_gone("10.41.0.0/28").await.unwrap();
-    hand.condition("part", "Shrinking", "False").await.unwrap();
+    let more = agents.allocate("part-1", "part", "more").await.unwrap();
+    assert!(more[0].starts_with("10.41.2."), "{more:?}");
+    agents.free_all("part-1", pods()).await.unwrap();
+    fixtures.block_gone("10.41.0.0/28").await.unwrap();
+    fixtures
+        .condition("part", "Shrinking", "False")
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_deleted_pool_stays_until_its_last_block_is_empty_and_gone() {
-    let (_, hand, agents) = shared().await;
+    let (_, fixtures, agents) = shared().await;
     let spec = json!({
-        "ipv4": {"cidrs": ["10.42.0.0/24"], "blockSize": 28}, "quarantineSeconds": 1,
+        "ipv4": {"cidrs": ["10.42.0.0/24"], "blockSize": 28},
+        "cooldownSeconds": 0, "quarantineSeconds": 1,
     });
-    hand.block_pool("end", spec).await.unwrap();
+    fixtures.block_pool("end", spec).await.unwrap();
     for name in ["end-1", "end-2"] {
-        node(&hand, &agents, "end", name).await;
-        hand.listed(name, 1).await.unwrap();
+        node(&fixtures, &agents, "end", name).await;
+        fixtures.listed(name, 1).await.unwrap();
     }
     agents.allocate("end-1", "end", "web").await.unwrap();
-    hand.subnet_until("end-1", "tells of the pod", |it| {
-        it.status
-            .as_ref()
-            .is_some_and(|it| it.blocks.iter().map(|it| it.used).sum::<i64>() == 1)
-    })
-    .await
-    .unwrap();
+    fixtures.in_use("end-1", 1).await.unwrap();
     // A block in use keeps the pool from going, even if the spec no longer contains the block's range.
     let elsewhere = json!({"ipv4": {"cidrs": ["10.42.1.0/24"]}});
-    hand.change_pool("end", elsewhere).await.unwrap();
-    hand.pools
+    fixtures.change_pool("end", elsewhere).await.unwrap();
+    fixtures
+        .pools
         .delete("end", &DeleteParams::default())
         .await
         .unwrap();
-    hand.condition("end", "Terminating", "True").await.unwrap();
-    hand.listed("end-2", 0).await.unwrap();
-    let left = hand.listed("end-1", 1).await.unwrap();
-    assert_eq!(blocks(&hand, "end", 1).await, left);
-    assert_eq!(recall(&hand, "end-1", &left[0]).await, Some(Recall::Drain));
-    let pool = hand.pools.get("end").await.unwrap();
+    fixtures
+        .condition("end", "Terminating", "True")
+        .await
+        .unwrap();
+    fixtures.listed("end-2", 0).await.unwrap();
+    let left = fixtures.listed("end-1", 1).await.unwrap();
+    assert_eq!(blocks(&fixtures, "end", 1).await, left);
+    assert_eq!(
+        recall(&fixtures, "end-1", &left[0]).await,
+        Some(Recall::Drain)
+    );
+    let pool = fixtures.pools.get("end").await.unwrap();
     assert_eq!(pool.metadata.finalizers.unwrap(), [FINALIZER]);
-    agents.free("end-1", "web").unwrap();
-    agents.warm_up("end-1").unwrap();
-    gone(&hand.pools, "end").await.unwrap();
-    blocks(&hand, "end", 0).await;
+    agents.free("end-1", "web").await.unwrap();
+    gone(&fixtures.pools, "end").await.unwrap();
+    blocks(&fixtures, "end", 0).await;
 }
 
 #[tokio::test]
-async fn a_dead_nodes_block_holds_the_pool_until_its_rest_is_over() {
-    let (_, hand, agents) = shared().await;
+async fn a_deleted_pool_stays_until_the_quarantine_of_its_blocks_is_over() {
+    let (_, fixtures, agents) = shared().await;
     let spec = json!({"ipv4": {"cidrs": ["10.43.0.0/24"]}, "quarantineSeconds": 8});
-    hand.block_pool("wake", spec).await.unwrap();
-    node(&hand, &agents, "wake", "wake-1").await;
-    let had = hand.listed("wake-1", 1).await.unwrap();
+    fixtures.block_pool("wake", spec).await.unwrap();
+    node(&fixtures, &agents, "wake", "wake-1").await;
+    let had = fixtures.listed("wake-1", 1).await.unwrap();
     agents.leave("wake-1");
-    hand.delete_node("wake-1").await.unwrap();
-    hand.pools
+    fixtures.delete_node("wake-1").await.unwrap();
+    fixtures
+        .pools
         .delete("wake", &DeleteParams::default())
         .await
         .unwrap();
-    let terminating = hand.condition("wake", "Terminating", "True").await.unwrap();
+    let terminating = fixtures
+        .condition("wake", "Terminating", "True")
+        .await
+        .unwrap();
     assert!(!terminating.message.is_empty());
-    gone(&hand.pools, "wake").await.unwrap();
-    hand.block_gone(&had[0]).await.unwrap();
-    hand.subnet_gone("wake-1").await.unwrap();
+    gone(&fixtures.pools, "wake").await.unwrap();
+    fixtures.block_gone(&had[0]).await.unwrap();
+    fixtures.subnet_gone("wake-1").await.unwrap();
 }
 
 #[tokio::test]
-async fn of_two_that_overlap_the_newer_gives_nothing_until_the_older_is_gone() {
-    let (_, hand, agents) = shared().await;
-    let first = json!({"ipv4": {"cidrs": ["10.44.0.0/25"]}, "quarantineSeconds": 0});
-    hand.block_pool("lap-1", first).await.unwrap();
-    hand.condition("lap-1", "Ready", "True").await.unwrap();
-    node(&hand, &agents, "lap", "lap-a").await;
-    let had = hand.listed("lap-a", 1).await.unwrap();
+async fn of_two_overlapping_pools_the_newer_allocates_nothing_until_the_older_is_gone() {
+    let (_, fixtures, agents) = shared().await;
+    let first =
+        json!({"ipv4": {"cidrs": ["10.44.0.0/25"]}, "cooldownSeconds": 0, "quarantineSeconds": 0});
+    fixtures.block_pool("lap-1", first).await.unwrap();
+    fixtures.condition("lap-1", "Ready", "True").await.unwrap();
+    node(&fixtures, &agents, "lap", "lap-a").await;
+    let had = fixtures.listed("lap-a", 1).await.unwrap();
     let second = json!({
         "ipv4": {"cidrs": ["10.44.0.0/24"]}, "priority": 9,
         "nodeSelector": {"matchLabels": {"group": "over"}},
     });
-    hand.block_pool("lap-2", second).await.unwrap();
-    let overlapping = hand
+    fixtures.block_pool("lap-2", second).await.unwrap();
+    let overlapping = fixtures
         .condition("lap-2", "Overlapping", "True")
         .await
         .unwrap();
@@ -166,43 +176,49 @@ async fn of_two_that_overlap_the_newer_gives_nothing_until_the_older_is_gone() {
         "{}",
         overlapping.message
     );
-    node(&hand, &agents, "over", "over-1").await;
-    agents.ask("over-1", "lap-2", 1).unwrap();
+    node(&fixtures, &agents, "over", "over-1").await;
+    let none = agents.try_allocate("over-1", "lap-2", "web").await;
+    assert_eq!(none.unwrap(), None);
     agents.allocate("lap-a", "lap-1", "web").await.unwrap();
-    assert_eq!(hand.blocks_of("lap-2").await.unwrap(), Vec::<String>::new());
+    assert_eq!(
+        fixtures.blocks_of("lap-2").await.unwrap(),
+        Vec::<String>::new()
+    );
 
-    hand.pools
+    fixtures
+        .pools
         .delete("lap-1", &DeleteParams::default())
         .await
         .unwrap();
-    hand.subnet_until("lap-a", "drains", |it| {
-        it.spec
-            .blocks
-            .iter()
-            .all(|it| it.recall == Some(Recall::Drain))
-    })
-    .await
-    .unwrap();
-    agents.free("lap-a", "web").unwrap();
-    agents.warm_up("lap-a").unwrap();
-    gone(&hand.pools, "lap-1").await.unwrap();
-    hand.condition("lap-2", "Overlapping", "False")
+    fixtures
+        .subnet_until("lap-a", "drains", |it| {
+            it.spec
+                .blocks
+                .iter()
+                .all(|it| it.recall == Some(Recall::Drain))
+        })
         .await
         .unwrap();
-    let listed = hand.listed("over-1", 1).await.unwrap();
-    assert_eq!(blocks(&hand, "lap-2", 1).await, listed);
-    hand.block_gone(&had[0]).await.ok();
+    agents.free("lap-a", "web").await.unwrap();
+    gone(&fixtures.pools, "lap-1").await.unwrap();
+    fixtures
+        .condition("lap-2", "Overlapping", "False")
+        .await
+        .unwrap();
+    let listed = fixtures.listed("over-1", 1).await.unwrap();
+    assert_eq!(blocks(&fixtures, "lap-2", 1).await, listed);
+    fixtures.block_gone(&had[0]).await.ok();
 }
 
 #[tokio::test]
 async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() {
-    let (stage, hand, agents) = shared().await;
+    let (cluster, fixtures, agents) = shared().await;
     for (name, range) in [("swapa", "10.45.0.0/24"), ("swapb", "10.45.1.0/24")] {
-        let spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
-        hand.block_pool(name, spec).await.unwrap();
+        let spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}, "cooldownSeconds": 0});
+        fixtures.block_pool(name, spec).await.unwrap();
         let node_name = format!("{name}-1");
-        node(&hand, &agents, name, &node_name).await;
-        hand.listed(&node_name, 1).await.unwrap();
+        node(&fixtures, &agents, name, &node_name).await;
+        fixtures.listed(&node_name, 1).await.unwrap();
         agents.allocate(&node_name, name, "old").await.unwrap();
     }
     let pool = |name: &str, range: &str| {
@@ -220,7 +236,7 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() {
         pool("swapb", "10.45.0.0/24")
     );
     let args = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
-    stage
+    cluster
         .control_plane
         .kubectl_stdin(&args, &both)
         .await
@@ -230,35 +246,31 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() {
         ("swapb-1", "10.45.1.", "10.45.0."),
     ] {
         // The block of the old range drains, and the node has a block of the new range.
-        hand.subnet_until(name, "drains the old one and has a new one", |it| {
-            let of = |drains: bool, prefix: &str| {
-                it.spec.blocks.iter().any(|it| {
-                    (it.recall == Some(Recall::Drain)) == drains && it.cidr.starts_with(prefix)
-                })
-            };
-            of(true, old) && of(false, new)
-        })
-        .await
-        .unwrap();
+        fixtures
+            .subnet_until(name, "drains the old one and has a new one", |it| {
+                let of = |drains: bool, prefix: &str| {
+                    it.spec.blocks.iter().any(|it| {
+                        (it.recall == Some(Recall::Drain)) == drains && it.cidr.starts_with(prefix)
+                    })
+                };
+                of(true, old) && of(false, new)
+            })
+            .await
+            .unwrap();
         // The agent has its own watch, which may lag behind the one above.
-        until("the agent knows of the new one", LIMIT, async || {
-            let known = agents.blocks(name)?;
-            ensure!(known.iter().any(|it| it.cidr.starts_with(new)), "{known:?}");
-            Ok(Some(()))
-        })
-        .await
-        .unwrap();
+        let has_new = |it: &NodeSubnetStatus| it.blocks.iter().any(|it| it.cidr.starts_with(new));
+        let what = "reports the new block";
+        fixtures.status_until(name, what, has_new).await.unwrap();
         let pool = name.trim_end_matches("-1");
-        let given = agents.allocate(name, pool, "new").await.unwrap();
-        assert!(given[0].starts_with(new), "{given:?}");
-        agents.free(name, "old").unwrap();
-        agents.warm_up(name).unwrap();
+        let addresses = agents.allocate(name, pool, "new").await.unwrap();
+        assert!(addresses[0].starts_with(new), "{addresses:?}");
+        agents.free(name, "old").await.unwrap();
     }
     for (name, new) in [("swapa", "10.45.1."), ("swapb", "10.45.0.")] {
-        let listed = hand.listed(&format!("{name}-1"), 1).await.unwrap();
+        let listed = fixtures.listed(&format!("{name}-1"), 1).await.unwrap();
         assert!(listed[0].starts_with(new), "{listed:?}");
-        assert_eq!(blocks(&hand, name, 1).await, listed);
-        let pool = hand.pools.get(name).await.unwrap();
+        assert_eq!(blocks(&fixtures, name, 1).await, listed);
+        let pool = fixtures.pools.get(name).await.unwrap();
         assert_eq!(condition(&pool, "Overlapping").unwrap().status, "False");
     }
 }

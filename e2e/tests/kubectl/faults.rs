@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{Ran, end, pool, run, start};
 
-async fn block(hand: &Fixtures, cidr: &str, node: &str, uid: &str) -> String {
+async fn block(fixtures: &Fixtures, cidr: &str, node: &str, uid: &str) -> String {
     let name = cidr.replace(['.', '/'], "-");
     let object = serde_json::from_value(json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock", "metadata": {"name": name},
@@ -21,7 +21,7 @@ async fn block(hand: &Fixtures, cidr: &str, node: &str, uid: &str) -> String {
             "owner": {"kind": "Node", "name": node, "uid": uid},
         },
     }));
-    let made = hand
+    let made = fixtures
         .blocks
         .create(&PostParams::default(), &object.unwrap())
         .await
@@ -30,14 +30,21 @@ async fn block(hand: &Fixtures, cidr: &str, node: &str, uid: &str) -> String {
 }
 
 /// Creates a node with a block, its NodeSubnet, and the status of its agent.
-async fn holder(hand: &Fixtures, name: &str, cidr: &str, held: &[String]) -> String {
-    let node = hand.node("p", name).await.unwrap().metadata.uid.unwrap();
-    let uid = block(hand, cidr, name, &node).await;
+async fn holder(fixtures: &Fixtures, name: &str, cidr: &str, held: &[String]) -> String {
+    let node = fixtures
+        .node("p", name)
+        .await
+        .unwrap()
+        .metadata
+        .uid
+        .unwrap();
+    let uid = block(fixtures, cidr, name, &node).await;
     let subnet = serde_json::from_value(json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet", "metadata": {"name": name},
         "spec": {"nodeUID": node, "blocks": [{"cidr": cidr, "uid": uid, "pool": "p"}]},
     }));
-    hand.subnets
+    fixtures
+        .subnets
         .create(&PostParams::default(), &subnet.unwrap())
         .await
         .unwrap();
@@ -47,25 +54,17 @@ async fn holder(hand: &Fixtures, name: &str, cidr: &str, held: &[String]) -> Str
     let orphan = |it: &String| json!({"address": it.split(' ').next(), "podUID": GONE});
     let orphans: Vec<Value> = orphans.map(orphan).collect();
     let status = json!({"nodeUID": node, "blocks": words, "orphans": orphans});
-    write_status(hand, name, status).await;
-    lists(hand, name, held).await;
+    fixtures.write_status(name, status).await.unwrap();
+    lists(fixtures, name, held).await;
     node
 }
 
-async fn lists(hand: &Fixtures, node: &str, held: &[String]) {
+async fn lists(fixtures: &Fixtures, node: &str, held: &[String]) {
     let list = NodeAddressesSpec {
         addresses: held.to_vec(),
         ..NodeAddressesSpec::default()
     };
-    hand.list_addresses(node, list).await.unwrap();
-}
-
-async fn write_status(hand: &Fixtures, node: &str, status: Value) {
-    let patch = Patch::Merge(json!({"status": status}));
-    hand.subnets
-        .patch_status(node, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    fixtures.list_addresses(node, list).await.unwrap();
 }
 
 fn codes(ran: &Ran) -> Vec<String> {
@@ -89,22 +88,23 @@ const GONE: &str = "00000000-0000-4000-8000-00000000dead";
 #[tokio::test]
 async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Fixtures::new(cluster.client().await.unwrap());
-    crds::install(&hand.client).await.unwrap();
+    let fixtures = Fixtures::new(cluster.client().await.unwrap());
+    crds::install(&fixtures.client).await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.70.0.0/24"], "blockSize": 28}, "nodeSelector": {"matchLabels": {"group": "p"}}});
     let made = serde_json::from_value(pool("p", &spec)).unwrap();
-    hand.pools
+    fixtures
+        .pools
         .create(&PostParams::default(), &made)
         .await
         .unwrap();
-    let lives = hand.pod("lives", "n1", &["10.70.0.1"]).await.unwrap();
+    let lives = fixtures.pod("lives", "n1", &["10.70.0.1"]).await.unwrap();
     let uid = lives.metadata.uid.as_deref().unwrap();
     let held = [
         format!("10.70.0.1 cbr0/aaaaaaaa eth0 {uid} default/lives"),
         format!("10.70.0.2 cbr0/bbbbbbbb eth0 {GONE} default/gone"),
     ];
-    let node = holder(&hand, "n1", "10.70.0.0/28", &held).await;
-    holder(&hand, "n2", "10.70.0.16/28", &[]).await;
+    let node = holder(&fixtures, "n1", "10.70.0.0/28", &held).await;
+    holder(&fixtures, "n2", "10.70.0.16/28", &[]).await;
     let only = run(&cluster, CHECK).await;
     assert_eq!(
         codes(&only),
@@ -135,29 +135,30 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     std::fs::write(&report, &only.out).unwrap();
 
     refusals(&cluster).await;
-    leak_is_released(&cluster, &hand, &node, &held, report.to_str().unwrap()).await;
+    leak_is_released(&cluster, &fixtures, &node, &held, report.to_str().unwrap()).await;
     let clean = run(&cluster, CHECK).await;
     assert_eq!((clean.code, codes(&clean)), (0, Vec::new()));
 
     // All other faults are planted at once.
-    hand.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
-    hand.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
-    block(&hand, "10.70.0.32/28", "n1", &node).await;
+    fixtures.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
+    fixtures.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
+    block(&fixtures, "10.70.0.32/28", "n1", &node).await;
     block(
-        &hand,
+        &fixtures,
         "10.70.0.48/28",
         "dead",
         "00000000-0000-4000-8000-000000000001",
     )
     .await;
     block(
-        &hand,
+        &fixtures,
         "10.70.0.0/27",
         "n2",
         "00000000-0000-4000-8000-000000000002",
     )
     .await;
-    hand.blocks
+    fixtures
+        .blocks
         .delete("10-70-0-16-28", &DeleteParams::default())
         .await
         .unwrap();
@@ -165,11 +166,12 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet", "metadata": {"name": "left"},
         "spec": {"nodeUID": GONE},
     }));
-    hand.subnets
+    fixtures
+        .subnets
         .create(&PostParams::default(), &stale.unwrap())
         .await
         .unwrap();
-    another_network(&cluster, &hand).await;
+    another_network(&cluster, &fixtures).await;
     let found = run(&cluster, CHECK).await;
     let codes = codes(&found);
     for expected in [
@@ -203,14 +205,15 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
 }
 
 /// The pods of n2 belong to another network, though its agent has to configure the runtime.
-async fn another_network(cluster: &ControlPlane, hand: &Fixtures) {
-    hand.pod("old", "n1", &["10.9.0.1"]).await.unwrap();
-    hand.pod("other", "n2", &["10.9.0.2"]).await.unwrap();
+async fn another_network(cluster: &ControlPlane, fixtures: &Fixtures) {
+    fixtures.pod("old", "n1", &["10.9.0.1"]).await.unwrap();
+    fixtures.pod("other", "n2", &["10.9.0.2"]).await.unwrap();
     let condition = json!({
         "type": "ServedByOthers", "status": "True", "reason": "LeftToOthers",
         "message": "10-kindnet.conflist is there", "lastTransitionTime": "2026-01-01T00:00:00Z",
     });
-    write_status(hand, "n2", json!({"conditions": [condition]})).await;
+    let status = json!({"conditions": [condition]});
+    fixtures.write_status("n2", status).await.unwrap();
     let found = run(cluster, CHECK).await;
     assert!(
         !codes(&found).contains(&"PodsOutside pods".to_owned()),
@@ -228,7 +231,11 @@ async fn another_network(cluster: &ControlPlane, hand: &Fixtures) {
         },
     }));
     let params = PostParams::default();
-    hand.pods.create(&params, &agent.unwrap()).await.unwrap();
+    fixtures
+        .pods
+        .create(&params, &agent.unwrap())
+        .await
+        .unwrap();
     let found = run(cluster, &["check", "--settle", "0"]).await;
     let told = "1 pod on nodes whose agent writes the CNI configuration, with an address that is in no pool: default/other on n2 (10.9.0.2)";
     assert!(
@@ -266,7 +273,7 @@ async fn refusals(cluster: &ControlPlane) {
 /// The request stays in the annotation until the agent has released the address, and no longer.
 async fn leak_is_released(
     cluster: &ControlPlane,
-    hand: &Fixtures,
+    fixtures: &Fixtures,
     node: &str,
     held: &[String],
     report: &str,
@@ -276,7 +283,7 @@ async fn leak_is_released(
     );
     let other = async || {
         let params = PatchParams::default();
-        hand.subnets.patch("n1", &params, &patch).await.unwrap();
+        fixtures.subnets.patch("n1", &params, &patch).await.unwrap();
     };
     other().await;
     let slow = run(cluster, &["release", "--report", report, "--timeout", "0"]).await;
@@ -300,7 +307,7 @@ async fn leak_is_released(
     );
     let asked = format!("10.70.0.2={GONE}");
     let annotation = async || {
-        let annotations = hand.subnets.get("n1").await?.metadata.annotations;
+        let annotations = fixtures.subnets.get("n1").await?.metadata.annotations;
         Ok(annotations.and_then(|it| it.get("cadastre.dev/release").cloned()))
     };
     until(
@@ -310,11 +317,11 @@ async fn leak_is_released(
     )
     .await
     .unwrap();
-    let word = &hand.subnets.get("n1").await.unwrap().spec.blocks[0];
+    let word = &fixtures.subnets.get("n1").await.unwrap().spec.blocks[0];
     let words = json!([{"cidr": word.cidr, "uid": word.uid, "used": 1, "free": 15}]);
     let status = json!({"nodeUID": node, "blocks": words, "orphans": []});
-    write_status(hand, "n1", status).await;
-    lists(hand, "n1", &held[..1]).await;
+    fixtures.write_status("n1", status).await.unwrap();
+    lists(fixtures, "n1", &held[..1]).await;
     let freed = end(child).await;
     assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");
     let left: anyhow::Result<Option<String>> = annotation().await;

@@ -21,6 +21,7 @@ mod seeing;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use cadastre_core::VERSION;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::{ControlPlane, daemon};
 use serde_json::{Value, json};
@@ -101,7 +102,7 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     );
 }
 
-/// A line without ages, UIDs, and the spaces that align columns.
+/// A line without ages, UIDs, our version, and the spaces that align columns.
 fn plain(line: &str) -> String {
     let indent = line.len() - line.trim_start().len();
     let gaps = line
@@ -126,6 +127,7 @@ fn word(word: &str) -> String {
     match (is_age, is_uid) {
         (true, _) => format!("AGE{tail}"),
         (_, true) => format!("UID{tail}"),
+        _ if bare == VERSION => format!("VERSION{tail}"),
         _ => word.to_owned(),
     }
 }

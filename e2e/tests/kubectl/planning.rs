@@ -9,20 +9,20 @@ use crate::run;
 
 #[tokio::test]
 async fn what_plan_says_of_new_nodes_is_what_then_happens() {
-    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    let cluster = &stage.control_plane;
+    let test_cluster = TestCluster::start(Options::default(), &[]).await.unwrap();
+    let fixtures = test_cluster.fixtures().await.unwrap();
+    let cluster = &test_cluster.control_plane;
     let spec = json!({"ipv4": {"cidrs": ["10.80.0.0/25"], "blockSize": 28}, "reserved": ["10.80.0.16-10.80.0.20"]});
-    hand.block_pool("grow", spec.clone()).await.unwrap();
+    fixtures.block_pool("grow", spec.clone()).await.unwrap();
     let cidrs = json!({"ipv4": {"cidrs": ["10.81.0.0/25"], "blockSize": 28}, "reserved": ["10.81.0.16-10.81.0.20"]});
-    hand.pool("cidr", cidrs).await.unwrap();
+    fixtures.pool("cidr", cidrs).await.unwrap();
     for pool in ["grow", "cidr"] {
-        hand.condition(pool, "Ready", "True").await.unwrap();
+        fixtures.condition(pool, "Ready", "True").await.unwrap();
     }
-    hand.node("grow", "grow-0").await.unwrap();
-    hand.listed("grow-0", 1).await.unwrap();
-    hand.node("cidr", "cidr-0").await.unwrap();
-    hand.served("cidr-0").await.unwrap();
+    fixtures.node("grow", "grow-0").await.unwrap();
+    fixtures.listed("grow-0", 1).await.unwrap();
+    fixtures.node("cidr", "cidr-0").await.unwrap();
+    fixtures.served("cidr-0").await.unwrap();
 
     // 8 ranges, one of which is allocated; one more of the podCIDRs contains a reserved address.
     for (group, served) in [("grow", 7), ("cidr", 6)] {
@@ -41,17 +41,20 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         let fits = [&["plan", "--add-nodes", "6"], label.as_slice()].concat();
         assert_eq!(run(cluster, &fits).await.code, 0);
         for nth in 1..=10 {
-            hand.node(group, &format!("{group}-{nth}")).await.unwrap();
+            fixtures
+                .node(group, &format!("{group}-{nth}"))
+                .await
+                .unwrap();
         }
-        let pool = hand.pool_until(group, "the others wait", |it| {
+        let pool = fixtures.pool_until(group, "the others wait", |it| {
             it.status.as_ref().and_then(|status| status.waiting) == Some(10 - served)
         });
         let pool = pool.await.unwrap();
         assert_eq!(pool.status.unwrap().nodes, Some(served + 1));
         let told = until("a node that waits is told the same", LIMIT, async || {
             for nth in 1..=10 {
-                let node = hand.nodes.get(&format!("{group}-{nth}")).await?;
-                let events = hand.events_of(&node.metadata.uid.unwrap()).await?;
+                let node = fixtures.nodes.get(&format!("{group}-{nth}")).await?;
+                let events = fixtures.events_of(&node.metadata.uid.unwrap()).await?;
                 let same = |note: &str| {
                     note.contains("no free IPv4 block") && why.contains("no free IPv4 block")
                 };
@@ -93,7 +96,8 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         "{planned:?}"
     );
     assert_eq!(
-        hand.pools
+        fixtures
+            .pools
             .get("grow")
             .await
             .unwrap()

@@ -24,8 +24,8 @@ async fn what_is_missing_is_named_with_what_to_do() {
             .contains("install the CustomResourceDefinitions (cadastre crd |"),
         "{bare:?}"
     );
-    let hand = Fixtures::new(cluster.client().await.unwrap());
-    crds::install(&hand.client).await.unwrap();
+    let fixtures = Fixtures::new(cluster.client().await.unwrap());
+    crds::install(&fixtures.client).await.unwrap();
     let empty = ok(&cluster, &["show", "pools"]).await;
     assert!(empty.contains("create an IPPool"), "{empty}");
     let kubeconfig = cluster.kubeconfig("nobody").unwrap();
@@ -71,14 +71,14 @@ async fn what_is_missing_is_named_with_what_to_do() {
         .unwrap();
     assert!(kubectl.status.success(), "{kubectl:?}");
     assert_eq!(String::from_utf8(kubectl.stdout).unwrap(), empty);
-    completed(&cluster, &hand, &bin).await;
-    bundled(&cluster, &hand).await;
+    completed(&cluster, &fixtures, &bin).await;
+    bundled(&cluster, &fixtures).await;
 }
 
 /// kubectl itself completes the plugin's verbs and names of objects.
-async fn completed(cluster: &ControlPlane, hand: &Fixtures, bin: &Path) {
+async fn completed(cluster: &ControlPlane, fixtures: &Fixtures, bin: &Path) {
     let pool = json!({"ipv4": {"cidrs": ["10.9.0.0/24"]}, "disabled": true});
-    hand.block_pool("spare", pool).await.unwrap();
+    fixtures.block_pool("spare", pool).await.unwrap();
     let args = ["completion", "kubectl"];
     let script = ok(cluster, &args).await;
     let path = bin.join("kubectl_complete-cadastre");
@@ -104,8 +104,9 @@ async fn completed(cluster: &ControlPlane, hand: &Fixtures, bin: &Path) {
 }
 
 /// The bundle contains what it claims, and nothing of a pod's environment.
-async fn bundled(cluster: &ControlPlane, hand: &Fixtures) {
-    hand.block_pool("p", json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}}))
+async fn bundled(cluster: &ControlPlane, fixtures: &Fixtures) {
+    fixtures
+        .block_pool("p", json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}}))
         .await
         .unwrap();
     let pod = json!({

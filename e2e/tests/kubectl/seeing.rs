@@ -1,8 +1,7 @@
 //! show, map and explain in a healthy cluster.
 
-use std::time::Duration;
-
-use cadastre_e2e::fixtures::labelled;
+use cadastre_api::NodeSubnetStatus;
+use cadastre_e2e::fixtures::{LIMIT, labelled};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Options, TestCluster, nodes};
 use serde_json::json;
@@ -11,59 +10,54 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use crate::{ok, run, snapshot, start};
 
 #[tokio::test]
-async fn a_cluster_that_is_well_is_shown_as_it_is() {
-    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    let agents = Agents::start(hand.client.clone());
-    let cluster = &stage.control_plane;
+async fn a_healthy_cluster_is_shown_as_it_is() {
+    let test_cluster = TestCluster::start(Options::default(), &[]).await.unwrap();
+    let fixtures = test_cluster.fixtures().await.unwrap();
+    let cluster = &test_cluster.control_plane;
+    let agents = Agents::new(cluster).unwrap();
     let blocks =
         json!({"ipv4": {"cidrs": ["10.60.0.0/24"], "blockSize": 28}, "reserved": ["10.60.0.0/28"]});
-    hand.block_pool("web", blocks).await.unwrap();
+    fixtures.block_pool("web", blocks).await.unwrap();
     let gpu = json!({
         "ipv4": {"cidrs": ["10.61.0.0/24"], "blockSize": 28},
         "nodeSelector": {"matchLabels": {"class": "gpu"}},
     });
-    hand.block_pool("gpu", gpu).await.unwrap();
+    fixtures.block_pool("gpu", gpu).await.unwrap();
     let dual = json!({
         "ipv4": {"cidrs": ["10.62.0.0/20"]}, "ipv6": {"cidrs": ["fd00:62::/56"]},
         "nodeSelector": {"matchLabels": {"network": "podcidr"}},
     });
-    hand.pool("cidr", dual).await.unwrap();
+    fixtures.pool("cidr", dual).await.unwrap();
     for name in ["web", "gpu", "cidr"] {
-        hand.condition(name, "Ready", "True").await.unwrap();
+        fixtures.condition(name, "Ready", "True").await.unwrap();
     }
     for name in ["web-1", "web-2"] {
-        let node = hand.node("web", name).await.unwrap();
-        agents.join(&node);
-        hand.listed(name, 1).await.unwrap();
+        let node = fixtures.node("web", name).await.unwrap();
+        agents.join(&node).unwrap();
+        fixtures.listed(name, 1).await.unwrap();
     }
     let node = labelled(
         nodes::node("cidr-1", "192.0.2.9"),
         &[("network", "podcidr")],
     );
-    hand.create_node(node).await.unwrap();
-    hand.served("cidr-1").await.unwrap();
-    let given = agents.allocate("web-1", "web", "cart").await.unwrap();
-    let address = given[0].clone();
-    hand.pod("cart", "web-1", &[&address]).await.unwrap();
-    hand.pod("waits", "web-2", &[]).await.unwrap();
-    let list = agents.addresses("web-1").unwrap();
-    hand.list_addresses("web-1", list).await.unwrap();
-    let told = |it: &cadastre_api::NodeSubnet| {
-        let blocks = it.status.iter().flat_map(|it| &it.blocks);
-        blocks.map(|it| it.used).sum::<i64>() == 1
-    };
-    hand.subnet_until("web-1", "tells of the pod", told)
+    fixtures.create_node(node).await.unwrap();
+    fixtures.served("cidr-1").await.unwrap();
+    let addresses = agents.run_pod(&fixtures, "web-1", "cart").await.unwrap();
+    let address = addresses[0].clone();
+    fixtures.pod("waits", "web-2", &[]).await.unwrap();
+    fixtures.in_use("web-1", 1).await.unwrap();
+    let has_block = |it: &NodeSubnetStatus| !it.blocks.is_empty();
+    let what = "reports its block";
+    fixtures
+        .status_until("web-2", what, has_block)
         .await
         .unwrap();
-    let told = |it: &cadastre_api::NodeSubnet| {
-        it.status
-            .as_ref()
-            .is_some_and(|status| !status.blocks.is_empty())
-    };
-    hand.subnet_until("web-2", "tells of its block", told)
-        .await
-        .unwrap();
+    until("web-1 has a list of its addresses", LIMIT, async || {
+        let list = fixtures.addresses.get("web-1").await?;
+        Ok((list.spec.addresses.len() == 1).then_some(()))
+    })
+    .await
+    .unwrap();
 
     let shown: [(&str, &[&str]); 14] = [
         ("show-pools", &["show", "pools"]),
@@ -84,7 +78,7 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     for (name, args) in shown {
         snapshot(name, &ok(cluster, args).await);
     }
-    let handle = ok(cluster, &["show", "handle", "cart"]).await;
+    let handle = ok(cluster, &["show", "handle", "net/cart"]).await;
     assert!(handle.contains(&address), "{handle}");
     let report = run(cluster, &["show", "ip", &address, "-o", "json"])
         .await
@@ -93,7 +87,6 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     assert_eq!(report["range"]["node"], "web-1");
     let yaml = ok(cluster, &["show", "pool", "web", "-o", "yaml"]).await;
     assert!(yaml.contains("pool: web"), "{yaml}");
-    // The test agent publishes no pod UIDs, so the pod's own status is all that check can compare.
     let check = run(cluster, &["check", "--settle", "0"]).await;
     assert_eq!(check.code, 0, "{check:?}");
     let status = ok(cluster, &["status"]).await;
@@ -114,24 +107,20 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
         "{refused:?}"
     );
     assert_eq!(run(cluster, &["show", "nonsense"]).await.code, 1);
-    watched(&stage).await;
+    watched(&test_cluster).await;
 }
 
 /// `--watch` shows a change by itself.
-async fn watched(stage: &TestCluster) {
-    let hand = stage.fixtures().await.unwrap();
-    let mut child = start(&stage.control_plane, &["show", "nodes", "--watch"]);
+async fn watched(test_cluster: &TestCluster) {
+    let fixtures = test_cluster.fixtures().await.unwrap();
+    let mut child = start(&test_cluster.control_plane, &["show", "nodes", "--watch"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.next_line().await.unwrap().unwrap();
-    hand.node("web", "web-9").await.unwrap();
-    let seen = until(
-        "the new node is shown",
-        Duration::from_secs(30),
-        async || {
-            let line = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await??;
-            Ok(line.filter(|line| line.starts_with("web-9")))
-        },
-    );
+    fixtures.node("web", "web-9").await.unwrap();
+    let seen = until("the new node is shown", LIMIT, async || {
+        let line = tokio::time::timeout(LIMIT, lines.next_line()).await??;
+        Ok(line.filter(|line| line.starts_with("web-9")))
+    });
     seen.await.unwrap();
     child.kill().await.unwrap();
 }

@@ -6,42 +6,43 @@ use serde_json::json;
 use crate::page::Page;
 
 pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
-    let stage = TestCluster::start(Options::default(), &[]).await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    let agents = Agents::start(hand.client.clone());
+    let cluster = TestCluster::start(Options::default(), &[]).await.unwrap();
+    let fixtures = cluster.fixtures().await.unwrap();
+    let agents = Agents::new(&cluster.control_plane).unwrap();
     let blocks = json!({
         "ipv4": {"cidrs": ["10.60.0.0/24"], "blockSize": 28}, "ipv6": {"cidrs": ["fd00:60::/48"]},
         "reserved": ["10.60.0.0/28"],
     });
-    hand.block_pool("blocks", blocks).await.unwrap();
-    hand.pool("cidrs", json!({"ipv4": {"cidrs": ["10.61.0.0/16"]}}))
+    fixtures.block_pool("blocks", blocks).await.unwrap();
+    fixtures
+        .pool("cidrs", json!({"ipv4": {"cidrs": ["10.61.0.0/16"]}}))
         .await
         .unwrap();
-    let mut given = Vec::new();
+    let mut pods = Vec::new();
     for i in 1..=3 {
         let name = format!("blocks-{i}");
-        let node = hand.node("blocks", &name).await.unwrap();
-        agents.join(&node);
+        let node = fixtures.node("blocks", &name).await.unwrap();
+        agents.join(&node).unwrap();
         for pod in 0..i {
             let pod = format!("web-{i}-{pod}");
-            let addresses = agents.allocate(&name, "blocks", &pod).await.unwrap();
-            let texts: Vec<&str> = addresses.iter().map(String::as_str).collect();
-            hand.pod(&pod, &name, &texts).await.unwrap();
-            given.push((pod, addresses[0].clone()));
+            let addresses = agents.run_pod(&fixtures, &name, &pod).await.unwrap();
+            pods.push((pod, addresses[0].clone()));
         }
     }
-    hand.node("cidrs", "cidrs-1").await.unwrap();
-    let cidr = hand.served("cidrs-1").await.unwrap()[0].clone();
-    let (pod, address) = given.last().unwrap().clone();
-    let block = hand.listed("blocks-3", 2).await.unwrap()[0].clone();
-    let told = |it: &cadastre_api::NodeSubnet| {
-        let mut blocks = it.status.iter().flat_map(|status| &status.blocks);
+    fixtures.node("cidrs", "cidrs-1").await.unwrap();
+    let cidr = fixtures.served("cidrs-1").await.unwrap()[0].clone();
+    let (pod, address) = pods.last().unwrap().clone();
+    let block = fixtures.listed("blocks-3", 2).await.unwrap()[0].clone();
+    let reports_all = |it: &cadastre_api::NodeSubnetStatus| {
+        let mut blocks = it.blocks.iter();
         blocks.any(|it| it.cidr == block && it.used == 3)
     };
-    hand.subnet_until("blocks-3", "tells of its pods", told)
+    let what = "reports its pods";
+    fixtures
+        .status_until("blocks-3", what, reports_all)
         .await
         .unwrap();
-    let mut page = Page::open(&stage.control_plane).await;
+    let mut page = Page::open(&cluster.control_plane).await;
     page.says("#pool", "cidrs").await;
     page.says("#figures", "blocks allocated").await;
     page.says("#legend", "Reserved").await;
@@ -104,8 +105,8 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     page.assert_quiet().await;
 
     // New objects are shown after a refresh.
-    hand.node("cidrs", "cidrs-2").await.unwrap();
-    hand.served("cidrs-2").await.unwrap();
+    fixtures.node("cidrs", "cidrs-2").await.unwrap();
+    fixtures.served("cidrs-2").await.unwrap();
     page.browser.press(&["/"]).await.unwrap();
     page.browser.type_text("cidrs-2").await.unwrap();
     page.browser.press(&["Enter"]).await.unwrap();

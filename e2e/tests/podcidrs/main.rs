@@ -2,7 +2,7 @@
 //!
 //! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
 //! pools select) and its own ranges, so that tests do not affect each other. The few that restart a controller,
-//! or need a cluster for themselves, have their own stage and run one at a time.
+//! or need a cluster for themselves, have a cluster of their own and run one at a time.
 //!
 //! | file | subject |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | `existing` | existing podCIDRs |
 //! | `resting` | ranges of deleted nodes |
 //! | `telling` | events, conditions and metrics |
-//! | `mending` | edits by hand, and the limits of names |
+//! | `mending` | edits by fixtures, and the limits of names |
 //! | `misfits` | objects that violate today's rules |
 //! | `crowd` | a thousand pools |
 
@@ -31,12 +31,12 @@ mod telling;
 use cadastre_e2e::{Fixtures, Options, TestCluster};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
-/// The range of the shared stage's flag `--service-cidr`.
+/// The range of the shared controller's flag `--service-cidr`.
 const FLAG_SERVICE_RANGE: &str = "10.199.0.0/25";
 
-/// The stage that most tests share, and a new [`Fixtures`] for this one.
+/// The cluster that most tests share, and a new [`Fixtures`] for this one.
 async fn shared() -> (&'static TestCluster, Fixtures) {
-    static STAGE: OnceCell<TestCluster> = OnceCell::const_new();
+    static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
     let start = || async {
         TestCluster::start(
             Options::default(),
@@ -45,16 +45,16 @@ async fn shared() -> (&'static TestCluster, Fixtures) {
         .await
         .unwrap()
     };
-    let stage = STAGE.get_or_init(start).await;
-    (stage, stage.fixtures().await.unwrap())
+    let cluster = CLUSTER.get_or_init(start).await;
+    (cluster, cluster.fixtures().await.unwrap())
 }
 
-/// A stage for a single test.
+/// A cluster for a single test.
 async fn alone(flags: &[&str]) -> (TestCluster, Fixtures, SemaphorePermit<'static>) {
     let permit = one_at_a_time().await;
-    let stage = TestCluster::start(Options::default(), flags).await.unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    (stage, hand, permit)
+    let cluster = TestCluster::start(Options::default(), flags).await.unwrap();
+    let fixtures = cluster.fixtures().await.unwrap();
+    (cluster, fixtures, permit)
 }
 
 /// Limits the control planes beside the shared one to one at a time.

@@ -22,8 +22,8 @@ use crate::one_at_a_time;
 const QUIET: Duration = Duration::from_secs(12);
 
 /// Installs CRDs without any rule, like an early version's.
-async fn install_lax_crds(hand: &Fixtures) {
-    let api = Api::<CustomResourceDefinition>::all(hand.client.clone());
+async fn install_lax_crds(fixtures: &Fixtures) {
+    let api = Api::<CustomResourceDefinition>::all(fixtures.client.clone());
     for mut crd in cadastre_api::crd::all() {
         for version in &mut crd.spec.versions {
             let schema = JSONSchemaProps {
@@ -43,9 +43,9 @@ async fn install_lax_crds(hand: &Fixtures) {
         "the kinds are served",
         cadastre_e2e::fixtures::LIMIT,
         async || {
-            hand.pools.list(&ListParams::default()).await?;
-            hand.subnets.list(&ListParams::default()).await?;
-            hand.blocks.list(&ListParams::default()).await?;
+            fixtures.pools.list(&ListParams::default()).await?;
+            fixtures.subnets.list(&ListParams::default()).await?;
+            fixtures.blocks.list(&ListParams::default()).await?;
             Ok(Some(()))
         },
     )
@@ -53,7 +53,7 @@ async fn install_lax_crds(hand: &Fixtures) {
     .unwrap();
 }
 
-async fn create(hand: &Fixtures, kind: &str, name: &str, spec: Value) -> String {
+async fn create(fixtures: &Fixtures, kind: &str, name: &str, spec: Value) -> String {
     let plural = format!("{}s", kind.to_lowercase());
     let resource = ApiResource {
         group: "cadastre.dev".to_owned(),
@@ -64,7 +64,7 @@ async fn create(hand: &Fixtures, kind: &str, name: &str, spec: Value) -> String 
     };
     let mut object = DynamicObject::new(name, &resource);
     object.data = json!({"spec": spec});
-    let api = Api::<DynamicObject>::all_with(hand.client.clone(), &resource);
+    let api = Api::<DynamicObject>::all_with(fixtures.client.clone(), &resource);
     let made = api.create(&PostParams::default(), &object).await.unwrap();
     made.uid().unwrap()
 }
@@ -144,7 +144,7 @@ fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
+async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
     let _one = one_at_a_time().await;
     let options = Options {
         // Older API servers accepted podCIDRs that are rejected today.
@@ -152,16 +152,16 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         ..Options::default()
     };
     let cluster = ControlPlane::start(options).await.unwrap();
-    let hand = Fixtures::new(cluster.client().await.unwrap());
-    install_lax_crds(&hand).await;
+    let fixtures = Fixtures::new(cluster.client().await.unwrap());
+    install_lax_crds(&fixtures).await;
     let mut bad = Vec::new();
     for (name, spec, says) in bad_pools() {
-        let uid = create(&hand, "IPPool", name, spec).await;
+        let uid = create(&fixtures, "IPPool", name, spec).await;
         bad.push((name, uid, says));
     }
     for name in ["odd", "ghost"] {
         create(
-            &hand,
+            &fixtures,
             "NodeSubnet",
             name,
             json!({"podCIDRs": "none", "quarantined": 7}),
@@ -182,22 +182,24 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         ("10-99-0-128-26", of_nobody("10.99.0.192/26")),
         ("10-99-1-0-26", of_nobody("10.99.1.0/26")),
     ] {
-        create(&hand, "IPAMBlock", name, spec).await;
+        create(&fixtures, "IPAMBlock", name, spec).await;
     }
     for (name, cidr) in [("lax-1", "10.97.0.7/25"), ("lax-2", "010.97.000.128/26")] {
         let node = labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, "lax")]);
-        hand.create_node(with_pod_cidrs(node, &[cidr]))
+        fixtures
+            .create_node(with_pod_cidrs(node, &[cidr]))
             .await
             .unwrap();
     }
-    hand.node("lax", "odd").await.unwrap();
-    crds::install(&hand.client).await.unwrap();
-    hand.pool(
-        "lax",
-        json!({"ipv4": {"cidrs": ["10.97.0.0/24"], "blockSize": 26}}),
-    )
-    .await
-    .unwrap();
+    fixtures.node("lax", "odd").await.unwrap();
+    crds::install(&fixtures.client).await.unwrap();
+    fixtures
+        .pool(
+            "lax",
+            json!({"ipv4": {"cidrs": ["10.97.0.0/24"], "blockSize": 26}}),
+        )
+        .await
+        .unwrap();
 
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     daemon
@@ -205,25 +207,27 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         .await
         .unwrap();
     // One block is free beside the two that existing nodes have.
-    assert_eq!(hand.served("odd").await.unwrap(), ["10.97.0.192/26"]);
-    hand.subnet_until("odd", "is mended", |it| !it.spec.pod_cidrs.is_empty())
+    assert_eq!(fixtures.served("odd").await.unwrap(), ["10.97.0.192/26"]);
+    fixtures
+        .subnet_until("odd", "is mended", |it| !it.spec.pod_cidrs.is_empty())
         .await
         .unwrap();
-    hand.subnet_gone("ghost").await.unwrap();
-    let subnet = hand
+    fixtures.subnet_gone("ghost").await.unwrap();
+    let subnet = fixtures
         .subnet_until("lax-1", "is canonical", |it| !it.spec.pod_cidrs.is_empty())
         .await;
     assert_eq!(subnet.unwrap().spec.pod_cidrs[0].cidr, "10.97.0.0/25");
 
-    let raw = Api::<kube::core::PartialObjectMeta<cadastre_api::IPPool>>::all(hand.client.clone());
+    let raw =
+        Api::<kube::core::PartialObjectMeta<cadastre_api::IPPool>>::all(fixtures.client.clone());
     for (name, uid, says) in &bad {
-        let note = hand.event(uid, "InvalidSpec").await.unwrap();
+        let note = fixtures.event(uid, "InvalidSpec").await.unwrap();
         assert!(
             note.contains(says),
             "{name}: {note:?} does not say {says:?}"
         );
     }
-    let first = hand.pools.get("cidr").await.unwrap();
+    let first = fixtures.pools.get("cidr").await.unwrap();
     assert_eq!(condition(&first, "Ready").unwrap().reason, "InvalidSpec");
     let versions = raw.list_metadata(&ListParams::default()).await.unwrap();
     let start = Instant::now();
@@ -264,27 +268,33 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         .wait_ready(cadastre_e2e::fixtures::LIMIT)
         .await
         .unwrap();
-    hand.node("lax", "lax-3").await.unwrap();
-    hand.condition("lax", "Exhausted", "True").await.unwrap();
+    fixtures.node("lax", "lax-3").await.unwrap();
+    fixtures
+        .condition("lax", "Exhausted", "True")
+        .await
+        .unwrap();
     for (name, uid, _) in &bad {
         // The API server rejects a status for an object that its schema cannot parse, so that nothing records that
         // this one was reported before.
         let most = if *name == "type" { 2 } else { 1 };
-        let told = hand.event_count(uid, "InvalidSpec").await.unwrap();
-        assert!((1..=most).contains(&told), "{name}: {told}");
+        let count = fixtures.event_count(uid, "InvalidSpec").await.unwrap();
+        assert!((1..=most).contains(&count), "{name}: {count}");
     }
 
     // Blocks that cannot be parsed do not reserve anything: every range of the pool is allocated.
-    let spec = json!({"ipv4": {"cidrs": ["10.99.0.0/24"]}, "quarantineSeconds": 0});
-    hand.block_pool("blocks", spec).await.unwrap();
-    let agents = Agents::start(hand.client.clone());
-    agents.join(&hand.node("blocks", "blocks-1").await.unwrap());
-    agents.ask("blocks-1", "blocks", 256).unwrap();
-    hand.listed("blocks-1", 4).await.unwrap();
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.99.0.0/24"], "gateway": "None"}, "quarantineSeconds": 0,
+        "warm": {"low": 256, "high": 256},
+    });
+    fixtures.block_pool("blocks", spec).await.unwrap();
+    let agents = Agents::new(&cluster).unwrap();
+    let node = fixtures.node("blocks", "blocks-1").await.unwrap();
+    agents.join(&node).unwrap();
+    fixtures.listed("blocks-1", 4).await.unwrap();
 
     // Once corrected, the pool serves.
     let spec = json!({"ipv4": {"cidrs": ["10.98.0.0/24"]}, "nodeSelector": {"matchLabels": {GROUP: "lax"}}});
-    hand.change_pool("cidr", spec).await.unwrap();
-    assert_eq!(hand.served("lax-3").await.unwrap(), ["10.98.0.0/24"]);
-    hand.event(&bad[0].1, "SpecIsValid").await.unwrap();
+    fixtures.change_pool("cidr", spec).await.unwrap();
+    assert_eq!(fixtures.served("lax-3").await.unwrap(), ["10.98.0.0/24"]);
+    fixtures.event(&bad[0].1, "SpecIsValid").await.unwrap();
 }

@@ -39,7 +39,7 @@ pub fn text(kubeconfig: &Path, tools: &Path, admin: &str) -> String {
     format!(
         "In another terminal, with kubectl and its plugin of this checkout:\n\n  \
          export KUBECONFIG={} PATH={}:$PATH\n{}\n  curl {admin}/metrics\n\n\
-         Pods come and go now, with simulated agents: blocks of pool \"pods\" grow and return.\n\
+         Pods come and go now, on nodes without a machine: blocks of pool \"pods\" grow and return.\n\
          Ctrl-C ends everything.\n",
         kubeconfig.display(),
         tools.display(),

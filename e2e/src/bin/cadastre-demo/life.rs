@@ -1,11 +1,11 @@
-//! Creates and ends pods with simulated agents, so that a pool's blocks grow and return.
+//! Adds and deletes containers through agents, so that a pool's blocks grow and return.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use cadastre_api::{IPAMBlock, OwnerKind};
-use cadastre_e2e::agent::Agents;
-use cadastre_e2e::nodes;
+use cadastre_e2e::{Agents, ControlPlane, nodes};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
@@ -27,18 +27,18 @@ pub struct Life {
     /// Nodes with their numbers of pods.
     pods: Vec<(String, usize)>,
     begun: Instant,
-    told: Instant,
+    printed: Instant,
 }
 
 impl Life {
     /// Starts agents for the first of the nodes without kubelet; real nodes have their own agents.
-    pub async fn start(client: &Client) -> Result<Self> {
-        let agents = Agents::start(client.clone());
+    pub async fn start(cluster: &ControlPlane, client: &Client) -> Result<Self> {
+        let agents = Agents::new(cluster)?;
         let mut pods = Vec::new();
         let nodes = nodes::list(client).await?;
         let made = |node: &&Node| node.name_any().starts_with("node-");
         for node in nodes.iter().filter(made).take(NODES) {
-            agents.join(node);
+            agents.join(node)?;
             pods.push((node.name_any(), 0));
         }
         Ok(Life {
@@ -46,45 +46,37 @@ impl Life {
             client: client.clone(),
             pods,
             begun: Instant::now(),
-            told: Instant::now(),
+            printed: Instant::now(),
         })
     }
 
     /// Adds or ends pods. Returns a line to print when [`LINE`] has passed since the last one.
     pub async fn step(&mut self) -> Result<Option<String>> {
         let (wanted, rising) = tide(self.begun.elapsed());
-        for (node, count) in &mut self.pods {
-            while *count < wanted
-                && self
-                    .agents
-                    .try_allocate(node, POOL, &pod(node, *count))?
-                    .is_some()
-            {
-                *count += 1;
-            }
-            while *count > wanted {
-                *count -= 1;
-                self.agents.free(node, &pod(node, *count))?;
-            }
-            if !rising {
-                self.agents.warm_up(node)?;
-                self.agents.ask(node, POOL, 3)?;
-            }
-        }
-        if self.told.elapsed() < LINE {
+        let agents = &self.agents;
+        let nodes = self.pods.iter_mut().map(async |(node, count)| {
+            let more = (*count..wanted).map(|n| pod(node, n));
+            agents.allocate_all(node, POOL, more).await?;
+            let fewer = (wanted..*count).map(|n| pod(node, n));
+            agents.free_all(node, fewer).await?;
+            *count = wanted;
+            anyhow::Ok(())
+        });
+        try_join_all(nodes).await?;
+        if self.printed.elapsed() < LINE {
             return Ok(None);
         }
-        self.told = Instant::now();
+        self.printed = Instant::now();
         let blocks = Api::<IPAMBlock>::all(self.client.clone());
         let of_pool = ListParams::default().fields(&format!("spec.pool={POOL}"));
         let blocks = blocks.list(&of_pool).await?.items;
-        let resting = blocks
+        let quarantined = blocks
             .iter()
             .filter(|it| it.spec.owner.kind == OwnerKind::Quarantine);
-        let (all, resting) = (blocks.len(), resting.count());
+        let (all, quarantined) = (blocks.len(), quarantined.count());
         let pods: usize = self.pods.iter().map(|(_, count)| count).sum();
         Ok(Some(format!(
-            "{:>4} s  {pods:>5} pods on {} nodes {}  {} blocks held, {resting} in quarantine",
+            "{:>4} s  {pods:>5} pods on {} nodes {}  {} blocks allocated, {quarantined} in quarantine",
             self.begun.elapsed().as_secs(),
             self.pods.len(),
             if rising {
@@ -92,7 +84,7 @@ impl Life {
             } else {
                 "(fewer now)   "
             },
-            all - resting,
+            all - quarantined,
         )))
     }
 }

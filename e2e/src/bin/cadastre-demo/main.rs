@@ -113,8 +113,8 @@ async fn demo() -> Result<()> {
             machines
         }
     };
-    // A short idle time, so that blocks return within seconds.
-    let soon = r#"{"spec":{"idleSeconds":5}}"#;
+    // Short times, so that blocks return within seconds.
+    let soon = r#"{"spec":{"idleSeconds":5,"cooldownSeconds":1}}"#;
     cluster
         .kubectl(&[
             "patch",
@@ -125,7 +125,7 @@ async fn demo() -> Result<()> {
             soon,
         ])
         .await?;
-    let mut life = life::Life::start(&client).await?;
+    let mut life = life::Life::start(cluster, &client).await?;
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
         daemon.process().check_running()?;
