@@ -21,7 +21,6 @@
 //! and what to do.
 
 pub mod admission;
-pub mod agent;
 pub mod assets;
 pub mod audit;
 pub mod browser;
