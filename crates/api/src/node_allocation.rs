@@ -45,7 +45,7 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
             .filter(|last| last.cidr.overlaps(&block.cidr))
         {
             Some(last) => wrong.push(format!(
-                "{} lies in {}: nothing is given from it",
+                "{} lies in {}: no address of it is assigned",
                 block.cidr, last.cidr
             )),
             None => disjoint.push(block),
@@ -68,19 +68,25 @@ fn pod_cidr(held: &AllocatedRange, node_uid: &str, wrong: &mut Vec<String>) -> O
 
 fn block(held: &AllocatedBlock, wrong: &mut Vec<String>) -> Option<Block> {
     let cidr = cidr("blocks", &held.cidr, wrong)?;
-    let mut spans = |field: &str, texts: &[String]| -> Vec<IpRange> {
+    let mut spans = |field: &str, texts: &[String], then: &str| -> Vec<IpRange> {
         let mut read = |text: &String| {
             IpRange::parse(text).unwrap_or_else(|error| {
-                wrong.push(format!(
-                    "blocks: {cidr}: {field}: {error}: nothing is given from this block"
-                ));
+                wrong.push(format!("blocks: {cidr}: {field}: {error}: {then}"));
                 IpRange::from(cidr)
             })
         };
         texts.iter().map(&mut read).collect()
     };
-    let reserved = spans("reserved", &held.reserved);
-    let on_request = spans("onRequest", &held.on_request);
+    let reserved = spans(
+        "reserved",
+        &held.reserved,
+        "no address of this block is assigned",
+    );
+    let on_request = spans(
+        "onRequest",
+        &held.on_request,
+        "addresses of this block are assigned only on request",
+    );
     Some(Block {
         cidr,
         uid: held.uid.clone(),

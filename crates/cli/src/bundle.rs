@@ -1,10 +1,10 @@
-//! `kubectl cadastre support-bundle`: everything that a problem report needs, in one folder.
+//! `kubectl cadastre support-bundle`: writes everything that a problem report needs to one folder.
 //!
 //! # Guarantees
-//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads only listed fields are kept: no environment, no
-//!   commands, no volumes, and only annotations `cadastre.dev/*`.
+//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads only fields that are named here are kept: no
+//!   environment, no commands, no volumes, and only annotations `cadastre.dev/*`.
 //! - Managed fields and last-applied configurations are dropped.
-//! - `README.txt` names what could not be read; everything else is in the bundle.
+//! - `README.txt` names the files in the bundle, and what could not be read.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -37,10 +37,8 @@ pub struct BundleArgs {
     dir: Option<PathBuf>,
 }
 
-/// Selects the workloads of Cadastre itself.
+/// The label selector of the workloads of Cadastre itself.
 const OURS: &str = "app.kubernetes.io/name=cadastre";
-/// The admin port, which serves metrics.
-const ADMIN_PORT: u16 = 9817;
 
 struct Bundle<'a> {
     dir: &'a Path,
@@ -48,7 +46,7 @@ struct Bundle<'a> {
     readme: String,
 }
 
-/// Runs `support-bundle`.
+/// Runs `support-bundle`: creates the folder, and prints its `README.txt`.
 pub async fn exec(args: &BundleArgs, _: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let now = Timestamp::now();
     let stamp = now.strftime("%Y%m%dT%H%M%SZ");
@@ -144,7 +142,8 @@ impl Bundle<'_> {
         self.metrics().await
     }
 
-    /// Reads metrics through the API server's proxy, if the user may use it.
+    /// Reads the metrics of Cadastre's pods through the API server's proxy. What cannot be read is noted in
+    /// `README.txt`.
     async fn metrics(&mut self) -> anyhow::Result<()> {
         let path = format!("/api/v1/pods?labelSelector={}", OURS.replace('=', "%3D"));
         let pods = match self.pages(&path).await {
@@ -160,9 +159,12 @@ impl Bundle<'_> {
             else {
                 continue;
             };
-            let path =
-                format!("/api/v1/namespaces/{namespace}/pods/{name}:{ADMIN_PORT}/proxy/metrics");
             let file = format!("metrics-{name}.txt");
+            let Some(port) = admin_port(&pod) else {
+                self.missing(&file, "the pod has no port with the name \"admin\"");
+                continue;
+            };
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics");
             match self.text(&path).await {
                 Ok(text) => {
                     fs::write(self.dir.join(&file), text)?;
@@ -260,7 +262,7 @@ fn is_ours(controller: &Value) -> bool {
     controller == FIELD_MANAGER || controller == AGENT_MANAGER
 }
 
-/// Returns a whole object without the fields that only show who wrote it.
+/// Returns a copy of an object, without managed fields and the last-applied configuration.
 fn cleaned(item: &Value) -> Value {
     let mut item = item.clone();
     if let Some(meta) = item["metadata"].as_object_mut() {
@@ -272,7 +274,7 @@ fn cleaned(item: &Value) -> Value {
     item
 }
 
-/// Returns the metadata of an object that is not Cadastre's own.
+/// Returns the parts of the metadata that are kept of an object that is not Cadastre's own kind.
 fn meta(item: &Value) -> Value {
     let mut kept = Map::new();
     let fields = [
@@ -342,7 +344,7 @@ fn versions(item: &Value) -> Value {
     })
 }
 
-/// Returns images and replica counts; no arguments, no environment.
+/// Returns images, resources and replica counts of a workload; no arguments, no environment.
 fn workload(item: &Value) -> Value {
     let containers = item["spec"]["template"]["spec"]["containers"]
         .as_array()
@@ -357,9 +359,28 @@ fn workload(item: &Value) -> Value {
     })
 }
 
+/// Returns the number of a pod's port with the name `admin`, which serves metrics. The chart lets users choose the
+/// numbers, and those of controllers and agents differ.
+fn admin_port(pod: &Value) -> Option<u64> {
+    let containers = pod["spec"]["containers"].as_array()?.iter();
+    let mut ports = containers.filter_map(|it| it["ports"].as_array()).flatten();
+    let port = ports.find(|port| port["name"] == "admin")?;
+    port["containerPort"].as_u64()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metrics_are_read_from_the_port_that_the_pod_names() {
+        let port = |name: &str, port: u16| json!({"name": name, "containerPort": port});
+        let ports = [port("probes", 9819), port("admin", 9818)];
+        let agent =
+            json!({"spec": {"containers": [{"name": "cni"}, {"name": "agent", "ports": ports}]}});
+        assert_eq!(admin_port(&agent), Some(9818));
+        assert_eq!(admin_port(&json!({"spec": {"containers": [{}]}})), None);
+    }
 
     #[test]
     fn nothing_of_a_pod_but_its_network_is_kept() {

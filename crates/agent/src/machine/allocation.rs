@@ -74,7 +74,7 @@ impl AgentMachine {
             return self.store_allocation(taking, Vec::new());
         }
         if !self.shown.pods.is_complete() {
-            self.log_once("nothing is given from the new podCIDR yet: the API server has not told of this node's pods, which may have addresses of it".to_owned());
+            self.log_once("no address of the new podCIDR is assigned yet: the API server has not reported this node's pods, which may have some of them".to_owned());
             return self.take_over_later(&taking.onto, now);
         }
         Next::Ask(Asked::Use(taking), StoreQuestion::Sandboxes)
@@ -91,7 +91,7 @@ impl AgentMachine {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
                 self.log_once(format!(
-                    "nothing is given from the new podCIDR yet, as pods may have addresses of it: {error}"
+                    "no address of the new podCIDR is assigned yet, as pods may have some of them: {error}"
                 ));
                 return self.take_over_later(&taking.onto, now);
             }

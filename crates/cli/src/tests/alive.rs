@@ -1,4 +1,4 @@
-//! Tests of how the health of Cadastre itself is reported.
+//! Tests of how `status`, `check` and `show` report the health of Cadastre itself.
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ fn health(cluster: &Cluster, part: &str) -> (Health, String) {
     part.map(|it| (it.health, it.says)).unwrap()
 }
 
-/// A cluster whose agents and controllers are pods, on `a` and `b`.
+/// Returns a small cluster with a ready pod of an agent and of a controller on each of the nodes `a` and `b`.
 fn of_pods() -> Cluster {
     let mut cluster = Cluster::new();
     for node in ["a", "b"] {
@@ -45,7 +45,7 @@ fn who_does_not_lead_is_told() {
     assert_eq!(cluster.codes(), ["NoLeader controller"]);
     cluster.lists.leases = Ok(Vec::new());
     assert_eq!(cluster.codes(), ["NoLeader controller"]);
-    // A user who may not read leases is told so, and nothing else.
+    // If the user may not read Leases, nobody knows whether a controller leads, so only that is reported.
     cluster.lists.leases = Err("no right".to_owned());
     assert_eq!(cluster.codes(), ["NotReadable controller"]);
     assert_eq!(health(&cluster, "leader").0, Health::Unknown);
@@ -86,7 +86,8 @@ fn an_agent_that_is_gone_is_not_shown_as_running() {
     cluster.part("agent", "b", false);
     assert_eq!(cluster.codes(), ["AgentDown node b"]);
     assert_eq!(agents(&cluster), ["0.1.0", "0.1.0 (not ready)"]);
-    // All agents are gone, but their statuses are still there.
+    // All pods of agents are gone. The statuses that the agents wrote are still there, but must not make them look
+    // alive.
     cluster.lists.parts = Ok(Vec::new());
     assert_eq!(agents(&cluster), ["0.1.0 (no pod)", "0.1.0 (no pod)"]);
     assert_eq!(health(&cluster, "agents").0, Health::Unknown);
@@ -94,7 +95,7 @@ fn an_agent_that_is_gone_is_not_shown_as_running() {
 
 #[test]
 fn a_rollout_is_no_fault() {
-    // A rollout of Cadastre: its pods are young, and old ones are being deleted.
+    // The pods of Cadastre were created 30 seconds ago and are not ready yet, as in a rollout: no finding.
     let mut cluster = of_pods();
     for part in cluster.lists.parts.as_mut().unwrap() {
         part.metadata.creation_timestamp =
@@ -102,7 +103,8 @@ fn a_rollout_is_no_fault() {
         part.status = None;
     }
     assert_eq!(cluster.codes(), Vec::<String>::new());
-    // The old pods are being deleted: others are about to replace them, unless they do not come in time.
+    // The pods are being deleted, and new pods are about to replace them. It is a fault only if none has done so two
+    // minutes after the grace period.
     for (grace_ends, codes) in [
         ("2026-11-21T12:00:30Z", vec![]),
         ("2026-11-21T11:59:30Z", vec![]),
@@ -121,7 +123,7 @@ fn a_rollout_is_no_fault() {
         }
         assert_eq!(cluster.codes(), codes, "{grace_ends}");
     }
-    // A single controller stops leading before the next one starts.
+    // The only controller has released its Lease. That is no fault if its pod is new, but it is if the pod is old.
     for (created, codes) in [
         ("11:59:30", vec![]),
         ("11:30:00", vec!["NoLeader controller"]),
@@ -136,7 +138,8 @@ fn a_rollout_is_no_fault() {
         }
         assert_eq!(cluster.codes(), codes, "{created}");
     }
-    // A rollout of other workloads: as many pods as before, with other addresses, since the list was written.
+    // A rollout of other workloads after the agent wrote its list: the node has as many pods as in the list, with other
+    // addresses. So an address that is missing in the list is a fault only if its pod is older than the list.
     let mut cluster = Cluster::new();
     cluster.lists.addresses[0].spec["asOf"] = json!("2026-11-21T11:00:00Z");
     cluster.lists.pods.clear();
@@ -149,7 +152,8 @@ fn a_rollout_is_no_fault() {
     assert_eq!(cluster.codes(), Vec::<String>::new());
     created(&mut cluster, "2026-11-21T10:00:00Z");
     assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
-    // The pod is being deleted: its node has released the address, but the API server does not know yet.
+    // The pod is being deleted. Its node may have released the address already, while the API server still shows it: no
+    // finding.
     let pod = cluster.lists.pods.last_mut().unwrap();
     pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-21T11:59:30Z")).ok();
     assert_eq!(cluster.codes(), Vec::<String>::new());
@@ -224,7 +228,7 @@ fn another_s_network_on_a_node_is_told_until_its_agent_says_otherwise() {
     says(&mut cluster, 1, "True", "x");
     assert_eq!(cluster.codes(), ["ServedByOthers agents"]);
     says(&mut cluster, 0, "False", "ours");
-    // An earlier Node of the same name is another node.
+    // The agent reported for an earlier Node of the same name, so its condition says nothing about the Node of today.
     cluster.lists.subnets[1].status["nodeUID"] = json!("earlier");
     assert!(
         !cluster
@@ -240,7 +244,8 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
         cluster.pod(&format!("shop/old-{n}"), "a", &[&format!("10.9.0.{n}")]);
     }
     cluster.pod("shop/other-node", "b", &["10.9.1.1"]);
-    // In mode secondary, and in networks of the user's own, pods of other networks are there by design.
+    // No agent is to configure the runtime: mode secondary, or networks of the user's own. There, pods of other
+    // networks are by design, so there is no finding.
     assert_eq!(cluster.codes(), Vec::<String>::new());
     cluster.configures("a");
     let report = cluster.check();
@@ -253,7 +258,8 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
             finding.message
         );
     }
-    // Pods that ended, are being deleted or use the host network do not count, nor do blocks outside all pools.
+    // Pods that have ended, are being deleted or use the host network are not counted. Neither are pods in a block,
+    // even if no pool contains the block.
     let pods = &mut cluster.lists.pods;
     let old = |n: &str, pods: &[cadastre_api::PodLite]| {
         let name = format!("old-{n}");
@@ -268,10 +274,9 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
         serde_json::from_value(json!("2026-11-21T11:59:30Z")).ok();
     let message = &cluster.check().findings[0].message;
     assert!(message.starts_with("3 pods"), "{message}");
-    cluster.lists.pods.truncate(three);
     cluster.block("10.9.0.0/28", "p", "a");
     assert!(!cluster.codes().contains(&"PodsOutside pods".to_owned()));
-    // In mode podCIDRs there are no agents.
+    // In mode podCIDRs there are no agents, so pods outside every pool are not reported.
     let mut cluster = Cluster::new();
     cluster.pod("shop/old", "a", &["10.9.0.1"]);
     assert_eq!(cluster.codes(), Vec::<String>::new());
