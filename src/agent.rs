@@ -32,12 +32,12 @@ use cadastre_node::clock;
 
 /// Assign addresses to the pods of this node, from the ranges in its NodeSubnet
 ///
-/// One agent runs on each node, on the host's network, and answers the CNI plugin cadastre-ipam. Finds the cluster by
-/// --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
+/// One agent runs on each node, on the host's network, and answers the CNI plugin cadastre-ipam. It finds the cluster
+/// by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Args {
-    /// Name of this machine's Node; without it the host's name
+    /// Name of this host's Node; by default the hostname
     #[arg(long, env = "NODE_NAME")]
     node_name: Option<String>,
 
@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_CONTEXT")]
     context: Option<String>,
 
-    /// Socket of the CNI plugin
+    /// Path of the Unix socket on which the agent listens for the CNI plugin
     #[arg(
         long,
         env = "CADASTRE_CNI_SOCKET",
@@ -57,7 +57,7 @@ pub(super) struct Args {
     )]
     cni_socket: PathBuf,
 
-    /// Socket of the gRPC API, for other programs of this node
+    /// Path of the Unix socket of the gRPC API, for other programs on this node
     #[arg(
         long,
         env = "CADASTRE_SOCKET",
@@ -73,13 +73,13 @@ pub(super) struct Args {
     )]
     store: PathBuf,
 
-    /// Socket of the container runtime (CRI). Its list of sandboxes proves leaks, and shows what is in use when the
-    /// store was lost. Without it only network namespaces are looked at
+    /// Socket of the container runtime (CRI). The runtime's list of sandboxes proves leaks, and shows which addresses
+    /// are in use if the store was lost. Without this flag, the agent only looks at network namespaces
     #[arg(long, env = "CADASTRE_CRI_SOCKET")]
     cri_socket: Option<PathBuf>,
 
-    /// Seconds an ADD waits for a block when the node has no free address; the plugin's own deadline ends the wait in
-    /// any case
+    /// Seconds that an ADD waits for a block if the node has no free address; no ADD waits beyond the CNI plugin's own
+    /// deadline
     #[arg(long, env = "CADASTRE_ADD_WAIT", default_value = "5", value_parser = seconds)]
     add_wait: Duration,
 
@@ -87,30 +87,33 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_PUBLISH_INTERVAL", default_value = "30", value_parser = seconds)]
     publish_interval: Duration,
 
-    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use. Changes that somebody waits
-    /// for, or that only this node knows, are written as often as NodeSubnet.status
+    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use. Changes that a user or the
+    /// controller waits for, or that only this list keeps if the store is lost, are written as often as
+    /// NodeSubnet.status
     #[arg(long, env = "CADASTRE_ADDRESSES_INTERVAL", default_value = "300", value_parser = seconds)]
     addresses_interval: Duration,
 
-    /// Seconds a pod must be gone before its address may be released without a DEL
+    /// Seconds that a pod must be gone before its address may be released without a DEL
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value = "60", value_parser = seconds)]
     leak_grace: Duration,
 
-    /// Where to write flannel's subnet.env (usually /run/flannel/subnet.env); without it the file is not written
+    /// Path of flannel's subnet.env (usually /run/flannel/subnet.env), which the agent writes; without this flag it is
+    /// not written
     #[arg(long, env = "CADASTRE_SUBNET_ENV")]
     subnet_env: Option<PathBuf>,
 
-    /// Where to write the CNI configuration (usually /etc/cni/net.d/05-cadastre.conflist), as soon as the node has a
-    /// range; without it the file is not written
+    /// Path of the CNI configuration (usually /etc/cni/net.d/05-cadastre.conflist), which the agent writes as soon as
+    /// the node has a range; without this flag it is not written
     #[arg(long, env = "CADASTRE_CNI_CONF")]
     cni_conf: Option<PathBuf>,
 
-    /// Template of the CNI configuration: a file, or a built-in one: ptp, or bridge (for nodes with one IPv4 range)
+    /// Template of the CNI configuration: the path of a file, or the name of a built-in template: ptp, or bridge (for
+    /// nodes with one IPv4 range)
     #[arg(long, env = "CADASTRE_CNI_CONF_TEMPLATE", default_value = "ptp")]
     cni_conf_template: String,
 
-    /// Write the CNI configuration even where another CNI's configuration exists; new pods then use this one. Without
-    /// it the other CNI keeps the node, and the condition ServedByOthers of the NodeSubnet reports it
+    /// Write the CNI configuration even if the configuration of another network exists; new pods then use Cadastre's.
+    /// Without this flag, new pods use the other network, and the condition ServedByOthers of the NodeSubnet reports it
     #[arg(long, env = "CADASTRE_CNI_CONF_OVER_OTHERS", requires = "cni_conf")]
     cni_conf_over_others: bool,
 
@@ -122,7 +125,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_MTU", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65_535))]
     mtu: u32,
 
-    /// FLANNEL_IPMASQ in subnet.env: whether something else masquerades, so that the CNI plugin need not
+    /// FLANNEL_IPMASQ in subnet.env: true if something else masquerades, so that the CNI plugin need not
     #[arg(
         long,
         env = "CADASTRE_IP_MASQ",
@@ -148,11 +151,12 @@ pub(super) struct Args {
     #[command(flatten)]
     guard: Guard,
 
-    /// Limit of requests per second to the API server; 0 leaves it to the API server's own fairness
+    /// At most this many requests per second to the API server; 0 sets no limit, so that the API server's own fairness
+    /// decides
     #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
     kube_api_qps: u32,
 
-    /// Seconds after SIGTERM in which calls and a write in flight may finish
+    /// Seconds that calls and a write in flight have to finish after SIGTERM
     #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value = "10", value_parser = seconds)]
     shutdown_grace: Duration,
 
@@ -179,7 +183,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(super) fn exec(args: Args) -> anyhow::Result<()> {
     let level = daemon::start(args.log_format, &args.log_level)?;
     let template = template(&args)?;
-    // One thread suffices for everything but the store: an agent has little work at any time.
+    // An agent has little work at any time, so one thread suffices. Only the store has a thread of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -215,7 +219,8 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let node = node_name(&args)?;
     let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
     info!(version, commit, node.name = %node, "cadastre agent starts");
-    // Taken before any port: a second agent on the node then fails with this reason, not with "address in use".
+    // The lock is taken before any port is opened. So a second agent on the node reports the lock as the reason, not
+    // "address in use".
     let _only = OnlyOne::lock(folder(&args.cni_socket))?;
     let is_locked = folder(&args.store) == folder(&args.cni_socket);
     let AdminPort {
@@ -256,7 +261,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     });
     let leaks = watch::Sender::new(Arc::new(Reasons::new()));
     let holding = watch::Sender::new(Arc::new(NodeAllocation::default()));
-    // Shutdown order: first the servers, then the loop, then the store.
+    // On shutdown the servers stop first, then the agent's loop, then the store.
     let (stop_serving, stop) = (CancellationToken::new(), CancellationToken::new());
     let api = grpc::Api {
         service: Arc::clone(&service),

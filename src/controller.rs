@@ -25,7 +25,7 @@ use cadastre_daemon::client::Options;
 use cadastre_daemon::clock::Clock;
 use cadastre_daemon::telemetry::logs;
 
-/// Watch Nodes and IPPools, allocate podCIDRs and blocks to nodes, keep NodeSubnets
+/// Watch Nodes and IPPools, allocate podCIDRs and blocks to nodes, write NodeSubnets
 ///
 /// Finds the cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order. Several
 /// replicas may run: one leads, the others stand by.
@@ -51,20 +51,21 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_SERVICE_CIDRS", value_delimiter = ',', value_parser = parse_cidr)]
     service_cidr: Vec<Cidr>,
 
-    /// Limit of requests per second to the API server; 0 leaves it to the API server's own fairness
+    /// At most this many requests per second to the API server; 0 sets no limit, so that the API server's own fairness
+    /// decides
     #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
     kube_api_qps: u32,
 
-    /// Limit of podCIDR writes in flight
+    /// At most this many writes of podCIDRs in flight
     #[arg(long, env = "CADASTRE_WRITES_IN_FLIGHT", default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1024))]
     writes_in_flight: u16,
 
-    /// Seconds for which a pool is paused after somebody else wrote a podCIDR in its range
+    /// Seconds that a pool is paused after another allocator wrote a podCIDR in its range
     #[arg(long, env = "CADASTRE_FOREIGN_ALLOCATOR_PAUSE", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     foreign_allocator_pause: u32,
 
-    /// Create a pool named "default" with this allocation mode if the cluster has no pool. Its ranges are those of
-    /// --default-pool-cidr, else kubeadm's podSubnet, else a private range that is free
+    /// Create a pool named "default" with this allocation mode if the cluster has no pool. The pool's ranges are those
+    /// of --default-pool-cidr, else kubeadm's podSubnet, else a private range that is free
     #[arg(long, env = "CADASTRE_DEFAULT_POOL", value_enum)]
     default_pool: Option<DefaultPool>,
 
@@ -72,39 +73,39 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_DEFAULT_POOL_CIDRS", value_delimiter = ',', value_parser = parse_cidr, requires = "default_pool")]
     default_pool_cidr: Vec<Cidr>,
 
-    /// Seconds an address may be without a pod before its node is asked to release it
+    /// Seconds that an address may be in use without a pod before its node is asked to release it
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     leak_grace: u32,
 
-    /// Objects per page when listing; 0 lists everything in one request
+    /// At most this many objects in a page of a list; 0 lists everything in one request
     #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
     list_page: u32,
 
-    /// Namespace of the Lease
+    /// Namespace of the Lease by which the controllers elect their leader
     #[arg(long, env = "CADASTRE_LEASE_NAMESPACE", default_value = "kube-system")]
     lease_namespace: String,
 
-    /// Name of the Lease
+    /// Name of the Lease by which the controllers elect their leader
     #[arg(long, env = "CADASTRE_LEASE_NAME", default_value = LEASE_NAME)]
     lease_name: String,
 
-    /// Name of this process in the Lease; without it the host's name
+    /// Name of this process in the Lease; by default the hostname
     #[arg(long, env = "POD_NAME")]
     identity: Option<String>,
 
-    /// Seconds without a renewal after which another replica takes over
+    /// Seconds without a renewal of the Lease after which another replica takes over
     #[arg(long, env = "CADASTRE_LEASE_DURATION", default_value_t = 15)]
     lease_duration: u32,
 
-    /// Seconds after its last renewal at which the leader stops writing
+    /// Seconds after its last renewal of the Lease at which the leader stops writing
     #[arg(long, env = "CADASTRE_RENEW_DEADLINE", default_value_t = 10)]
     renew_deadline: u32,
 
-    /// Seconds between renewals
+    /// Seconds between renewals of the Lease
     #[arg(long, env = "CADASTRE_RETRY_PERIOD", default_value_t = 2)]
     retry_period: u32,
 
-    /// Seconds after SIGTERM in which writes in flight may finish
+    /// Seconds that writes in flight have to finish after SIGTERM
     #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value_t = 10)]
     shutdown_grace: u32,
 
@@ -120,7 +121,7 @@ pub(super) struct Args {
 /// The values of `--default-pool`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum DefaultPool {
-    /// Affinity blocks on demand, for clusters with node agents
+    /// As many blocks as each node needs, for clusters with node agents
     Blocks,
     /// One range per node and family, in node.spec.podCIDRs
     NodeCidr,
@@ -159,7 +160,7 @@ fn lease_settings(args: &Args) -> anyhow::Result<lease::LeaseSettings> {
     Ok(settings)
 }
 
-/// Returns eight random hexadecimal digits, which tell this process from an earlier one of the same identity.
+/// Returns eight random hexadecimal digits, which distinguish this process from an earlier one of the same identity.
 fn nonce() -> anyhow::Result<String> {
     let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
         .context("no source of random numbers")?;

@@ -1,4 +1,4 @@
-//! The start and the shutdown that both daemons share.
+//! What the controller and the agent share: start, admin port, signals for shutdown.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -33,17 +33,17 @@ pub(super) fn hostname() -> Option<String> {
 // Flags that protect the admin port. Not a doc comment: clap would use it as the text of the command.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Guard {
-    /// Certificate of the admin port with its chain, in PEM; the port then speaks HTTPS. A replaced file is used at
-    /// once
+    /// File with the certificate of the admin port and its chain, in PEM; the port then speaks HTTPS. A replaced file
+    /// is used without a restart
     #[arg(long, env = "CADASTRE_ADMIN_TLS_CERT", requires = "admin_tls_key")]
     admin_tls_cert: Option<PathBuf>,
 
-    /// Private key of the certificate, in PEM
+    /// File with the private key of the certificate, in PEM
     #[arg(long, env = "CADASTRE_ADMIN_TLS_KEY", requires = "admin_tls_cert")]
     admin_tls_key: Option<PathBuf>,
 
-    /// Serve /metrics only to bearer tokens that are authorised; the API server decides (TokenReview,
-    /// SubjectAccessReview). Probes stay open
+    /// Serve /metrics only to clients with a bearer token; the API server decides whether it is authorised
+    /// (TokenReview, SubjectAccessReview). Probes need no token
     #[arg(long, env = "CADASTRE_METRICS_AUTH", requires = "admin_tls_cert")]
     metrics_auth: bool,
 
@@ -53,18 +53,19 @@ pub(super) struct Guard {
     probe_address: Option<SocketAddr>,
 }
 
-/// The open admin port: what the daemon registers its metrics and checks with, and the serving task.
+/// The open admin port: where the daemon registers its metrics and its readiness checks, and the task that serves the
+/// port.
 pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
-    /// Who may read /metrics; needs a client (`AccessReview::by`) before it can decide.
+    /// Decides who may read /metrics. Needs a client (`AccessReview::by`) before it can decide.
     pub review: Option<AccessReview>,
     pub task: JoinHandle<Infallible>,
 }
 
 impl AdminPort {
-    /// Listens, and registers the metrics that every process has.
+    /// Opens the port, registers the metrics that every process has, and starts to serve.
     pub(super) async fn open(
         address: SocketAddr,
         guard: &Guard,

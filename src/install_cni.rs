@@ -6,16 +6,16 @@ use anyhow::Context;
 
 use cadastre_agent::files::install::install;
 
-/// Put the CNI plugin into the runtime's directory; safe while the runtime uses it
+/// Copy the CNI plugin into the runtime's plugin directory; safe while the runtime uses it
 ///
 /// For an init container of the agent. The replacement is atomic: the old plugin stays until the new one is complete.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The plugin's file; without it the cadastre-ipam beside this executable
+    /// File of the CNI plugin; by default cadastre-ipam in the directory of this executable
     #[arg(long, env = "CADASTRE_CNI_FROM")]
     from: Option<PathBuf>,
 
-    /// The runtime's directory of plugins
+    /// The runtime's directory of CNI plugins
     #[arg(long, env = "CADASTRE_CNI_BIN", default_value = "/opt/cni/bin")]
     to: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! `cadastre metrics`: prints the source of docs/metrics.md.
+//! `cadastre metrics`: prints the list of all metrics, from which docs/metrics.md is generated.
 
 use std::io::Write;
 
@@ -20,7 +20,7 @@ pub(super) fn exec(_: &Args) -> anyhow::Result<()> {
         .context("standard output is closed")
 }
 
-/// Lists the controller's metrics, without those of its process.
+/// Returns the controller's metrics, without the general ones of its process, such as CPU and memory.
 pub fn of_controller() -> Result<Vec<Metric>, Error> {
     noted(|registry| {
         of_daemon(registry)?;
@@ -30,7 +30,7 @@ pub fn of_controller() -> Result<Vec<Metric>, Error> {
     })
 }
 
-/// Lists the agent's metrics, without those of its process.
+/// Returns the agent's metrics, without the general ones of its process, such as CPU and memory.
 pub fn of_agent() -> Result<Vec<Metric>, Error> {
     noted(|registry| {
         of_daemon(registry)?;
@@ -39,7 +39,7 @@ pub fn of_agent() -> Result<Vec<Metric>, Error> {
     })
 }
 
-/// Returns the Markdown page with the metrics of both daemons.
+/// Returns the Markdown page that lists the metrics of the controller and the agent.
 pub fn page() -> Result<String, Error> {
     Ok(catalog::page(vec![
         ("Controller", of_controller()?),

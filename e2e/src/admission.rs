@@ -1,4 +1,4 @@
-//! Admission policies by which a test makes the API server reject requests.
+//! Makes the API server reject requests, by a ValidatingAdmissionPolicy that a test installs.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -7,8 +7,8 @@ use crate::ControlPlane;
 use crate::fixtures::LIMIT;
 use crate::wait::until;
 
-/// Installs a policy that rejects `operation` on objects for which the CEL expression `refuses` is true, and
-/// waits until it is in force.
+/// Creates a policy that rejects `operation` on objects for which the CEL expression `refuses` is true. The API server
+/// enforces a new policy only after a moment: wait with [`is_refused`].
 pub async fn policy(
     cluster: &ControlPlane,
     group: &str,
@@ -41,7 +41,7 @@ pub async fn policy(
     Ok(())
 }
 
-/// Waits until the server rejects `object` when kubectl sends it with `args`.
+/// Waits until a policy of [`policy`] rejects `object`, which kubectl sends with the arguments `args`.
 pub async fn is_refused(cluster: &ControlPlane, args: &[&str], object: &Value) -> Result<()> {
     until("the policy is at work", LIMIT, async || {
         let tried = cluster.kubectl_stdin(args, &object.to_string()).await;

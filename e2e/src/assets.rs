@@ -1,14 +1,15 @@
-//! Programs that the control plane and the nodes consist of: finds them, or builds them.
+//! Finds the programs that run the control plane and the nodes, and builds missing ones.
 //!
-//! Those of Kubernetes are looked up in the folder named by `KUBEBUILDER_ASSETS` first. All are looked up in the cache:
-//! `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, with a sub-folder for each Go module
-//! and release, such as `control-plane/v1.36.3`. What is missing is built once into the cache by `go build`,
-//! statically, from the modules in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`,
-//! `e2e/helm3` and `e2e/prometheus`, whose `go.sum` pin every source. On two cores that takes about six minutes for the
-//! four of [`CONTROL_PLANE`], four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
+//! The programs of Kubernetes, and etcd, are looked up in the folder named by `KUBEBUILDER_ASSETS` first. Then every
+//! program is looked up in the cache: `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`. The
+//! cache has a sub-folder for each Go module and release, for example `control-plane/v1.36.3`. A missing program is
+//! built once into the cache by `go build`, as a static binary. The Go modules are in `e2e/control-plane`,
+//! `e2e/containerd`, `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum`
+//! files pin every source. On two cores the build takes about six minutes for the four programs of [`CONTROL_PLANE`],
+//! four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
-//! A lock file keeps two processes from building at once, and a program gets its final name only when its
-//! build is complete.
+//! A lock file keeps two processes from building at once. A program gets its final name only when its build is
+//! complete.
 
 use std::env;
 use std::fs::{self, File};
@@ -31,7 +32,7 @@ pub const CNI_PLUGINS: &str = "v1.9.1";
 pub const PROMETHEUS: &str = "v0.315.0";
 /// The helm release that is built.
 pub const HELM: &str = "v4.3.1";
-/// The helm 3 release that is built: most clusters are still installed with helm 3.
+/// The helm 3 release that is built: most clusters still use helm 3.
 pub const HELM3: &str = "v3.22.0";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
@@ -60,7 +61,7 @@ pub const NODES: [Program; 12] = [
     Program::Cnitool,
 ];
 
-/// Programs for the tests of alerts and dashboards.
+/// Programs for the tests of alerts and dashboards: the server and `promtool`.
 pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
 /// Programs that install charts.
 pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
@@ -129,7 +130,7 @@ enum Source {
 }
 
 impl Source {
-    /// The name of the module's folder, both in `e2e` and in the cache.
+    /// Returns the name of the module's folder, which is the same in `e2e` and in the cache.
     fn folder(self) -> &'static str {
         match self {
             Self::ControlPlane => "control-plane",
@@ -156,7 +157,7 @@ impl Source {
 }
 
 impl Source {
-    /// About how long the build of one of its programs takes on two cores, in seconds.
+    /// Returns roughly how many seconds `go build` takes on two cores for one program of this module.
     fn seconds(self) -> u64 {
         match self {
             Self::ControlPlane | Self::Prometheus => 90,
@@ -168,7 +169,7 @@ impl Source {
 }
 
 impl Program {
-    /// The file name of the executable.
+    /// Returns the file name of the executable.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -241,7 +242,8 @@ impl Program {
         }
     }
 
-    /// Build tags: without the service discovery of two dozen clouds, Prometheus builds in a third of the time.
+    /// Returns the build tags. Prometheus is built without the service discovery of two dozen clouds, in a third of the
+    /// time.
     fn tags(self) -> &'static str {
         match self.source() {
             Source::Prometheus => "remove_all_sd",
@@ -249,7 +251,7 @@ impl Program {
         }
     }
 
-    /// Linker flags that set the version: binaries built without them report `v0.0.0-master` or `unknown`.
+    /// Returns linker flags that set the version. Without these flags a program reports `v0.0.0-master` or `unknown`.
     fn ldflags(self) -> String {
         const COMPONENT: &str = "k8s.io/component-base/version";
         const CNI: &str = "github.com/containernetworking/plugins/pkg/utils/buildversion";
@@ -273,7 +275,7 @@ impl Program {
     }
 }
 
-/// Returns the path of a program, or an error if it has not been built.
+/// Returns the path of a program; the error names the `make` target that builds it.
 pub fn find(program: Program) -> Result<PathBuf> {
     present(program, &cache()?).with_context(|| {
         let target = match program.source() {
@@ -286,8 +288,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
     })
 }
 
-/// Makes sure that all of `programs` exist: builds those that are missing, with progress on standard error.
-/// Building blocks for minutes.
+/// Builds those of `programs` that are missing and shows progress on standard error. Blocks, possibly for minutes.
 pub fn ensure(programs: &[Program]) -> Result<()> {
     let cache = cache()?;
     let missing = || {
@@ -320,7 +321,7 @@ pub fn ensure(programs: &[Program]) -> Result<()> {
     Ok(())
 }
 
-/// The line that announces a build and its expected duration.
+/// Returns the line that announces the builds and their expected duration.
 fn announcement(programs: &[Program]) -> String {
     let seconds = programs.iter().map(|it| it.source().seconds());
     let minutes = seconds.sum::<u64>().div_ceil(60);
@@ -340,7 +341,7 @@ pub(crate) fn lock(cache: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// The cache folder, see the module's documentation.
+/// Returns the cache folder; the module's documentation says which folder that is.
 pub(crate) fn cache() -> Result<PathBuf> {
     let folder = |name| {
         env::var_os(name)
@@ -354,7 +355,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(root)
 }
 
-/// The folder of the cache in which `program` is.
+/// Returns the folder of the cache that holds `program`.
 fn folder_of(program: Program, cache: &Path) -> PathBuf {
     let source = program.source();
     cache.join(source.folder()).join(source.release())
@@ -413,7 +414,7 @@ fn build(program: Program, folder: &Path, title: &str) -> Result<()> {
     Ok(())
 }
 
-/// Progress of a build: one line that counts on a terminal, elsewhere a new line every 15 s.
+/// Progress of one build. On a terminal one line shows the seconds so far; elsewhere a new line is written every 15 s.
 struct Progress<'a> {
     title: &'a str,
     terminal: bool,

@@ -1,4 +1,4 @@
-//! Which API requests were made, taken from the API server's audit log.
+//! Reads from the API server's audit log which requests users made.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -7,17 +7,17 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// An audit log of the requests of some users. Start the API server with [`Audit::args`].
+/// An audit log of the requests of some users. Start the API server with the flags of [`Audit::args`].
 #[derive(Debug)]
 pub struct Audit {
     folder: TempDir,
 }
 
-/// API group, resource with its subresource, verb.
+/// API group, resource (with `/subresource` if the request had one), and verb.
 pub type Used = (String, String, String);
 
 impl Audit {
-    /// Prepares a log of the requests of these users.
+    /// Prepares an audit log that records the requests of these users only.
     pub fn of(users: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let policy = json!({
@@ -28,7 +28,7 @@ impl Audit {
         Ok(Self { folder })
     }
 
-    /// The flags with which the API server writes the log.
+    /// Returns the flags that make the API server write the audit log.
     pub fn args(&self) -> Vec<String> {
         let policy = self.folder.path().join("policy.json");
         vec![
@@ -37,7 +37,7 @@ impl Audit {
         ]
     }
 
-    /// What a user has requested without being forbidden.
+    /// Returns what `user` requested; requests that were rejected with 403 (forbidden) are left out.
     pub fn used(&self, user: &str) -> Result<BTreeSet<Used>> {
         let log = std::fs::read_to_string(self.log()).context("there is no audit log")?;
         let mut used = BTreeSet::new();

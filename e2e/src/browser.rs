@@ -1,8 +1,8 @@
 //! Headless Chromium, driven by its DevTools protocol over a pair of pipes.
 //!
-//! Debian's package `chromium` is enough: no driver, no web socket. Commands and answers are JSON, each
-//! terminated by a zero byte, on file descriptors 3 and 4. The browser ends with this process, as every
-//! [`Process`] does, and the browser's own children end with the browser.
+//! Debian's package `chromium` is enough: no driver program and no web socket is needed. Commands and answers are JSON,
+//! each terminated by a zero byte, on file descriptors 3 and 4 of the browser. The browser is killed when this process
+//! ends, as every [`Process`] is, and the browser's own child processes end with the browser.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use crate::process::{self, Process};
 use crate::wait::until;
 
-/// How long the answer to a command may take.
+/// At most this long the answer to a command may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Flags for unattended use: no display, no dialogs, no connections that the page did not ask for.
@@ -38,7 +38,7 @@ const FLAGS: [&str; 15] = [
     "--remote-debugging-pipe",
 ];
 
-/// The browser's executable: `CHROMIUM` if set, else `chromium` in the PATH.
+/// Returns the browser's executable: `CHROMIUM` if set, else `chromium` in the PATH.
 pub fn find() -> Option<PathBuf> {
     if let Some(path) = env::var_os("CHROMIUM") {
         return Some(PathBuf::from(path));
@@ -48,7 +48,7 @@ pub fn find() -> Option<PathBuf> {
     all.find(|it| it.is_file())
 }
 
-/// A browser with one page.
+/// A running browser with one page.
 pub struct Browser {
     process: Process,
     commands: Sender,
@@ -203,16 +203,17 @@ impl Browser {
         Ok(())
     }
 
-    /// A screenshot of the page, as PNG.
+    /// Returns a screenshot of the page, as PNG.
     pub async fn picture(&mut self) -> Result<Vec<u8>> {
         let answer = self.call("Page.captureScreenshot", json!({"format": "png"}));
         let answer = answer.await?;
         Ok(decoded(answer["data"].as_str().context("no picture")?))
     }
 
-    /// Exceptions of the page so far, and violations of its content security policy.
+    /// Returns the exceptions and the violations of the content security policy that the page has reported so far.
     pub async fn complaints(&mut self) -> Result<Vec<String>> {
-        // Messages arrive in order: with this answer, everything sent before it has been read.
+        // Messages arrive in order. So once this command is answered, every earlier message of the browser has been
+        // read.
         self.eval("1").await?;
         Ok(self.complaints.clone())
     }

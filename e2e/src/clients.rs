@@ -1,7 +1,7 @@
 //! Runs the gRPC clients of `docs/node.md`, written in Python and Go, against the agent.
 //!
-//! grpcio and protoc come from PyPI and are installed once into a virtual environment in the cache. The plugins that
-//! generate Go code are among the programs of [`assets`], and `e2e/grpc-go` pins the modules of the Go client.
+//! grpcio and protoc come from PyPI and are installed once into a virtual environment in the cache. protoc's plugins
+//! that generate Go code are among the programs of [`assets`]. `e2e/grpc-go` pins the modules of the Go client.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -14,12 +14,12 @@ use crate::assets::{self, Program, say};
 
 /// The release of grpcio and grpcio-tools that is installed.
 const GRPCIO: &str = "1.85.1";
-/// The Go module whose `go.mod` and `go.sum` Go clients use.
+/// The folder of the Go module whose `go.mod` and `go.sum` the Go clients are built with.
 const GO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/grpc-go");
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// Returns the virtual environment with grpcio, creating it where it is missing. The inner error says why
-/// there can be none on this machine.
+/// Returns the virtual environment with grpcio, and creates it if it is missing. The inner error says why this host
+/// cannot have one.
 pub fn ready() -> Result<Result<PathBuf, String>> {
     let cache = assets::cache()?;
     let folder = cache.join("grpcio").join(GRPCIO);
@@ -64,14 +64,15 @@ fn python(folder: &Path, cache: &Path) -> Result<Result<(), String>> {
     Ok(Ok(()))
 }
 
-/// A working folder as `docs/node.md` assumes it: with `venv` and `proto`, and with protoc and its plugins in the PATH.
+/// A working folder as `docs/node.md` assumes it: with `venv` and `proto`, and with protoc and protoc's plugins in the
+/// PATH.
 pub struct Desk {
     folder: PathBuf,
     path: String,
 }
 
 impl Desk {
-    /// Sets up the empty `folder`, with the `environment` that [`ready`] returned.
+    /// Prepares `folder`, which must be empty; `environment` is the virtual environment that [`ready`] returned.
     pub fn new(folder: &Path, environment: &Path) -> Result<Self> {
         symlink(environment, folder.join("venv"))?;
         symlink(Path::new(REPOSITORY).join("proto"), folder.join("proto"))?;

@@ -1,5 +1,5 @@
-//! The usual setup of the controller's tests: a control plane with the CRDs, one running controller, and a
-//! [`Fixtures`] for the objects.
+//! The usual setup of the controller's tests: a control plane with the CRDs, and one running controller. Tests create
+//! objects with a [`Fixtures`].
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::crds;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::fixtures::Fixtures;
 
-/// Enough for a busy machine.
+/// The maximum time for a controller to become ready, long enough for a host under load.
 const START_LIMIT: Duration = Duration::from_secs(180);
 
-/// A control plane with a running controller, which ends first when this is dropped.
+/// A control plane with a running controller. On drop the controller is stopped before the control plane.
 pub struct TestCluster {
     /// The controller under test
     pub controller: Daemon,
@@ -40,8 +40,8 @@ impl TestCluster {
         Ok(Fixtures::new(self.control_plane.client().await?))
     }
 
-    /// Stops the controller by SIGTERM, runs `meanwhile`, starts another controller with the same log, and
-    /// waits until it is ready.
+    /// Stops the controller by SIGTERM, runs `meanwhile`, and starts a new controller with `flags` that appends to the
+    /// same log. Returns when the new controller is ready.
     pub async fn restart(
         &mut self,
         flags: &[&str],

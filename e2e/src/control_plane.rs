@@ -1,17 +1,17 @@
-//! etcd and kube-apiserver on loopback, with data and logs in their own folder.
+//! Runs etcd and kube-apiserver on loopback, with data and logs in a folder of their own.
 //!
 //! # Guarantees
-//! - Any number may run at the same time: each has its own ports, folder and keys.
-//! - Nothing is left behind: the processes and the folder go when this value is dropped or this process ends
-//!   (see [`crate::scratch`] for when the folder is kept).
+//! - Any number of control planes may run at the same time: each has its own ports, folder and keys.
+//! - Nothing is left behind: the processes end and the folder is removed when the [`ControlPlane`] is dropped or this
+//!   process ends ([`crate::scratch`] says when the folder is kept).
 //! - A killed API server restarts on the same port with the same data, or with older data
 //!   ([`ControlPlane::with_data`]).
 //!
 //! # Caveats
-//! - etcd does not fsync. A crash of the machine loses data, a crash of etcd does not.
-//! - No controllers run unless [`ControlPlane::start_kcm`] is called: nothing collects garbage, creates
-//!   ServiceAccounts or taints nodes. Admission therefore does not require that pods have a ServiceAccount.
-//! - A value in a `static` is never dropped: it lives as long as the process.
+//! - etcd does not fsync. A crash of the host loses data, a crash of etcd alone does not.
+//! - No controllers run unless [`ControlPlane::start_kcm`] is called: nothing collects garbage, creates ServiceAccounts
+//!   or taints nodes. Therefore admission does not require that pods have a ServiceAccount.
+//! - A `ControlPlane` in a `static` is never dropped, so its processes run until this process ends.
 
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -38,7 +38,7 @@ use crate::scratch::Scratch;
 /// The user of [`ControlPlane::client`]: in `system:masters`, exempt from flow control.
 pub const ADMIN: &str = "admin";
 
-/// Enough for a busy machine; a start takes about 4 s on an idle one.
+/// The maximum time for kube-apiserver to become ready. It takes about 4 s on an idle host, longer on a busy one.
 const START_LIMIT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(25);
 
@@ -51,8 +51,8 @@ pub struct Options {
     pub users: Vec<User>,
     /// Additional flags for kube-apiserver.
     pub apiserver_args: Vec<String>,
-    /// Whether admission mounts ServiceAccount tokens into pods. The ServiceAccount must exist before the
-    /// pod; kube-controller-manager creates it.
+    /// Whether admission mounts ServiceAccount tokens into pods. If so, a pod's ServiceAccount must exist before the
+    /// pod; kube-controller-manager creates ServiceAccounts.
     pub service_accounts: bool,
 }
 
@@ -67,7 +67,8 @@ impl Default for Options {
     }
 }
 
-/// A running control plane. Fields are dropped in order: clients of etcd before etcd, the folder last.
+/// A running control plane. Fields are dropped in their order: kube-apiserver, a client of etcd, before etcd, and the
+/// folder last.
 #[derive(Debug)]
 pub struct ControlPlane {
     apiserver: Option<Process>,
@@ -81,8 +82,8 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts etcd and kube-apiserver and returns when the latter is ready. If the programs are missing,
-    /// builds them first, which takes minutes (see [`crate::assets`]).
+    /// Starts etcd and kube-apiserver, and returns when kube-apiserver is ready. Missing programs are built first,
+    /// which takes minutes (see [`crate::assets`]).
     pub async fn start(options: Options) -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         tokio::task::spawn_blocking(|| assets::ensure(&assets::CONTROL_PLANE)).await??;
@@ -114,8 +115,8 @@ impl ControlPlane {
         Ok(this)
     }
 
-    /// Starts kube-apiserver unless it runs, on the same port and data, and waits until it is ready and its
-    /// default namespace exists.
+    /// Starts kube-apiserver on the same port and data, unless it runs already. Returns when it is ready and the
+    /// namespace `default` exists.
     pub async fn start_apiserver(&mut self) -> Result<()> {
         if self.apiserver.is_none() {
             let log = self.folder().join("kube-apiserver.log");
@@ -148,7 +149,8 @@ impl ControlPlane {
         }
     }
 
-    /// Kills kube-apiserver with SIGKILL and waits for its end. Connections break; etcd and the data stay.
+    /// Kills kube-apiserver with SIGKILL and waits until the process has ended. Connections break; etcd keeps running
+    /// with its data.
     pub fn kill_apiserver(&mut self) -> Result<()> {
         if let Some(mut apiserver) = self.apiserver.take() {
             apiserver.kill()?;
@@ -156,8 +158,8 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Stops kube-apiserver and etcd, runs `work` on etcd's data folder, and restarts both on the same ports:
-    /// to back the data up or to restore a backup.
+    /// Stops kube-apiserver and etcd, calls `work` with etcd's data folder, and restarts both on the same ports. `work`
+    /// can back the data up or restore a backup.
     pub async fn with_data(&mut self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         self.kill_apiserver()?;
         self.etcd.kill()?;
@@ -166,14 +168,15 @@ impl ControlPlane {
         self.start_apiserver().await
     }
 
-    /// The process of kube-apiserver, for signals (`STOP` makes it hang, `CONT` resumes it) and usage.
+    /// The process of kube-apiserver, to send signals (`STOP` makes it hang, `CONT` resumes it) and to measure memory
+    /// and processor time.
     pub fn apiserver(&self) -> Result<&Process> {
         self.apiserver
             .as_ref()
             .context("kube-apiserver is not running: call start_apiserver")
     }
 
-    /// The process of etcd, for signals and usage.
+    /// The process of etcd, to send signals and to measure memory and processor time.
     pub fn etcd(&self) -> &Process {
         &self.etcd
     }
@@ -193,17 +196,18 @@ impl ControlPlane {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// A new client of [`ADMIN`]: it verifies the server and has no retries, no rate limit and no timeout.
+    /// Returns a new client of [`ADMIN`]. The client verifies the server's certificate and has no retries, no rate
+    /// limit and no timeout.
     pub async fn client(&self) -> Result<Client> {
         self.client_of(ADMIN).await
     }
 
-    /// A new client of another user, configured like [`ControlPlane::client`].
+    /// Returns a new client of another user, configured like [`ControlPlane::client`].
     pub async fn client_of(&self, user: &str) -> Result<Client> {
         kubeconfig::client(self.kubeconfig_value(user)?).await
     }
 
-    /// A new client that authenticates by a bearer token, such as that of a ServiceAccount.
+    /// Returns a new client that authenticates with a bearer token, for example with a ServiceAccount's token.
     pub async fn client_by(&self, token: &str) -> Result<Client> {
         let mut config = self.kubeconfig_value(ADMIN)?;
         let user = config.pointer_mut("/users/0/user/token");
@@ -211,7 +215,7 @@ impl ControlPlane {
         kubeconfig::client(config).await
     }
 
-    /// The path of a kubeconfig (mode 0600) for `user`, written at the first call.
+    /// Returns the path of a kubeconfig (mode 0600) for `user`. The first call writes the file.
     pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
         let path = self
             .folder()
@@ -222,7 +226,8 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// A kubeconfig for every user, with the fields of `cluster` replacing those of the cluster entry.
+    /// Returns a kubeconfig for every user. The fields of `cluster` replace fields of the same name in the cluster
+    /// entry.
     pub(crate) fn kubeconfigs(&self, cluster: &Value) -> Result<Vec<(String, Value)>> {
         let own = |(key, value): (&String, &Value)| (key.clone(), value.clone());
         let one = |user: &User| -> Result<(String, Value)> {
@@ -246,7 +251,7 @@ impl ControlPlane {
         self.kubectl_stdin(args, "").await
     }
 
-    /// Runs kubectl like [`ControlPlane::kubectl`], with a standard input, for `apply -f -`.
+    /// Runs kubectl like [`ControlPlane::kubectl`], with `input` as standard input, as `apply -f -` needs.
     pub async fn kubectl_stdin<S: AsRef<OsStr>>(&self, args: &[S], input: &str) -> Result<String> {
         let mut child = tokio::process::Command::new(assets::find(Program::Kubectl)?)
             .args(args)
@@ -259,7 +264,7 @@ impl ControlPlane {
             .spawn()
             .context("cannot run kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // kubectl may end before it has read its input; its own error says why.
+            // Ignored: kubectl may end before it has read its input, and kubectl's own error is reported below.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         let output = child.wait_with_output().await?;
@@ -273,24 +278,24 @@ impl ControlPlane {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Starts kube-controller-manager; it ends when the returned value is dropped.
+    /// Starts kube-controller-manager, which is killed when the returned value is dropped.
     pub fn start_kcm(&self, options: &KcmOptions) -> Result<Process> {
         kcm::start(self, options)
     }
 
-    /// kube-apiserver's own metrics; see [`metrics::requests`].
+    /// Returns kube-apiserver's own metrics; [`metrics::requests`] counts the requests in them.
     pub async fn apiserver_metrics(&self) -> Result<Vec<Sample>> {
         let client = self.client().await?;
         Ok(metrics::parse(&get(&client, "/metrics").await?))
     }
 
-    /// etcd's own metrics.
+    /// Returns etcd's own metrics.
     pub async fn etcd_metrics(&self) -> Result<Vec<Sample>> {
         let client = Client::try_from(kube::Config::new(self.etcd_url.parse()?))?;
         Ok(metrics::parse(&get(&client, "/metrics").await?))
     }
 
-    /// Port, token and CA of [`ADMIN`], for clients that do not use kube.
+    /// Returns the port, token and CA of [`ADMIN`], for clients that do not use the crate `kube`.
     pub fn endpoint(&self) -> Result<crate::raw::Endpoint> {
         crate::raw::Endpoint::new(self.port, &self.user(ADMIN)?.token, &self.pki.ca)
     }
@@ -327,7 +332,8 @@ impl ControlPlane {
             .current_dir(self.folder())
             .arg(format!("--etcd-servers={}", self.etcd_url))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
-            // The endpoints of the `kubernetes` Service must not be on loopback, and no test needs them.
+            // By default kube-apiserver publishes its address as endpoint of the Service `kubernetes`. That address
+            // must not be on loopback, and no test needs the endpoint, so the reconciler is off.
             .arg("--endpoint-reconciler-type=none")
             .arg(format!("--secure-port={}", self.port))
             .arg(path("cert-dir", self.folder()))
@@ -356,7 +362,7 @@ impl ControlPlane {
     }
 }
 
-/// etcd's data folder.
+/// Returns etcd's data folder.
 fn data(folder: &Path) -> PathBuf {
     folder.join("etcd")
 }

@@ -1,4 +1,4 @@
-//! Installs Cadastre's CRDs as its users do.
+//! Installs Cadastre's CRDs by server-side apply, as users do.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use kube::{Api, Client, ResourceExt as _};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Applies the CRDs that the code describes, and waits until the API server serves them.
+/// Applies the CRDs generated from the code, and waits until each has the condition `Established`.
 pub async fn install(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in cadastre_api::crd::all() {

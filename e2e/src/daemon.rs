@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How to start a [`Daemon`].
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
-    /// Part of the log's name: `cadastre-NAME.log`. Two daemons with the same folder need different names.
+    /// Part of the log file's name: `cadastre-NAME.log`. Two daemons with the same folder need different names.
     pub name: String,
     /// The subcommand and its flags; `--admin-address` is added.
     pub args: Vec<String>,
@@ -37,8 +37,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `cadastre ARGS --admin-address 127.0.0.1:PORT` with the kubeconfig, logging to `folder`. Does
-    /// not wait until it is ready.
+    /// Starts `cadastre ARGS --admin-address 127.0.0.1:PORT` with this kubeconfig and a log in `folder`. Does not wait
+    /// until the daemon is ready.
     pub fn start(folder: &Path, kubeconfig: &Path, options: &DaemonOptions) -> Result<Self> {
         let address = format!("127.0.0.1:{}", ports::free()?);
         let mut command = process::command(&binary()?);
@@ -53,17 +53,17 @@ impl Daemon {
         Ok(Self { process, address })
     }
 
-    /// The address of its admin server, `127.0.0.1:PORT`.
+    /// The address of the daemon's admin server, `127.0.0.1:PORT`.
     pub fn admin_address(&self) -> &str {
         &self.address
     }
 
-    /// The process, for signals, usage, log and end.
+    /// The process, to send signals, measure its usage, read its log, or wait for its end.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Returns the body of a GET of `path` on its admin server; an error if the status is no success.
+    /// Returns the body of a GET of `path` on the daemon's admin server; a status other than 2xx is an error.
     pub async fn get(&self, path: &str) -> Result<String> {
         let (status, body) = self.ask(Method::GET, path, "").await?;
         if !status.is_success() {
@@ -72,7 +72,7 @@ impl Daemon {
         Ok(body)
     }
 
-    /// Sends a request to its admin server over a new connection, with a timeout of 5 s.
+    /// Sends a request to the daemon's admin server over a new connection, with a timeout of 5 s.
     pub async fn ask(
         &self,
         method: Method,
@@ -86,17 +86,17 @@ impl Daemon {
             .context(what)?
     }
 
-    /// The metrics that it serves; see [`metrics::sum`].
+    /// Returns the daemon's metrics; see [`metrics::sum`].
     pub async fn metrics(&self) -> Result<Vec<Sample>> {
         Ok(metrics::parse(&self.get("/metrics").await?))
     }
 
-    /// The body of `/readyz` when it is ready; otherwise the error says why it is not.
+    /// Returns the body of `/readyz` if the daemon is ready; otherwise the error says why it is not.
     pub async fn ready(&self) -> Result<String> {
         self.get("/readyz").await
     }
 
-    /// Waits at most `limit` until it is ready; fails at once if the process ends before.
+    /// Waits at most `limit` until the daemon is ready; fails at once if the process ends.
     pub async fn wait_ready(&mut self, limit: Duration) -> Result<String> {
         let start = Instant::now();
         loop {
@@ -116,7 +116,7 @@ impl Daemon {
     }
 }
 
-/// One plain HTTP request over a new connection.
+/// Sends one HTTP request without TLS over a new connection; returns the status and the body.
 pub(crate) async fn request(
     address: &str,
     method: Method,
@@ -138,7 +138,7 @@ pub(crate) async fn request(
     Ok((status, String::from_utf8(body.to_vec())?))
 }
 
-/// The path of `cadastre`: `CADASTRE_BIN`, else the binary of the same build as the running executable.
+/// Returns the path of `cadastre`: `CADASTRE_BIN` if set, else the binary built with the running executable.
 pub fn binary() -> Result<PathBuf> {
     match env::var_os("CADASTRE_BIN") {
         Some(path) => Ok(PathBuf::from(path)),
@@ -146,7 +146,8 @@ pub fn binary() -> Result<PathBuf> {
     }
 }
 
-/// The path of the CNI plugin: `CADASTRE_IPAM`, else `cadastre-ipam` of the same build.
+/// Returns the path of the CNI plugin: `CADASTRE_IPAM` if set, else the `cadastre-ipam` built with the running
+/// executable.
 pub fn plugin() -> Result<PathBuf> {
     match env::var_os("CADASTRE_IPAM") {
         Some(path) => Ok(PathBuf::from(path)),
@@ -154,7 +155,8 @@ pub fn plugin() -> Result<PathBuf> {
     }
 }
 
-/// The path of the kubectl plugin: `CADASTRE_KUBECTL`, else `kubectl-cadastre` of the same build.
+/// Returns the path of the kubectl plugin: `CADASTRE_KUBECTL` if set, else the `kubectl-cadastre` built with the
+/// running executable.
 pub fn kubectl_plugin() -> Result<PathBuf> {
     match env::var_os("CADASTRE_KUBECTL") {
         Some(path) => Ok(PathBuf::from(path)),
@@ -164,7 +166,8 @@ pub fn kubectl_plugin() -> Result<PathBuf> {
 
 fn sibling(name: &str, variable: &str) -> Result<PathBuf> {
     let this = env::current_exe()?;
-    // Binaries are in target/debug, tests in target/debug/deps.
+    // Binaries are in target/debug, tests in target/debug/deps, so the folder of this executable and its parent are
+    // searched.
     let found = this
         .ancestors()
         .skip(1)
@@ -180,7 +183,7 @@ fn sibling(name: &str, variable: &str) -> Result<PathBuf> {
     })
 }
 
-/// Counts the flags in the output of `--help`; an error if a flag is not followed by its explanation.
+/// Counts the flags in the output of `--help`. A flag that is not followed by a line of explanation is an error.
 pub fn explained_flags(help: &str) -> Result<usize> {
     let lines: Vec<&str> = help.lines().map(str::trim).collect();
     let mut count = 0;

@@ -1,8 +1,8 @@
-//! Creates and changes objects, and waits for what must follow.
+//! Creates and changes objects in the cluster, and waits for the state that must follow.
 //!
 //! # Guarantees
-//! Nothing here sleeps for a fixed time: every wait is for a condition, ends as soon as the condition holds,
-//! and at its limit reports what was waited for and what was seen last (see [`crate::wait`]).
+//! Nothing here sleeps for a fixed time: every wait ends as soon as its condition holds. At its limit, a wait reports
+//! the condition and what was observed last (see [`crate::wait`]).
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::nodes;
 use crate::wait::until;
 
-/// The limit of waits: generous, as what is waited for takes about a second.
+/// The maximum duration of a wait. It is generous: what tests wait for usually takes about a second.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The label that [`Fixtures::node`] sets and that the selector of [`Fixtures::pool`] requires.
@@ -30,7 +30,7 @@ pub const GROUP: &str = "group";
 /// Clients with which a test changes and reads a cluster.
 #[derive(Clone)]
 pub struct Fixtures {
-    /// For kinds that have no field here
+    /// For kinds that have no field of their own here
     pub client: Client,
     /// Nodes of the cluster
     pub nodes: Api<Node>,
@@ -40,14 +40,14 @@ pub struct Fixtures {
     pub pools: Api<IPPool>,
     /// NodeSubnets
     pub subnets: Api<NodeSubnet>,
-    /// Lists of the addresses in use
+    /// NodeAddresses
     pub addresses: Api<NodeAddresses>,
     /// Blocks
     pub blocks: Api<IPAMBlock>,
 }
 
 impl Fixtures {
-    /// Creates one whose requests are sent by `client`.
+    /// Returns fixtures that send their requests with `client`.
     pub fn new(client: Client) -> Self {
         Self {
             nodes: Api::all(client.clone()),
@@ -60,9 +60,9 @@ impl Fixtures {
         }
     }
 
-    /// Writes the list of the addresses in use on a node, in the agent's place.
+    /// Writes a NodeAddresses object, which is otherwise the agent's task.
     pub async fn list_addresses(&self, node: &str, mut list: NodeAddressesSpec) -> Result<()> {
-        // Applying an empty list would leave an object without spec.
+        // Empty fields are not serialized: without a UID, applying an empty list would leave an object without spec.
         if list.node_uid.is_empty() {
             "test".clone_into(&mut list.node_uid);
         }
@@ -73,8 +73,9 @@ impl Fixtures {
         Ok(())
     }
 
-    /// Creates a pool of podCIDRs (`NodeCIDR`) for the nodes of one group, which is the pool's name up to the
-    /// first `-`: the pools `a-1` and `a-2` serve the group `a`. The fields of `spec` replace the defaults.
+    /// Creates a pool that allocates podCIDRs (`NodeCIDR`) to the nodes of one group. The group is the pool's name up
+    /// to the first `-`: the pools `a-1` and `a-2` select the nodes of group `a`. The fields of `spec` replace the
+    /// defaults.
     pub async fn pool(&self, name: &str, spec: Value) -> Result<IPPool> {
         let group = name.split('-').next().unwrap_or(name);
         let mut whole = json!({
@@ -92,7 +93,7 @@ impl Fixtures {
         created.with_context(|| format!("cannot create pool {name}"))
     }
 
-    /// Creates a pool like [`Fixtures::pool`], but one of blocks.
+    /// Creates a pool like [`Fixtures::pool`], but one that allocates blocks.
     pub async fn block_pool(&self, name: &str, mut spec: Value) -> Result<IPPool> {
         spec["allocationMode"] = json!("Blocks");
         self.pool(name, spec).await
@@ -128,7 +129,7 @@ impl Fixtures {
         Ok(())
     }
 
-    /// Creates a pod on a node and writes these addresses to its status, in the kubelet's place.
+    /// Creates a pod on a node and writes `addresses` to the pod's status, which is otherwise the kubelet's task.
     pub async fn pod(&self, name: &str, node: &str, addresses: &[&str]) -> Result<Pod> {
         let pod = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -149,7 +150,7 @@ impl Fixtures {
         Ok(self.pods.patch_status(pod, &params, &patch).await?)
     }
 
-    /// Deletes a pod without grace period, as a kubelet does in the end.
+    /// Deletes a pod without grace period, as a kubelet does once the containers have ended.
     pub async fn delete_pod(&self, name: &str) -> Result<()> {
         let at_once = DeleteParams::default().grace_period(0);
         self.pods.delete(name, &at_once).await?;
@@ -175,12 +176,12 @@ impl Fixtures {
         Ok(format!("it has none; its events: {notes:?}"))
     }
 
-    /// The podCIDRs that a node has now.
+    /// Returns the podCIDRs that a node has now.
     pub async fn pod_cidrs(&self, name: &str) -> Result<Vec<String>> {
         Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
     }
 
-    /// Waits until a pool satisfies `is`; `what` describes that in the error.
+    /// Waits until a pool satisfies `is`; `what` describes the condition in the error.
     pub async fn pool_until(
         &self,
         name: &str,
@@ -205,7 +206,7 @@ impl Fixtures {
             .context("the condition is gone")
     }
 
-    /// Waits until a NodeSubnet satisfies `is`; `what` describes that in the error.
+    /// Waits until a NodeSubnet satisfies `is`; `what` describes the condition in the error.
     pub async fn subnet_until(
         &self,
         name: &str,
@@ -275,7 +276,7 @@ impl Fixtures {
         Ok(cidrs)
     }
 
-    /// Waits until the IPAMBlock of a CIDR satisfies `is`; `what` describes that in the error.
+    /// Waits until the IPAMBlock of a CIDR satisfies `is`; `what` describes the condition in the error.
     pub async fn block_until(
         &self,
         cidr: &str,
@@ -296,7 +297,7 @@ impl Fixtures {
         gone(&self.blocks, &block_name(cidr)).await
     }
 
-    /// The CIDRs of all blocks of a pool, sorted as text.
+    /// Returns the CIDRs of all blocks of a pool, sorted as text.
     pub async fn blocks_of(&self, pool: &str) -> Result<Vec<String>> {
         let params = ListParams::default().fields(&format!("spec.pool={pool}"));
         let blocks = self.blocks.list(&params).await?;
@@ -305,19 +306,20 @@ impl Fixtures {
         Ok(cidrs)
     }
 
-    /// Waits until no NodeSubnet of that name exists.
+    /// Waits until no NodeSubnet with this name exists.
     pub async fn subnet_gone(&self, name: &str) -> Result<()> {
         gone(&self.subnets, name).await
     }
 
-    /// All events about the object with that UID.
+    /// Returns all events about the object with this UID.
     pub async fn events_of(&self, uid: &str) -> Result<Vec<Event>> {
         let params = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
         let events = Api::<Event>::default_namespaced(self.client.clone());
         Ok(events.list(&params).await?.items)
     }
 
-    /// How often events of that reason were emitted for the object, including those folded into a count.
+    /// How many events with this reason were emitted for the object; events that were folded into a series are counted
+    /// one by one.
     pub async fn event_count(&self, uid: &str, reason: &str) -> Result<i32> {
         let events = self.events_of(uid).await?;
         let of_reason = events
@@ -328,7 +330,7 @@ impl Fixtures {
             .sum())
     }
 
-    /// Waits for an event of that reason about the object, and returns its message.
+    /// Waits for an event with this reason about the object, and returns the event's message.
     pub async fn event(&self, uid: &str, reason: &str) -> Result<String> {
         until(&format!("event {reason} about {uid}"), LIMIT, async || {
             let events = self.events_of(uid).await?;
@@ -342,12 +344,12 @@ impl Fixtures {
     }
 }
 
-/// The name of the IPAMBlock of a CIDR.
+/// Returns the name of the IPAMBlock for a CIDR.
 pub fn block_name(cidr: &str) -> String {
     cidr.replace(['.', ':', '/'], "-")
 }
 
-/// Waits until no object of that name exists.
+/// Waits until no object with this name exists.
 pub async fn gone<K>(api: &Api<K>, name: &str) -> Result<()>
 where
     K: kube::Resource + Clone + DeserializeOwned + Debug,
@@ -360,7 +362,7 @@ where
     .await
 }
 
-/// The condition of that type in the status of a pool.
+/// Returns the condition of type `kind` in the status of a pool.
 pub fn condition<'a>(pool: &'a IPPool, kind: &str) -> Option<&'a Condition> {
     let conditions = &pool.status.as_ref()?.conditions;
     conditions.iter().find(|it| it.type_ == kind)
@@ -377,7 +379,7 @@ pub fn labelled(mut node: Node, labels: &[(&str, &str)]) -> Node {
     node
 }
 
-/// Sets the podCIDRs of a node, as a kubelet or a foreign allocator may have done.
+/// Sets the podCIDRs of a node, as a kubelet or a foreign allocator may do before Cadastre sees the node.
 pub fn with_pod_cidrs(mut node: Node, cidrs: &[&str]) -> Node {
     let spec = node.spec.get_or_insert_default();
     spec.pod_cidr = cidrs.first().map(ToString::to_string);

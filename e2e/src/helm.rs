@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, bail};
 use crate::assets::{self, Program};
 use crate::control_plane::{ADMIN, ControlPlane};
 
-/// The folder of the chart.
+/// Returns the folder of the chart.
 pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre")
 }
 
-/// Renders the chart with helm, which is built if it is missing; helm's error message is the error.
+/// Renders the chart with helm, which is built if it is missing. If rendering fails, helm's error message is the error.
 pub async fn template(flags: &[&str]) -> Result<String> {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS)).await??;
     let folder = tempfile::tempdir()?;
@@ -24,7 +24,7 @@ pub async fn template(flags: &[&str]) -> Result<String> {
     Helm::offline(folder.path()).run(&args).await
 }
 
-/// helm, connected to one cluster or to none.
+/// Runs helm commands against one cluster or without a cluster.
 #[derive(Debug)]
 pub struct Helm {
     program: Program,
@@ -33,7 +33,7 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// helm without a cluster; `folder` is for its caches.
+    /// Runs helm without a cluster; `folder` is for helm's caches.
     pub fn offline(folder: &Path) -> Self {
         Self {
             program: Program::Helm,
@@ -42,7 +42,7 @@ impl Helm {
         }
     }
 
-    /// helm as the administrator of a cluster.
+    /// Runs helm as the administrator of `cluster`.
     pub fn of(cluster: &ControlPlane) -> Result<Self> {
         Ok(Self {
             program: Program::Helm,
@@ -51,7 +51,7 @@ impl Helm {
         })
     }
 
-    /// The same, run by helm 3.
+    /// Replaces helm by helm 3.
     #[must_use]
     pub fn three(self) -> Self {
         Self {

@@ -1,18 +1,18 @@
 //! Records the podCIDRs of every revision of every node, in the API server's order.
 //!
-//! An independent check of the first invariant: two live nodes never have overlapping ranges. It watches and
-//! never polls, so it also sees a violation that lasts for a millisecond.
+//! An independent check of the first invariant: two live nodes never have overlapping ranges. The recording uses a
+//! watch instead of polling, so it also observes a violation that lasts for a millisecond.
 //!
 //! # Guarantees
 //! - Everything that happens after [`History::start`] returned is recorded.
-//! - After an outage of the API server the watch resumes where it stopped or, where the server no longer has
-//!   that revision, from a list; nodes missing from the list count as deleted.
+//! - After an outage of the API server the watch resumes where it stopped. If the server no longer has that revision, a
+//!   list replaces the watch; nodes missing from the list count as deleted.
 //!
 //! # Caveats
-//! - The states before such a list are unknown; [`History::gaps`] counts the lists. Deletions inferred from a
-//!   list are ordered before everything new in it, so a range that moved from a deleted node to another one
-//!   during a gap is not reported as a duplicate.
-//! - Deletions arrive in order, so a range counts as free from its node's deletion on; quarantine is not checked here.
+//! - States between the outage and such a list are unknown; [`History::gaps`] counts the lists. A node that is missing
+//!   from a list is recorded as deleted before anything new in the list. So a range that moved from a deleted node to
+//!   another node during a gap is not reported as a duplicate.
+//! - A range counts as free from the deletion of its node on: quarantine is not checked here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// The checked fields of a Node: a full Node costs several times as much to decode.
+/// The fields of a Node that are checked. Decoding a full Node would cost several times as much.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = Node)]
 struct Seen {
@@ -58,9 +58,10 @@ pub struct Revision {
     pub name: String,
     /// The podCIDRs as written in the API.
     pub pod_cidrs: Vec<String>,
-    /// The annotation `cadastre.dev/term`: the leader that fenced the node off from earlier leaders.
+    /// The annotation `cadastre.dev/term`: the id of the leader's term that touched the Node, so that writes of earlier
+    /// leaders fail.
     pub term: Option<String>,
-    /// True for the last revision: the node is deleted.
+    /// Whether this is the last revision, recorded because the node was deleted.
     pub deleted: bool,
 }
 
@@ -73,7 +74,7 @@ pub struct Duplicate {
     pub second: (String, String, String),
 }
 
-/// A recording, which ends when this is dropped.
+/// A running recording; it stops when this value is dropped.
 #[derive(Debug)]
 pub struct History {
     log: Arc<Mutex<Log>>,
@@ -94,14 +95,14 @@ struct Log {
     revisions: Vec<Revision>,
     /// Live nodes: UID to the index of their last revision.
     live: HashMap<String, usize>,
-    /// Nodes that the current list has brought so far.
+    /// Nodes received so far from a list that is not complete yet; `None` outside a list.
     listing: Option<Vec<Seen>>,
     lists: usize,
     progress: Progress,
 }
 
 impl History {
-    /// Lists the nodes, and returns when all later changes will be recorded.
+    /// Lists the nodes, and returns as soon as every later change is recorded.
     pub async fn start(client: Client) -> Result<Self> {
         let log = Arc::new(Mutex::new(Log::default()));
         let (send, mut progress) = watch::channel(Progress::default());
@@ -117,8 +118,8 @@ impl History {
         })
     }
 
-    /// Waits at most `limit` until `count` live nodes have podCIDRs. Returns when the last podCIDRs were seen
-    /// to appear.
+    /// Waits at most `limit` until `count` live nodes have podCIDRs. Returns when the recorder last saw podCIDRs appear
+    /// on a node.
     pub async fn wait_until_all_assigned(&self, count: usize, limit: Duration) -> Result<Instant> {
         let mut progress = self.progress.clone();
         let reached = progress.wait_for(|it| it.assigned >= count);
@@ -133,12 +134,12 @@ impl History {
             .context("no node had to be assigned")
     }
 
-    /// How many live nodes have podCIDRs now.
+    /// Returns how many live nodes have podCIDRs now.
     pub fn assigned(&self) -> usize {
         self.progress.borrow().assigned
     }
 
-    /// Waits at most `limit` until exactly `count` nodes are alive.
+    /// Waits at most `limit` until exactly `count` nodes are live.
     pub async fn wait_until_live(&self, count: usize, limit: Duration) -> Result<()> {
         let mut progress = self.progress.clone();
         let reached = progress.wait_for(|it| it.live == count);
@@ -149,22 +150,23 @@ impl History {
         Ok(())
     }
 
-    /// When the last podCIDRs were seen to appear on a node.
+    /// Returns when the recorder last saw podCIDRs appear on a node.
     pub fn last_assignment(&self) -> Option<Instant> {
         self.progress.borrow().last_assignment
     }
 
-    /// All revisions so far, oldest first.
+    /// Returns all revisions so far, oldest first.
     pub fn revisions(&self) -> Vec<Revision> {
         lock(&self.log).revisions.clone()
     }
 
-    /// How often a list had to replace a watch that could not resume.
+    /// How many lists there were after the first: each replaced a watch that could not resume.
     pub fn gaps(&self) -> usize {
         lock(&self.log).lists.saturating_sub(1)
     }
 
-    /// All pairs of live nodes with overlapping podCIDRs so far. An error is a podCIDR that cannot be parsed.
+    /// Returns all pairs of live nodes whose podCIDRs overlapped at any time so far. A podCIDR that cannot be parsed is
+    /// an error.
     pub fn duplicates(&self) -> Result<Vec<Duplicate>> {
         duplicates(&lock(&self.log).revisions)
     }
@@ -196,7 +198,7 @@ async fn record(client: Client, log: Arc<Mutex<Log>>, progress: watch::Sender<Pr
         .default_backoff()
         .boxed();
     loop {
-        // An error is an outage: the stream resumes by itself after a pause.
+        // An error means an outage of the API server: the stream resumes by itself after a pause.
         let Ok(event) = events.try_next().await else {
             continue;
         };
@@ -280,8 +282,8 @@ impl Log {
     }
 }
 
-/// Replays the history. A range that overlaps a live one is reported and then ignored, so the live ranges
-/// stay disjoint and it suffices to compare a range with its neighbour.
+/// Replays the history. A range that overlaps a live one is reported and then ignored. So the live ranges stay
+/// disjoint, and it suffices to compare a new range with one neighbour.
 fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     let mut live: BTreeMap<Bounds, (&Revision, &str)> = BTreeMap::new();
     let mut found: Vec<Duplicate> = Vec::new();
@@ -297,8 +299,8 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
                     revision.name
                 )
             })?;
-            // The neighbour is the last range that starts at or before this one's end: live ranges are
-            // disjoint, so no earlier one can reach it.
+            // The neighbour is the last live range that starts at or before the end of `bounds`. Live ranges are
+            // disjoint, so an earlier range that overlaps `bounds` would have to overlap the neighbour.
             let neighbour = live
                 .range(..=(bounds.1, IpAddr::from([0xff; 16])))
                 .next_back();
@@ -322,7 +324,7 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     Ok(found)
 }
 
-/// First and last address. All IPv4 addresses sort before all IPv6 addresses.
+/// First and last address of a range. All IPv4 addresses sort before all IPv6 addresses.
 type Bounds = (IpAddr, IpAddr);
 
 /// Parses a CIDR, ignoring its host bits.

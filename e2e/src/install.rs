@@ -14,7 +14,7 @@ use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Creates the CRDs and returns when all kinds are served.
+/// Creates the CRDs, and returns when IPPools, NodeSubnets and IPAMBlocks can be listed.
 pub async fn crds(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in crd::all() {
@@ -37,11 +37,11 @@ pub async fn crds(client: &Client) -> Result<()> {
     .await
 }
 
-/// Creates a pool of podCIDRs from a `spec` without `allocate`.
+/// Creates a pool of podCIDRs from `spec`, to which `allocationMode` is added.
 pub async fn pool(client: &Client, name: &str, mut spec: Value) -> Result<IPPool> {
     spec["allocationMode"] = json!("NodeCIDR");
     let pool = IPPool::new(name, serde_json::from_value(spec)?);
-    // The API server may reject objects of a kind for a moment after it has begun to serve the kind.
+    // Right after a CRD is created, the API server may still reject objects of that kind, so the creation is retried.
     wait::until("the pool can be created", LIMIT, async || {
         let api = Api::<IPPool>::all(client.clone());
         Ok(Some(api.create(&PostParams::default(), &pool).await?))
@@ -49,14 +49,14 @@ pub async fn pool(client: &Client, name: &str, mut spec: Value) -> Result<IPPool
     .await
 }
 
-/// A condition of a pool; `None` as long as the pool has no such condition.
+/// Returns a condition of a pool, or `None` if the pool has no condition of that type.
 pub async fn condition(client: &Client, pool: &str, kind: &str) -> Result<Option<Condition>> {
     let pool = Api::<IPPool>::all(client.clone()).get(pool).await?;
     let conditions = pool.status.unwrap_or_default().conditions;
     Ok(conditions.into_iter().find(|it| it.type_ == kind))
 }
 
-/// Whether a leader has set its finalizer on the pool.
+/// Returns whether the pool has the finalizer that a leading controller sets.
 pub fn is_kept(pool: &IPPool) -> bool {
     pool.finalizers().iter().any(|it| it == FINALIZER)
 }

@@ -1,5 +1,5 @@
-//! kube-controller-manager: the peer that allocates podCIDRs in most clusters, and the source of
-//! ServiceAccounts and garbage collection where a test needs them.
+//! Runs kube-controller-manager. It allocates podCIDRs in most clusters, so benches compare Cadastre with it. Some
+//! tests also need it to create ServiceAccounts and to collect garbage.
 
 use anyhow::Result;
 
@@ -8,7 +8,8 @@ use crate::control_plane::ControlPlane;
 use crate::ports;
 use crate::process::{self, Process};
 
-/// Its user. Its controllers use ServiceAccounts of their own, as kubeadm sets them up.
+/// The user as which kube-controller-manager authenticates. Its controllers use ServiceAccounts of their own, as in
+/// clusters set up by kubeadm.
 pub const USER: &str = "system:kube-controller-manager";
 
 /// Settings of kube-controller-manager.
@@ -16,7 +17,8 @@ pub const USER: &str = "system:kube-controller-manager";
 pub struct KcmOptions {
     /// `--allocate-node-cidrs`; needs `cluster_cidrs`.
     pub allocate: bool,
-    /// `--cluster-cidr`: none, one, or two of different families. Nodes get a /24 and a /64 of them.
+    /// `--cluster-cidr`: none, one, or two CIDRs of different families. Each node gets a /24 (IPv4) and a /64 (IPv6) of
+    /// them.
     pub cluster_cidrs: Vec<String>,
     /// `--kube-api-qps`, which applies to each controller; kube-controller-manager's default is 20.
     pub qps: u32,
@@ -29,7 +31,7 @@ pub struct KcmOptions {
 }
 
 impl Default for KcmOptions {
-    /// All controllers with kube-controller-manager's own defaults, without podCIDRs.
+    /// All controllers, with kube-controller-manager's own defaults; podCIDRs are not allocated.
     fn default() -> Self {
         Self {
             allocate: false,
@@ -43,7 +45,7 @@ impl Default for KcmOptions {
 }
 
 impl KcmOptions {
-    /// Only the controller that allocates podCIDRs.
+    /// Returns settings with which only the controller runs that allocates podCIDRs.
     pub fn node_ipam(cluster_cidrs: &[&str]) -> Self {
         Self {
             allocate: true,

@@ -1,8 +1,8 @@
 //! Users of a control plane, with static tokens, and their kubeconfigs.
 //!
-//! Tokens rather than client certificates, because the API server checks a certificate's signature on every
-//! request, which would distort benchmarks. The API server reads the token file only when it starts, so all
-//! users have to be in [`Options`](crate::Options).
+//! Users have tokens rather than client certificates, because the API server checks a certificate's signature on every
+//! request, which would distort benchmarks. The API server reads the token file only when it starts, so all users have
+//! to be in [`Options`](crate::Options).
 
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -26,9 +26,10 @@ pub struct User {
 }
 
 impl User {
-    /// A user with a new random token.
+    /// Returns a user with a new random token.
     pub fn new(name: &str, groups: &[&str]) -> Self {
-        // Two independently seeded hashes: not cryptographically strong, but enough on loopback.
+        // Two hashes with independent random seeds. They are not cryptographically strong, which is enough for a server
+        // on loopback.
         let half = || RandomState::new().hash_one(name);
         Self {
             name: name.to_owned(),
@@ -38,7 +39,7 @@ impl User {
     }
 }
 
-/// The content of the API server's token file.
+/// Returns the content of the API server's token file.
 pub(crate) fn token_file(users: &[User]) -> String {
     let mut text = String::new();
     for (
@@ -55,7 +56,8 @@ pub(crate) fn token_file(users: &[User]) -> String {
     text
 }
 
-/// A kubeconfig for `user`, which verifies the server by the CA in the file `ca`. It is JSON, which is valid YAML.
+/// Returns a kubeconfig for `user` that verifies the server by the CA in the file `ca`. The text is JSON, which is
+/// valid YAML.
 pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     json!({
         "apiVersion": "v1",
@@ -67,7 +69,7 @@ pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     })
 }
 
-/// A client without retries, so that a test sees the server's first answer.
+/// Returns a client without retries, so that a test sees the server's first answer.
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client> {
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig)?;
     let options = KubeConfigOptions::default();

@@ -1,4 +1,4 @@
-//! Observes the controllers' Lease.
+//! Observes the Lease by which controllers elect their leader.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -12,16 +12,16 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use tokio::task::JoinHandle;
 
-/// The namespace of the Lease by default.
+/// The namespace in which controllers keep the Lease by default.
 pub const NAMESPACE: &str = "kube-system";
 
-/// The holder of the Lease, `IDENTITY_NONCE`; `None` if nobody holds it.
+/// Returns the holder of the Lease as `IDENTITY_NONCE`, or `None` if nobody holds the Lease.
 pub async fn holder(client: &Client) -> Result<Option<String>> {
     let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
     Ok(leases.get_opt(LEASE_NAME).await?.and_then(holder_of))
 }
 
-/// The identity in a holder `IDENTITY_NONCE`.
+/// Returns the `IDENTITY` of a holder `IDENTITY_NONCE`.
 pub fn identity(holder: &str) -> &str {
     holder.rsplit_once('_').map_or(holder, |(it, _)| it)
 }
@@ -30,10 +30,11 @@ fn holder_of(lease: Lease) -> Option<String> {
     lease.spec?.holder_identity.filter(|it| !it.is_empty())
 }
 
-/// Holders in their order, each with when it was observed; `None` while nobody held the Lease.
+/// The holders of the Lease in their order, each with the time when it was first observed. `None` means that nobody
+/// held the Lease.
 pub type Seen = Vec<(Instant, Option<String>)>;
 
-/// Records every change of the Lease's holder until it is dropped.
+/// Records every change of the Lease's holder. Recording stops when this value is dropped.
 #[derive(Debug)]
 pub struct Holders {
     seen: Arc<Mutex<Seen>>,
@@ -41,14 +42,14 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// Starts the recording.
+    /// Starts recording; returns before the first holder is observed.
     pub fn watch(client: Client) -> Self {
         let seen = Arc::default();
         let task = tokio::spawn(record(client, Arc::clone(&seen)));
         Self { seen, task }
     }
 
-    /// The holders so far.
+    /// Returns the holders observed so far.
     pub fn seen(&self) -> Seen {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.clone()
@@ -69,7 +70,7 @@ async fn record(client: Client, seen: Arc<Mutex<Seen>>) {
         .applied_objects()
         .boxed();
     loop {
-        // An error is an outage: the stream resumes by itself after a pause.
+        // An error means an outage of the API server: the stream resumes by itself after a pause.
         let Ok(change) = changes.try_next().await else {
             continue;
         };

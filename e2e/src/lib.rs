@@ -1,8 +1,8 @@
-//! Runs a real Kubernetes control plane on this machine, for the tests, the benches and the demo.
+//! Runs a real Kubernetes control plane on this host, for the tests, the benches and the demo.
 //!
-//! etcd, kube-apiserver and, where a test needs it, kube-controller-manager run as plain processes on
-//! loopback. Most tests need no containers, no nodes and no root: they create Node objects through the API,
-//! which is all that cluster-wide IPAM looks at. Tests of the node side run real nodes ([`node`]).
+//! etcd, kube-apiserver and, where a test needs it, kube-controller-manager run as plain processes on loopback. Most
+//! tests need no containers, no nodes and no root: they create Node objects through the API, and cluster-wide IPAM
+//! looks at nothing else. Tests of the node agent with pods run real nodes ([`node`]).
 //!
 //! ```text
 //! assets ──> ControlPlane ──> etcd, kube-apiserver, kube-controller-manager   (process, scratch)
@@ -10,8 +10,8 @@
 //!                 ├─ client(), kubectl(), kubeconfig()  ──> tests, Daemon (the binary under test)
 //!                 ├─ nodes, raw                         ──> many objects, fast
 //!                 ├─ TestCluster, Fixtures              ──> a running controller, objects, waits
-//!                 ├─ NodeAgent, Agents                  ──> `cadastre agent` without machines
-//!                 ├─ Prometheus, Browser                ──> what people look at
+//!                 ├─ NodeAgent, Agents                  ──> `cadastre agent` as a process
+//!                 ├─ Prometheus, Browser                ──> what users look at
 //!                 ├─ clients                            ──> programs in other languages
 //!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
 //!                 └─ History                            ──> every revision of every node's podCIDRs

@@ -1,8 +1,8 @@
-//! Parses the Prometheus text format, as far as tests and benches need it.
+//! Parses the Prometheus text format, as far as tests and benches need the format.
 
 use std::collections::BTreeMap;
 
-/// One line of an exposition: a name, its labels and a value.
+/// One line of the Prometheus text format: a name, labels and a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// The name, with suffixes such as `_bucket`.
@@ -13,23 +13,23 @@ pub struct Sample {
     pub value: f64,
 }
 
-/// A kind of request that kube-apiserver counts.
+/// The labels by which kube-apiserver counts requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
     /// `GET`, `LIST`, `WATCH`, `POST`, `PUT`, `PATCH`, `APPLY`, `DELETE`, …
     pub verb: String,
     /// `nodes`, `ippools`, …
     pub resource: String,
-    /// `status`, or empty.
+    /// `status` or another subresource; empty for the object itself.
     pub subresource: String,
 }
 
-/// All samples of an exposition; other lines are ignored.
+/// Returns all samples of a text in the Prometheus format; comments and lines that cannot be parsed are ignored.
 pub fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter_map(sample).collect()
 }
 
-/// The sum of `name` over all series that have all of `labels`.
+/// Returns the sum of `name` over all series that have all of `labels`.
 pub fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
     let fits = |sample: &&Sample| {
         sample.name == name
@@ -40,7 +40,8 @@ pub fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
     samples.iter().filter(fits).map(|sample| sample.value).sum()
 }
 
-/// `apiserver_request_total` by verb and resource, over all response codes. A watch is counted when it ends.
+/// Sums `apiserver_request_total` by verb, resource and subresource over all response codes. kube-apiserver counts a
+/// watch only when it ends.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // counters are small and not negative
 pub fn requests(samples: &[Sample]) -> BTreeMap<Request, u64> {
     let mut counts = BTreeMap::new();
@@ -88,7 +89,7 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// Returns the text up to the closing quote, unescaped, and the rest after the quote.
+/// Returns the text before the closing quote, unescaped, and the text after the quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut letters = text.char_indices();

@@ -1,4 +1,4 @@
-//! Node objects in large numbers, without kubelets.
+//! Creates, lists and deletes Node objects in large numbers, without kubelets.
 
 use anyhow::{Context as _, Result};
 use http::Method;
@@ -11,13 +11,13 @@ use serde_json::json;
 use crate::control_plane::ControlPlane;
 use crate::raw::{Call, JSON, MERGE_PATCH, Report};
 
-/// Connections for bulk requests. On two cores 8 saturate the API server; up to 128, etcd gets slightly
-/// faster, as more writes share a commit.
+/// The number of connections for bulk requests. On two cores, 8 connections saturate the API server. With more
+/// connections, up to 128, etcd gets slightly faster, because more writes share a commit.
 pub const CONNECTIONS: usize = 64;
 
 const PATH: &str = "/api/v1/nodes";
 
-/// A minimal Node with this name and InternalIP.
+/// Returns a minimal Node with this name and InternalIP.
 pub fn node(name: &str, internal_ip: &str) -> Node {
     let address = |type_: &str, address: &str| NodeAddress {
         type_: type_.to_owned(),
@@ -42,13 +42,13 @@ pub fn node(name: &str, internal_ip: &str) -> Node {
     }
 }
 
-/// The `i`-th of many nodes: `node-00042`, InternalIP 172.16.0.0 + i.
+/// Returns the `i`-th of many nodes: for example `node-00042`, with the InternalIP 172.16.0.0 + 42.
 pub fn numbered(i: u32) -> Node {
     let ip = std::net::Ipv4Addr::from(0xAC10_0000 + i);
     node(&format!("node-{i:05}"), &ip.to_string())
 }
 
-/// Creates `count` nodes in parallel; `make` gets the index.
+/// Creates `count` nodes in parallel. `make` returns the Node for an index from 0 to `count` - 1.
 pub async fn create(
     cluster: &ControlPlane,
     count: u32,
@@ -97,7 +97,7 @@ pub async fn list(client: &Client) -> Result<Vec<Node>> {
         .items)
 }
 
-/// The names of all nodes.
+/// Returns the names of all nodes.
 pub async fn names(client: &Client) -> Result<Vec<String>> {
     let nodes = Api::<Node>::all(client.clone())
         .list_metadata(&ListParams::default())
@@ -105,7 +105,7 @@ pub async fn names(client: &Client) -> Result<Vec<String>> {
     Ok(nodes.items.iter().map(ResourceExt::name_any).collect())
 }
 
-/// The podCIDRs of a node; empty if it has none.
+/// Returns the podCIDRs of a node; empty if the node has none.
 pub fn pod_cidrs(node: &Node) -> &[String] {
     node.spec
         .as_ref()
@@ -113,7 +113,8 @@ pub fn pod_cidrs(node: &Node) -> &[String] {
         .unwrap_or_default()
 }
 
-/// A call that sets the podCIDRs of `name` (at least one) by a plain merge patch, unguarded.
+/// Returns a call that sets the podCIDRs of node `name` by a merge patch without preconditions. `pod_cidrs` must not be
+/// empty.
 pub fn assign(name: &str, pod_cidrs: &[String]) -> Result<Call> {
     let first = pod_cidrs
         .first()

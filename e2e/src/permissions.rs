@@ -1,4 +1,4 @@
-//! What an account may do, according to the API server's SubjectAccessReview.
+//! Asks the API server's SubjectAccessReview which permissions an account has.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
@@ -6,7 +6,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::json;
 
-/// The verbs that are checked.
+/// The verbs that [`allowed`] checks.
 pub const VERBS: [&str; 8] = [
     "get",
     "list",
@@ -18,20 +18,20 @@ pub const VERBS: [&str; 8] = [
     "deletecollection",
 ];
 
-/// The resource that an access review asks about.
+/// The resource for which permissions are checked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Target<'a> {
     /// API group; empty for the core
     pub group: &'a str,
     /// Plural name, with `/subresource` if one is meant
     pub resource: &'a str,
-    /// Empty for all namespaces, and for cluster-scoped resources
+    /// Empty for all namespaces and for cluster-scoped resources
     pub namespace: &'a str,
-    /// Name of an object; empty for any
+    /// Name of one object; empty for all objects
     pub name: &'a str,
 }
 
-/// Which of [`VERBS`] a service account of `kube-system` may use on a target.
+/// Returns those of [`VERBS`] that RBAC grants to the ServiceAccount user `account` of `kube-system` on a target.
 pub async fn allowed(
     client: &Client,
     account: &str,

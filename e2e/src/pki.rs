@@ -25,8 +25,8 @@ pub struct Pki {
     pub service_account_pub: PathBuf,
 }
 
-/// Writes a CA certificate, a serving certificate and a ServiceAccount key pair to `folder`. The CA's own key
-/// is not written, as nothing else is ever signed.
+/// Writes a CA certificate, a serving certificate and a ServiceAccount key pair to `folder`. The CA's private key is
+/// not written, because nothing else is ever signed with it.
 pub fn create(folder: &Path) -> Result<Pki> {
     let mut params = CertificateParams::default();
     params

@@ -1,8 +1,8 @@
-//! Free ports on loopback that stay free while a server is down.
+//! Finds ports on loopback that stay free while a server is down.
 //!
-//! They are below 32768, outside the range from which Linux takes the ports of outgoing connections: an API
-//! server that is killed and restarted finds its port free, even while its clients try to reconnect. Within
-//! one process no port is returned twice.
+//! All ports are below 32768, outside the range from which Linux takes the ports of outgoing connections. So an API
+//! server that is killed and restarted finds its port free, even while its clients try to reconnect. Within one
+//! process, [`free`] returns each port only once, until all have been used.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -17,8 +17,8 @@ const COUNT: u16 = 12_000;
 
 /// Returns a port on 127.0.0.1 on which nothing listens now.
 ///
-/// Another process may still take the port before the caller does, but only if its search started at the same
-/// random place.
+/// Another process may still take the port before the caller does, but only if that process started its search at the
+/// same random port.
 pub fn free() -> Result<u16> {
     static NEXT: OnceLock<AtomicU16> = OnceLock::new();
     let next = NEXT.get_or_init(|| AtomicU16::new(random_below(COUNT)));

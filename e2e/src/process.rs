@@ -1,16 +1,16 @@
-//! Child processes that never outlive this one.
+//! Starts child processes that never outlive this one.
 //!
 //! # Guarantees
-//! - A child gets SIGKILL when this process ends in any way, SIGKILL included: `setpriv` asks the kernel for
-//!   that (`PR_SET_PDEATHSIG`) before it executes the program. The kernel ties the request to the *thread*
-//!   that created the child, so one thread, which lives as long as the process, creates all children.
+//! - A child gets SIGKILL when this process ends in any way, even by SIGKILL: `setpriv` requests that from the kernel
+//!   (`PR_SET_PDEATHSIG`) before it executes the program. The kernel ties the request to the *thread* that created the
+//!   child. Therefore one thread, which lives as long as this process, creates all children.
 //! - A dropped [`Process`] is killed by its process id and waited for; no process is looked up by name.
-//! - Each child leads its own process group, so Ctrl-C in a terminal reaches only this process, which then
-//!   ends its children in the right order.
+//! - Each child leads its own process group. So Ctrl-C in a terminal reaches only this process, which then ends its
+//!   children in the right order.
 //!
 //! # Caveats
-//! - If this process is killed in the millisecond between fork and the request of `setpriv`, the child survives.
-//! - Children of a child are not covered; none of the programs run here has any.
+//! - If this process is killed in the millisecond between the fork and the request of `setpriv`, the child survives.
+//! - Children of a child are not killed; none of the programs that are started here has children of its own.
 
 use std::fs::File;
 use std::io;
@@ -23,17 +23,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The interval between two checks whether a process has ended.
+/// The interval between two checks of whether a process has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Creates a command whose process is killed when this process ends, if [`Process::spawn`] starts it.
+/// Returns a command for [`Process::spawn`]: the command's process is killed when this process ends.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
 }
 
-/// A running child, ended when dropped.
+/// A running child process, killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -46,17 +46,17 @@ pub struct Process {
 pub struct Usage {
     /// Resident memory, in bytes.
     pub rss: u64,
-    /// Anonymous memory, in bytes: `rss` without the pages of files such as the executable, which the kernel
-    /// can drop and read again
+    /// Anonymous memory, in bytes: `rss` without the pages of files such as the executable. The kernel can drop such
+    /// pages and read them again
     pub anon: u64,
     /// The peak of resident memory, in bytes.
     pub peak_rss: u64,
-    /// User and system processor time of all its threads.
+    /// User and system processor time of all threads of the process.
     pub cpu: Duration,
 }
 
 impl Process {
-    /// Starts `command`, which [`command()`] created, and appends its standard output and error to `log`.
+    /// Starts `command`, which [`command()`] must have created. Standard output and error are appended to `log`.
     pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
         let file = File::options()
             .create(true)
@@ -83,7 +83,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The file with its standard output and error.
+    /// The file to which the process writes its standard output and error.
     pub fn log(&self) -> &Path {
         &self.log
     }
@@ -95,7 +95,7 @@ impl Process {
         kill_process(pid, signal).with_context(|| format!("cannot signal {} ({pid:?})", self.name))
     }
 
-    /// The exit status, if the process has ended.
+    /// Returns the exit status if the process has ended.
     pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
@@ -123,7 +123,7 @@ impl Process {
         }
     }
 
-    /// Waits at most `limit` for the process to end by itself; `None` if it has not.
+    /// Waits at most `limit` for the process to end by itself; returns `None` if it is still running.
     pub async fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
@@ -135,12 +135,12 @@ impl Process {
         }
     }
 
-    /// Memory and processor time so far.
+    /// Returns the process's memory and its processor time so far.
     pub fn usage(&self) -> Result<Usage> {
         usage(self.pid()).with_context(|| format!("cannot read what {} uses", self.name))
     }
 
-    /// The last `lines` lines of the log, with its path, for an error message.
+    /// Returns the path of the log and its last `lines` lines, for an error message.
     pub fn log_tail(&self, lines: usize) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -179,7 +179,7 @@ fn spawn_for_life(command: Command) -> io::Result<Child> {
     answer.recv().map_err(|_| gone())?
 }
 
-/// Memory and processor time of the process `pid`, from /proc.
+/// Returns the memory and the processor time of the process `pid`, from /proc.
 pub fn usage(pid: u32) -> Result<Usage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let bytes = |key: &str| -> Result<u64> {
@@ -189,7 +189,8 @@ pub fn usage(pid: u32) -> Result<Usage> {
         Ok(kib.parse::<u64>()? * 1024)
     };
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Field 2 is the name in brackets, which may contain spaces; fields 14 and 15 are user and system ticks.
+    // Field 2 is the name in brackets, which may contain spaces, so fields are counted after it. Fields 14 and 15 are
+    // user and system ticks.
     let (_, fields) = stat
         .rsplit_once(") ")
         .context("/proc/PID/stat has no name")?;

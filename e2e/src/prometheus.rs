@@ -21,12 +21,12 @@ use crate::wait::until;
 
 const START_LIMIT: Duration = Duration::from_secs(180);
 
-/// The path of the chart's alert rules.
+/// Returns the path of the chart's alert rules.
 pub fn rules() -> PathBuf {
     chart().join("files/rules.yaml")
 }
 
-/// Writes a copy of the chart's rules with every `for:` set to one second to a file in `folder`.
+/// Writes a copy of the chart's rules to `folder`, in which every `for:` is one second. Returns the copy's path.
 pub fn impatient(folder: &Path) -> Result<PathBuf> {
     let text = std::fs::read_to_string(rules())?;
     let lines = text.lines().map(|line| match line.split_once("for: ") {
@@ -39,21 +39,21 @@ pub fn impatient(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A server that scrapes and evaluates every half second; killed when dropped.
+/// A server that scrapes its targets and evaluates rules every half second; killed when dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     process: Process,
     address: String,
-    /// The path of the server's network namespace, if it is not this process's own
+    /// The path of the network namespace in which the server runs; `None` means this process's own namespace
     namespace: Option<String>,
 }
 
-/// One series of a query's result: its labels and its value.
+/// One series of a query's result: the labels as an object, and the value.
 pub type Series = (Value, f64);
 
 impl Prometheus {
-    /// Starts a server in `folder` that scrapes `targets`, each a job, an address and additional labels, and
-    /// evaluates the `rules`, if any. Returns when the server answers.
+    /// Starts a server in `folder` that scrapes `targets` and evaluates `rules`, if any. A target is a job name, an
+    /// address and additional labels. Returns when the server is ready.
     pub async fn start(
         folder: &Path,
         targets: &[(&str, &str, Value)],
@@ -62,7 +62,7 @@ impl Prometheus {
         Self::start_in(None, folder, targets, rules).await
     }
 
-    /// Starts a server in the network namespace of `fabric`, from where it reaches the machines' admin ports.
+    /// Starts a server in the network namespace of `fabric`, from which it can scrape the agents of the machines.
     pub async fn start_among(
         fabric: &Fabric,
         folder: &Path,
@@ -88,7 +88,7 @@ impl Prometheus {
         let scrapes: Vec<Value> = scrapes
             .map(|(job, targets)| json!({"job_name": job, "static_configs": targets}))
             .collect();
-        // JSON is valid YAML.
+        // Prometheus reads YAML. JSON is valid YAML.
         let config = json!({
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
             "rule_files": rules.into_iter().collect::<Vec<_>>(),
@@ -129,7 +129,7 @@ impl Prometheus {
         Ok(server)
     }
 
-    /// The current result of a PromQL expression.
+    /// Evaluates a PromQL expression now. A result that is not a vector is returned as one series without labels.
     pub async fn query(&self, expr: &str) -> Result<Vec<Series>> {
         let answer = self
             .get(&format!("/api/v1/query?query={}", encoded(expr)))
@@ -148,20 +148,20 @@ impl Prometheus {
             .collect()
     }
 
-    /// The alerts that are pending or firing.
+    /// Returns the alerts that are pending or firing.
     pub async fn alerts(&self) -> Result<Vec<Value>> {
         let data = self.get("/api/v1/alerts").await?;
         Ok(data["alerts"].as_array().cloned().unwrap_or_default())
     }
 
-    /// The labels of the alerts that are firing.
+    /// Returns the labels of the alerts that are firing.
     pub async fn firing(&self) -> Result<Vec<Value>> {
         let alerts = self.alerts().await?.into_iter();
         let firing = alerts.filter(|it| it["state"] == "firing");
         Ok(firing.map(|mut it| it["labels"].take()).collect())
     }
 
-    /// The end of the server's log.
+    /// Returns the end of the server's log.
     pub fn log_tail(&self) -> String {
         self.process.log_tail(30)
     }
@@ -190,7 +190,7 @@ impl Prometheus {
     }
 }
 
-/// Percent-encodes a text for a query string.
+/// Percent-encodes a text for use in a URL's query string.
 fn encoded(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
@@ -213,7 +213,7 @@ pub fn promtool(args: &[&str], input: &str) -> Result<String> {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut stdin = child.stdin.take().context("no standard input")?;
-    // promtool may end before it has read all of its input.
+    // Ignored: promtool may end before it has read all of its input, and its exit status is checked below.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let done = child.wait_with_output()?;

@@ -1,4 +1,4 @@
-//! kube-scheduler, for tests whose pods are scheduled.
+//! Runs kube-scheduler, for tests whose pods name no node.
 
 use anyhow::Result;
 
@@ -7,7 +7,7 @@ use crate::control_plane::ControlPlane;
 use crate::ports;
 use crate::process::{self, Process};
 
-/// Its user.
+/// The user as which kube-scheduler authenticates.
 pub const USER: &str = "system:kube-scheduler";
 
 /// Starts kube-scheduler, which is killed when the returned value is dropped.

@@ -1,10 +1,11 @@
-//! A temporary folder that is removed when its owner ends, in whatever way.
+//! A temporary folder that is removed when the process that created it ends, in whatever way.
 //!
-//! A small `sh` waits on a pipe whose other end only this process has. When the pipe closes, by drop, exit or SIGKILL,
-//! the shell removes the folder. As this is the only way of removal, nothing has to be cleaned up at the next start.
+//! A small `sh` reads from a pipe whose other end only this process has. When the pipe closes, by drop, exit or
+//! SIGKILL, the shell removes the folder. The folder is removed in no other way, so nothing has to be cleaned up at the
+//! next start.
 //!
-//! The folder is kept, and its path printed, if the owner is dropped while its thread panics (a failed test),
-//! if [`Scratch::keep`] was called, or if `CADASTRE_KEEP` is set in the environment.
+//! The folder is kept, and its path printed, in three cases: the [`Scratch`] is dropped while its thread panics (a
+//! failed test), [`Scratch::keep`] was called, or `CADASTRE_KEEP` is set in the environment.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 
-/// Tries again, because processes that are being killed may still write for a moment.
+/// Retries for about 10 s, because processes that are being killed may still write for a moment.
 const REMOVE: &str = r#"
 tries=0
 until rm -rf -- "$1" || [ "$tries" -ge 100 ]; do tries=$((tries + 1)); sleep 0.1; done
@@ -29,14 +30,15 @@ pub struct Scratch {
     caretaker: Option<Caretaker>,
 }
 
-/// A process that cleans up when its owner has ended.
+/// A process that runs a script after its owner, this process, has ended.
 #[derive(Debug)]
 pub(crate) struct Caretaker {
     child: Child,
 }
 
 impl Caretaker {
-    /// Starts a process that runs a shell script, with `what` as `$1`, when the returned value or this process ends.
+    /// Starts a process that runs a shell script, with `what` as `$1`, as soon as the returned value is dropped or this
+    /// process ends.
     pub(crate) fn start(script: &str, what: &OsStr) -> Result<Self> {
         let wait = r#"read -r word && [ "$word" = keep ] && exit 0"#;
         let child = Command::new("sh")
@@ -51,13 +53,13 @@ impl Caretaker {
         Ok(Self { child })
     }
 
-    /// Makes the caretaker clean up now, and waits until it has.
+    /// Runs the caretaker's script now, and waits until the script has ended.
     pub(crate) fn end(mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 
-    /// Ends the caretaker without cleaning up.
+    /// Ends the caretaker without running its script.
     fn dismiss(mut self) {
         if let Some(mut pipe) = self.child.stdin.take() {
             let _ = pipe.write_all(b"keep\n");
@@ -67,7 +69,7 @@ impl Caretaker {
 }
 
 impl Scratch {
-    /// Creates an empty folder.
+    /// Creates an empty folder in the system's folder for temporary files.
     pub fn new() -> Result<Self> {
         let path = tempfile::Builder::new()
             .prefix("cadastre-e2e-")
@@ -88,7 +90,7 @@ impl Scratch {
         self.keep.store(true, Ordering::Relaxed);
     }
 
-    /// The folder.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

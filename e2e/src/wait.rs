@@ -1,21 +1,22 @@
-//! Waits for conditions, never for a fixed time.
+//! Waits until conditions hold, never for a fixed time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// The shortest interval between two looks.
+/// The shortest interval between two calls of `look`.
 const LOOK: Duration = Duration::from_millis(20);
-/// The longest interval between two looks: a look may cost the processor time that the condition needs.
+/// The longest interval between two calls of `look`. Calls are not more frequent, because a call may use the processor
+/// time that the condition needs.
 const SELDOM: Duration = Duration::from_millis(500);
-/// The interval is at most this fraction of the time waited so far, and so is the delay with which the
-/// condition is noticed.
+/// The interval is at most 1/`LATE` of the time waited so far. So a condition is noticed at most this fraction too
+/// late.
 const LATE: u32 = 20;
 
-/// Calls `look` until it returns a value, at most for `limit`. `what` completes the error "not within 10 s: …".
+/// Calls `look` until it returns a value; fails after `limit`. `what` completes the error "not within 10 s: …".
 ///
-/// An error of `look` counts as "not yet", as the API server may be down for a while. If the limit is
-/// reached, the last error is reported.
+/// An error of `look` counts as "not yet", because the API server may be down for a while. If `limit` is reached, the
+/// last error is part of the reported one.
 pub async fn until<T>(
     what: &str,
     limit: Duration,

@@ -1,14 +1,14 @@
 //! A TCP proxy to the API server that can delay what a client sends.
 //!
-//! It forwards bytes, which stay encrypted from end to end. While it is held, bytes from the client wait in
-//! the proxy; they are delivered on release even if the client has died meanwhile, as the proxy closes the
-//! connection to the server only [`LINGER`] after the last byte. So requests of a dead client can be executed
-//! long after its death, as networks and proxies may cause. The proxy can also fall silent: connections stay
+//! The proxy forwards bytes, which stay encrypted from end to end. After [`Wire::hold`], bytes from the client wait in
+//! the proxy until [`Wire::release`]. They are delivered even if the client has died meanwhile, because the proxy
+//! closes the connection to the server only [`LINGER`] after the last byte. So the API server can execute requests of a
+//! dead client long after its death, as with real networks and proxies. After [`Wire::fall_silent`], connections stay
 //! open, but nothing is delivered over them.
 //!
 //! # Caveats
-//! A client that ends a request in an orderly way says so within TLS. Those bytes are delivered like all
-//! others, and the API server then drops the request: kill the client before it times out.
+//! A client that cancels a request in an orderly way announces that within TLS. The proxy delivers this announcement
+//! like all other bytes, and the API server then drops the request. So kill the client before its requests time out.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -25,10 +25,11 @@ use tokio::task::JoinHandle;
 use crate::control_plane::ControlPlane;
 use crate::kubeconfig::write_private;
 
-/// How long the connection to the server outlives its client: an API server drops the requests of closed connections.
+/// How long the connection to the server stays open after its client has closed: an API server drops the requests of
+/// closed connections.
 pub const LINGER: Duration = Duration::from_secs(10);
 
-/// A running proxy, which accepts no more connections once dropped.
+/// A running proxy; once dropped, it accepts no new connections.
 #[derive(Debug)]
 pub struct Wire {
     held: watch::Sender<bool>,
@@ -57,7 +58,7 @@ impl Wire {
                 let mut silenced = silenced.clone();
                 silenced.mark_unchanged();
                 tokio::spawn(async move {
-                    // The client notices a connection that fails.
+                    // An error needs no handling here: the client notices that its connection failed.
                     let _ = forward(client, server, gate, silenced).await;
                 });
             }
@@ -71,7 +72,7 @@ impl Wire {
         })
     }
 
-    /// A kubeconfig for `user` with the proxy as its server.
+    /// Returns a kubeconfig for `user` with the proxy as its server.
     pub fn kubeconfig(&self, cluster: &ControlPlane, user: &str) -> Result<PathBuf> {
         let direct = std::fs::read_to_string(cluster.kubeconfig(user)?)?;
         let url = format!("https://{}", self.address);
@@ -81,22 +82,22 @@ impl Wire {
         Ok(path)
     }
 
-    /// Stops delivering what clients send.
+    /// Stops delivering what clients send; bytes from the server still pass.
     pub fn hold(&self) {
         self.held.send_replace(true);
     }
 
-    /// On how many connections bytes are waiting.
+    /// Returns the number of connections on which bytes from clients are waiting.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Stops delivering in either direction on the connections that exist now, which stay open; new ones work.
+    /// Stops delivering in both directions on the existing connections, which stay open. New connections work.
     pub fn fall_silent(&self) {
         self.silences.send_modify(|count| *count += 1);
     }
 
-    /// Delivers what was held, and forwards without delay again.
+    /// Delivers the waiting bytes, and forwards without delay from now on.
     pub fn release(&self) {
         self.held.send_replace(false);
     }
@@ -142,7 +143,7 @@ async fn forward(
         }
     });
     let mut bytes = vec![0; 16 << 10];
-    // A client that died ends its half with an error, others with an end of file.
+    // A read from a client that died returns an error, a read from a client that closed returns 0: both end the loop.
     while let Ok(count @ 1..) = asks.read(&mut bytes).await {
         gate.pass().await?;
         if silenced.has_changed()? {

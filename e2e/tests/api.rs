@@ -1,8 +1,8 @@
-//! The CRDs in a real API server: for each rule, what it accepts and what it rejects with which message; defaults,
-//! limits, the columns of kubectl.
+//! The CRDs in a real API server: which objects each rule accepts, and which it rejects with which message; defaults,
+//! limits, and the columns of kubectl.
 //!
-//! One test with one control plane, in steps, as each rule needs an API server and one is enough. Objects are
-//! validated by dry run, which stores nothing.
+//! This is one test in steps, because all steps can share one control plane. Most objects are validated by dry run,
+//! which stores nothing.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -22,10 +22,10 @@ mod limits;
 #[path = "api/older.rs"]
 mod older;
 
-/// What the server adds to its answer if a limit is exceeded, in which case it evaluates no rule.
+/// Part of the server's answer if a limit is exceeded: the server then evaluates no rule.
 const NOT_CHECKED: &str = "some validation rules were not checked";
 
-/// The field of a complaint and the end of its message.
+/// What the server objects to: the field, and the end of the message.
 type Cause = (&'static str, &'static str);
 
 pub(crate) struct Lab {
@@ -72,7 +72,7 @@ fn object<K: Resource<DynamicType = ()>>(name: &str, spec: &Value) -> DynamicObj
     DynamicObject::new(name, &ApiResource::erase::<K>(&())).data(json!({ "spec": spec }))
 }
 
-/// Field and message of each complaint.
+/// Returns field and message of each cause in the server's answer.
 pub(crate) fn causes(error: &kube::Error) -> Vec<(String, String)> {
     let kube::Error::Api(status) = error else {
         panic!("not an answer of the API server: {error}");
@@ -85,7 +85,7 @@ pub(crate) fn causes(error: &kube::Error) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Describes the difference between the expected and the actual answer, if there is one.
+/// Returns a text that describes the difference between the expected and the actual answer, or `None` if they agree.
 fn complaint<T>(what: &str, expected: Option<Cause>, answer: kube::Result<T>) -> Option<String> {
     match (expected, answer) {
         (None, Ok(_)) => None,
@@ -124,7 +124,7 @@ impl Lab {
         lab
     }
 
-    /// Applies objects; a warning of the API server is an error.
+    /// Applies objects; a warning of the API server counts as an error.
     pub(crate) async fn apply(&self, name: &str, yaml: &str) {
         let path = self.cluster.folder().join(name);
         std::fs::write(&path, yaml).unwrap();

@@ -1,4 +1,4 @@
-//! kube-controller-manager as foreign allocator: at the same time as Cadastre, and before it.
+//! kube-controller-manager as a foreign allocator: first at the same time as Cadastre, then before Cadastre takes over.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -16,10 +16,10 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
 const LIMIT: Duration = Duration::from_secs(180);
-/// How long Cadastre pauses after the last foreign allocation in these tests.
+/// For how long Cadastre pauses in these tests after the last foreign allocation.
 const HOLD: Duration = Duration::from_secs(8);
 
-/// The messages of the events with that reason, by the name of the object that they regard.
+/// Returns the messages of events with this reason about objects of this kind, by the object's name.
 async fn told(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<String, String>> {
     let events = Api::<Event>::namespaced(client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
@@ -34,7 +34,7 @@ async fn told(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<Stri
         .collect())
 }
 
-/// Waits until the pool's condition has that status, and returns its message.
+/// Waits until the pool's condition has this status, and returns the condition's message.
 async fn condition(lab: &Lab, kind: &str, status: &str, limit: Duration) -> String {
     wait::until(&format!("{kind}={status} on the pool"), limit, async || {
         let found = install::condition(&lab.client, "default", kind).await?;
@@ -73,7 +73,7 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     let options = KcmOptions::node_ipam(&["10.244.0.0/16", "fd00:244::/48"]);
     let mut kcm = lab.cluster.start_kcm(&options).unwrap();
 
-    // Ten nodes at a time while both run, until the foreign allocator has won at least one race.
+    // Creates ten nodes at a time while both allocators run, until the foreign allocator has won at least one race.
     let mut created = 0;
     wait::until("the other one has written", LIMIT, async || {
         if created < 240 {
@@ -149,7 +149,8 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     );
 }
 
-/// Creates 200 nodes with kube-controller-manager, then runs Cadastre beside it, then Cadastre alone.
+/// Creates 200 nodes with podCIDRs from kube-controller-manager. Then starts Cadastre, and restarts
+/// kube-controller-manager without allocation. All podCIDRs must stay.
 async fn move_over(ranges: &[&str], pool: serde_json::Value) {
     let _turn = common::turn().await;
     let lab = Lab::start().await;

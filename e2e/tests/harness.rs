@@ -1,4 +1,5 @@
-//! Tests of the harness itself: it starts, restarts, counts, finds duplicates, and leaves nothing behind.
+//! Tests of the harness itself: control planes restart with their data and leave nothing behind, requests are counted,
+//! and the recording of nodes finds duplicates.
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -25,7 +26,7 @@ fn pids(cluster: &ControlPlane) -> Vec<u32> {
     vec![cluster.etcd().pid(), cluster.apiserver().unwrap().pid()]
 }
 
-/// Whether the process is gone, or dead and not yet reaped by the init process.
+/// Returns whether the process has ended. It may still be a zombie that the init process has not reaped.
 fn is_gone(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;

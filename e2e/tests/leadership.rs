@@ -1,7 +1,7 @@
-//! Two controllers, of which one leads: whatever happens to the leader, two nodes never have the same addresses,
-//! and every node is served.
+//! Two controllers, one of which leads. Whatever happens to the leader, two live nodes never have overlapping podCIDRs,
+//! and every node gets podCIDRs.
 //!
-//! Real processes and a real API server; the watch history of the nodes is checked.
+//! The controllers are real processes with a real API server. A recording of every revision of the nodes is checked.
 
 #![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -15,7 +15,7 @@ use cadastre_e2e::{Daemon, lease, metrics, nodes, wait};
 use common::{Lab, leads, log_says};
 use rustix::process::Signal;
 
-/// Enough nodes that a fault happens in the middle of the work.
+/// Enough nodes that a fault happens while podCIDRs are being allocated.
 const NODES: u32 = 1000;
 const STRIKE_AT: usize = 200;
 const LIMIT: Duration = Duration::from_secs(180);
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 const V4: &str = "10.64.0.0/13";
 const V6: &str = "fd00:64::/48";
 
-/// Starts two controllers, of which `a` leads, and returns while it allocates podCIDRs to many nodes.
+/// Starts two controllers, of which `a` leads. Returns while `a` is allocating podCIDRs to many nodes.
 async fn dealing() -> (Lab, Daemon, Daemon) {
     let lab = Lab::start().await;
     let (a, b) = lab.pair().await;
@@ -38,8 +38,9 @@ async fn dealing() -> (Lab, Daemon, Daemon) {
     (lab, a, b)
 }
 
-/// Creates the last node first, so that the next leader allocates in another order than the one before it, which
-/// allocated in order of creation. Calls `strike` once the first nodes are served; returns when all nodes exist.
+/// Creates a pool, and then nodes with descending numbers. The leader allocates in order of creation, so the next
+/// leader allocates in another order than the one before. Calls `strike` once the first nodes have podCIDRs; returns
+/// when all nodes exist.
 async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
     lab.pool("default", V4, V6, 60).await;
     let arrivals = nodes::create(&lab.cluster, NODES, |i| nodes::numbered(NODES - 1 - i));
@@ -52,8 +53,8 @@ async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
     arrived.unwrap();
 }
 
-/// Asserts that nodes were written only to get their podCIDRs: the Lease names what an earlier leader may still
-/// write, so no node needs a touch.
+/// Asserts that no leader touched a node. The Lease names the writes that an earlier leader may still send, so touching
+/// is not needed.
 fn assert_untouched(lab: &Lab) {
     let touched = lab.history.revisions().iter().any(|it| it.term.is_some());
     assert!(!touched, "a node was touched");
@@ -133,7 +134,7 @@ async fn invariant_1_writes_that_land_after_the_next_leader_deals_are_refused() 
     a.process().kill().unwrap();
     let left = lab.history.assigned();
     assert!(left + 100 < NODES as usize, "too late to strike");
-    // The delayed writes contain the ranges that the next leader allocates first.
+    // By now the next leader has allocated ranges that are also in the delayed writes of `a`.
     lab.history
         .wait_until_all_assigned(left + 50, LIMIT)
         .await
@@ -247,7 +248,7 @@ async fn leader_and_standby_say_what_they_are() {
         assert_eq!(daemon.get("/healthz").await.unwrap().trim(), "ok");
     }
 
-    // A standby that cannot read the Lease reports that there is no leader.
+    // A standby that cannot read the Lease reports that it knows no leader.
     let mut early = lab.controller("early", &["--lease-namespace", "nowhere"]);
     wait::until(
         "nobody leads in a namespace that is not there",

@@ -1,7 +1,8 @@
-//! Three controllers under random faults while nodes are created and deleted: two nodes never have the same
-//! addresses; once the faults stop, every node is served and no range is lost.
+//! Three controllers under random faults while nodes are created and deleted. Two live nodes never have overlapping
+//! podCIDRs. Once the faults stop, every node gets podCIDRs and no range is lost.
 //!
-//! `CADASTRE_SEED` repeats the choices of a run (not its timing), `CADASTRE_SECONDS` makes it longer.
+//! `CADASTRE_SEED` repeats the random choices of a run, but not its timing. `CADASTRE_SECONDS` sets how long faults are
+//! caused.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -27,7 +28,7 @@ use rustix::process::Signal;
 const LIMIT: Duration = Duration::from_secs(180);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SHORT_LEASE: [&str; 2] = ["--lease-duration=3", "--renew-deadline=2"];
-/// The most live nodes; the pool has ranges for 128.
+/// The maximum number of live nodes. The pool has ranges for 128 nodes.
 const LIVE: usize = 80;
 
 fn millis(random: &mut Rng, from: u64, to: u64) -> Duration {
@@ -56,7 +57,8 @@ impl Seat {
     }
 }
 
-/// Causes faults until the time is over; all processes run when it returns. Returns how often each fault happened.
+/// Causes random faults until the given time. Then continues all paused processes, and returns how often each fault
+/// happened.
 async fn faults(
     lab: &Lab,
     seats: &mut [Seat],
@@ -116,7 +118,8 @@ async fn faults(
     counts
 }
 
-/// Creates and deletes nodes, some again by the same name, until `done`. Returns the live ones.
+/// Creates and deletes nodes until `done` is set; deleted names may be used again. Returns the numbers of the live
+/// nodes.
 async fn churn(lab: &Lab, random: &mut Rng, done: &Cell<bool>) -> BTreeSet<u32> {
     let api = Api::<Node>::all(lab.client.clone());
     let mut live = BTreeSet::new();
@@ -199,7 +202,7 @@ async fn invariant_1_random_faults_never_make_a_duplicate_and_lose_nothing() {
         );
     }
 
-    // All quarantined ranges are free again, and no other range is missing.
+    // All ranges of live nodes are allocated, and all others are free again: none is quarantined or lost.
     wait::until("nothing rests or is lost", LIMIT, async || {
         let subnets = Api::<NodeSubnet>::all(lab.client.clone());
         let subnets = subnets.list(&ListParams::default()).await?.items;

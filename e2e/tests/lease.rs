@@ -1,7 +1,6 @@
-//! Elections with a real API server: who leads, from when on, and the content of the Lease.
+//! Elections with a real API server: which candidate leads, from when on, and what the Lease contains.
 //!
-//! The elections run in this process; each has its own Lease, so that the tests share a control plane without
-//! affecting each other.
+//! The elections run in this process. Each test uses a Lease of its own, so that tests do not affect each other.
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -26,7 +25,7 @@ use tokio::task::JoinHandle;
 const LIMIT: Duration = Duration::from_secs(120);
 const LEASE: Duration = Duration::from_secs(3);
 
-/// The default settings of a controller.
+/// Returns the default settings of a controller.
 fn usual(nonce: &str) -> LeaseSettings {
     LeaseSettings {
         identity: "test".to_owned(),
@@ -37,7 +36,7 @@ fn usual(nonce: &str) -> LeaseSettings {
     }
 }
 
-/// A candidate that takes part in the election for one Lease.
+/// A candidate in the election for one Lease.
 struct Candidate {
     leadership: watch::Receiver<Leadership>,
     release: watch::Sender<Option<bool>>,
@@ -76,7 +75,7 @@ impl Candidate {
         }
     }
 
-    /// Waits until the candidate leads; returns its tenure.
+    /// Waits until the candidate leads, and returns its tenure.
     async fn leads(&mut self) -> Tenure {
         let leading = |now: &Leadership| matches!(now, Leadership::Leading(_));
         let wait = self.leadership.wait_for(leading);
@@ -87,7 +86,7 @@ impl Candidate {
         tenure
     }
 
-    /// Waits until the candidate has renewed its Lease `times` times.
+    /// Waits until the candidate's state has changed `times` times; a leader's state changes when it renews the Lease.
     async fn renews(&mut self, times: u32) {
         for _ in 0..times {
             let renewed = tokio::time::timeout(LIMIT, self.leadership.changed()).await;
@@ -95,7 +94,7 @@ impl Candidate {
         }
     }
 
-    /// Waits until the candidate knows of a leader.
+    /// Waits until the candidate is a standby that knows a leader.
     async fn stands_by(&mut self) {
         let known = |now: &Leadership| matches!(now, Leadership::Standby { leader: Some(_) });
         let wait = self.leadership.wait_for(known);
@@ -202,7 +201,7 @@ async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
     assert!(after.renew_time > before.renew_time);
 }
 
-/// The most requests of a standby per minute, including its watch. Polling would take some 130.
+/// The maximum number of requests per minute that a standby may send, including its watch. Polling would take some 130.
 const CALM: f64 = 10.0;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -219,7 +218,7 @@ async fn a_standby_goes_by_its_watch_and_seldom_asks() {
     a.leads().await;
     let mut b = Candidate::with(&counted, "calm", usual("b"));
     b.stands_by().await;
-    // The standby polls until its watch has shown something.
+    // A standby polls until its watch has delivered an event, so the first two renewals are not counted.
     a.renews(2).await;
     let (before, begun) = (requests(&registry), Instant::now());
     a.renews(12).await;
@@ -232,7 +231,7 @@ async fn a_standby_goes_by_its_watch_and_seldom_asks() {
     assert!(a_minute <= CALM, "{a_minute:.0} requests a minute");
 }
 
-/// All requests that a client has counted in this registry.
+/// Returns the number of requests that a client has counted in this registry.
 fn requests(registry: &prometheus::Registry) -> f64 {
     let all = registry.gather();
     let all = all

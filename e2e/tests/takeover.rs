@@ -1,4 +1,4 @@
-//! What a leader writes when it takes over from a killed one, and which nodes it keeps waiting.
+//! What a leader writes when it takes over from a killed leader, and which nodes wait meanwhile.
 
 #![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -13,10 +13,11 @@ use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The number of nodes in a quiet cluster, none of which may be written at the takeover.
+/// The number of nodes in a cluster without changes. The takeover must not write any of them.
 const NODES: u32 = 50;
 
-/// The API server's counts of PATCHes of Nodes and of the lists that a leader needs, whatever their outcome.
+/// Returns the API server's counts of PATCHes of Nodes, and of LISTs of Nodes, NodeSubnets and IPAMBlocks, whatever
+/// their outcome.
 async fn patches_and_lists(lab: &Lab) -> [f64; 4] {
     let counts = lab.cluster.apiserver_metrics().await.unwrap();
     let asked = [
@@ -37,7 +38,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     let lab = Lab::start().await;
     let hand = Fixtures::new(lab.client.clone());
     let (mut a, b) = lab.pair().await;
-    // The chart's default: blocks, so that no node has a podCIDR.
+    // The pool allocates blocks, as the chart's default pool does, so no node has a podCIDR.
     let spec = json!({"nodeSelector": {}, "ipv4": {"cidrs": ["10.64.0.0/16"]}});
     hand.block_pool("default", spec).await.unwrap();
     nodes::create(&lab.cluster, NODES, nodes::numbered)
@@ -53,7 +54,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     })
     .await
     .unwrap();
-    // The new leader works.
+    // The new leader must allocate a block, which shows that it works.
     hand.create_node(nodes::numbered(NODES)).await.unwrap();
     hand.listed(&format!("node-{NODES:05}"), 1).await.unwrap();
     let after = patches_and_lists(&lab).await;
@@ -64,8 +65,8 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     assert!(after[0].abs() < f64::EPSILON, "{text}");
 }
 
-/// Starts two controllers, of which `a` leads, with pools of podCIDRs and of blocks; and creates a node whose
-/// updates the API server rejects, which the controller has reported.
+/// Starts two controllers, of which `a` leads, and creates a pool of podCIDRs, a pool of blocks and a node. The API
+/// server rejects updates of that node. Returns when the controller has reported that.
 async fn with_a_node_refused() -> (Lab, Fixtures, Daemon, Daemon, String) {
     let lab = Lab::start().await;
     let hand = Fixtures::new(lab.client.clone());

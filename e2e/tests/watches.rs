@@ -1,4 +1,4 @@
-//! Watches of a real API server over a connection that falls silent.
+//! Watches of a real API server, through a connection that falls silent.
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The steps of a watch of all Nodes through the wire, as text.
+/// Starts a watch of all Nodes through `wire`. Returns a channel with the steps of the watch, as text.
 async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {
     let reach = client::Options {
         kubeconfig: Some(wire.kubeconfig(cluster, ADMIN).unwrap()),

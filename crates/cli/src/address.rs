@@ -1,4 +1,4 @@
-//! What an address is and who uses it, for any address, in a pool or not.
+//! Finds out what an address is and who uses it. The address need not be in a pool.
 
 use std::fmt::Write as _;
 
@@ -12,49 +12,50 @@ use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
-/// What an address is at the moment.
+/// What an address is when the objects are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum AddressState {
-    /// An agent reports it in use by a pod that lives.
+    /// An agent reports the address in use by a pod that exists and has not ended.
     InUse,
-    /// An agent reports it in use by a pod that is gone or has ended: a leak, or about to be released.
+    /// An agent reports the address in use by a pod that is gone or has ended. The address is leaked, or about to be
+    /// released.
     WithoutPod,
-    /// An agent keeps it for an earlier sandbox of a pod with a newer one, and releases it when that sandbox is gone.
+    /// An agent keeps the address for an earlier sandbox of a pod, and releases it when that sandbox is gone.
     Superseded,
-    /// An agent reports it in use by something that is no pod.
+    /// An agent reports the address in use by something other than a pod.
     InUseByOther,
-    /// A pod reports it, but no agent does.
+    /// A pod reports the address, but no agent does.
     ReportedByPod,
-    /// Several pods or agents use it at once.
+    /// Several pods use the address, or agents report it more than once.
     Duplicate,
-    /// It is an address of a node itself.
+    /// The address belongs to a node itself.
     NodeAddress,
-    /// It is in a range of services.
+    /// The address is in a range of services.
     Service,
-    /// It belonged to a node that is gone, and its range is in quarantine.
+    /// The address is in a range that is in quarantine: the node of the range was deleted.
     Quarantine,
-    /// Its pool never assigns it.
+    /// The pool never assigns the address.
     Reserved,
-    /// Its pool assigns it only to a pod that asks for it.
+    /// The pool assigns the address only to a pod that asks for it.
     OnRequest,
-    /// Its block's gateway.
+    /// The address is the gateway of its block.
     Gateway,
-    /// The lowest address of the range that its block is part of: the network address.
+    /// The address is the lowest of its block: the network address.
     Network,
-    /// The highest address of the range that its block is part of: the broadcast address, IPv4 only.
+    /// The address is the highest of its block: the IPv4 broadcast address.
     Broadcast,
-    /// It is in the block of a node, and free or in cooldown.
+    /// The address is in a block of a node, and free or in cooldown.
     Free,
-    /// It is in the podCIDR of a node, for which no agent reports addresses.
+    /// The address is in a node's podCIDR. No agent or pod reports it in use.
     InPodCidr,
-    /// It is in a pool, but in no range of a node.
+    /// The address is in a pool, but in no range of a node.
     NotCarved,
-    /// It is in no pool.
+    /// The address is in no pool.
     Outside,
 }
 
 impl AddressState {
-    /// Describes the state for users.
+    /// Returns the text that is shown to users.
     pub(crate) fn description(self) -> &'static str {
         match self {
             AddressState::InUse => "in use",
@@ -83,7 +84,7 @@ impl AddressState {
     }
 }
 
-/// All that is known about an address.
+/// All that is known about an address, as `kubectl cadastre show ip` prints it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressReport {
@@ -91,49 +92,49 @@ pub struct AddressReport {
     pub address: Addr,
     /// What the address is
     pub state: AddressState,
-    /// The pool that it is in
+    /// The pool that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The smallest range of a node that contains it
+    /// The smallest range of a node that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeFact>,
-    /// Other ranges that contain it as well: normally none
+    /// Larger ranges that contain the address as well: normally none
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
-    /// The users of the address that agents report
+    /// What agents report about the address in use: normally at most one entry
     pub holders: Vec<AddressHolder>,
-    /// The pods that report it, as `namespace/name`
+    /// The pods that report the address in their status, as `namespace/name`
     pub pods: Vec<String>,
-    /// The nodes whose own address it is
+    /// The nodes that have the address as their own
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
 }
 
-/// A range of a node.
+/// A range of a node, and how many of its addresses are used.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RangeFact {
     /// The range as a CIDR
     pub cidr: Cidr,
-    /// `block` or `podCIDR`
+    /// `Block` or `PodCIDR`
     pub kind: &'static str,
-    /// The node that has it, or had it before the quarantine
+    /// The node that has the range, or that had it before the quarantine
     pub node: String,
-    /// Whether the range is in quarantine, as its node is gone
+    /// Whether the range is in quarantine: its node was deleted
     pub quarantined: bool,
-    /// Since when the block has belonged to this owner
+    /// When the block was allocated to this node, or went into quarantine; `None` for a podCIDR
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// When its quarantine ends at the earliest
+    /// The earliest end of the quarantine. It lasts longer if a pod still reports an address in the range
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// The number of addresses in use that the agent reports
+    /// How many addresses the agent reports as in use
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
-    /// The number of addresses in cooldown; only the agent knows which ones
+    /// How many addresses are in cooldown. The agent does not report which ones
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cooling: Option<i64>,
-    /// The number of addresses that can be assigned now
+    /// How many addresses the agent can assign now
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
 }
@@ -142,22 +143,22 @@ pub struct RangeFact {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressHolder {
-    /// The node of the agent
+    /// The node whose agent reports the address
     pub node: String,
-    /// `namespace/name`
+    /// The pod as `namespace/name`; empty if the agent does not know it
     pub pod: String,
-    /// The UID of that pod; empty for something that is no pod
+    /// The UID of the pod; empty if the agent does not know it, or if the user is no pod
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// Whether that pod exists and has not finished
+    /// Whether a pod with this UID exists and has not ended
     pub lives: bool,
     /// Whether that pod has a newer sandbox
     pub superseded: bool,
-    /// Network name and container id: `network/containerID`
+    /// The network's name and the container id: `network/containerID`
     pub handle: String,
     /// The name of the interface in the pod
     pub interface: String,
-    /// Since when the address has been assigned
+    /// When the address was assigned
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
@@ -171,7 +172,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         .iter()
         .map(|cover| RangeFact::of(cover, inventory))
         .collect();
-    // The smallest of several ranges is the most specific one.
+    // `covers` returns the widest range first, so the last one is the smallest.
     let own = ranges.pop();
     let held = inventory.in_use_at(addr).iter();
     let holders: Vec<AddressHolder> = held
@@ -191,7 +192,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let reserved = pool.is_some_and(|pool| pool.space.is_blocked(&range));
     let on_request =
         pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
-    // An agent that does not report the pod's UID may still report its name.
+    // The agent may not know the pod's UID, so the name is compared then.
     let is_of = |holder: &AddressHolder, pod: &PodFact| match holder.pod_uid.as_str() {
         "" => holder.pod == pod.name,
         uid => PodUid::read(uid) == PodUid::read(&pod.uid),
@@ -247,7 +248,8 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     }
 }
 
-/// Returns why the node's agent never assigns the address: gateway, network or broadcast address; else `None`.
+/// Returns why an agent never assigns this address of a block: it is the gateway, network or broadcast address. `None`
+/// if the agent may assign it.
 fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressState> {
     let subnet = inventory.subnets.get(range.node.as_str())?;
     let spec = subnet.spec.as_ref().ok()?;
@@ -308,7 +310,7 @@ impl RangeFact {
         format!("{} {}", self.cidr, self.describe(style))
     }
 
-    /// Describes the range, without its CIDR.
+    /// Describes the range for users, without its CIDR.
     pub(crate) fn describe(&self, style: &Style) -> String {
         let mut text = self.kind.to_owned();
         if self.quarantined {
@@ -349,7 +351,7 @@ impl AddressHolder {
 }
 
 impl AddressReport {
-    /// Lists all that is known, with a name for each value.
+    /// Returns the lines of the report, each with the name of a value.
     pub(crate) fn facts(&self, style: &Style) -> FactLines {
         let mut facts = FactLines::default();
         facts.add("Address", self.address.to_string());

@@ -1,7 +1,8 @@
-//! Command line completion: verbs, flags, and the names of objects.
+//! Completes command lines: verbs, flags, and the names of objects.
 //!
-//! For completions of the plugin NAME, kubectl runs a program `kubectl_complete-NAME` from PATH. It reads what cobra's
-//! programs print: a line for each word with its description, then a directive for the shell.
+//! To complete the command line of the kubectl plugin NAME, kubectl runs the program `kubectl_complete-NAME`. That
+//! program must print what programs made with cobra print: one line for each possible word with its description, then a
+//! directive for the shell.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -15,11 +16,11 @@ use super::lists::WantedKinds;
 use super::reach::ApiReach;
 use super::{Cli, ExitVerdict, Flags};
 
-/// Cobra's directive: the words are complete, and the shell must not offer files.
+/// Cobra's directive that the shell must not offer names of files.
 const NO_FILES: &str = ":4";
-/// Cobra's directive: the shell may offer files.
+/// Cobra's directive that the shell may offer names of files.
 const FILES: &str = ":0";
-/// Time limit of a request to the API server: people do not wait longer for a completion.
+/// Time limit for each request to the API server, because a user does not wait longer for a completion.
 const PATIENCE_SECONDS: u16 = 5;
 
 /// Complete a command line for kubectl
@@ -30,14 +31,14 @@ pub struct CompleteArgs {
     words: Vec<String>,
 }
 
-/// The possible continuations of a command line.
+/// What may follow on an incomplete command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Completion {
     /// One of these words, each with its description
     Words(Vec<(String, String)>),
     /// The name of an object of this kind
     Names(NameKind),
-    /// A file or any other text
+    /// A file name or any other text, which is not completed here
     Anything,
 }
 
@@ -54,7 +55,7 @@ pub enum NameKind {
     Block,
 }
 
-/// Returns the continuations of `words`; the last word is the part typed so far.
+/// Returns what may come in the place of the last of `words`, which is the part typed so far.
 pub fn next(words: &[String]) -> Completion {
     let root = Cli::command();
     let (typed, before) = words
@@ -92,7 +93,7 @@ fn takes_value(arg: &Arg) -> bool {
     arg.get_action().takes_values()
 }
 
-/// Finds a flag by its spelling, among those of the verb and the global ones.
+/// Finds a flag as it is written in `word`: a flag of the verb, or a global one.
 fn flag<'a>(root: &'a Command, at: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.trim_start_matches('-').split('=').next()?;
     let is = |arg: &&Arg| {
@@ -122,7 +123,7 @@ fn help(text: Option<&clap::builder::StyledStr>) -> String {
     })
 }
 
-/// Returns the possible values of a flag.
+/// Returns the completions for the value of a flag.
 fn value(arg: &Arg) -> Completion {
     match arg.get_long() {
         Some("pool" | "delete-pool") => return Completion::Names(NameKind::Pool),
@@ -141,7 +142,8 @@ fn value(arg: &Arg) -> Completion {
     )
 }
 
-/// Returns the kind of a verb's positional arguments. Only `drain` and `undrain` take more than one.
+/// Returns the completions for a positional argument. `path` has the verbs, and an empty string for each argument
+/// before. Only `drain` and `undrain` take more than one argument.
 fn positional(path: &[&str]) -> Completion {
     Completion::Names(match path {
         ["show" | "explain", "pool"] | ["map"] => NameKind::Pool,
@@ -152,7 +154,7 @@ fn positional(path: &[&str]) -> Completion {
     })
 }
 
-/// Returns the names of all objects of a kind.
+/// Returns the names of the objects that can be given to a verb: no pods without addresses, no blocks in quarantine.
 fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
     match kind {
         NameKind::Pool => inventory
@@ -181,7 +183,7 @@ fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
     }
 }
 
-/// Reads the flags that select the cluster from a command line that may be incomplete.
+/// Reads the flags that select the cluster and the user from a command line that may be incomplete.
 fn cluster(words: &[String]) -> Flags {
     let of = |names: &[&str]| {
         words.iter().enumerate().find_map(|(at, word)| {
@@ -206,7 +208,7 @@ fn cluster(words: &[String]) -> Flags {
     }
 }
 
-/// Returns the output for kubectl: the words that begin with `typed`, then the directive.
+/// Returns the output for kubectl: the words that begin with `typed`, then the directive to offer no files.
 fn lines(all: &[(String, String)], typed: &str) -> String {
     let fit = all.iter().filter(|it| it.0.starts_with(typed));
     let fit = fit.map(|(word, about)| match about.as_str() {
@@ -216,7 +218,7 @@ fn lines(all: &[(String, String)], typed: &str) -> String {
     fit.collect::<String>() + NO_FILES + "\n"
 }
 
-/// Runs `__complete`.
+/// Runs `__complete`: prints the possible words, and asks the API server if they are names of objects.
 pub async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
     let typed = args.words.last().map_or("", String::as_str);
     let text = match next(&args.words) {

@@ -1,7 +1,8 @@
-//! `kubectl cadastre drain` and `undrain`: have nodes release blocks.
+//! `kubectl cadastre drain` and `undrain`: ask nodes to release blocks, and cancel such requests.
 //!
-//! `drain` writes a request, the annotation `cadastre.dev/drain` of the node's NodeSubnet. Then no new address is
-//! assigned from the block, and it returns to its pool once it is empty. Running pods keep their addresses.
+//! `drain` writes the request to the annotation `cadastre.dev/drain` of the node's NodeSubnet. From then on, no new
+//! address is assigned from the block, and the block returns to its pool once it is empty. Running pods keep their
+//! addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -58,7 +59,7 @@ pub(crate) struct DrainArgs {
   kubectl cadastre undrain 10.244.1.64/26
   kubectl cadastre undrain --node worker-1")]
 pub(crate) struct UndrainArgs {
-    /// CIDRs of the blocks
+    /// CIDRs of the blocks whose drain requests are cancelled
     #[arg(required_unless_present = "node", value_parser = block)]
     blocks: Vec<Cidr>,
 
@@ -72,27 +73,27 @@ fn block(text: &str) -> Result<Cidr, String> {
     Ok(cidr)
 }
 
-/// How often a write is tried again after somebody else has changed the NodeSubnet.
+/// At most this many attempts at a write, which fails if the NodeSubnet has changed since it was read.
 const TRIES: usize = 8;
-/// The pause between two looks with `--wait`.
+/// The time between two reads of the NodeSubnets with `--wait`.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The results for all blocks.
+/// The report of `drain` and `undrain`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct DrainReport {
     /// One entry for each block
     pub blocks: Vec<Drained>,
 }
 
-/// The result for one block.
+/// The result of `drain` or `undrain` for one block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drained {
     /// The CIDR of the block
     pub block: Cidr,
-    /// The node that has the block; empty if none has
+    /// The node to which the block is allocated; empty if unknown
     pub node: String,
-    /// The result
+    /// The state of the request
     pub state: DrainState,
     /// An explanation for users; may be empty
     pub why: String,
@@ -109,13 +110,13 @@ pub enum DrainState {
     Returned,
     /// The request is cancelled.
     TakenBack,
-    /// No request was written, or none was there to cancel.
+    /// Nothing is written: the block cannot be drained, or there is no request to cancel.
     Refused,
 }
 
-/// Returns the empty blocks that a node does not need. It keeps the first block of each pool and family, unless it has
-/// no address of the pool in use and pods on other nodes wait for that pool (`wanted`), or the pool allocates blocks
-/// only on demand.
+/// Returns the empty blocks that the node with this UID does not need. The node keeps one block of each pool and
+/// family. A node that has no address of a pool in use keeps no block of the pool in two cases: pods on other nodes
+/// wait for the pool (`wanted`), or the pool allocates blocks only on demand.
 pub fn surplus(uid: &ObjectUid, inventory: &Inventory, wanted: &BTreeSet<PoolName>) -> Vec<Cidr> {
     let mut kept: BTreeMap<(&str, Family), bool> = BTreeMap::new();
     let entries: Vec<&BlockEntry> = inventory
@@ -129,7 +130,7 @@ pub fn surplus(uid: &ObjectUid, inventory: &Inventory, wanted: &BTreeSet<PoolNam
             .block_status(entry)
             .is_some_and(|word| word.used + word.cooling == 0 && !word.released)
     };
-    // If a block is in use, it is the one to keep.
+    // A block in use stays in any case, so the node need not keep an empty one of its pool and family.
     let mut used: BTreeSet<&str> = BTreeSet::new();
     for entry in entries.iter().filter(|entry| !empty(entry)) {
         kept.insert((&entry.pool, entry.cidr.family()), true);
@@ -151,7 +152,7 @@ pub fn surplus(uid: &ObjectUid, inventory: &Inventory, wanted: &BTreeSet<PoolNam
     surplus
 }
 
-/// Returns the blocks of one pool that nodes do not need, of all nodes.
+/// Returns the empty blocks of a pool that their nodes do not need ([`surplus`]), for all nodes.
 pub(crate) fn surplus_of_pool(
     pool: &PoolName,
     inventory: &Inventory,
@@ -166,7 +167,8 @@ pub(crate) fn surplus_of_pool(
     all.filter(of_pool).collect()
 }
 
-/// Returns the node that a request to drain the block goes to, or why there can be none.
+/// Returns the node whose NodeSubnet gets the request to drain the block. `Err`: the block cannot be drained, with the
+/// reason.
 pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
     let refused = |node: &str, why: String| Drained {
         block: cidr,
@@ -207,7 +209,8 @@ pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
     Ok(node.to_string())
 }
 
-/// Changes the requests at a NodeSubnet and drops those that no longer apply; retries after conflicts.
+/// Changes the drain requests of a node with `change`, and removes requests for blocks that the node no longer has.
+/// Retries if the NodeSubnet was changed at the same time.
 async fn ask(
     node: &str,
     change: impl Fn(&mut BTreeSet<Cidr>),
@@ -240,7 +243,6 @@ async fn ask(
     bail!("NodeSubnet {node} changes too fast to be written to: try again")
 }
 
-/// Runs `drain`.
 pub(crate) async fn exec_drain(
     args: &DrainArgs,
     flags: &Flags,
@@ -308,7 +310,7 @@ pub(crate) async fn exec_drain(
     })
 }
 
-/// Waits until no NodeSubnet lists the blocks any more.
+/// Waits until no NodeSubnet lists the blocks any more, for at most the time `limit`.
 async fn wait(report: &mut DrainReport, limit: Duration, reach: &ApiReach) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
@@ -345,7 +347,6 @@ async fn wait(report: &mut DrainReport, limit: Duration, reach: &ApiReach) -> an
     }
 }
 
-/// Runs `undrain`.
 pub(crate) async fn exec_undrain(
     args: &UndrainArgs,
     flags: &Flags,

@@ -1,7 +1,6 @@
-//! The cluster as the verbs see it: objects parsed as the controller parses them, and the owners of ranges by its own
-//! ledger.
+//! The cluster as the verbs see it. The controller's own code parses the objects and finds the owner of each range.
 //!
-//! An object that cannot be parsed affects only itself: it is left out here, and `check` reports it.
+//! An object that cannot be parsed affects only itself: it is missing in the inventory, and `check` reports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,13 +33,13 @@ use cadastre_daemon::watch::ObjectEvent;
 
 /// The cluster at the time it was listed.
 pub struct Inventory {
-    /// The objects, as the controller's watches would show them
+    /// The objects, parsed as the controller parses those that it watches
     pub cache: ClusterCache,
-    /// The owners of ranges and the states of pools, as a new leader would find them
+    /// The owners of ranges and the states of pools, computed as by a controller that has just become leader
     pub registry: AllocationState,
     /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
-    /// NodeSubnets with everything that agents report, by name
+    /// What each NodeSubnet and NodeAddresses says, by name
     pub subnets: BTreeMap<NodeName, SubnetFact>,
     /// Namespaces by name
     pub namespaces: BTreeMap<String, Labelled>,
@@ -56,9 +55,9 @@ pub struct Inventory {
 /// Labels and annotations of an object.
 #[derive(Clone, Debug, Default)]
 pub struct Labelled {
-    /// Sorted by key
+    /// The labels, sorted by key
     pub labels: Box<[Label]>,
-    /// By key
+    /// The annotations, by key
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -69,75 +68,75 @@ pub struct PodFact {
     pub name: String,
     /// `metadata.uid`
     pub uid: String,
-    /// The node that it is bound to
+    /// The node to which the pod is bound; `None` if it is not scheduled
     pub node: Option<String>,
     /// `status.phase`
     pub phase: String,
-    /// Whether it has ended and no longer uses its addresses
+    /// Whether the pod has ended, so that it no longer uses its addresses
     pub finished: bool,
-    /// Whether it is on the host network, so that its addresses are the node's
+    /// Whether the pod uses the host network, so that its addresses are those of the node
     pub host_network: bool,
-    /// Whether it has a deletion timestamp
+    /// Whether the pod has a deletion timestamp
     pub deleting: bool,
     /// `metadata.creationTimestamp`
     pub created: Option<Timestamp>,
-    /// The addresses in its status, even after it has ended
+    /// The addresses in the pod's status, even after the pod has ended
     pub addresses: Vec<Addr>,
-    /// The labels and annotations
+    /// The pod's labels and annotations
     pub meta: Labelled,
 }
 
-/// The parts of a NodeSubnet and its NodeAddresses that verbs need.
+/// The parts of a NodeSubnet, and of the NodeAddresses with the same name, that verbs need.
 #[derive(Clone, Debug)]
 pub struct SubnetFact {
-    /// The name, which is also that of the node
+    /// The name of the NodeSubnet, which is also the name of the node
     pub name: NodeName,
-    /// `metadata.resourceVersion`, which a write requires
+    /// `metadata.resourceVersion`; a write of the NodeSubnet succeeds only at this version
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// Requests of users, from annotations
+    /// The requests of users in the annotations, to drain blocks or release addresses
     pub requests: Requests,
-    /// The UID of the Node that the agent reports for
+    /// The UID of the Node for which the agent reports
     pub agent_node: Option<String>,
-    /// The agent's version and boot
+    /// The agent's version and boot id
     pub agent: Option<AgentInfo>,
-    /// The agent's figures for its blocks
+    /// The numbers of used, cooling and free addresses that the agent reports for each block
     pub blocks: Vec<BlockStatus>,
-    /// Addresses whose pods are gone or finished, as the agent reports, with the UIDs of those pods
+    /// Addresses that the agent reports as orphans, each with the UID of its pod
     pub orphans: BTreeSet<(Addr, PodUid)>,
-    /// Addresses in use by the list in the NodeAddresses, without those of ranges that the agent has since reported as
-    /// unused
+    /// Addresses in use, from the list in the NodeAddresses. Without the addresses in blocks that the agent's newer
+    /// status no longer reports as used
     pub allocations: Vec<(Addr, AddressEntry)>,
-    /// When that list was made; `None` if there is no list
+    /// When the agent made the list of `allocations`; `None` if there is no such list
     pub listed_at: Option<Timestamp>,
-    /// The agent's message that another network has the node's pods, if there is one
+    /// The message of the agent's condition `ServedByOthers`, if the condition is True
     pub served_by_others: Option<String>,
 }
 
 /// An address in use, as an agent reports it.
 #[derive(Clone, Debug)]
 pub struct AddressInUse {
-    /// The node of the agent
+    /// The node whose agent reports the address
     pub node: NodeName,
-    /// The entry of the agent's list
+    /// The entry for the address in the agent's list
     pub allocation: AddressEntry,
-    /// Whether the agent reports for the Node that exists now
+    /// Whether the agent reports for the Node that exists now, not for an earlier Node of the same name
     pub current: bool,
 }
 
 /// A range that contains an address.
 pub enum Cover<'a> {
-    /// A block, of a node or in quarantine
+    /// A block, which is allocated to a node or in quarantine
     Block(&'a BlockEntry),
-    /// The podCIDR of the live node with this name
+    /// The podCIDR of a live node, with the node's name
     PodCidr(Cidr, NodeName),
-    /// The podCIDR of a node that is gone, with its name and the end of the quarantine
+    /// The podCIDR of a deleted node, with the node's name and the time at which the quarantine ends
     Rest(Cidr, NodeName, Timestamp),
 }
 
 impl Inventory {
-    /// Parses the listed objects and builds the indices.
+    /// Parses the objects, and indexes pods and addresses in use.
     pub fn new(lists: &ClusterLists, now: Timestamp) -> Self {
         let mut cache = ClusterCache::default();
         let nodes = lists.nodes.iter().cloned().map(convert::node);
@@ -229,7 +228,7 @@ impl Inventory {
         at.map(|at| &self.pods[*at])
     }
 
-    /// Returns the addresses that pods report, with these pods, lowest first.
+    /// Returns each address that pods report, in ascending order, with these pods.
     pub fn reported(&self) -> impl Iterator<Item = (Addr, Vec<&PodFact>)> {
         let at = self.by_address.iter();
         at.map(|(addr, all)| (*addr, all.iter().map(|at| &self.pods[*at]).collect()))
@@ -241,7 +240,7 @@ impl Inventory {
         within.flat_map(|(addr, all)| all.iter().map(|at| (*addr, &self.pods[*at])))
     }
 
-    /// Returns the ranges that a node of this name has or had, sorted.
+    /// Returns the ranges that nodes of this name have or had: blocks, podCIDRs, and podCIDRs in quarantine. Sorted.
     pub(crate) fn ranges_of(&self, node: &str) -> Vec<Cidr> {
         let registry = &self.registry;
         let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *node);
@@ -258,7 +257,7 @@ impl Inventory {
         ranges
     }
 
-    /// Finds a pod by its UID, with or without dashes.
+    /// Finds a pod by its UID, which may be written with or without dashes.
     pub(crate) fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
         Some(&self.pods[*self.by_uid.get(&PodUid::read(uid))?])
     }
@@ -268,18 +267,18 @@ impl Inventory {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// Returns the uses of an address that agents report.
+    /// Returns what agents report about an address in use: one entry for each use, normally at most one.
     pub(crate) fn in_use_at(&self, addr: Addr) -> &[AddressInUse] {
         self.held.get(&addr).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns all addresses in use that agents report, lowest first.
+    /// Returns all addresses that agents report as in use, in ascending order.
     pub fn addresses_in_use(&self) -> impl Iterator<Item = (Addr, &AddressInUse)> {
         let all = self.held.iter();
         all.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
     }
 
-    /// Returns the addresses in use in the range that agents report.
+    /// Returns the addresses in the range that agents report as in use.
     pub(crate) fn in_use_within(
         &self,
         range: &Cidr,
@@ -293,7 +292,7 @@ impl Inventory {
         self.covers_in(&Cidr::host(addr)).collect()
     }
 
-    /// Returns the ranges that overlap this one, sorted by CIDR.
+    /// Returns the blocks and podCIDRs that overlap the range, sorted by CIDR.
     pub(crate) fn covers_in(&self, range: &Cidr) -> impl Iterator<Item = Cover<'_>> {
         let claims = self.registry.ledger.overlapping(range);
         claims.filter_map(|(id, claim)| {
@@ -310,7 +309,8 @@ impl Inventory {
         })
     }
 
-    /// Returns the addresses in use in the range, as agents or pods report, each with its pod or handle.
+    /// Returns the addresses in the range that agents or pods report as in use, each with the name of its pod, or with
+    /// its handle if the agent does not know the pod.
     pub(crate) fn in_use(&self, range: &Cidr) -> BTreeMap<Addr, &str> {
         let held = self.in_use_within(range).map(|(addr, held)| {
             let AddressEntry { pod, handle, .. } = &held.allocation;
@@ -321,7 +321,7 @@ impl Inventory {
             .collect()
     }
 
-    /// Returns the figures for a block that the agent of its owner reports.
+    /// Returns what the agent of the block's node reports about the block; `None` if it has not reported the block yet.
     pub fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
         let speaks = subnet.agent_node.as_deref() == Some(&*entry.owner.uid);
@@ -331,8 +331,8 @@ impl Inventory {
         blocks.find(|block| block.cidr == cidr && block.uid == uid)
     }
 
-    /// Whether the published list has as many addresses of a block as the agent counts. The list is written less often
-    /// than the counts.
+    /// Returns whether the agent's list has as many addresses of the block as the agent's status counts. If not, the
+    /// list is out of date, because the agent writes it less often than the counts.
     pub(crate) fn is_list_current(&self, entry: &BlockEntry) -> bool {
         let of_owner = |(_, held): &(Addr, &AddressInUse)| held.node == entry.owner.name;
         let listed = self.in_use_within(&entry.cidr).filter(of_owner).count();
@@ -340,7 +340,8 @@ impl Inventory {
         word.is_some_and(|word| usize::try_from(word.used).is_ok_and(|used| used == listed))
     }
 
-    /// Returns how many addresses of a block are in use: by its agent's figures, else by what pods report.
+    /// Returns how many addresses of a block are in use. Where the agent reports no count, the addresses that pods
+    /// report are counted.
     pub(crate) fn used_in(&self, entry: &BlockEntry) -> u64 {
         match self.block_status(entry) {
             Some(word) => u64::try_from(word.used).unwrap_or(0),
@@ -367,7 +368,8 @@ impl Inventory {
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
     }
 
-    /// Returns the nodes whose agents report that another network has the pods, with the message.
+    /// Returns the nodes whose agents report that another network assigns the addresses of new pods, each with the
+    /// agent's message.
     pub(crate) fn served_by_others(&self) -> Vec<(&str, &str)> {
         let nodes = self.cache.nodes.iter();
         let told = nodes.filter_map(|node| {
@@ -387,7 +389,7 @@ impl Inventory {
         Cidr::merged(texts.filter_map(|text| Cidr::parse_strict(text).ok()))
     }
 
-    /// Returns the time of listing in the form that the controller's code takes.
+    /// Returns the time at which the objects were listed, as the controller's functions expect it.
     pub fn moment(&self) -> Now {
         Now {
             mono: Duration::ZERO,
@@ -410,7 +412,7 @@ fn labelled(
     labels: Option<&BTreeMap<String, String>>,
     annotations: Option<&BTreeMap<String, String>>,
 ) -> Labelled {
-    // A BTreeMap iterates in sorted order.
+    // A BTreeMap iterates in the order of keys, so the labels are sorted.
     let labels = labels.into_iter().flatten();
     Labelled {
         labels: labels
@@ -455,19 +457,20 @@ impl PodFact {
         }
     }
 
-    /// Whether it is the mirror of a static pod, whose status is whatever its kubelet reports.
+    /// Whether the pod is the mirror of a static pod. The kubelet alone decides what the status of such a pod says.
     pub fn is_mirror(&self) -> bool {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
     }
 
-    /// Whether it may use the addresses that it reports as its own, not its node's.
+    /// Whether the pod may use the addresses in its status. False if it has ended, or if they are the node's addresses.
     pub(crate) fn uses_addresses(&self) -> bool {
         !self.finished && !self.host_network
     }
 }
 
 impl SubnetFact {
-    /// Parses a NodeSubnet part by part, with the NodeAddresses of the same name if there is one.
+    /// Parses what can be parsed of a NodeSubnet, and of the NodeAddresses with the same name (`list`), if there is
+    /// one.
     pub fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
         let meta = &subnet.metadata;
         let annotations = meta.annotations.as_ref();
@@ -483,7 +486,8 @@ impl SubnetFact {
             let addr = Addr::parse_lenient(&it.address)?;
             Some((addr, PodUid::read(&it.pod_uid)))
         };
-        // The blocks counted by this agent say nothing about the list of an earlier one, which is kept whole.
+        // The status may be by another agent than the list, for example after the Node was replaced. Then its counts
+        // say nothing about the list, so the whole list is kept.
         let is_counted = status["nodeUID"].as_str() == Some(list.node_uid.as_str());
         let pod_cidrs = spec.iter().flat_map(|spec| &spec.pod_cidrs);
         let used = blocks.iter().filter(|it| it.used > 0);
@@ -514,7 +518,7 @@ impl SubnetFact {
     }
 }
 
-/// Limits the figures to what an agent would report: everybody who may write them could make sums overflow.
+/// Clamps the counts to what an agent could report. Whoever may write the status could otherwise make sums overflow.
 fn believable(word: BlockStatus) -> BlockStatus {
     let count = |count: i64| count.clamp(0, MOST_COUNT);
     BlockStatus {
@@ -525,14 +529,14 @@ fn believable(word: BlockStatus) -> BlockStatus {
     }
 }
 
-/// Returns the message of the agent's condition if its status is True.
+/// Returns the message of the condition `ServedByOthers` if its status is True.
 fn served_by_others(conditions: &Value) -> Option<String> {
     let mut conditions = entries::<Condition>(conditions).into_iter();
     let told = conditions.find(|it| it.type_ == SERVED_BY_OTHERS && it.status == "True");
     told.map(|it| it.message)
 }
 
-/// Returns the entries of a list that can be parsed.
+/// Returns the entries of a JSON list, without those that cannot be parsed.
 fn entries<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
     let list = list.as_array().into_iter().flatten();
     list.filter_map(|entry| T::deserialize(entry).ok())

@@ -19,8 +19,9 @@
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
 //! # Guarantees
-//! - The result of a verb is a pure function of (inventory, arguments, now). Only [`release`] and [`drain`] write: an
-//!   annotation of a NodeSubnet, and only to the version of it that was judged.
+//! - The result of a verb depends only on the inventory, the arguments and the current time.
+//! - Only [`release`] and [`drain`] write. They write an annotation of a NodeSubnet, and the write fails if the
+//!   NodeSubnet has changed since it was read.
 //! - Exit code 0: done, nothing found; 1: failed, standard error says why; 2: `check` or `status` found something,
 //!   `plan` found something that does not fit, or `release` or `drain` left something undone.
 
@@ -61,7 +62,7 @@ use cadastre_core::inert;
 pub enum ExitVerdict {
     /// Nothing to report; exit code 0
     Clean,
-    /// Something that somebody should look at; exit code 2
+    /// There is something that a user should look at; exit code 2
     Findings,
 }
 
@@ -95,7 +96,7 @@ pub struct Flags {
     #[arg(long, global = true, help_heading = "Cluster")]
     pub context: Option<String>,
 
-    /// Namespace of pods that are given without one; by default that of the context
+    /// Namespace of pods that are given by name alone; by default the namespace of the context
     #[arg(short, long, global = true, help_heading = "Cluster")]
     pub namespace: Option<String>,
 
@@ -122,7 +123,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Returns the timeout of one request.
+    /// Returns the time limit of one request to the API server.
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout.into())
     }
@@ -147,8 +148,8 @@ enum Verb {
 
 /// Print a completion script
 ///
-/// `kubectl` prints the script by which kubectl completes this plugin, including names of objects. The others
-/// complete `kubectl-cadastre` itself, without names of objects.
+/// For `kubectl`, prints the script that kubectl runs to complete this plugin, including names of objects. For a shell,
+/// prints the script by which the shell completes `kubectl-cadastre` itself, without names of objects.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre completion kubectl > /usr/local/bin/kubectl_complete-cadastre
@@ -168,12 +169,12 @@ enum Shell {
     Fish,
 }
 
-/// Parses and runs a command line.
+/// Parses and runs a command line. Prints errors, and returns the exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            // clap's own exit code 2 would mean findings.
+            // clap's own exit code for errors is 2, which means findings here, so 1 is returned.
             let _ = error.print();
             return ExitCode::from(u8::from(error.use_stderr()));
         }
@@ -181,7 +182,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     end(cli)
 }
 
-/// Runs a parsed command line and reports its error.
+/// Runs a parsed command line. Prints its error, if any, and returns the exit code.
 pub fn end(cli: Cli) -> ExitCode {
     match run(cli) {
         Ok(ExitVerdict::Clean) => ExitCode::SUCCESS,
@@ -224,7 +225,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitVerdict> {
     })
 }
 
-/// The script that kubectl runs as `kubectl_complete-cadastre` with the words of a command line.
+/// The content of `kubectl_complete-cadastre`, a script that kubectl runs with the words of a command line.
 const FOR_KUBECTL: &str = "#!/bin/sh\nexec kubectl-cadastre __complete -- \"$@\"\n";
 
 fn completion(shell: Shell) -> anyhow::Result<ExitVerdict> {
@@ -244,7 +245,7 @@ fn completion(shell: Shell) -> anyhow::Result<ExitVerdict> {
     Ok(ExitVerdict::Clean)
 }
 
-/// Whether the reader of the output has closed the pipe early, as `head` does: not an error.
+/// Whether an error says that the reader of the output has closed the pipe early, as `head` does. This is no failure.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)

@@ -1,4 +1,4 @@
-//! The objects as the API server lists them.
+//! The lists of objects that a verb reads from the API server, unparsed, and which kinds to list.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -9,7 +9,7 @@ use cadastre_api::{
     IPAMBlockLite, IPPoolLite, NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite,
 };
 
-/// The listed objects. Kinds that a verb does not need are empty.
+/// The listed objects. A kind that the verb does not need has an empty list.
 #[derive(Clone, Debug)]
 pub struct ClusterLists {
     /// All Nodes
@@ -26,15 +26,15 @@ pub struct ClusterLists {
     pub services: Vec<ServiceCIDR>,
     /// Pods of all namespaces
     pub pods: Vec<PodLite>,
-    /// Namespaces, metadata only
+    /// Namespaces, without spec and status
     pub namespaces: Vec<PartialObjectMeta<Namespace>>,
-    /// Leases with the controller's name, or why they cannot be read
+    /// Leases with the name of the controller's Lease, or why they cannot be read
     pub leases: Readable<Lease>,
-    /// Pods of Cadastre itself, or why they cannot be read
+    /// The pods of the controllers and agents of Cadastre, or why they cannot be read
     pub parts: Readable<Pod>,
 }
 
-/// Objects that a verb can do without: if they cannot be read, it reports why.
+/// Objects that a verb can do without. `Err` has the reason why they cannot be read, which the verb reports.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
 impl Default for ClusterLists {
@@ -54,22 +54,23 @@ impl Default for ClusterLists {
     }
 }
 
-/// Which optional kinds to list; NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs always are.
+/// The optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always
+/// listed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WantedKinds {
     /// Pods of all namespaces
     pub pods: bool,
-    /// The metadata of namespaces
+    /// Namespaces, without spec and status
     pub namespaces: bool,
 }
 
 impl WantedKinds {
-    /// Lists pods, too.
+    /// Lists pods in addition to the kinds that are always listed.
     pub const PODS: Self = Self {
         pods: true,
         namespaces: false,
     };
-    /// Lists all kinds.
+    /// Lists the optional kinds, too.
     pub const ALL: Self = Self {
         pods: true,
         namespaces: true,

@@ -1,7 +1,7 @@
-//! Access to the API server: all IO of the plugin with it is here.
+//! Access to the API server. All IO of the kubectl plugin with the API server is here.
 //!
-//! Lists are paged and consistent (never from a cache that may be behind), every call has a timeout, and errors say
-//! what to do.
+//! Lists are paged and consistent: the API server never answers from a cache that may be behind. Every call has a
+//! timeout, and errors say what to do.
 
 use std::fmt::Debug;
 use std::io::{IsTerminal as _, Write as _};
@@ -22,35 +22,35 @@ use super::lists::{ClusterLists, Readable, WantedKinds};
 use cadastre_api::{LEASE_NAME, NodeAddressesLite, NodeSubnetLite};
 use cadastre_daemon::client;
 
-/// The field manager of the annotations.
+/// The field manager that writes the annotations.
 const MANAGER: &str = "kubectl-cadastre";
-/// How often a list is started again if it expires between two pages.
+/// At most this many attempts to list a kind. A list must start again if it expires between two pages.
 const TRIES: usize = 3;
 /// Progress is shown once listing takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A client of the API server with the limits of one command.
+/// A client of the API server, with the timeout and the page size of one command.
 #[derive(Clone)]
 pub struct ApiReach {
-    /// For requests that have no method here
+    /// The client itself, for requests that have no method here
     pub client: Client,
-    /// The namespace of pods that are given without one
+    /// The namespace of pods that are given by name alone
     pub namespace: String,
     timeout: Duration,
     page: Option<u32>,
 }
 
-/// The outcome of a write that requires a resourceVersion.
+/// The outcome of a write that succeeds only at a given resourceVersion.
 #[derive(Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// Written.
+    /// The object is written.
     Done,
-    /// Rejected, because the object has another version.
+    /// The write was rejected, because the object has another version by now.
     Changed,
 }
 
 impl ApiReach {
-    /// Configures a client by the flags, without a request to the server.
+    /// Configures a client from the kubeconfig and the flags, without a request to the API server.
     pub async fn new(flags: &Flags) -> anyhow::Result<Self> {
         let options = client::Options {
             kubeconfig: flags.kubeconfig.clone(),
@@ -60,7 +60,7 @@ impl ApiReach {
         Self::of(client::configure(&options).await?, flags)
     }
 
-    /// Configures a client by `config` and the flags.
+    /// Configures a client from `config` and the flags.
     pub(crate) fn of(mut config: kube::Config, flags: &Flags) -> anyhow::Result<Self> {
         if flags.impersonate.is_some() {
             config.auth_info.impersonate.clone_from(&flags.impersonate);
@@ -83,7 +83,7 @@ impl ApiReach {
 
     /// Lists the objects that a verb needs.
     ///
-    /// Pods are listed last, so that a pod created meanwhile is found, and one deleted meanwhile counts as gone.
+    /// Pods are listed last. So a pod created meanwhile is found, and a pod deleted meanwhile is known to be gone.
     pub async fn lists(&self, wanted: WantedKinds) -> anyhow::Result<ClusterLists> {
         let mut progress = ListProgress::new();
         let all = |client: &Client| client.clone();
@@ -125,7 +125,7 @@ impl ApiReach {
         Ok(lists)
     }
 
-    /// Lists ServiceCIDRs; none on servers before 1.33, which lack them.
+    /// Lists ServiceCIDRs. The result is empty on servers before 1.33, which do not have this kind.
     async fn services(
         &self,
         progress: &mut ListProgress,
@@ -137,13 +137,13 @@ impl ApiReach {
         }
     }
 
-    /// Lists the leases with the controller's name in all namespaces.
+    /// Lists the Leases with the name of the controllers' Lease, in all namespaces.
     async fn leases(&self) -> Readable<Lease> {
         let named = ListParams::default().fields(&format!("metadata.name={LEASE_NAME}"));
         self.few(&Api::all(self.client.clone()), &named).await
     }
 
-    /// Lists controllers and agents that run as pods of the chart.
+    /// Lists the pods with the chart's label, which are controllers and agents.
     async fn parts(&self) -> Readable<Pod> {
         let ours = ListParams::default().labels("app.kubernetes.io/name=cadastre");
         self.few(&Api::all(self.client.clone()), &ours).await
@@ -195,7 +195,7 @@ impl ApiReach {
             };
             loop {
                 let page: ObjectList<K> = match self.call(api.list(&params)).await {
-                    // The continue token has expired: the list is started again.
+                    // The continue token has expired, so the list is started again.
                     Err(CallError::Api(410, _)) if tries < TRIES => continue 'anew,
                     other => other?,
                 };
@@ -209,21 +209,22 @@ impl ApiReach {
         }
     }
 
-    /// Reads a NodeSubnet, consistently; `None` if there is none.
+    /// Reads the NodeSubnet of a node, not from a cache; `None` if there is none.
     pub async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
         let api: Api<NodeSubnetLite> = Api::all(self.client.clone());
         let read = self.call(api.get_opt(name)).await;
         read.map_err(|trouble| trouble.into_error(&resource::<NodeSubnetLite>()))
     }
 
-    /// Reads a NodeAddresses, consistently; `None` if there is none.
+    /// Reads the NodeAddresses of a node, not from a cache; `None` if there is none.
     pub async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
         let api: Api<NodeAddressesLite> = Api::all(self.client.clone());
         let read = self.call(api.get_opt(name)).await;
         read.map_err(|trouble| trouble.into_error(&resource::<NodeAddressesLite>()))
     }
 
-    /// Sets or removes an annotation of a NodeSubnet if it still has this version.
+    /// Sets an annotation of a NodeSubnet, or removes it if `value` is `None`. Does nothing if the NodeSubnet no longer
+    /// has this version.
     pub async fn annotate(
         &self,
         name: &str,
@@ -250,7 +251,7 @@ impl ApiReach {
         }
     }
 
-    /// Awaits one call, within the timeout.
+    /// Awaits one call for at most the time of `--request-timeout`.
     pub async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
@@ -266,7 +267,7 @@ impl ApiReach {
     }
 }
 
-/// An error of a call.
+/// Why a call failed.
 #[derive(Debug)]
 pub enum CallError {
     /// The API server answered with this error code and message.
@@ -278,7 +279,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Converts it to an error of the command, with advice; `what` names the resource.
+    /// Converts the error to an error of the command, which advises the user what to do. `what` names the resource.
     pub fn into_error(self, what: &str) -> anyhow::Error {
         match self {
             CallError::Api(404, _) if what.ends_with("cadastre.dev") => anyhow!(
@@ -335,7 +336,7 @@ pub struct ListProgress {
 }
 
 impl ListProgress {
-    /// Starts the clock: nothing is shown within the first second, or if standard error is no terminal.
+    /// Starts the clock. Nothing is shown in the first second, or if standard error is not a terminal.
     pub fn new() -> Self {
         ListProgress {
             kind: String::new(),
@@ -345,12 +346,12 @@ impl ListProgress {
         }
     }
 
-    /// Sets the kind of the objects that follow.
+    /// Sets the kind of the objects that are listed next.
     pub fn begin(&mut self, kind: &str) {
         kind.clone_into(&mut self.kind);
     }
 
-    /// Shows that `count` objects have been listed.
+    /// Shows that `count` objects of this kind have been listed so far.
     pub fn tell(&mut self, count: usize) {
         if self.terminal && self.start.elapsed() > PATIENCE {
             self.shown = true;

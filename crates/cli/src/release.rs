@@ -1,16 +1,16 @@
 //! `kubectl cadastre release`: releases leaked addresses without waiting for the grace period.
 //!
-//! It writes a request, the annotation `cadastre.dev/release` of the node's NodeSubnet: an address with the UID of the
-//! pod that had it, or with the handle of a container that the user declares gone. The node's agent releases the
-//! address if the node confirms that the pod's sandbox is gone. An address of an earlier sandbox of a living pod needs
-//! no request: the node releases it as soon as that sandbox is gone, and the command only waits for that.
+//! The command writes a request to the annotation `cadastre.dev/release` of the node's NodeSubnet. A request names an
+//! address, and either the UID of its pod or the handle of a container that the user declares gone. The node's agent
+//! releases the address if the node confirms that the pod's sandbox is gone. An address of an earlier sandbox of a
+//! living pod needs no request: the node releases it as soon as that sandbox is gone, and the command only waits.
 //!
 //! # Guarantees
 //! - Proof from the API is always required: an address is refused if it belongs to the newest sandbox of a living pod,
 //!   if a pod reports it, or if another pod has it by now.
 //! - `--force` is the user's declaration that the container is gone, for cases where the node cannot tell. The agent
 //!   keeps the address if the node sees the container.
-//! - The request is written only to the version of the NodeSubnet that was judged.
+//! - The write of a request fails if the NodeSubnet has changed since it was read. It is then read again.
 //! - Requests that are done or no longer apply are removed from the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,19 +48,19 @@ pub struct ReleaseArgs {
     #[arg(required_unless_present_any = ["handle", "report"])]
     addresses: Vec<String>,
 
-    /// Release the addresses with this handle (network name and container id), or whose handle begins like this
+    /// Release the addresses whose handle (network name and container id) is HANDLE or begins with it
     #[arg(long, value_name = "HANDLE", conflicts_with = "report")]
     handle: Option<String>,
 
-    /// Release the leaked addresses in a report of `check -o json`; may be repeated, then only those in all reports
+    /// Release the leaked addresses in a report of `check -o json`; if repeated, only those that are in all reports
     #[arg(long, value_name = "FILE", conflicts_with = "addresses")]
     report: Vec<PathBuf>,
 
     /// Declare that the container is gone, for cases where its node cannot tell (no CRI socket, a network namespace
-    /// that the agent does not see, no pod). First make sure that the container does not run and that nothing
-    /// answers at the address. Also overrides the warnings about an address assigned less than a minute ago and
-    /// about a silent agent. An address whose container the node sees, or that belongs to a living pod, is kept all
-    /// the same
+    /// that the agent does not see, no pod). First make sure that the container does not run and that nothing answers
+    /// at the address. Also releases an address that was assigned less than a minute ago, or whose agent has not
+    /// reported since the Node was created. An address is kept in any case if the node sees its container, or if it
+    /// belongs to a living pod
     #[arg(long)]
     force: bool,
 
@@ -73,14 +73,14 @@ pub struct ReleaseArgs {
     timeout: u32,
 }
 
-/// An address younger than this many seconds may not have reached its pod's status yet.
+/// An address that was assigned fewer seconds ago than this may be missing in its pod's status.
 const YOUNG: i64 = 60;
-/// How often a write is tried again after somebody else has changed the NodeSubnet.
+/// At most this many attempts at a write, which fails if the NodeSubnet has changed since it was read.
 const TRIES: usize = 8;
-/// The pause between two looks while waiting.
+/// The time between two reads of the objects while waiting for the nodes.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The results for all addresses.
+/// The report of `release`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct ReleaseReport {
     /// One entry for each address
@@ -93,13 +93,13 @@ pub(crate) struct ReleaseReport {
 pub struct Released {
     /// The address as text
     pub address: String,
-    /// The node that has it; empty if none has
+    /// The node that has the address assigned; empty if no node lists it
     pub node: String,
-    /// `namespace/name` of the pod that had it; may be empty
+    /// The pod to which the address was assigned, as `namespace/name`; may be empty
     pub pod: String,
-    /// The result
+    /// Whether the address was released
     pub state: ReleaseState,
-    /// The reason, for users; may be empty
+    /// The reason of the state, for users; may be empty
     pub why: String,
 }
 
@@ -108,32 +108,32 @@ pub struct Released {
 pub enum ReleaseState {
     /// The node has released it.
     Freed,
-    /// The request is written, and the node still has the address.
+    /// The node still has the address. A request is written if one is needed.
     Asked,
     /// The request would be written without `--dry-run`.
     WouldAsk,
-    /// No request was written.
+    /// The address must not be released, so no request was written.
     Refused,
 }
 
-/// An address to release.
+/// An address that may be released.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
-    /// The address itself
+    /// The address to release
     pub addr: Addr,
-    /// The node that has it
+    /// The node that has the address assigned
     pub node: String,
-    /// `namespace/name` of the pod that had it
+    /// The pod to which the address was assigned, as `namespace/name`
     pub pod: String,
-    /// The UID of that pod; empty if it belongs to no pod
+    /// The UID of that pod; empty if the address belongs to no pod
     pub uid: String,
-    /// Whether that pod lives and has a newer sandbox: then the node releases it without a request
+    /// Whether the pod lives and has a newer sandbox, so that the node releases the address without a request
     pub superseded: bool,
-    /// The handle, if the user declares the container gone
+    /// The handle of the container that the user declares gone (`--force`)
     pub container_gone: Option<String>,
 }
 
-/// Returns the leaks that all reports have.
+/// Returns the leaks that are in every report.
 pub(crate) fn intersection(reports: &[CheckReport]) -> Vec<Leak> {
     let leaks = |report: &CheckReport| -> BTreeSet<Leak> {
         report
@@ -150,7 +150,8 @@ pub(crate) fn intersection(reports: &[CheckReport]) -> Vec<Leak> {
     common.into_iter().collect()
 }
 
-/// Returns what to request for an address, or why it is refused. `expected` is the leak in a report, if any.
+/// Returns what to request for an address. `Err`: the address must not be released, with the reason. `expected` is the
+/// leak to which the agent's entry must correspond, if the address is from a report.
 pub fn judge(
     addr: Addr,
     expected: Option<&Leak>,
@@ -227,7 +228,7 @@ pub fn judge(
     })
 }
 
-/// Tells the user what to check before declaring gone a container that belongs to no pod.
+/// Returns the text that tells the user what to check before --force, for an address that belongs to no pod.
 fn no_pod(addr: Addr, held: &AddressInUse) -> String {
     let id = held.allocation.handle.split_once('/').map_or("", |it| it.1);
     format!(
@@ -236,13 +237,13 @@ fn no_pod(addr: Addr, held: &AddressInUse) -> String {
     )
 }
 
-/// Whether the node still has the address and pod of an entry of the annotation.
+/// Whether the node still has the address assigned to the pod of this entry, which pairs an address with a pod's UID.
 fn applies(subnet: &SubnetFact, entry: &(Addr, String)) -> bool {
     let mut held = subnet.allocations.iter();
     held.any(|(addr, it)| *addr == entry.0 && PodUid::read(&it.pod_uid) == PodUid::read(&entry.1))
 }
 
-/// Returns the annotation to write: requests that still apply, and new ones.
+/// Returns the requests to write: those in the annotation that still apply, and those for the targets `more`.
 pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     requests.release.retain(|entry| applies(subnet, entry));
@@ -259,7 +260,8 @@ pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     requests
 }
 
-/// Writes the annotation of a node, without requests that no longer apply; retries after conflicts.
+/// Writes the requests for the targets to the annotation of a node, and removes requests that no longer apply. Retries
+/// if the NodeSubnet was changed at the same time.
 async fn ask(node: &str, targets: &[Target], reach: &ApiReach) -> anyhow::Result<()> {
     for _ in 0..TRIES {
         let subnet = reach.subnet(node).await?;
@@ -286,7 +288,7 @@ async fn ask(node: &str, targets: &[Target], reach: &ApiReach) -> anyhow::Result
     bail!("NodeSubnet {node} changes too fast to be written to: try again")
 }
 
-/// Explains why a node still has an address after the request.
+/// Explains why a node still has an address although its release was requested.
 fn remains(target: &Target, subnet: &SubnetFact) -> String {
     if target.container_gone.is_some() {
         return format!(
@@ -316,7 +318,8 @@ fn remains(target: &Target, subnet: &SubnetFact) -> String {
     }
 }
 
-/// Waits until the nodes have released the addresses or the time is over; returns why addresses remain.
+/// Waits until the nodes have released the addresses, for at most the time `limit`. Returns the reason for each address
+/// that remains, and `None` for each that was released.
 async fn wait(
     targets: &[Target],
     limit: Duration,
@@ -356,7 +359,7 @@ fn read_reports(paths: &[PathBuf]) -> anyhow::Result<Vec<CheckReport>> {
     paths.iter().map(read).collect()
 }
 
-/// Runs `release`.
+/// Runs `release`; [`ExitVerdict::Findings`] if an address was refused or is still in use.
 pub async fn exec(
     args: &ReleaseArgs,
     flags: &Flags,
@@ -364,7 +367,7 @@ pub async fn exec(
 ) -> anyhow::Result<ExitVerdict> {
     let reports = read_reports(&args.report)?;
     let leaks = intersection(&reports);
-    // Pods are listed after NodeSubnets, and consistently: a pod that is missing in the list is gone.
+    // Pods are listed after NodeSubnets, and not from a cache. So a pod that is missing in the list is gone.
     let inventory = reach.inventory(WantedKinds::PODS).await?;
     let mut wanted: Vec<(Addr, Option<&Leak>)> = Vec::new();
     for text in &args.addresses {
@@ -419,7 +422,7 @@ pub async fn exec(
             Some(why) => ended(&target, ReleaseState::Asked, why),
         });
     }
-    // Removes the requests that are done.
+    // The waiting is over, so the requests that are done are removed.
     for node in by_node.keys() {
         if reach.subnet(node).await?.is_some() {
             ask(node, &[], reach).await?;

@@ -1,4 +1,4 @@
-//! Output of reports: as a table for people, as JSON or YAML for programs.
+//! Output of reports: as a table for users, as JSON or YAML for programs.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
@@ -24,7 +24,7 @@ pub enum Output {
     Yaml,
 }
 
-/// How text for people is formatted.
+/// How text for users is formatted.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     /// Whether to show all columns and rows
@@ -33,24 +33,25 @@ pub struct Style {
     pub colour: bool,
     /// The width of the terminal in characters
     pub width: usize,
-    /// The time that ages are relative to
+    /// The time relative to which ages are shown
     pub now: Timestamp,
 }
 
-/// The result of a verb.
+/// The result of a verb, which can be printed in every output format.
 pub trait VerbReport: Serialize {
-    /// Whether its text is coloured where the style allows it; it must then make text from objects inert itself.
+    /// Whether the text has colours if the style allows them. Such a text is printed as it is, so `text` must make
+    /// strings from objects inert.
     const COLOURED: bool = false;
 
-    /// Formats the report for people; each line ends with a line feed.
+    /// Formats the report for users. Each line must end with a line feed.
     fn text(&self, style: &Style) -> String;
 }
 
-/// The width of the output if it is no terminal.
+/// The width in characters if standard output is no terminal and COLUMNS is not set.
 const PLAIN_WIDTH: usize = 100;
 
 impl Style {
-    /// Detects what standard output and the environment allow.
+    /// Returns the style that standard output and the environment allow (`COLUMNS`, `NO_COLOR`).
     pub(crate) fn of_stdout(output: Output, now: Timestamp) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -69,7 +70,7 @@ impl Style {
     }
 }
 
-/// Formats a report. Text from objects is made inert: it cannot send commands to the terminal.
+/// Formats a report. Strings from objects are made inert, so that they cannot send commands to the terminal.
 fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
     let text = match output {
         Output::Table | Output::Wide if R::COLOURED && style.colour => {
@@ -82,7 +83,8 @@ fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Re
             if inert::lines(&yaml) == yaml {
                 return Ok(yaml);
             }
-            // Escaping would change the meaning of YAML; JSON is YAML, too, and has escapes.
+            // Escapes in place of control characters would change the meaning of YAML. JSON is YAML, too, and has
+            // escapes, so the report is written as JSON.
             serde_json::to_string_pretty(report)? + "\n"
         }
     };
@@ -109,7 +111,8 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Starts a table with these columns; names that begin with `+` are shown only with `-o wide`.
+    /// Starts a table with these columns. A column whose name begins with `+` is shown only with `-o wide`, without the
+    /// `+`.
     pub(crate) fn new(heads: &[&'static str]) -> Self {
         let split = |head: &&'static str| match head.strip_prefix('+') {
             Some(head) => (head, true),
@@ -185,7 +188,7 @@ impl FactLines {
             .unwrap_or(0);
         let mut text = String::new();
         for (name, value) in self.0 {
-            // Further lines of a value are indented to its column.
+            // Further lines of a value are indented, so that they begin where the first one begins.
             let value = value.replace('\n', &format!("\n{:width$}  ", ""));
             let name = format!("{name}:");
             let _ = writeln!(text, "{name:width$}  {value}");
@@ -218,7 +221,7 @@ pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     })
 }
 
-/// Formats how long it is until a time, as in `in 5h`; `now` once it has come.
+/// Formats the time that is left until a moment, as in `in 5h`; `now` once the moment has come.
 pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
     until.map_or(String::new(), |until| {
         let seconds = until.duration_since(now).as_secs();
@@ -230,7 +233,7 @@ pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
     })
 }
 
-/// Formats the end of a quarantine: `over in 5m`, or `over` once it has passed. Empty without an end.
+/// Formats the end of a quarantine: `over in 5m`, or `over` once it has passed. Empty if `until` is `None`.
 pub fn over(until: Option<Timestamp>, now: Timestamp) -> String {
     match until {
         None => String::new(),

@@ -1,7 +1,7 @@
-//! The state of Cadastre itself: which controller leads, and which of its pods are ready.
+//! The state of Cadastre itself: which controller leads, and which pods of controllers and agents are ready.
 //!
-//! Objects alone do not show this, as they outlive their writers. Agents need not be pods, and the user may have no
-//! right to read Leases or pods: then the state is unknown, and is reported as such.
+//! The objects of the API do not show this, because they outlive the processes that wrote them. Agents need not run as
+//! pods, and the user may lack the right to read Leases or pods. Then the state is unknown, and is reported as unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,58 +11,61 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::lists::{ClusterLists, Readable};
 
-/// A Lease is stale after this many seconds. Leaders renew it every few seconds; the margin covers clock skew.
+/// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds; the
+/// rest is a margin for clock skew.
 const STALE_SECONDS: i64 = 60;
-/// Seconds for which a new pod may be starting, and for which one whose grace period is over may be replaced.
+/// A pod that is not ready is no fault for this many seconds: after it was created or, if it is being deleted, after
+/// the end of its grace period. By then it has started, or another pod has replaced it.
 const YOUNG_SECONDS: i64 = 120;
 
-/// The lease and the pods of Cadastre.
+/// The Lease of the controllers, and the pods of controllers and agents.
 #[derive(Clone, Debug)]
 pub struct RunningComponents {
-    /// The Lease of the controllers; `None` if there is none
+    /// The Lease of the controllers that was renewed last; `None` if there is none. `Err` has the reason why Leases
+    /// cannot be read
     pub lease: Result<Option<LeaseFact>, String>,
-    /// The pods, or why they cannot be read
+    /// The pods of controllers and agents, or why they cannot be read
     pub parts: Readable<ComponentPod>,
 }
 
-/// The Lease of the controllers.
+/// The Lease by which the controllers elect their leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseFact {
     /// `namespace/name`
     pub name: String,
-    /// The identity of the leader; empty if nobody leads
+    /// The identity of the leader; empty if no controller leads
     pub holder: String,
-    /// When it was renewed last
+    /// When the leader last renewed the Lease
     pub renewed: Option<Timestamp>,
 }
 
 /// A pod of a controller or an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentPod {
-    /// Whether it is an agent; otherwise it is a controller
+    /// Whether the pod is an agent; otherwise it is a controller
     pub agent: bool,
-    /// The name of its node; empty until it is scheduled
+    /// The name of the pod's node; empty until the pod is scheduled
     pub node: String,
-    /// Whether it is ready and not being deleted
+    /// Whether the pod is ready and not being deleted
     pub ready: bool,
-    /// When it was created
+    /// When the pod was created
     pub created: Option<Timestamp>,
-    /// When its grace period ends, if it is being deleted
+    /// When the pod's grace period ends; `None` if the pod is not being deleted
     pub ends: Option<Timestamp>,
-    /// Whether it writes the runtime's CNI configuration, so that the node's pods use Cadastre
+    /// Whether the agent writes the runtime's CNI configuration, so that the node's pods use Cadastre
     pub configures: bool,
 }
 
-/// The state of a node's agent.
+/// The state of the agent of a node, judged by its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentPod {
-    /// It is ready.
+    /// A pod of the agent is ready.
     Ready,
-    /// It is not ready, but young or about to be replaced.
+    /// No pod of the agent is ready, but one was just created or is about to be replaced.
     Starting,
-    /// It is not ready.
+    /// The agent has pods, but none is ready or starting.
     NotReady,
-    /// There is no pod of it.
+    /// The agent has no pod on the node.
     None,
 }
 
@@ -77,13 +80,13 @@ impl RunningComponents {
         }
     }
 
-    /// Returns the known pods of agents, or those of controllers.
+    /// Returns the pods of agents (`agents`) or of controllers; none if pods cannot be read.
     pub fn pods(&self, agents: bool) -> impl Iterator<Item = &ComponentPod> {
         let all = self.parts.iter().flatten();
         all.filter(move |it| it.agent == agents)
     }
 
-    /// Returns the state of a node's agent; `None` if pods cannot be read.
+    /// Returns the state of a node's agent, by its best pod; `None` if pods cannot be read.
     pub fn agent(&self, node: &str, now: Timestamp) -> Option<AgentPod> {
         self.parts.as_ref().ok()?;
         let pods = self.pods(true).filter(|it| it.node == node);
@@ -95,13 +98,13 @@ impl RunningComponents {
         Some(states.min_by_key(|it| *it as u8).unwrap_or(AgentPod::None))
     }
 
-    /// Returns the nodes whose agent writes the runtime's CNI configuration, as far as pods can be read.
+    /// Returns the nodes whose agent writes the runtime's CNI configuration; none if pods cannot be read.
     pub(crate) fn configured(&self) -> BTreeSet<&str> {
         let agents = self.pods(true).filter(|it| it.configures);
         agents.map(|it| it.node.as_str()).collect()
     }
 
-    /// Returns the states of agents by node; nodes without a pod are left out.
+    /// Returns the state of each agent by node. Nodes without a pod of the agent are left out.
     pub fn agents(&self, now: Timestamp) -> BTreeMap<&str, AgentPod> {
         let nodes = self.pods(true).map(|it| it.node.as_str());
         let states = nodes.filter_map(|node| Some((node, self.agent(node, now)?)));
@@ -124,7 +127,7 @@ impl LeaseFact {
         }
     }
 
-    /// Whether the holder has not renewed it for too long.
+    /// Whether the leader has not renewed the Lease for more than a minute.
     pub(crate) fn is_stale(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         self.renewed.is_none_or(|at| age(at) > STALE_SECONDS)
@@ -154,7 +157,7 @@ impl ComponentPod {
         })
     }
 
-    /// Whether it may still be starting, or is about to be replaced.
+    /// Whether the pod was just created, or is being deleted and about to be replaced.
     pub(crate) fn is_young(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         let since = self.ends.or(self.created);
@@ -162,7 +165,7 @@ impl ComponentPod {
     }
 }
 
-/// Whether an agent writes the CNI configuration, by its flag or environment variable.
+/// Whether the agent's pod has the flag or the environment variable by which the agent writes the CNI configuration.
 fn configures(pod: &Pod) -> bool {
     let containers = pod.spec.iter().flat_map(|it| &it.containers);
     containers.into_iter().any(|it| {

@@ -1,4 +1,4 @@
-//! `kubectl cadastre status`: the health of each part of Cadastre in one line.
+//! `kubectl cadastre status`: the health of each part of Cadastre, one line for each.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -32,41 +32,41 @@ pub struct StatusArgs {
     wait: u16,
 }
 
-/// The pause between two looks with `--wait`.
+/// The time between two reads of the objects with `--wait`.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// The health of a part.
+/// Whether a part of Cadastre works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Health {
-    /// All is well.
+    /// The part works.
     Ok,
     /// The part does not exist, perhaps on purpose.
     None,
-    /// The state cannot be found out, perhaps because the user has no right to read it.
+    /// The state is unknown, perhaps because the user has no right to read the objects.
     Unknown,
-    /// Somebody has to act.
+    /// The part does not work, and an administrator has to act.
     Bad,
 }
 
-/// The health of a part.
+/// A part of Cadastre, and whether it works.
 #[derive(Clone, Debug, Serialize)]
 pub struct PartStatus {
     /// The name of the part
     pub part: &'static str,
-    /// Whether it is well
+    /// Whether the part works
     pub health: Health,
-    /// Details for people
+    /// Details for users
     pub says: String,
 }
 
-/// The health of all parts.
+/// The report of `status`.
 #[derive(Clone, Debug, Serialize)]
 pub struct StatusReport {
     /// One entry for each part
     pub parts: Vec<PartStatus>,
 }
 
-/// Judges all parts.
+/// Finds out whether each part works.
 pub fn status(inventory: &Inventory) -> StatusReport {
     let part = |part, (health, says)| PartStatus { part, health, says };
     StatusReport {
@@ -233,7 +233,7 @@ impl VerbReport for StatusReport {
 }
 
 impl StatusReport {
-    /// Joins what the parts in bad health say into one line; `None` if there are none.
+    /// Returns the details of all parts that do not work, in one line; `None` if there are none.
     fn bad(&self) -> Option<String> {
         let bad = self.parts.iter().filter(|it| it.health == Health::Bad);
         let bad: Vec<String> = bad.map(|it| format!("{}: {}", it.part, it.says)).collect();
@@ -241,7 +241,7 @@ impl StatusReport {
     }
 }
 
-/// Runs `status`.
+/// Runs `status`; [`ExitVerdict::Findings`] if a part does not work.
 pub async fn exec(
     args: &StatusArgs,
     flags: &Flags,

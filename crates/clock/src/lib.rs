@@ -1,8 +1,8 @@
-//! The clock for deadlines, shared by the daemons and the CNI plugin, which exchange times of it.
+//! The clock for deadlines. The daemons and the CNI plugin share it, because they send each other times of this clock.
 
 use std::time::Duration;
 
-/// Time since boot, including suspend (`CLOCK_BOOTTIME`). All processes of a machine agree on it.
+/// Returns the time since boot, including suspend (`CLOCK_BOOTTIME`). It is the same for all processes of a host.
 #[cfg(target_os = "linux")]
 pub fn since_boot() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
@@ -11,7 +11,7 @@ pub fn since_boot() -> Duration {
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Time since the first call. Only for command line tools on other systems: daemons run on Linux.
+/// Returns the time since the first call. Only for command line tools on other systems, because daemons run on Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn since_boot() -> Duration {
     use std::sync::OnceLock;

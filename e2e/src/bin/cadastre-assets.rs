@@ -1,6 +1,7 @@
-//! Builds programs that are missing: those of the control plane (`make control-plane`); those that nodes need
-//! in addition, unless nodes cannot run on this machine (`make nodes`); helm, and what clients in Python and
-//! Go are built with (`make tools`); Prometheus, for the tests of alerts and dashboards (`make monitoring`).
+//! Builds missing programs. Without an argument: those of the control plane (`make control-plane`). With `nodes`: those
+//! that nodes need in addition, unless nodes cannot run on this host (`make nodes`). With `tools`: helm, and what
+//! clients in Python and Go are built with (`make tools`). With `monitoring`: Prometheus, for the tests of alerts and
+//! dashboards (`make monitoring`).
 
 use std::io::Write as _;
 

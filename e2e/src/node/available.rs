@@ -1,4 +1,4 @@
-//! Checks whether real nodes can run on this machine.
+//! Checks whether real nodes can run on this host.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ const PROGRAMS: [(&str, &str); 7] = [
 /// The program that the pods' image consists of.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 
-/// Folders that a machine replaces by its own: what lies in them is not visible inside.
+/// Folders that a machine replaces by its own, so files of the host in them are not visible inside.
 const HIDDEN: [&str; 4] = ["/etc", "/opt", "/run", "/var"];
 
-/// Returns an error that says why nodes cannot run here and what to do. Takes a few milliseconds.
+/// Returns an error that says why real nodes cannot run on this host and what to do. Takes a few milliseconds.
 pub fn available() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("namespaces of a node need root".to_owned());
@@ -39,7 +39,7 @@ pub fn available() -> Result<(), String> {
             folder.display()
         ));
     }
-    // The namespaces and interfaces that machines and the fabric create.
+    // Tries the kinds of namespaces and interfaces that machines and the fabric need.
     try_out(
         "namespaces",
         "--net --mount --uts --ipc --pid --fork --mount-proc",
@@ -53,7 +53,7 @@ pub fn available() -> Result<(), String> {
     )
 }
 
-/// An error that names all missing programs at once, and the packages that contain them.
+/// Returns an error that names all missing programs at once, and the packages that contain them.
 fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
     let all = PROGRAMS.iter().chain([&BUSYBOX]);
     let (programs, packages): (Vec<&str>, BTreeSet<&str>) =
@@ -70,13 +70,13 @@ fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
     ))
 }
 
-/// Returns an error if the kernel cannot create macvlan interfaces, which not every kernel can.
+/// Returns an error if the kernel cannot create macvlan interfaces; not every kernel can.
 pub fn macvlan() -> Result<(), String> {
     let script = "ip link add br0 type bridge && ip link add link br0 name macvlan0 type macvlan mode bridge";
     try_out("macvlan interfaces", "--net", script)
 }
 
-/// The path of a program in `PATH` or in Debian's folders of root's programs.
+/// Returns the path of a program in `PATH`, or else in the folders where Debian has root's programs.
 pub(super) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -85,12 +85,12 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
         .find(|it| it.is_file())
 }
 
-/// The path of a static busybox, which runs in an image that contains nothing else.
+/// Returns the path of a statically linked busybox, which can run in an image that contains nothing else.
 pub(super) fn busybox() -> Result<PathBuf, String> {
     let advice = "apt-get install busybox-static";
     let path = find("busybox").ok_or_else(|| format!("busybox is missing: {advice}"))?;
     let text = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    // A static executable does not contain the name of the dynamic loader.
+    // A dynamic executable contains the path of the dynamic loader, a static one does not.
     let loader = b"/ld-linux";
     if text.windows(loader.len()).any(|it| it == loader) {
         return Err(format!("{} is not static: {advice}", path.display()));

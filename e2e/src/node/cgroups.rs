@@ -1,7 +1,8 @@
-//! The cgroups under which kubelets make theirs: `cadastre-e2e-PID-N/NODE` in every hierarchy.
+//! Creates the cgroups below which the kubelets create theirs: `cadastre-e2e-PID-N/NODE` in every hierarchy.
 //!
-//! They are the only part of a node that is outside all namespaces. They are removed when this value is dropped; if
-//! this process ends without dropping it, by a caretaker; if the caretaker was killed as well, at the next start.
+//! Cgroups are the only part of a node that is outside all namespaces. They are removed when the [`Cgroups`] is
+//! dropped. If this process ends without dropping it, a caretaker process removes them; if the caretaker was killed as
+//! well, the next start does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::scratch::Caretaker;
 const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "cadastre-e2e-";
 
-/// How long to retry: a cgroup cannot be removed until its last process is reaped.
+/// The maximum time for which a removal is retried: a cgroup cannot be removed until its last process is reaped.
 const BUSY: Duration = Duration::from_secs(20);
 
 const CARETAKER: &str = r#"
@@ -34,7 +35,7 @@ pub struct Cgroups {
     caretaker: Option<Caretaker>,
 }
 
-/// Returns an error if the cgroups that kubelets need are missing here.
+/// Returns an error if this host does not have the cgroup hierarchies that the nodes' kubelets need.
 pub fn available() -> Result<(), String> {
     let memory = Path::new(ROOT).join("memory");
     if !memory.is_dir() {
@@ -50,7 +51,7 @@ pub fn available() -> Result<(), String> {
 }
 
 impl Cgroups {
-    /// Chooses a unique name; creates nothing yet.
+    /// Removes cgroups of earlier runs, chooses a unique name, and starts the caretaker. Creates no cgroups yet.
     pub fn new() -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         sweep();
@@ -60,7 +61,7 @@ impl Cgroups {
         Ok(Self { name, caretaker })
     }
 
-    /// The kubelet's `cgroupRoot` for a node, created if it is missing.
+    /// Creates the cgroups of a node, if they are missing, and returns the kubelet's `cgroupRoot`.
     pub fn of(&self, node: &str) -> Result<String> {
         for hierarchy in hierarchies() {
             let mut folder = hierarchy.clone();
@@ -71,7 +72,8 @@ impl Cgroups {
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
                     made => made.with_context(|| format!("cannot make {}", folder.display()))?,
                 }
-                // A new cpuset has no processors and no memory, and processes cannot join it.
+                // A new cpuset has no processors and no memory, so processes could not join it. Copies the parent's
+                // values.
                 for file in ["cpuset.cpus", "cpuset.mems"] {
                     if let Ok(value) = fs::read(parent.join(file)) {
                         fs::write(folder.join(file), value)?;
@@ -82,7 +84,8 @@ impl Cgroups {
         Ok(format!("/{}/{node}", self.name))
     }
 
-    /// Removes the cgroups of a node whose processes are dead: a kubelet waits 3 s for each stale one.
+    /// Removes the cgroups of a node whose processes are dead, because a restarted kubelet would wait 3 s for each
+    /// stale one.
     pub async fn clear(&self, node: &str) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -119,7 +122,7 @@ fn hierarchies() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes the cgroups of processes that no longer exist.
+/// Removes the cgroups of earlier runs, whose processes no longer exist.
 fn sweep() {
     for hierarchy in hierarchies() {
         for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
@@ -133,7 +136,7 @@ fn sweep() {
     }
 }
 
-/// Removes a cgroup and its children; returns whether it is gone.
+/// Removes a cgroup and its children; returns whether the cgroup is gone.
 fn remove(cgroup: &Path) -> bool {
     for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -9,7 +9,7 @@ use super::image::IMAGE;
 /// The path of containerd's CRI socket inside a node.
 pub const CRI: &str = "/run/containerd/containerd.sock";
 
-/// containerd's configuration, in TOML.
+/// Returns containerd's configuration, in TOML.
 pub fn containerd(runc: &Path) -> String {
     format!(
         r#"version = 3
@@ -52,8 +52,8 @@ SystemdCgroup = false
     )
 }
 
-/// The kubelet's configuration, in JSON: it reports often, allows all requests from inside the node, and has
-/// features off that no test uses.
+/// Returns the kubelet's configuration, in JSON. The kubelet reports its state often and allows all requests from
+/// inside the node. Features that no test uses are off.
 pub fn kubelet(cgroup_root: &str) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -81,8 +81,8 @@ pub fn kubelet(cgroup_root: &str) -> Value {
     })
 }
 
-/// Settings of the kernel that the kubelet changes. They have no namespace, so a machine mounts files of its own
-/// over them.
+/// Kernel settings that the kubelet changes. The kernel has them once for the whole host, so a machine mounts files of
+/// its own over their paths in /proc/sys.
 pub const SYSCTLS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

@@ -1,8 +1,9 @@
-//! The network of the machines: a bridge, which is also their router, in its own namespace.
+//! The network between the machines: a bridge in a network namespace of its own, which also routes between machines.
 //!
-//! Machine N has 172.31.0.N and fd00:31::N; the fabric has .254 and the routes that a test sets. The API server
-//! listens on the host's loopback, which no machine can reach, so a relay listens for them in the fabric's
-//! namespace: a socket stays in the namespace in which it was created, whatever namespace its process is in.
+//! Machine N has the addresses 172.31.0.N and fd00:31::N; the fabric has .254 and the routes that a test sets. The API
+//! server listens on the host's loopback, which no machine can reach. Therefore a relay listens in the fabric's
+//! namespace and forwards connections: a socket stays in the namespace in which it was created, whatever namespace its
+//! process is in.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,7 +20,7 @@ use super::holder::Holder;
 /// The address at which machines reach the API server.
 pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(172, 31, 0, 254)), 6443);
 
-/// The address of the `kubernetes` Service, on which the relay listens too, in kube-proxy's place.
+/// The address of the Service `kubernetes`. The relay listens on this address too, because no kube-proxy runs.
 const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1)), 443);
 
 const SETUP: &str = r"
@@ -34,7 +35,7 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
 ";
 
-/// The running network. A machine's interface disappears with the machine.
+/// The running network. A machine's interface disappears when the machine's namespaces do.
 #[derive(Debug)]
 pub struct Fabric {
     holder: Holder,
@@ -51,15 +52,15 @@ impl Fabric {
         Ok(Self { holder })
     }
 
-    /// The IPv4 and IPv6 address of machine `number`.
+    /// Returns the IPv4 and the IPv6 address of machine `number`.
     pub fn addresses(number: u8) -> [String; 2] {
         [format!("172.31.0.{number}"), format!("fd00:31::{number}")]
     }
 
-    /// Connects `machine`: an `eth0` with its addresses, and default routes via the fabric.
+    /// Connects `machine` to the bridge: creates its `eth0` with its addresses, and default routes via the fabric.
     pub(super) async fn plug(&self, number: u8, machine: &Holder) -> Result<()> {
         let (port, pid) = (port(number), machine.pid().to_string());
-        // The port of a machine that lost its power may still exist for a moment.
+        // Deletes the port of an earlier boot: after a power cut it may still exist for a moment.
         let _ = self.run(&["ip", "link", "delete", &port]).await;
         self.run(&[
             "ip", "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &pid,
@@ -68,7 +69,7 @@ impl Fabric {
         self.run(&["ip", "link", "set", &port, "master", "br0", "up"])
             .await?;
         let [v4, v6] = Self::addresses(number);
-        // The MAC address survives a boot, so that neighbours need not resolve it again.
+        // The MAC address is the same after each boot, so that neighbours need not resolve it again.
         let script = "set -e
             ip link set lo up
             ip link set eth0 address $2
@@ -82,7 +83,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Routes `cidr` to a machine, replacing an earlier route.
+    /// Routes `cidr` to machine `number`; replaces an earlier route to `cidr`.
     pub async fn route(&self, cidr: &str, number: u8) -> Result<()> {
         let [v4, v6] = Self::addresses(number);
         let by = if cidr.contains(':') { v6 } else { v4 };
@@ -114,8 +115,8 @@ fn port(number: u8) -> String {
     format!("port{number}")
 }
 
-/// Forwards connections to `inside`, an address in the namespace, to `outside`. It runs on a thread that lives as
-/// long as this process, so that it survives the runtime of the test that started it.
+/// Forwards connections from `inside`, an address in the namespace, to `outside`. The relay runs on a thread that lives
+/// as long as this process, so it outlives the runtime of the test that started it.
 fn relay(namespace: File, inside: SocketAddr, outside: SocketAddr) -> Result<()> {
     let (send, listening) = mpsc::channel();
     std::thread::Builder::new()
@@ -139,7 +140,7 @@ fn relay(namespace: File, inside: SocketAddr, outside: SocketAddr) -> Result<()>
         .with_context(|| format!("cannot listen on {inside} in the fabric"))
 }
 
-/// Creates a listener in another network namespace; the thread is back in its own when this returns.
+/// Creates a listener in another network namespace. The thread is back in its own namespace when this function returns.
 fn listen(namespace: &File, address: SocketAddr) -> Result<(tokio::runtime::Runtime, TcpListener)> {
     let own = File::open("/proc/thread-self/ns/net")?;
     let network = Some(LinkNameSpaceType::Network);
@@ -160,12 +161,13 @@ fn listen(namespace: &File, address: SocketAddr) -> Result<(tokio::runtime::Runt
 async fn serve(listener: TcpListener, outside: SocketAddr) {
     loop {
         let Ok((mut inner, _)) = listener.accept().await else {
-            // At worst the process is out of file descriptors: other connections will be closed.
+            // Accepting fails at worst because the process is out of file descriptors. Other connections will close, so
+            // it is retried.
             tokio::task::yield_now().await;
             continue;
         };
         tokio::spawn(async move {
-            // While the API server is down, the connection ends as it would without a relay.
+            // While the API server is down, the connection is closed, as it would be without a relay.
             let Ok(mut outer) = TcpStream::connect(outside).await else {
                 return;
             };

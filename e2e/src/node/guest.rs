@@ -1,4 +1,4 @@
-//! A process inside a machine's namespaces, started from outside.
+//! A process inside a machine's namespaces, started from the host.
 
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -9,14 +9,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Process, Usage, usage};
 
-/// nsenter forks after it has entered the namespaces, which usually takes a millisecond.
+/// The maximum time until nsenter has entered the namespaces and forked, which usually takes a millisecond.
 const FORK_LIMIT: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A running process of a machine, killed when dropped.
 ///
-/// A process can enter a pid namespace only by being created there, so nsenter is its parent. nsenter ends when
-/// the guest does: while it runs, the pid belongs to the guest.
+/// A process can enter a pid namespace only by being created there, so nsenter forks and is the parent of the guest.
+/// nsenter ends when the guest ends: while nsenter runs, the guest's pid is not reused.
 #[derive(Debug)]
 pub struct Guest {
     outer: Process,
@@ -24,12 +24,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts `command`, which must be an nsenter that forks; appends its output to `log`.
+    /// Starts `command`, an nsenter that forks, and appends its output to `log`.
     pub(super) async fn spawn(name: &str, command: Command, log: &Path) -> Result<Self> {
         let mut outer = Process::spawn(name, command, log)?;
         let start = Instant::now();
         loop {
-            // setpriv and nsenter replace each other without a fork, so the first child is the guest.
+            // setpriv and nsenter replace each other without a fork, so the first child of the process is the guest.
             if let Some(pid) = first_child(outer.pid()) {
                 return Ok(Self { outer, pid });
             }
@@ -44,22 +44,22 @@ impl Guest {
         }
     }
 
-    /// Its process id, as seen from the host.
+    /// The guest's process id, as seen from the host.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The file with its standard output and error.
+    /// The file to which the guest writes its standard output and error.
     pub fn log(&self) -> &Path {
         self.outer.log()
     }
 
-    /// The end of the log, with its path, for an error message.
+    /// Returns the path of the log and its last `lines` lines, for an error message.
     pub fn log_tail(&self, lines: usize) -> String {
         self.outer.log_tail(lines)
     }
 
-    /// Memory and processor time so far.
+    /// Returns the guest's memory and processor time so far.
     pub fn usage(&self) -> Result<Usage> {
         usage(self.pid)
     }
@@ -70,7 +70,7 @@ impl Guest {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let pid = pid.context("no process id")?;
         kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))?;
-        // nsenter stops itself when its child is stopped.
+        // nsenter stops itself when its child is stopped, so it is continued at once.
         let _ = self.outer.signal(Signal::CONT);
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Drop for Guest {
     }
 }
 
-/// The first child of a process, if it has one.
+/// Returns the process id of a process's first child, if it has one.
 pub(super) fn first_child(pid: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()

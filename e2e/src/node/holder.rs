@@ -1,9 +1,9 @@
 //! Namespaces that live as long as one process, the holder.
 //!
-//! The holder is the first process of its own pid namespace: when it dies, the kernel kills every process in that
-//! namespace, and with the last process the other namespaces disappear, with their interfaces, routes and mounts.
-//! The holder dies with this process, in whatever way that ends: the kernel kills `unshare`, and `--kill-child`
-//! makes that kill the holder.
+//! The holder is the first process of its own pid namespace. When the holder dies, the kernel kills every process in
+//! that namespace. With the last process the other namespaces disappear, with their interfaces, routes and mounts. The
+//! holder dies when this process ends in any way: the kernel then kills `unshare`, and `--kill-child` makes the kernel
+//! kill the holder with it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,13 +21,13 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const RUN_LIMIT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What the holder runs after the caller's script: it reports readiness, then reaps orphaned processes.
+/// The last part of the holder's script, after the caller's part: reports readiness, then reaps orphaned processes.
 const HOLD: &str = r#"
 : > "$1/ready"
 while :; do sleep 3600 & wait $!; done
 "#;
 
-/// Running namespaces (net, mount, uts, ipc and pid), killed when dropped.
+/// Running namespaces (net, mount, uts, ipc and pid). All processes in them are killed when this value is dropped.
 #[derive(Debug)]
 pub struct Holder {
     unshare: Process,
@@ -36,8 +36,8 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Creates the namespaces, runs the shell script in them (`$1` is `folder`, then `args`), and returns when the
-    /// script has ended. Programs in the namespaces log to `folder`.
+    /// Creates the namespaces and runs a shell script in them, as their first process; `$1` is `folder`, followed by
+    /// `args`. Returns when the script has ended. Programs in the namespaces log to `folder`.
     pub async fn start(name: &str, script: &str, folder: &Path, args: &[&str]) -> Result<Self> {
         let ready = folder.join("ready");
         let _ = std::fs::remove_file(&ready);
@@ -64,7 +64,7 @@ impl Holder {
             tokio::time::sleep(LOOK).await;
         }
         let pid = first_child(unshare.pid()).context("the holder has no process")?;
-        // For people who want to enter the namespaces.
+        // For developers who want to enter the namespaces with nsenter.
         std::fs::write(folder.join("pid"), format!("{pid}\n"))?;
         Ok(Self {
             unshare,
@@ -78,13 +78,13 @@ impl Holder {
         self.pid
     }
 
-    /// A handle of the network namespace.
+    /// Opens the network namespace.
     pub fn network(&self) -> Result<File> {
         let path = format!("/proc/{}/ns/net", self.pid);
         File::open(&path).with_context(|| format!("cannot open {path}"))
     }
 
-    /// A command that enters all namespaces; the caller adds the program and its arguments.
+    /// Returns a command that enters all namespaces; the caller adds the program and its arguments.
     pub fn enter(&self) -> Command {
         let mut command = process::command(Path::new("nsenter"));
         command
@@ -93,14 +93,15 @@ impl Holder {
         command
     }
 
-    /// Runs a program inside and returns its standard output; an error if it fails or takes a minute.
+    /// Runs a program in the namespaces and returns its standard output; an error if the program fails or takes longer
+    /// than [`RUN_LIMIT`].
     pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         let mut command = self.enter();
         command.args(args);
         output(command).await
     }
 
-    /// Runs a program in the network namespace only, where it sees the host's process ids.
+    /// Runs a program that enters the network namespace only, so it sees the host's files and process ids.
     pub async fn run_in_network<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         let mut command = process::command(Path::new("nsenter"));
         command
@@ -110,7 +111,7 @@ impl Holder {
         output(command).await
     }
 
-    /// Starts a program inside, which logs to `NAME.log`.
+    /// Starts a program in the namespaces, which logs to `NAME.log`.
     pub async fn spawn<S: AsRef<OsStr>>(
         &self,
         name: &str,
@@ -122,7 +123,7 @@ impl Holder {
         Guest::spawn(name, command, &self.log_folder.join(format!("{name}.log"))).await
     }
 
-    /// Kills everything inside at once, like a power cut; all processes have ended when this returns.
+    /// Kills all processes in the namespaces at once, like a power cut, and waits until they have ended.
     pub async fn kill(mut self) -> Result<()> {
         self.strike()?;
         let ended = self.unshare.wait(Duration::from_secs(30)).await?;
@@ -140,7 +141,7 @@ impl Holder {
 }
 
 impl Drop for Holder {
-    /// Kills everything and waits for the first process, so that its files can be removed afterwards.
+    /// Kills all processes and waits for `unshare` to end, so that their files can be removed afterwards.
     fn drop(&mut self) {
         if self.strike().is_err() {
             return;
@@ -155,7 +156,7 @@ impl Drop for Holder {
     }
 }
 
-/// The standard output of a command; if it fails, its standard error and output are the error.
+/// Runs a command and returns its standard output; if the command fails, its standard error and output are the error.
 async fn output(command: Command) -> Result<String> {
     let shown = format!("{:?}", command.get_args().collect::<Vec<_>>());
     let child = tokio::process::Command::from(command)

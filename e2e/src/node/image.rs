@@ -1,6 +1,6 @@
 //! The only container image that nodes have: a static busybox, imported without a registry.
 //!
-//! It is also the sandbox image: its entry point sleeps, and ends at once on a signal.
+//! Pod sandboxes use this image too: its entry point sleeps, and ends at once on a signal.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,17 +13,19 @@ use serde_json::json;
 
 use super::available;
 
-/// The image's name, for pods with `imagePullPolicy: Never`.
+/// The image's name. No registry has it, so pods need `imagePullPolicy: Never`.
 pub const IMAGE: &str = "cadastre.dev/e2e:1";
 
 const APPLETS: [&str; 12] = [
     "cat", "echo", "hostname", "ip", "ls", "nc", "ping", "ping6", "sh", "sleep", "true", "wget",
 ];
 
-/// The entry point traps signals, as the first process of a container ignores those without a handler.
+/// The entry point. It traps signals, because the first process of a container ignores signals for which it has no
+/// handler.
 const ENTRY: &str = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done";
 
-/// Writes the image to `folder` in the format of `docker save`, which containerd can import.
+/// Writes the image to `folder` in the format of `docker save`, which containerd can import. Returns the archive's
+/// path.
 pub fn write(folder: &Path) -> Result<PathBuf> {
     let busybox = available::busybox().map_err(anyhow::Error::msg)?;
     let folder = folder.join("image");

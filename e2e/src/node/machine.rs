@@ -1,4 +1,5 @@
-//! A machine that is a node. Its disk survives when its power is cut; its boot id changes at each boot.
+//! A simulated machine that is one node. Its disk keeps its content when the power is cut; its boot id changes at each
+//! boot.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,9 +21,9 @@ use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Sets the machine's namespaces up: `$1` is its folder, `$2` its name. It has its own /etc, /opt, /var and /run
-/// as far as a node reads or writes there; all else is the host's. Mounts become shared only at the end, as
-/// kubelets require: before, each of them would also appear wherever else the same folder is mounted.
+/// Sets up the machine's namespaces: `$1` is its folder, `$2` its name. The machine has its own /etc, /opt, /var and
+/// /run as far as a node reads or writes there; all other files are the host's. Mounts become shared only at the end,
+/// as kubelets require: a mount that is shared earlier would also appear wherever else the same folder is mounted.
 const BOOT: &str = r#"
 hostname "$2"
 mount --bind /etc "$1/host-etc"
@@ -51,7 +52,7 @@ mount --make-rshared /
 /// Settings of a machine.
 #[derive(Clone, Debug, Default)]
 pub struct MachineOptions {
-    /// Labels with which its kubelet registers the Node
+    /// Labels with which the kubelet registers the Node
     pub labels: Vec<(String, String)>,
     /// The CNI plugins, their configuration and the agent
     pub side: NodeSide,
@@ -68,7 +69,8 @@ pub struct Machine {
     core: std::sync::Arc<Core>,
 }
 
-/// What runs while the machine has power. Fields are dropped in order.
+/// The processes and namespaces that exist while the machine has power. Fields are dropped in their order: the holder
+/// last.
 #[derive(Debug)]
 struct Power {
     agent: Option<Guest>,
@@ -98,28 +100,28 @@ impl Machine {
         Ok(this)
     }
 
-    /// The name of its Node.
+    /// The name of the machine's Node.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its number, which determines its addresses on the fabric.
+    /// The machine's number, which determines its addresses on the fabric.
     pub fn number(&self) -> u8 {
         self.number
     }
 
-    /// The folder with its logs and its disk.
+    /// The folder on the host with the machine's logs and disk.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The folder that is `/var` inside.
+    /// The folder on the host that is `/var` inside the machine.
     pub fn var(&self) -> PathBuf {
         self.folder.join("var")
     }
 
-    /// Powers it on: a new boot id, the old disk, containerd, the node side's agent, the kubelet. Does not wait
-    /// until the Node is ready.
+    /// Powers the machine on: a new boot id, the old disk, containerd, the agent if there is one, and the kubelet. Does
+    /// not wait until the Node is ready.
     pub async fn boot(&mut self) -> Result<()> {
         let source = if self.core.host_boot_id {
             "/proc/sys/kernel/random/boot_id"
@@ -145,7 +147,7 @@ impl Machine {
         self.start_kubelet().await
     }
 
-    /// Cuts its power: everything that runs ends at once, the disk stays.
+    /// Cuts the machine's power: all its processes are killed at once, the disk stays.
     pub async fn power_off(&mut self) -> Result<()> {
         if let Some(power) = self.power.take() {
             power.holder.kill().await?;
@@ -154,13 +156,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs a program inside and returns its standard output.
+    /// Runs a program inside the machine and returns its standard output.
     pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         self.power()?.holder.run(args).await
     }
 
-    /// Runs a program of the image in a running container, which is identified as in a pod's
-    /// `status.containerStatuses[].containerID`.
+    /// Runs a program of the image in a running container and returns its standard output. `container_id` has the form
+    /// of a pod's `status.containerStatuses[].containerID`.
     pub async fn run_in_pod(&self, container_id: &str, args: &[&str]) -> Result<String> {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -189,30 +191,31 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts a program inside, which logs to `NAME.log` in the machine's folder.
+    /// Starts a program inside the machine, which logs to `NAME.log` in the machine's folder.
     pub async fn spawn<S: AsRef<OsStr>>(&self, name: &str, args: &[S]) -> Result<Guest> {
         self.power()?.holder.spawn(name, &[], args).await
     }
 
-    /// The process of containerd, for signals; [`Self::start_containerd`] starts another one.
+    /// The process of containerd, to send signals; [`Self::start_containerd`] starts a new one.
     pub fn containerd(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.containerd.as_mut().context("containerd does not run")
     }
 
-    /// The process of the kubelet, for signals; [`Self::start_kubelet`] starts another one.
+    /// The process of the kubelet, to send signals; [`Self::start_kubelet`] starts a new one.
     pub fn kubelet(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.kubelet.as_mut().context("the kubelet does not run")
     }
 
-    /// The process of the node side's agent, for signals; [`Self::start_agent`] starts another one.
+    /// The process of the agent, to send signals; [`Self::start_agent`] starts a new one.
     pub fn agent(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.agent.as_mut().context("no agent runs")
     }
 
-    /// Replaces the plugins, configuration and agent: files at once, then the agent is restarted.
+    /// Replaces the CNI plugins, their configuration and the agent. The files are replaced first; then the agent is
+    /// restarted, if the machine has power.
     pub async fn set_side(&mut self, side: NodeSide) -> Result<()> {
         node_software::install(&self.options.side, &side, &self.folder)?;
         self.options.side = side;
@@ -225,10 +228,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts containerd and returns when it serves; imports the images at the first start.
+    /// Starts containerd and returns when containerd answers. The first start also imports the images.
     pub async fn start_containerd(&mut self) -> Result<()> {
         let binary = assets::find(Program::Containerd)?;
-        // containerd looks up its shim in PATH.
+        // containerd looks up its shim by name in PATH, so the folder of containerd comes first.
         let path = std::env::var("PATH").unwrap_or_default();
         let path = match binary.parent() {
             Some(folder) => format!("{}:{path}:/usr/sbin:/sbin", folder.display()),
@@ -245,7 +248,7 @@ impl Machine {
         };
         wait::until("containerd serves", LIMIT, async || {
             guest.check_running()?;
-            // ctr would retry for 10 s while the socket does not exist.
+            // Checked first, because ctr would retry for 10 s while the socket does not exist.
             self.run(&["test", "-S", config::CRI]).await?;
             Ok(Some(self.run(&ctr(&["images", "list", "-q"])).await?))
         })
@@ -284,7 +287,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts the agent if the node side has one; does not wait until it is ready.
+    /// Starts the agent if `NodeSide` has one; does not wait until the agent is ready.
     pub async fn start_agent(&mut self) -> Result<()> {
         let Some(agent) = &self.options.side.agent else {
             return Ok(());
@@ -308,7 +311,7 @@ impl Machine {
         self.power.as_mut().with_context(off)
     }
 
-    /// Writes the initial content of the disk.
+    /// Writes the initial content of the machine's folder: disk, settings, configuration and CNI plugins.
     fn populate(&self) -> Result<()> {
         let folder = &self.folder;
         for name in [
@@ -352,12 +355,13 @@ impl Machine {
     }
 }
 
-/// The user of a machine's kubelet at the API server.
+/// Returns the user as which a machine's kubelet authenticates to the API server.
 pub(super) fn user(number: u8) -> String {
     format!("system:node:n{number}")
 }
 
-/// The `cluster` entry of a kubeconfig for use inside machines: the server's certificate is for localhost.
+/// Returns the `cluster` entry of a kubeconfig for use inside machines. The server's name is overridden, because the
+/// server's certificate is for localhost.
 pub(super) fn server() -> serde_json::Value {
     json!({
         "server": format!("https://{}", super::fabric::API),

@@ -1,4 +1,4 @@
-//! What machines are connected to: a control plane with its controllers, and a fabric.
+//! A site: the control plane with its controllers, and the fabric, to which machines are connected.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use crate::kubeconfig::{User, write_private};
 use crate::process::Process;
 use crate::{crds, scheduler};
 
-/// The most machines that a site can start: the API server reads their tokens only at its own start.
+/// The maximum number of machines of a site. It is fixed because the API server reads their tokens only when it starts.
 pub const MACHINES: u8 = 60;
 
 /// Settings of a site.
 #[derive(Clone, Debug, Default)]
 pub struct SiteOptions {
-    /// Settings of its control plane; users for machines are added
+    /// Settings of the site's control plane; users for the machines are added
     pub control_plane: Options,
-    /// Settings of kube-controller-manager; flags that detect a dead node soon are added
+    /// Settings of kube-controller-manager; flags by which a dead node is detected soon are added
     pub kcm: KcmOptions,
     /// Whether the test installs Cadastre's CRDs itself
     pub bare: bool,
     /// Additional images that machines import, as `docker save` writes them
     pub images: Vec<PathBuf>,
-    /// Whether machines have the host's boot id, which is what containers see: for agents in pods. Such an agent
-    /// does not notice that its machine rebooted.
+    /// Whether machines have the host's boot id instead of one of their own. Containers see the host's boot id, so
+    /// agents that run in pods need this. Such an agent does not notice that its machine rebooted.
     pub host_boot_id: bool,
 }
 
-/// A running site. The machines on it end first.
+/// A running site. It stops its control plane when dropped, so drop its machines first.
 #[derive(Debug)]
 pub struct Site {
     next: AtomicU8,
@@ -100,7 +100,7 @@ impl Site {
         })
     }
 
-    /// Starts a machine with the next number; its Node is named `nNUMBER`. Returns when its kubelet runs.
+    /// Starts a machine with the next number; its Node is named `nNUMBER`. Returns when the kubelet has been started.
     pub async fn machine(&self, options: MachineOptions) -> Result<Machine> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         ensure!(number <= MACHINES, "a site has {MACHINES} machines at most");
@@ -122,19 +122,19 @@ impl Site {
         &mut self.cluster
     }
 
-    /// A new [`Fixtures`] of the administrator, for the current runtime.
+    /// Returns a new [`Fixtures`] with the administrator's rights, for the current tokio runtime.
     pub async fn fixtures(&self) -> Result<Fixtures> {
         Ok(Fixtures::new(self.cluster.client().await?))
     }
 }
 
 impl Core {
-    /// The folder with logs, and with a sub-folder for each machine.
+    /// The folder with the control plane's logs, and with a sub-folder for each machine.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The path of a kubeconfig for use inside machines, written at the first call.
+    /// Returns the path of a kubeconfig for use inside machines. The first call writes the file.
     pub(super) fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
         let found = self.kubeconfigs.iter().find(|(name, _)| name == user);
         let Some((_, config)) = found else {

@@ -1,4 +1,4 @@
-//! Real nodes on this machine: each is a kubelet and a containerd in their own namespaces.
+//! Real nodes on this host: each is a kubelet and a containerd in namespaces of their own.
 //!
 //! ```text
 //!  host        ControlPlane (loopback) <── relay ──┐          Site
@@ -17,12 +17,12 @@
 //! | `shipped` | the image of this repository |
 //! | `cgroups`, `image`, `config` | what a kubelet and a containerd need to run |
 //!
-//! # Guarantees
 //! - Nothing listens on the host, and no interface, route, mount or setting of the host changes.
-//! - Everything ends when its value is dropped, and when this process ends in whatever way: one process holds a
-//!   machine's namespaces, and the kernel kills everything in them when that process dies. No process is looked up
-//!   by name.
-//! - Any number of sites may run at the same time: each network is private, names contain the process id.
+//! - Everything ends when its value is dropped, and when this process ends in whatever way. One process holds a
+//!   machine's namespaces, and the kernel kills everything in them when that process dies. No process is looked up by
+//!   name.
+//! - Any number of sites may run at the same time: each has a private network, and names outside the namespaces contain
+//!   the process id.
 //!
 //! # Caveats
 //! - All machines share one kernel, its clock and `/sys`.

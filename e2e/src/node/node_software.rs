@@ -1,6 +1,7 @@
-//! What assigns addresses to the pods of a machine: CNI plugins, their configuration, perhaps an agent.
+//! The software that assigns addresses to the pods of a machine: CNI plugins, their configuration, and an agent if
+//! there is one.
 //!
-//! All of a node's software that a test can choose is installed here.
+//! A test chooses this software with a [`NodeSide`]; all of it is installed here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,28 +11,28 @@ use serde_json::{Value, json};
 
 use crate::daemon;
 
-/// Files and a process of a machine, in addition to the reference plugins, which are always there.
+/// The files and the agent of a machine. The reference CNI plugins need not be listed: every machine has them.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSide {
-    /// Executables: their names in `/opt/cni/bin`, and the files that are copied there
+    /// Executables: names in `/opt/cni/bin`, and the files that are copied there
     pub plugins: Vec<(String, PathBuf)>,
-    /// Files of `/etc/cni`: name and text. Without one in `net.d` the node is not ready until the agent writes one
+    /// Files of `/etc/cni`: name and text. Without a file in `net.d` the node is not ready until the agent writes one
     pub configs: Vec<(String, String)>,
-    /// The process that starts at each boot
+    /// The agent, which is started at each boot
     pub agent: Option<Agent>,
 }
 
 /// The agent's process.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    /// The program and its arguments. Its environment has `NODE_NAME` and `KUBECONFIG`.
+    /// The program and its arguments. The environment variables `NODE_NAME` and `KUBECONFIG` are set for it.
     pub args: Vec<String>,
-    /// Its user at the API server
+    /// The user as which the agent authenticates to the API server
     pub user: String,
 }
 
 impl NodeSide {
-    /// The bridge plugin with host-local on a node's podCIDRs: what nodes use without Cadastre.
+    /// Returns the reference bridge plugin with host-local on a node's podCIDRs, as nodes without Cadastre use them.
     pub fn host_local(pod_cidrs: &[String]) -> Self {
         let ranges = pod_cidrs.iter().map(|cidr| json!([{"subnet": cidr}]));
         let ranges: Vec<Value> = ranges.collect();
@@ -45,7 +46,8 @@ impl NodeSide {
         }
     }
 
-    /// Our plugin and our agent, which writes the CNI configuration from the agent's built-in template of that name.
+    /// Returns Cadastre's CNI plugin and agent. The agent writes the CNI configuration from its built-in template named
+    /// `template`.
     pub fn shipped(template: &str, flags: &[&str], user: &str) -> Result<Self> {
         Ok(Self {
             plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
@@ -54,8 +56,9 @@ impl NodeSide {
         })
     }
 
-    /// Our plugin called by `main`, a main plugin's configuration without `ipam`, and our agent as `user` with
-    /// additional `flags`. The agent writes the CNI configuration once the node has a range.
+    /// Returns Cadastre's CNI plugin and agent. `main` is the configuration of the main plugin that calls the CNI
+    /// plugin, without its field `ipam`. The agent runs as `user` with additional `flags`, and writes the CNI
+    /// configuration once the node has a range.
     pub fn cadastre(main: &Value, flags: &[&str], user: &str) -> Result<Self> {
         let mut main = main.clone();
         main["ipam"] = json!({"type": "cadastre-ipam"});
@@ -87,12 +90,13 @@ impl Agent {
     }
 }
 
-/// A conflist with one plugin, in a CNI version that has STATUS and GC.
+/// Returns a CNI configuration list with one plugin, in a CNI version that has the verbs STATUS and GC.
 fn conflist(plugin: &Value) -> String {
     json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]}).to_string()
 }
 
-/// Replaces `old` by `new` in a machine's folder. Configurations are written after the plugins that they name.
+/// Replaces the files of `old` by those of `new` in a machine's folder. Configurations are written after the plugins
+/// that they name.
 pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<()> {
     for (name, from) in &new.plugins {
         let to = folder.join("opt/cni/bin").join(name);
@@ -110,7 +114,7 @@ pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<(
     Ok(())
 }
 
-/// Replaces a file by renaming: containerd, which watches the folder, never sees half a file, and a running
+/// Replaces a file by renaming. So containerd, which watches the folder, never reads an incomplete file, and a running
 /// executable stays intact.
 fn replace(to: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let temporary = to.with_extension("temp");

@@ -1,13 +1,13 @@
-//! The image of this repository, built by `make e2e` or `make image`.
+//! Finds the container image of this repository, which `make e2e` or `make image` builds.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Repository and tag in the chart's values.
+/// Repository and tag of the image, as in the chart's values.
 pub const SHIPPED: (&str, &str) = ("cadastre.dev/cadastre", cadastre_core::VERSION);
 
-/// The image's archive for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE`, else where make writes
-/// it; if there is none, the error says what to do.
+/// Returns the image's archive for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE` if set, else the file
+/// that make writes. If there is no such file, the error says what to do.
 pub fn shipped() -> Result<PathBuf, String> {
     let path = match env::var_os("CADASTRE_IMAGE") {
         Some(path) => PathBuf::from(path),

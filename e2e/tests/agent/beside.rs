@@ -1,4 +1,4 @@
-//! Nodes that already have the CNI configuration of another network.
+//! Nodes that already have the CNI configuration of another network, such as kindnet.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use crate::{Machine, pool, shared};
 const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
     {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-/// Waits until the NodeSubnet's condition `ServedByOthers` has this reason.
+/// Waits until the condition `ServedByOthers` of NodeSubnet `beside-1` has this reason, and returns the condition.
 async fn says(hand: &Fixtures, reason: &str) -> Condition {
     let of = |it: &cadastre_api::NodeSubnet| {
         let all = it.status.iter().flat_map(|it| &it.conditions);
@@ -44,7 +44,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     };
     fs::write(&theirs, KINDNET).unwrap();
 
-    // The agent leaves the configuration alone and reports that; it is ready, as helm waits for it.
+    // The agent writes no configuration and reports that. It is ready nevertheless, because helm waits for it.
     let (mut machine, node) = Machine::of_group(cluster, &hand, group, &flags).await;
     let uid = node.uid().unwrap();
     let left = says(&hand, "LeftToOthers").await;
@@ -60,7 +60,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         "{word}"
     );
     machine.add("asked-by-a-network-of-its-own").await.unwrap();
-    // A restart changes nothing and does not emit the event again.
+    // A restart of the agent changes nothing and does not emit the event again.
     machine.stop().await;
     machine.start(cluster);
     machine.ready().await;
@@ -71,11 +71,12 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     assert_eq!(hand.event_count(&uid, "LeftToOthers").await.unwrap(), 1);
     assert!(!ours.exists());
 
-    // The other configuration is removed.
+    // Once the other configuration is removed, the agent writes its own.
     fs::remove_file(&theirs).unwrap();
     written().await;
     assert_eq!(says(&hand, "OursFirst").await.status, "False");
-    // The other configuration comes back behind ours, which stays, also across a restart.
+    // The other configuration comes back and sorts after the agent's. So the agent's configuration stays, also across a
+    // restart.
     fs::write(&theirs, KINDNET).unwrap();
     machine.stop().await;
     machine.start(cluster);
@@ -84,7 +85,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         .log_says("the runtime goes by 05-cadastre.conflist")
         .await;
     assert!(ours.exists());
-    // A configuration that sorts before ours, so that the runtime uses that one.
+    // The other configuration sorts first now, so the runtime uses it, and the agent reports that.
     let first = file("00-first.conflist");
     fs::rename(&theirs, &first).unwrap();
     let behind = says(&hand, "OthersFirst").await;
@@ -97,7 +98,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     fs::rename(&first, &theirs).unwrap();
     assert_eq!(says(&hand, "OursFirst").await.status, "False");
 
-    // Without our configuration: a flag makes the agent write it beside the other one.
+    // With its configuration removed and the flag set, the agent writes its configuration beside the other one.
     machine.stop().await;
     fs::remove_file(&ours).unwrap();
     machine.flags.push("--cni-conf-over-others".to_owned());

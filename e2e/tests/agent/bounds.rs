@@ -1,4 +1,4 @@
-//! Clients that send garbage or too much to the sockets, that stay silent, or that run as another user.
+//! Clients that send garbage or too much to the agent's sockets, that send nothing, or that run as another user.
 
 use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
@@ -15,14 +15,14 @@ use serde_json::json;
 
 use crate::{Machine, pool, shared};
 
-/// Longer than either socket lets a peer be silent.
+/// Longer than the time after which either socket closes a connection on which the client sends nothing.
 const LONG: Duration = Duration::from_secs(25);
 
-/// Sends bytes, shuts down the sending side, and returns what is received until the other end closes.
+/// Sends bytes, shuts down the sending side, and returns what is received until the agent closes the connection.
 fn send(path: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
-    // The agent may close the connection while the bytes are being sent.
+    // Errors are ignored: the agent may close the connection while the bytes are being sent.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
@@ -101,7 +101,7 @@ async fn too_much_is_refused_and_many_calls_are_served_in_their_turn() {
     let code = format!("{:?}", refusal.code());
     assert_eq!(code, "InvalidArgument", "{refusal}");
     assert!(refusal.message().contains("1 to 1024 bytes"), "{refusal}");
-    // More concurrent calls than one connection may have.
+    // More concurrent calls than the agent allows on one connection: all of them must succeed nevertheless.
     let calls = (0..500).map(|_| {
         let mut client = client.clone();
         async move { client.list(v1::ListRequest {}).await }
@@ -122,7 +122,7 @@ async fn who_takes_all_places_and_says_nothing_loses_them() {
     let (stage, hand) = shared().await;
     pool(&hand, "idle", "10.86.0.0/27", json!({})).await;
     let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "idle", &[]).await;
-    // A client that watches, and answers HTTP/2 pings, keeps its connection.
+    // A client that watches and answers HTTP/2 pings must keep its connection, while silent connections are closed.
     let mut states = client(&machine.socket())
         .watch(v1::WatchRequest {})
         .await
@@ -132,7 +132,7 @@ async fn who_takes_all_places_and_says_nothing_loses_them() {
     let begun = Instant::now();
     let plugins = silent(&machine.plugin_socket(), plugin_socket::CONNECTIONS + 8);
     let others = silent(&machine.socket(), CONNECTIONS + 8);
-    // Without a connection to the agent, the plugin uses the store itself.
+    // All connections are occupied, so the CNI plugin cannot reach the agent and uses the store itself.
     let first = machine.add("c1").await.unwrap();
     assert_eq!(machine.held().await, [("c1".to_owned(), first.clone())]);
     let waited = begun.elapsed();

@@ -1,4 +1,4 @@
-//! Namespaces: the pools that they name, and the pools that select them.
+//! Pools that a namespace's annotation names, and pools that select namespaces by label.
 
 use cadastre_e2e::Fixtures;
 use cadastre_e2e::fixtures::LIMIT;
@@ -30,7 +30,7 @@ async fn pod_in(hand: &Fixtures, namespace: &str, name: &str, node: &str, notes:
     all.create(&PostParams::default(), &pod).await.unwrap()
 }
 
-/// Repeats ADD and DEL until the agent has seen the pod's namespace and the pools, and assigns from `range`.
+/// Repeats DEL and ADD until the agent has seen the pod's namespace and the pools, and assigns an address from `range`.
 async fn given_from(machine: &Machine, pod: &Pod, range: &str) {
     let name = pod.name_any();
     let what = format!("{name} has an address of {range}");

@@ -6,10 +6,10 @@ use serde_json::json;
 
 use super::{Machine, pool, shared};
 
-/// The path of the socket in the page.
+/// The socket's path in the code on the page, which the test replaces.
 const SOCKET: &str = "/run/cadastre/agent.sock";
 
-/// The page's code blocks in a language.
+/// Returns the page's code blocks in a language.
 fn blocks(language: &str) -> Vec<&'static str> {
     const PAGE: &str = include_str!("../../../docs/node.md");
     let start = format!("```{language}\n");
@@ -23,7 +23,7 @@ fn command(word: &str) -> &'static str {
     lines.find(|it| it.contains(word)).unwrap()
 }
 
-/// Gives the page's Go client its own dialer: the address then bypasses gRPC's resolution of `unix://`.
+/// Adds a dialer to the page's Go client, so that the socket's address bypasses gRPC's resolution of `unix://`.
 fn with_dialer(code: &str) -> String {
     let dialer = "grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {\n\
                   return (&net.Dialer{}).DialContext(ctx, \"unix\", path)\n}),";
@@ -32,7 +32,7 @@ fn with_dialer(code: &str) -> String {
         .replace("\"log\"", "\"log\"\n\t\"net\"")
 }
 
-/// Runs each client; returns its output or its error.
+/// Builds and runs each client. Returns each client's output or error; an error if a step before fails.
 fn answers(desk: &Desk, socket: &str) -> Result<Vec<Result<String>>> {
     let here = |code: &str| code.replace(SOCKET, socket);
     desk.sh(command("--grpc_python_out"))?;
@@ -58,7 +58,7 @@ async fn programs_in_python_and_go_are_served() {
         }
     };
     let (stage, hand) = shared().await;
-    // A cooldown longer than the builds of the Go programs take.
+    // The cooldown is longer than the builds of the Go programs take, so the released addresses still cool at the end.
     let spec = json!({"cooldownSeconds": 3600});
     pool(&hand, "tongues", "10.90.0.0/28", spec).await;
     let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "tongues", &[]).await;
@@ -77,7 +77,7 @@ async fn programs_in_python_and_go_are_served() {
         assert!(address.starts_with("10.90.0."), "{said}");
         assert_eq!(node, "tongues-1");
     }
-    // Each client released its address, which cools.
+    // Each of the three clients has released its address, which cools.
     let list = machine.list().await;
     let block = &list.blocks[0];
     assert_eq!((block.used, block.cooling), (0, 3), "{list:?}");

@@ -1,4 +1,4 @@
-//! Nodes without a free address.
+//! ADDs on nodes that have no free address.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ async fn an_add_on_a_dry_node_waits_for_its_block_and_gets_it() {
         .await
         .unwrap();
     machine.log_says("holds").await;
-    // Twenty concurrent ADDs need two blocks of 13 addresses.
+    // Twenty concurrent ADDs need two blocks, because a block has 13 usable addresses.
     let adds = (0..20).map(|n| {
         let machine = &machine;
         async move { machine.add(&format!("c{n}")).await }
@@ -68,9 +68,9 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
             && refusal.text.contains("describe ippools.cadastre.dev full"),
         "{refusal}"
     );
-    // An exhausted node is ready: STATUS succeeds.
+    // The agent is ready although the node has no free address: STATUS succeeds.
     machine.ask(cadastre_node::Op::Status).await.unwrap();
-    // The waiting ADD succeeds as soon as an address is free.
+    // As soon as an address is free, the same ADD succeeds.
     machine.del("c0").await;
     until("an address is free again", LIMIT, async || {
         Ok(Some(machine.add("late").await?))

@@ -63,7 +63,7 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
         )
     );
     assert_eq!(fs::read_dir(path("net.d")).unwrap().count(), 1);
-    // The configuration stays when the agent stops, unless a flag says otherwise.
+    // The agent leaves its configuration in place when it stops, unless a flag makes it remove the file.
     machine.stop().await;
     assert!(fs::exists(&conf).unwrap());
     machine.flags.push("--remove-cni-conf".to_owned());

@@ -1,4 +1,4 @@
-//! The first block, ADD, DEL, CHECK, lists, annotations.
+//! The first block, ADD, DEL, CHECK, lists, and annotations of pods.
 
 use std::collections::BTreeSet;
 
@@ -161,7 +161,7 @@ async fn blocks_are_asked_for_before_the_last_address_is_gone_and_surplus_is_let
     pool(&hand, "warm", "10.3.0.0/24", terms).await;
     let flags = ["--add-wait", "0"];
     let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "warm", &flags).await;
-    // With 11 of 13 addresses in use, fewer than `warm.low` are free.
+    // With 11 of 13 addresses in use, fewer than `warm.low` are free, so the agent asks for another block.
     let mut given = BTreeSet::new();
     for (upto, blocks) in [(11, 2), (24, 3)] {
         for n in given.len()..upto {
@@ -173,7 +173,7 @@ async fn blocks_are_asked_for_before_the_last_address_is_gone_and_surplus_is_let
     for n in 0..given.len() {
         machine.del(&format!("c{n}")).await;
     }
-    // Blocks have 13 usable addresses; one block is enough.
+    // Once all addresses are released, more than `warm.high` are free, so the agent releases blocks until one is left.
     hand.listed("warm-1", 1).await.unwrap();
     machine.add("last").await.unwrap();
 }
@@ -265,7 +265,7 @@ async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
         let patch = Patch::Merge(json!({"metadata": {"annotations": notes}}));
         let params = PatchParams::default();
         hand.pods.patch(name, &params, &patch).await.unwrap();
-        // As long as the watch has not shown the annotation, the pod gets any address.
+        // Until the agent's watch has delivered the annotation, the pod gets any address, so ADD is repeated.
         until("the agent knows what it asks for", LIMIT, async || {
             machine.del(container).await;
             match machine.add_with(add_of(&pod, container)).await {

@@ -1,4 +1,4 @@
-//! ADDs of pods that the agent knows and of pods that it does not know; nodes without a block until a pod asks for one.
+//! ADDs of pods whose objects the agent has seen or not seen; nodes that have no block until a pod asks for one.
 
 use std::fs;
 use std::process::Command;
@@ -63,7 +63,8 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     .await
     .unwrap();
 
-    // While no agent runs, the plugin decides by the pods that the agent has recorded in the store.
+    // While no agent runs, the CNI plugin decides by the pods that the agent has recorded in the store. So it must find
+    // the pod's annotation there.
     until("it is noted", LIMIT, async || {
         machine.kill();
         let known = given(&machine, &named, "n2").await;
@@ -80,7 +81,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
         Err(OpErrorKind::PodUnknown)
     );
 
-    // Without the API server the agent decides by the same record.
+    // Without the API server the agent decides by the same recorded pods.
     stage.control_plane.kill_apiserver().unwrap();
     machine.start(&stage.control_plane);
     machine.serves_alone().await;
@@ -102,7 +103,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     })
     .await
     .unwrap();
-    // A pool with `unknownPods: Serve` serves pods that the agent does not know.
+    // A pool with `unknownPods: Serve` assigns addresses to pods that the agent has not seen.
     let serves = rests(json!({
         "unknownPods": "Serve", "ipv4": {"cidrs": ["10.35.0.0/24"], "blockSize": 28},
     }));

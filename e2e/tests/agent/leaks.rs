@@ -1,4 +1,4 @@
-//! Addresses whose DEL never comes. Network namespaces are simulated by files.
+//! Addresses whose DEL never comes. Files stand for network namespaces.
 
 use std::fs;
 
@@ -19,7 +19,8 @@ fn netns(machine: &Machine, id: &str) -> String {
     path.display().to_string()
 }
 
-/// Why the agent takes a container's address for a leak candidate, according to its list.
+/// Returns why the agent considers a container's address a leak candidate, according to its gRPC list. `None` means
+/// that the container has no address; an empty text means that it is no leak candidate.
 async fn suspicion(machine: &Machine, id: &str) -> Option<String> {
     let all = machine.list().await.allocations.into_iter();
     let mut of = all.filter(|it| it.attachment.as_ref().unwrap().container_id == id);
@@ -67,7 +68,8 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     fs::remove_file(machine.path("netns/leak-sandbox")).unwrap();
     suspected(&machine, "leak-pod", &["podGone", "leakCandidate"]).await;
     suspected(&machine, "leak-both", &["podGone", "leakCandidate"]).await;
-    // The controller has listed both as leak candidates by now; their network namespaces still exist.
+    // The controller now lists both as leak candidates. Their network namespaces still exist, so neither may be freed
+    // yet.
     hand.subnet_until("leak-1", "names two suspects", |it| {
         it.spec.leak_candidates.len() == 2
     })
@@ -81,7 +83,7 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     assert_eq!(suspicion(&machine, "leak-sandbox").await.unwrap(), "");
     let name = "cadastre_agent_leaks_freed_total";
     assert!((machine.figure(name, &[]).await - 1.0).abs() < 0.1);
-    // A pod that has finished counts as gone.
+    // A pod that has finished counts as gone, so its address is freed too.
     let patch = kube::api::Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     let params = kube::api::PatchParams::default();
     hand.pods
@@ -110,7 +112,7 @@ async fn what_is_no_pod_s_is_freed_by_its_namespace_alone() {
     }
     machine.add("unknown").await.unwrap();
     fs::remove_file(machine.path("netns/goes")).unwrap();
-    // Other ADDs and DELs happen on the node meanwhile.
+    // Other ADDs and DELs happen on the node meanwhile; they must not delay or prevent the release.
     until("it is freed", LIMIT, async || {
         machine.add("other").await?;
         machine.del("other").await;
@@ -159,8 +161,8 @@ async fn a_static_pod_s_address_lives_by_its_mirror() {
     assert_eq!(suspicion(&machine, "static").await.unwrap(), "");
 }
 
-/// Adds a sandbox of a pod and removes its network namespace: the state that a runtime leaves behind when a later
-/// plugin of the chain fails in both the ADD and the DEL.
+/// Adds a sandbox of a pod and removes its network namespace. A runtime leaves this state behind if a later plugin of
+/// the chain fails in both the ADD and the DEL. Returns the address.
 async fn failed_sandbox(machine: &Machine, pod: &Pod, id: &str) -> Result<String, OpError> {
     let add = Add {
         netns: netns(machine, id),
@@ -181,7 +183,8 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
         json!({"cooldownSeconds": 1}),
     )
     .await;
-    // The long grace period for pods that are gone does not delay this.
+    // Sandboxes of a living pod are not subject to the grace period for pods that are gone, so a long one delays
+    // nothing here.
     let flags = ["--leak-grace", "3600", "--publish-interval", "0.5"];
     let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "failing", &flags).await;
     let other = hand.pod("failing-other", "failing-1", &[]).await.unwrap();
@@ -192,10 +195,11 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
     machine.add_with(stays).await.unwrap();
     let pod = hand.pod("failing-pod", "failing-1", &[]).await.unwrap();
     let mut last = String::new();
-    // Three times eight sandboxes need more than the pool's 13 addresses.
+    // Three times eight sandboxes need more than the pool's 13 addresses, so addresses of earlier sandboxes must be
+    // freed.
     for round in 0..3 {
         for n in 0..8 {
-            // A released address cools for a second.
+            // A released address cools for a second, so ADD is repeated until one is available.
             last = until("an address has cooled", LIMIT, async || {
                 let id = format!("c{round}-{n}");
                 Ok(failed_sandbox(&machine, &pod, &id).await.ok())
@@ -244,7 +248,8 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     let of_pod = machine.add_with(add_of(&pod, "of-pod")).await.unwrap();
     let said = [
         format!("{unknown}=container:net/unknown"),
-        // The address is now in use by another container.
+        // The annotation names an earlier container, but another container has this address now. So the address must
+        // not be released.
         format!("{other}=container:net/before"),
         format!("{seen}=container:net/seen"),
         format!("{of_pod}=container:net/of-pod"),
@@ -257,7 +262,8 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     gone(&machine, "unknown").await;
     let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();
     assert_eq!(held, ["of-pod", "other", "seen"]);
-    // The pod is gone from the API, and the node cannot check its sandbox, whose namespace is unknown.
+    // The pod is gone from the API. The agent cannot check its sandbox, whose network namespace is unknown, so the
+    // annotation releases the address.
     hand.delete_pod("word-pod").await.unwrap();
     gone(&machine, "of-pod").await;
     let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();

@@ -1,19 +1,19 @@
-//! `cadastre agent` as a process, with a real API server and a real controller; the tests call it as the CNI
+//! `cadastre agent` as a process, with a real API server and a real controller. The tests call the agent as the CNI
 //! plugin and other programs do.
 //!
-//! Most tests share one control plane and one controller; each has its own group of nodes and its own ranges.
-//! There is no kubelet and no runtime: pods are objects, and network namespaces are files.
+//! Most tests share one control plane and one controller; each of these tests has its own group of nodes and its own
+//! ranges. There is no kubelet and no runtime: pods are API objects only, and files stand for network namespaces.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `giving` | the first block, ADD, DEL, CHECK, lists, annotations |
 //! | `choosing` | pools of namespaces |
 //! | `clients` | programs in other languages |
-//! | `knowing` | pods that the agent knows and does not know |
+//! | `knowing` | pods whose objects the agent has seen or not seen |
 //! | `dry` | nodes without a free address |
 //! | `telling` | how often the status is written |
 //! | `outages` | the agent killed, hung or started twice; the API server down |
-//! | `stalls` | the agent stopped while plugins are killed |
+//! | `stalls` | the agent stopped while CNI plugins are killed |
 //! | `withdrawn` | nodes that lose their blocks |
 //! | `renewal` | another Node object of the same name, a lost store |
 //! | `leaks` | DELs that never come |
@@ -67,7 +67,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// Flags of the controller of [`shared`].
+/// Flags of the controller that [`shared`] starts.
 const FLAGS: [&str; 2] = ["--leak-grace", "2"];
 
 /// The cluster that most tests share, and a new [`Fixtures`] for this one.
@@ -83,7 +83,8 @@ async fn shared() -> (&'static TestCluster, Fixtures) {
     (cluster, fixtures)
 }
 
-/// Creates a pool of blocks of 16 addresses for the nodes of a group; pods can use 13 addresses of each block.
+/// Creates a pool that allocates blocks of 16 addresses to the nodes of a group. Pods can use 13 addresses of each
+/// block.
 async fn pool(fixtures: &Fixtures, name: &str, range: &str, more: Value) {
     let mut spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
     merge(&mut spec, more);
@@ -114,7 +115,7 @@ impl DerefMut for Machine {
 }
 
 impl Machine {
-    /// A machine whose agent is not started yet.
+    /// Returns a machine whose agent is not started yet.
     fn new(node: &str, flags: &[&str]) -> Self {
         // Unless the test sets it, the interval of the address list is that of the status.
         let interval = |name: &str| flags.iter().position(|it| *it == name);
@@ -159,7 +160,7 @@ impl Machine {
         self.agent().wait_ready(LIMIT).await.unwrap();
     }
 
-    /// Waits until the agent reports that it is ready without the API server.
+    /// Waits until the agent reports that it is ready although the API server does not answer.
     async fn serves_alone(&mut self) {
         let alone = until("it serves without the API server", LIMIT, async || {
             let body = self.agent().ready().await?;
@@ -188,7 +189,7 @@ impl Machine {
         self.add_with(add(id)).await
     }
 
-    /// Adds a container and returns its first address.
+    /// Sends an ADD and returns the container's first address.
     async fn add_with(&self, add: Add) -> Result<String, OpError> {
         Ok(self.0.add(add).await?[0].to_string())
     }
@@ -197,13 +198,13 @@ impl Machine {
         self.ask(Op::Del(attachment(id))).await.unwrap();
     }
 
-    /// The agent's list over gRPC.
+    /// Returns the agent's list of addresses, asked for over gRPC.
     async fn list(&self) -> v1::ListResponse {
         let mut client = client(&self.socket());
         client.list(v1::ListRequest {}).await.unwrap().into_inner()
     }
 
-    /// Container ids with their addresses, sorted.
+    /// Returns container ids with their addresses, sorted.
     async fn held(&self) -> Vec<(String, String)> {
         let all = self.list().await.allocations.into_iter();
         let mut held: Vec<(String, String)> = all
@@ -213,7 +214,7 @@ impl Machine {
         held
     }
 
-    /// The sum of one of the agent's metrics over the series with these labels.
+    /// Returns the sum of one of the agent's metrics over the series with these labels.
     async fn figure(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let samples = self.daemon.as_ref().unwrap().metrics().await.unwrap();
         metrics::sum(&samples, name, labels)
@@ -234,7 +235,7 @@ impl Machine {
     }
 }
 
-/// An ADD of a sandbox of `pod`.
+/// An ADD for a sandbox of `pod`.
 fn add_of(pod: &Pod, id: &str) -> Add {
     Add {
         pod: Some(pod_ref(pod)),
@@ -246,7 +247,7 @@ fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-/// The addresses in use according to a NodeAddresses, sorted as text.
+/// Returns the addresses in use according to a NodeAddresses object, sorted as text.
 async fn published(fixtures: &Fixtures, node: &str) -> Result<Vec<String>> {
     let list = fixtures.addresses.get_opt(node).await?;
     let entries = list.iter().flat_map(|it| it.spec.entries());
@@ -258,7 +259,7 @@ async fn published(fixtures: &Fixtures, node: &str) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Whether the counts of the NodeSubnet's blocks agree with these addresses in use.
+/// Returns whether the `used` counts in the NodeSubnet's status agree with `addresses`.
 async fn counts(fixtures: &Fixtures, node: &str, addresses: &[String]) -> Result<bool> {
     let subnet = fixtures.subnets.get_opt(node).await?;
     let blocks = subnet.and_then(|it| it.status).unwrap_or_default().blocks;
@@ -272,7 +273,7 @@ async fn counts(fixtures: &Fixtures, node: &str, addresses: &[String]) -> Result
     }))
 }
 
-/// Waits until the NodeAddresses lists exactly these addresses and the counts of the NodeSubnet agree.
+/// Waits until the NodeAddresses object lists exactly these addresses and the counts in the NodeSubnet's status agree.
 async fn publishes(fixtures: &Fixtures, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     until(

@@ -1,4 +1,4 @@
-//! Starts an agent on a node whose pods have their addresses from host-local.
+//! Starts an agent on a node whose pods already have addresses from host-local.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -36,7 +36,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         old.push(address);
     }
 
-    // The agent creates its store before the controller publishes the podCIDR, which kube-controller-manager allocated.
+    // The node has a podCIDR from kube-controller-manager. The agent creates its store before the controller publishes
+    // the podCIDR in a NodeSubnet.
     fixtures
         .create_node(nodes::node("moved-1", "192.0.2.1"))
         .await
@@ -68,7 +69,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         OpErrorKind::Exhausted
     );
 
-    // A runtime that remembers a pod's configuration sends its DEL to host-local, other runtimes to our plugin.
+    // A runtime that remembers a pod's CNI configuration sends the pod's DEL to host-local, other runtimes send it to
+    // cadastre-ipam.
     let ours = json!({
         "cniVersion": "1.0.0", "name": "net", "type": "ptp",
         "ipam": {"type": "cadastre-ipam", "socket": machine.plugin_socket(), "store": machine.store()},
@@ -76,8 +78,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     call("DEL", "h1", machine.folder(), &before);
     call("DEL", "h2", machine.folder(), &ours);
     assert!(!machine.path("networks/net").join(&old[0]).exists());
-    // Neither DEL names an attachment that the agent knows. Without a runtime's list of sandboxes the agent
-    // decides by the pods, which still exist.
+    // Neither DEL names an attachment that the agent knows. The agent has no runtime to ask for sandboxes, so it
+    // decides by the pods. These still exist, so their addresses stay in use.
     publishes(&fixtures, "moved-1", all.into_iter().collect()).await;
     machine.stop().await;
 }
@@ -89,7 +91,7 @@ fn host_local(machine: &Machine) -> Value {
     })
 }
 
-/// Calls the plugin as a runtime's main plugin does, and returns its output.
+/// Calls the CNI plugin as a runtime's main plugin does, and returns its output.
 fn call(verb: &str, id: &str, folder: &Path, config: &Value) -> Value {
     let mut child = Command::new(daemon::plugin().unwrap())
         .env_clear()

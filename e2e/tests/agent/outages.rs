@@ -1,4 +1,4 @@
-//! The agent killed, hung or started twice; the API server down.
+//! The agent is killed, hangs or is started twice; the API server is down.
 
 use std::fs::File;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn killed_and_started_again_it_goes_on_where_it_was() {
         machine.plugin_socket().exists(),
         "as a killed process leaves it"
     );
-    // While no agent runs, the plugin works on the store itself.
+    // While no agent runs, the CNI plugin uses the store itself.
     assert_eq!(machine.add("c1").await.unwrap(), first);
     let second = machine.add("c2").await.unwrap();
     machine.del("c1").await;
@@ -47,9 +47,9 @@ async fn while_it_hangs_the_plugin_helps_itself() {
         Machine::of_group(&cluster.control_plane, &fixtures, "hang", &flags).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&fixtures, "hang-1", vec![first.clone()]).await;
-    // The agent closes its store after a second without work, and the plugin can open it only if the agent hangs
-    // after that. STATUS, which runtimes send all the time, does not count as work. What the agent postpones while
-    // it hangs does, so that each try has to wait for that moment again.
+    // The agent closes its store after a second without work. The CNI plugin can open the store only if the agent hangs
+    // after that. STATUS, which runtimes send all the time, does not count as work. Work that the agent postponed while
+    // it hung does count, so each attempt has to wait until the store is closed again.
     until(
         "the plugin is served beside a hung agent",
         LIMIT,
@@ -70,7 +70,7 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     .unwrap();
     let held: Vec<String> = machine.held().await.into_iter().map(|it| it.1).collect();
     assert_eq!(held.len(), 2, "{held:?}");
-    // The agent notices what the plugin did to the store meanwhile.
+    // The agent continues with what the CNI plugin changed in the store meanwhile.
     machine.add("c3").await.unwrap();
     let held = machine.held().await.into_iter().map(|it| it.1).collect();
     publishes(&fixtures, "hang-1", held).await;
@@ -130,7 +130,8 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     assert_eq!(given.len(), 12);
     let refusal = machine.add("c15").await.unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
-    // The agent releases no block while it cannot get one back.
+    // While the API server is down, the agent releases no block, because it could not get another one. So the
+    // next ADD succeeds.
     for n in 3..=14 {
         machine.del(&format!("c{n}")).await;
     }

@@ -1,4 +1,4 @@
-//! The errors for host paths that are read-only, or occupied by something else.
+//! The errors for host paths that are read-only or occupied by a file of another type.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,8 @@ use serde_json::json;
 
 use crate::{Machine, pool, shared};
 
-/// Runs `cadastre ARGS` with a read-only file system mounted at `folder`; returns its exit code and output, or
-/// `None` if this machine does not allow mounts.
+/// Runs `cadastre ARGS` with a read-only file system mounted at `folder`. Returns the exit code and the output, or
+/// `None` if this host does not allow mounts.
 fn on_read_only(folder: &Path, args: &[&str]) -> Option<(Option<i32>, String)> {
     let apart = || {
         let mut command = Command::new("unshare");
@@ -88,10 +88,11 @@ async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_
     is_unready_for(&mut machine, "lib: File exists").await;
     fs::remove_file(&lib).unwrap();
     is_unready_for(&mut machine, "net.d: File exists").await;
-    // Existing pods can be served: only the runtime does not see the network yet.
+    // An ADD succeeds although the agent is not ready: only the CNI configuration is missing, so the runtime does not
+    // use the network yet.
     machine.add("c1").await.unwrap();
     fs::remove_file(&net).unwrap();
-    // An ADD makes the agent retry at once instead of within a minute.
+    // An ADD makes the agent retry to write the configuration at once, instead of within a minute.
     machine.add("c2").await.unwrap();
     machine.ready().await;
     assert!(conf.exists());

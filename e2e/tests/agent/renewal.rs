@@ -1,4 +1,4 @@
-//! Another Node object of the same name; a lost store.
+//! A new Node object with the name of a deleted one; a store that is lost or damaged.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -14,7 +14,7 @@ use crate::{Machine, add_of, pool, publishes, shared};
 #[tokio::test]
 async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     let (stage, hand) = shared().await;
-    // While the old block is quarantined the pool has no other block for the new node.
+    // While the old block is quarantined, the pool has no other block for the new node.
     let terms = json!({"quarantineSeconds": 86400});
     pool(&hand, "again", "10.40.0.0/28", terms).await;
     let flags = ["--publish-interval", "0.5", "--add-wait", "0.5"];
@@ -34,7 +34,8 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
         first,
         "what was given stays"
     );
-    // Another provider id, as the same machine would get its block back.
+    // The new Node has another provider id. With the same one, it would count as the same machine and get its block
+    // back.
     let mut other = labelled(nodes::node("again-1", "192.0.2.1"), &[(GROUP, "again")]);
     other.spec.as_mut().unwrap().provider_id = Some("e2e://another".to_owned());
     let node = hand.create_node(other).await.unwrap();
@@ -53,7 +54,7 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
         1,
         "it goes with its last address"
     );
-    // The new node gets its own block once the pool has one.
+    // The new node gets a block of its own once the pool has one.
     let more = json!({"ipv4": {"cidrs": ["10.40.0.0/28", "10.40.1.0/28"]}});
     hand.change_pool("again", more).await.unwrap();
     machine.ready().await;
@@ -72,7 +73,8 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
     let second = machine.add("c2").await.unwrap();
     publishes(&hand, "rot-1", vec![first.clone(), second.clone()]).await;
     machine.kill();
-    // This address was assigned after the last status; only the pod's status shows it.
+    // The CNI plugin assigns this address while no agent runs. So no NodeAddresses lists it, and only the pod's status
+    // shows it.
     let third = machine.add("c3").await.unwrap();
     hand.pod("rot-late", "rot-1", &[&third]).await.unwrap();
     let file = std::fs::OpenOptions::new()
@@ -101,7 +103,7 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
     assert!(text.contains("damaged-1"), "{text}");
     assert_eq!(machine.add_with(add_of(&pod, "c1")).await.unwrap(), first);
     assert_eq!(machine.add("c2").await.unwrap(), second);
-    // No address in use is assigned again.
+    // No address in use may be assigned again.
     for n in 0..8 {
         let given = machine.add(&format!("new{n}")).await.unwrap();
         assert!(
@@ -139,7 +141,7 @@ async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
         json!({"cooldownSeconds": 0}),
     )
     .await;
-    // The interval keeps the assignments from being published before the store is lost.
+    // The long interval keeps the agent from publishing the assignments before the store is lost.
     let flags = ["--publish-interval", "3600"];
     let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "second", &flags).await;
     let mut live = Vec::new();
@@ -150,7 +152,7 @@ async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
         add.attachment.network = "storage".to_owned();
         add.attachment.ifname = "net1".to_owned();
         let address = machine.add_with(add).await.unwrap();
-        // The annotation that Multus writes when all networks of a pod are set up.
+        // The annotation that Multus writes once all networks of a pod are set up.
         let status = json!([
             {"name": "net", "interface": "eth0", "ips": ["192.0.2.1"], "default": true},
             {"name": "default/storage", "interface": "net1", "ips": [address]},
@@ -196,11 +198,11 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
             let id = format!("boot{boot}-{n}");
             addresses.push(machine.add_with(add_of(pod, &id)).await.unwrap());
         }
-        // Attachments of the boot before are released.
+        // Attachments of the boot before are released, so that only the new addresses are published.
         publishes(&hand, "wiped-1", addresses).await;
         machine.stop().await;
         std::fs::remove_file(machine.store()).unwrap();
-        // The published state now belongs to another boot than the current one.
+        // Pretends that the published objects were written in another boot: the real boot id cannot change here.
         let patch = kube::api::Patch::Merge(json!({"status": {"agent": {"bootID": "earlier"}}}));
         let params = kube::api::PatchParams::default();
         let patched = hand.subnets.patch_status("wiped-1", &params, &patch);

@@ -123,7 +123,7 @@ async fn the_metrics_keep_to_the_conventions() {
 
 const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
-/// All permissions of the agent, and two resources on which it has none.
+/// All permissions of the agent, and two resources for which it must have none.
 const MAY: [(&str, &str, &[&str]); 9] = [
     ("", "nodes", &["list", "watch"]),
     ("", "pods", &["list", "watch"]),
@@ -144,7 +144,8 @@ const MAY: [(&str, &str, &[&str]); 9] = [
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let audit = Audit::of(&[ACCOUNT]).unwrap();
     let mut apiserver_args = audit.args();
-    // An admission plugin of OpenShift's default: who sets an ownerReference may need additional permissions.
+    // An admission plugin that OpenShift enables by default. It may require additional permissions of clients that set
+    // an ownerReference.
     apiserver_args
         .push("--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned());
     let options = Options {

@@ -1,4 +1,4 @@
-//! An agent that is stopped while plugins are killed and others use the store themselves.
+//! An agent that is stopped while CNI plugins are killed and other CNI plugins use the store themselves.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{Machine, add, attachment, pool, shared};
 
-/// ADDs under way when the agent is stopped.
+/// Number of ADDs that are sent to the agent while it is stopped.
 const ADDS: usize = 24;
 
 #[tokio::test]
@@ -28,7 +28,8 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     .await;
     let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "stall", &[]).await;
     hand.listed("stall-1", 3).await.unwrap();
-    // Each plugin has received the agent's greeting, so that it takes the agent for alive.
+    // Each simulated CNI plugin has received the agent's greeting, so it considers the agent alive and sends its
+    // request to it.
     let mut plugins = Vec::new();
     for _ in 0..ADDS {
         let mut plugin = UnixStream::connect(machine.plugin_socket()).unwrap();
@@ -46,7 +47,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     })
     .await
     .unwrap();
-    // Each plugin sends its request and is killed.
+    // Each simulated CNI plugin sends its ADD and is killed. The DELs that follow use the store.
     for (n, mut plugin) in plugins.into_iter().enumerate() {
         let now = clock::since_boot();
         let op = Op::Add(add(&format!("c{n}")));
@@ -65,7 +66,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     .await
     .unwrap();
     assert_eq!(machine.held().await, []);
-    // The agent continues to work, also for the same container ids.
+    // The agent continues to work, also for a container id that was deleted.
     machine.add("c1").await.unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! How often the status is written.
+//! How often the agent writes the NodeSubnet's status.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::{Machine, pool, publishes, shared};
 
-/// Number of PATCHes that the agent sent to the API server.
+/// Returns the number of PATCHes that the agent has sent to the API server.
 async fn writes(machine: &Machine) -> f64 {
     let name = "rest_client_requests_total";
     machine.figure(name, &[("method", "PATCH")]).await
 }
 
-/// A minute of ten pods per second, compressed to a tenth: intervals and cooldown are a tenth, too.
+/// A minute with ten pods per second, compressed to a tenth: the publish interval and the cooldown are a tenth, too.
 #[tokio::test]
 async fn churn_costs_at_most_a_write_in_fifty_pod_events() {
     const PODS: u32 = 600;
@@ -65,7 +65,7 @@ async fn nothing_is_written_while_nothing_changes() {
     machine.add("c2").await.unwrap();
     machine.del("c2").await;
     publishes(&hand, "quiet-1", vec![address]).await;
-    // When the cooldown is over, the address is reported as free, which is the last change to report.
+    // When the cooldown is over, the address is reported as free. Nothing else changes after that.
     until("the released address is told as free", LIMIT, async || {
         let status = hand
             .subnets
@@ -83,7 +83,7 @@ async fn nothing_is_written_while_nothing_changes() {
         writes(&machine).await,
         hand.subnets.get("quiet-1").await.unwrap(),
     );
-    // Several publish intervals must pass, so this waits for a time.
+    // Several publish intervals must pass without a write, so this test sleeps.
     let before = machine.agent().process().usage().unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     let after = machine.agent().process().usage().unwrap();

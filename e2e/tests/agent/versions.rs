@@ -1,5 +1,5 @@
-//! CRDs, objects and clients of another version: each side ignores the fields that it does not know, and preserves
-//! them when it writes.
+//! CRDs, objects and clients of another version. Each side ignores the fields that it does not know, and preserves them
+//! when it writes.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{FLAGS, Machine, publishes};
 
-/// Objects that have an additional field in a newer version: kind, and path in the schema.
+/// Where a newer version has an additional field: the resource, and the path of the object in the schema.
 const ADDED: [(&str, &str); 10] = [
     ("ippools", "/spec"),
     ("ippools", "/status"),
@@ -32,7 +32,7 @@ const ADDED: [(&str, &str); 10] = [
     ("nodeaddresses", "/spec"),
 ];
 
-/// Fields that are missing in an older version: kind, object and field.
+/// Fields that an older version lacks: the resource, the path of the object in the schema, and the field.
 const LACKING: [(&str, &str, &str); 6] = [
     ("ippools", "/status/properties/ipv4", "trend"),
     ("ippools", "/status/properties/ipv4", "exhaustsAt"),
@@ -42,7 +42,8 @@ const LACKING: [(&str, &str, &str); 6] = [
     ("nodeaddresses", "/spec", "bootID"),
 ];
 
-/// A cluster with modified CRDs, its controller, and a pool of blocks of 16 addresses for the group `g`.
+/// Starts a cluster with modified CRDs and a controller, and creates a pool of blocks of 16 addresses for the group
+/// `g`.
 async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Fixtures) {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
     let fixtures = Fixtures::new(cluster.client().await.unwrap());
@@ -65,13 +66,13 @@ async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, 
     (controller, cluster, fixtures)
 }
 
-/// The schema of an object's fields in a CRD.
+/// Returns the schema of an object's fields in a CRD.
 fn fields<'a>(crd: &'a mut Value, object: &str) -> &'a mut Map<String, Value> {
     let path = format!("/spec/versions/0/schema/openAPIV3Schema/properties{object}/properties");
     crd.pointer_mut(&path).unwrap().as_object_mut().unwrap()
 }
 
-/// Access to the objects of a kind with all fields, also those that this version does not know.
+/// Returns access to the objects of a kind with all their fields, also those that this version does not know.
 fn raw<K: kube::Resource<DynamicType = ()>>(fixtures: &Fixtures) -> Api<DynamicObject> {
     Api::all_with(fixtures.client.clone(), &ApiResource::erase::<K>(&()))
 }
@@ -89,7 +90,7 @@ async fn written(daemon: &Daemon) -> f64 {
 async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
     let (controller, cluster, fixtures) = with_crds(|kind, crd| {
         for (_, object) in ADDED.iter().filter(|(of, _)| *of == kind) {
-            // The default puts the field into every object that is read.
+            // The default makes the API server add the field to every object that is read.
             let future = json!({"type": "string", "default": "new"});
             fields(crd, object).insert("future".to_owned(), future);
         }
@@ -111,7 +112,7 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
         let patched = all.patch_status(name, &params, &kept("status")).await;
         patched.unwrap();
     }
-    // A second block: the NodeSubnet's spec and the statuses are written again.
+    // A second block is needed, so the NodeSubnet's spec and the statuses are written again.
     for n in 2..=14 {
         given.push(machine.add(&format!("c{n}")).await.unwrap());
     }
@@ -154,7 +155,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         let text = format!("{kind} g-1 was stored without a part");
         machine.log_says(&text).await;
     }
-    // Several intervals without any change must pass, so this waits for a time.
+    // Several intervals must pass without any change, so this test sleeps.
     let agent = machine.daemon.as_ref().unwrap();
     let before = (written(agent).await, written(&controller).await);
     let list = fixtures.addresses.get("g-1").await.unwrap();
@@ -176,6 +177,6 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         2,
         "once a kind"
     );
-    // The agent still serves.
+    // The agent still assigns addresses.
     machine.add("c2").await.unwrap();
 }

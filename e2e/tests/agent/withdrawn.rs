@@ -1,4 +1,5 @@
-//! Nodes that lose their blocks: the NodeSubnet deleted, the node deselected, the pool deleted.
+//! Nodes that lose their blocks: the NodeSubnet is deleted, the pool no longer selects the node, or the pool is
+//! deleted.
 
 use std::fs;
 
@@ -20,7 +21,7 @@ async fn delete_subnet(hand: &Fixtures, node: &str) -> String {
     uid
 }
 
-/// Waits until a new NodeSubnet with the same blocks replaces the one with the UID `old`.
+/// Waits until the NodeSubnet with the UID `old` is replaced by a new one with the same blocks.
 async fn restored(hand: &Fixtures, node: &str, old: &str, blocks: &[String]) {
     let what = "is another object with the same blocks";
     let same = |it: &cadastre_api::NodeSubnet| {
@@ -41,7 +42,7 @@ async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
     let mut given = vec![machine.add("c0").await.unwrap()];
     publishes(&hand, "torn-1", given.clone()).await;
     for n in 1..=3 {
-        // Twice while the agent runs, once while it does not.
+        // The NodeSubnet is deleted twice while the agent runs, and once while it does not.
         if n == 3 {
             machine.kill();
         }
@@ -78,7 +79,7 @@ async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
     let mut given = vec![first.clone(), machine.add("c2").await.unwrap()];
     machine.stop().await;
     machine.start(&stage.control_plane);
-    // The agent has learned that no NodeSubnet exists, and has read its own Node.
+    // The agent is ready, so it has learned that no NodeSubnet exists and has read its own Node.
     until("it serves", LIMIT, async || {
         Ok(Some(machine.agent().ready().await?))
     })
@@ -91,7 +92,7 @@ async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
         .figure("cadastre_agent_status_writes_total", &failed)
         .await;
     assert!(in_vain < 0.5, "{in_vain} writes to what is not there");
-    // With the Node object deleted, nothing new is assigned and no pod loses its address.
+    // Once the Node object is deleted, no new address is assigned, but no pod loses its address.
     hand.delete_node("bare-1").await.unwrap();
     until("nothing new is given", LIMIT, async || {
         let refusal = machine.add("late").await.err();
@@ -146,7 +147,7 @@ async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
     publishes(&hand, "left-1", vec![first.clone()]).await;
     let subnet = hand.subnets.get("left-1").await.unwrap();
     assert_eq!(subnet.spec.blocks[0].recall, Some(Recall::Drain));
-    // The runtime needs the configuration to end the remaining pods.
+    // The CNI configuration stays, because the runtime needs it to send the DELs of the remaining pods.
     assert!(fs::exists(&conf).unwrap());
     group("left").await;
     machine.ready().await;
@@ -177,14 +178,15 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     };
     let subnet = hand.subnet_until("ended-1", "asks the block back", draining);
     assert_eq!(subnet.await.unwrap().spec.blocks.len(), 1);
-    // The plugin alone cannot know of the recall, and the block belongs to the node until the agent releases it.
+    // The CNI plugin alone cannot know of the recall, so it assigns an address. The block belongs to the node until the
+    // agent releases it.
     let second = machine.add("c2").await.unwrap();
     machine.start(&stage.control_plane);
     machine.log_says("holds").await;
     let refusal = until("nothing new is given", LIMIT, async || {
         let refusal = machine.add("c3").await.err();
         if refusal.is_none() {
-            // The DEL is refused while the agent is starting; the next round repeats it.
+            // The DEL may be rejected while the agent is starting. The next round repeats it, so the answer is ignored.
             let _ = machine.ask(Op::Del(crate::attachment("c3"))).await;
         }
         Ok(refusal.filter(|it| it.why != OpErrorKind::Busy))
@@ -197,7 +199,7 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     assert!(hand.pools.get_opt("ended").await.unwrap().is_some());
     machine.del("c1").await;
     machine.del("c2").await;
-    // The pool's cooldown setting is gone with the pool; the default is 30 s.
+    // The pool's `cooldownSeconds` is gone with the pool, so the default of 30 s applies.
     until("the pool is gone", 2 * LIMIT, async || {
         let left = hand.pools.get_opt("ended").await?;
         Ok(left.is_none().then_some(()))

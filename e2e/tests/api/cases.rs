@@ -1,11 +1,11 @@
-//! Objects that are accepted and objects that are rejected. Each rejection has one complaint: its field and the
-//! end of its message.
+//! Objects that the API server accepts, and objects that it rejects. Each rejection has exactly one cause: a field and
+//! the end of the server's message.
 
 use serde_json::{Value, json};
 
 use super::Cause;
 
-/// A name, a spec, and the complaint if the object is rejected.
+/// The name and the spec of an object, and the cause if the API server rejects the object.
 type Case = (String, Value, Option<Cause>);
 
 const NOT_CIDR4: &str = "is not an IPv4 CIDR: write an address, / and a prefix length, such as 10.244.0.0/16 (IPv6 goes under ipv6)";
@@ -23,7 +23,7 @@ const NO_VALUES: &str = "Exists and DoesNotExist take no values: remove them, or
 const BAD_NAME: &str =
     "the name of a pool has at most 63 characters and no dot: choose a shorter or plainer name";
 
-/// A pool of podCIDRs with these fields replaced.
+/// Returns the spec of a pool of podCIDRs in which these fields are replaced.
 fn with(fields: &Value) -> Value {
     let mut spec = json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
     for (key, value) in fields.as_object().unwrap() {
@@ -32,7 +32,7 @@ fn with(fields: &Value) -> Value {
     spec
 }
 
-/// A pool of blocks with these fields replaced.
+/// Returns the spec of a pool of blocks in which these fields are replaced.
 fn blocks(fields: &Value) -> Value {
     let mut spec = with(fields);
     spec["allocationMode"] = json!("Blocks");
@@ -47,7 +47,7 @@ fn v6(cidrs: &[&str], block_size: u32) -> Value {
     json!({"allocationMode": "NodeCIDR", "ipv6": {"cidrs": cidrs, "blockSize": block_size}})
 }
 
-/// A pool of 10.0.0.0/16 and fd00::/48 with these reserved entries.
+/// Returns the spec of a pool with 10.0.0.0/16, fd00::/48 and these entries in `reserved`.
 fn reserved(entries: &[&str]) -> Value {
     with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}, "reserved": entries}))
 }
@@ -108,7 +108,7 @@ fn ranges() -> Vec<(Value, Option<Cause>)> {
     let first6 = |message| Some(("spec.ipv6.cidrs[0]", message));
     let second6 = |message| Some(("spec.ipv6.cidrs[1]", message));
     vec![
-        // Form and family
+        // CIDRs that cannot be parsed, or that belong to the other family
         (v4(&["10.0.0.0"], 24), first4(NOT_CIDR4)),
         (v4(&["10.0.0.0/33"], 32), first4(NOT_CIDR4)),
         (v4(&["10.0.0.00/24"], 24), first4(NOT_CIDR4)),
@@ -120,7 +120,7 @@ fn ranges() -> Vec<(Value, Option<Cause>)> {
         (v6(&["fd00::/48", "10.0.0.0/16"], 64), second6(NOT_CIDR6)),
         (v6(&["::ffff:10.0.0.0/112"], 120), first6(NOT_CIDR6)),
         (v6(&["fe80::%eth0/64"], 64), first6(NOT_CIDR6)),
-        // Canonical text
+        // CIDRs that are not written in canonical form
         (
             v4(&["10.0.0.1/24"], 24),
             first4("is not in canonical form: write 10.0.0.0/24"),
@@ -137,7 +137,7 @@ fn ranges() -> Vec<(Value, Option<Cause>)> {
             v6(&["fd00::1/48"], 64),
             first6("is not in canonical form: write fd00::/48"),
         ),
-        // Size and kind of space
+        // CIDRs that are too wide, or that are not unicast space
         (v4(&["11.0.0.0/8"], 24), None),
         (v4(&["10.0.0.0/7"], 24), first4(TOO_WIDE)),
         (v4(&["0.0.0.0/0"], 24), first4(TOO_WIDE)),
@@ -150,7 +150,7 @@ fn ranges() -> Vec<(Value, Option<Cause>)> {
         (v4(&["224.1.0.0/16"], 24), first4(NOT_UNICAST)),
         (v6(&["fe80::/64"], 64), first6(NOT_UNICAST)),
         (v6(&["ff02::/16"], 64), first6(NOT_UNICAST)),
-        // Overlap within the list
+        // Overlap between the CIDRs of one list
         (v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23"], 24), None),
         (
             v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.0.0/16"], 24),
@@ -187,7 +187,7 @@ fn block_sizes() -> Vec<(Value, Option<Cause>)> {
             v6(&["fd00::/64"], 129),
             size6("should be less than or equal to 128"),
         ),
-        // The default block size must fit, too
+        // A pool without `blockSize` has a default size, which must fit too
         (
             with(&json!({"ipv4": {"cidrs": ["10.0.0.0/25"]}})),
             size4(NO_FIT),
@@ -229,7 +229,7 @@ fn reservations() -> Vec<(Value, Option<Cause>)> {
             None,
         ),
         (reserved(&["9.9.9.9-10.0.0.1", "fd00::9-fd00::a"]), None),
-        // Form
+        // Entries that cannot be parsed
         (reserved(&["gateway"]), first(NOT_RESERVABLE)),
         (reserved(&[""]), first(NOT_RESERVABLE)),
         (reserved(&["-"]), first(NOT_RESERVABLE)),
@@ -245,7 +245,7 @@ fn reservations() -> Vec<(Value, Option<Cause>)> {
             reserved(&["10.0.0.0/24-10.0.1.0/24"]),
             first(NOT_RESERVABLE),
         ),
-        // Canonical text
+        // Entries that are not written in canonical form
         (
             reserved(&["10.0.0.1/24"]),
             first("is not in canonical form: write 10.0.0.0/24"),
@@ -258,7 +258,7 @@ fn reservations() -> Vec<(Value, Option<Cause>)> {
             reserved(&["fd00::1-fd00:0::2"]),
             first("is not in canonical form: write fd00::1-fd00::2"),
         ),
-        // Families and order
+        // Ranges across families, ranges that end before they begin, and duplicates
         (reserved(&["10.0.0.1-fd00::1"]), first(across)),
         (reserved(&["::1-10.0.0.1"]), first(across)),
         (
@@ -285,7 +285,7 @@ fn reservations() -> Vec<(Value, Option<Cause>)> {
             reserved(&["10.0.0.1", "10.0.0.2", "10.0.0.1"]),
             Some(("spec.reserved[2]", r#"Duplicate value: "10.0.0.1""#)),
         ),
-        // Entries must lie in the pool's ranges at least partly
+        // Each reserved entry must overlap a CIDR of the pool
         (reserved(&["10.0.0.0/8", "fd00::/32"]), None),
         (reserved(&["10.0.255.250-10.1.0.5"]), None),
         (reserved(&["9.0.0.0-11.0.0.0", "9.0.0.0-9.5.0.0"]), None),
@@ -641,7 +641,8 @@ fn block_terms() -> Vec<(Value, Option<Cause>)> {
     cases
 }
 
-/// IPAMBlocks. The name is the lock, so it must follow from the CIDR.
+/// IPAMBlocks. The name keeps a second block with the same CIDR from being created, so the name must follow from the
+/// CIDR.
 pub fn ipam_blocks() -> Vec<Case> {
     const PLAIN: &str = "10-244-1-64-26";
     const NAME: &str = "the name of a block is its cidr with - for every other sign: blocks are written by the controller alone";
@@ -694,7 +695,7 @@ pub fn ipam_blocks() -> Vec<Case> {
     ]
 }
 
-/// The spec of a block of a live node.
+/// Returns the spec of a block that belongs to a live node.
 pub fn block(cidr: &str) -> Value {
     json!({
         "cidr": cidr, "pool": "default", "since": "2026-11-21T10:00:00Z",
@@ -790,7 +791,7 @@ pub fn subnets() -> Vec<Case> {
             json!({"pools": [{"name": "default"}], "leakCandidates": [{"address": "10.244.1.65", "podUID": "p"}]}),
             None,
         ),
-        // A node name of the maximal length
+        // A node name of the maximum length, 253 characters
         (
             ["n".repeat(63).as_str(); 4].join(".")[..253].to_owned(),
             held(&["10.244.1.0/24"]),
@@ -799,7 +800,8 @@ pub fn subnets() -> Vec<Case> {
     ]
 }
 
-/// Statuses that an agent may write to an existing NodeSubnet.
+/// Statuses that an agent may or may not write to an existing NodeSubnet, and the cause if the API server rejects the
+/// status.
 pub fn statuses() -> Vec<(Value, Option<Cause>)> {
     vec![
         (
@@ -843,7 +845,7 @@ pub fn statuses() -> Vec<(Value, Option<Cause>)> {
     ]
 }
 
-/// A pool before and after an update, and the complaint if the update is rejected.
+/// A pool's spec before and after an update, and the cause if the API server rejects the update.
 pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
     let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
     let v4_alone = v4(&["10.0.0.0/16"], 24);
@@ -852,7 +854,8 @@ pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
         with(&json!({"ipv4": {"cidrs": cidrs}, "reserved": reserved}))
     };
     vec![
-        // Removing a range that contains a reserved entry
+        // Removing a CIDR that contains a reserved entry is allowed; adding an entry then makes the server check the
+        // whole list
         (
             two(&["10.1.0.1"], &["10.0.0.0/16", "10.1.0.0/16"]),
             two(&["10.1.0.1"], &["10.0.0.0/16"]),

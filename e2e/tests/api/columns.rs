@@ -1,4 +1,4 @@
-//! The output of `kubectl get`.
+//! The columns that `kubectl get` prints for each kind.
 
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -177,7 +177,7 @@ impl Lab {
 
     async fn make_blocks(&self) {
         let [mut held, mut resting] = ["10.244.1.64/26", "fd00::/122"].map(cases::block);
-        // With a time in the future the age does not change while the test runs.
+        // `since` is in the future: kubectl then prints a constant age, which does not change while the test runs.
         held["since"] = json!("2999-11-21T10:00:00Z");
         resting["since"] = held["since"].clone();
         resting["owner"] = json!({"kind": "Quarantine", "name": "n2", "uid": "u2"});
@@ -191,7 +191,7 @@ impl Lab {
         }
     }
 
-    /// The output of `kubectl get`, without ages and trailing blanks.
+    /// Returns the output of `kubectl get` without ages and trailing blanks.
     async fn get(&self, args: &[&str]) -> String {
         let args: Vec<&str> = ["get"].into_iter().chain(args.iter().copied()).collect();
         let text = self.cluster.kubectl(&args).await.unwrap();
@@ -209,7 +209,7 @@ impl Lab {
         lines.join("\n") + "\n"
     }
 
-    /// The columns that only `-o wide` adds.
+    /// Returns the columns that only `-o wide` adds.
     async fn wide(&self, kind: &str) -> String {
         let text = self.get(&[kind, "-o", "wide"]).await;
         let after = text.find("AGE").unwrap() + "AGE".len();

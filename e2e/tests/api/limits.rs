@@ -1,4 +1,4 @@
-//! The longest allowed lists, in their costliest form, stay within the API server's cost budgets.
+//! The longest allowed lists stay within the API server's cost budgets for rules, even with the costliest content.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Lab, causes, dry_run, pool, subnet};
 
-/// CIDRs of maximal text length, all alike up to the last digits, which makes comparisons costly.
+/// CIDRs of the maximum text length. They differ only in their last digits, which makes comparisons costly.
 fn ipv4(count: u32) -> Vec<String> {
     (0..count)
         .map(|n| format!("100.{}.{}.128/28", 100 + n / 256, n % 256))
@@ -21,7 +21,7 @@ fn ipv6(count: u32) -> Vec<String> {
         .collect()
 }
 
-/// Ranges whose first and last address differ in the first bit, the costliest case for the rules.
+/// Ranges whose first and last address differ in the first bit, which is the costliest case for the rules.
 fn ranges(count: u32) -> Vec<String> {
     let ends = |n| {
         format!("2001:db8:1234:5678:9abc:def0:{n:x}:1111-a001:db8:1234:5678:9abc:def0:{n:x}:1111")
@@ -38,7 +38,8 @@ fn longest(v4: u32, v6: u32, reserved: u32) -> Value {
     })
 }
 
-/// Pools whose reserved entries each overlap only one of the last ranges.
+/// Pools whose reserved entries each overlap only one of the last CIDRs, so each entry is compared with almost all
+/// CIDRs.
 fn touching() -> [Value; 3] {
     let v4 = |entry: fn(u32) -> String| {
         let reserved: Vec<String> = (0..128).map(entry).collect();
@@ -98,7 +99,7 @@ impl Lab {
         self.longest_node().await;
     }
 
-    /// Every reserved entry lies outside all ranges, so all of them are compared.
+    /// A pool whose reserved entries all lie outside its CIDRs, so every entry is compared with every CIDR.
     async fn longest_in_vain(&self) {
         let mut spec = longest(256, 128, 0);
         let entry = |n| format!("2001:db8:1234:5678:9abc:def0:1235:{n:x}");
@@ -112,7 +113,8 @@ impl Lab {
         );
     }
 
-    /// A node with the most blocks and addresses allowed, and a report for each block.
+    /// A NodeSubnet with the maximum number of blocks, with a status for each block, and with the maximum number of
+    /// orphans.
     async fn longest_node(&self) {
         let plain = subnet("longest", &json!({}));
         self.subnets

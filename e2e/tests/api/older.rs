@@ -1,4 +1,4 @@
-//! Pools that were created before a rule existed.
+//! Pools that violate a rule, because they were created before the rule existed.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Lab, causes, dry_run, pool};
 
-/// The CRDs with types, but without CEL rules and patterns.
+/// Returns the CRDs without CEL rules and patterns; types stay.
 pub fn without_rules() -> String {
     let mut crds = serde_json::to_value(crd::all()).unwrap();
     strip(&mut crds);
@@ -31,7 +31,7 @@ fn strip(value: &mut Value) {
     }
 }
 
-/// A spec that violates every rule.
+/// Returns a spec that violates every rule.
 fn wrong() -> Value {
     let labels = json!({"matchLabels": {"not a key": "not a value"}});
     json!({
@@ -42,7 +42,8 @@ fn wrong() -> Value {
 }
 
 impl Lab {
-    /// Installs the rules while a pool exists that violates them.
+    /// Creates a pool that violates the rules, then installs the rules. The pool can still be changed, unless the
+    /// change itself violates a rule.
     pub(crate) async fn what_older_rules_let_in_stays_usable(&self) {
         self.create(&pool("older", &wrong())).await;
         self.apply("crds.yaml", &crd::yaml().unwrap()).await;

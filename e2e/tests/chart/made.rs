@@ -8,7 +8,7 @@ use crate::template;
 /// The first line of each generated file.
 const HEAD: &str = "# Generated from charts/cadastre: change that and run `make config`.\n";
 
-/// With `UPDATE` in the environment writes the file; otherwise asserts that it has this content already.
+/// Asserts that the file at `path` has this content. If `UPDATE` is set in the environment, writes the file first.
 pub fn assert_generated(path: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
     if std::env::var_os("UPDATE").is_some() {
@@ -26,12 +26,12 @@ pub fn assert_generated(path: &str, text: &str) {
 
 /// One document of helm's output.
 struct Document {
-    /// The path of its template, such as `rbac/agent.yaml`
+    /// The path of the document's template, such as `rbac/agent.yaml`
     source: String,
     text: String,
 }
 
-/// Splits helm's output into documents, without the labels that depend on the release of helm.
+/// Splits helm's output into documents, and leaves out the labels that depend on the release of helm.
 fn documents(rendered: &str) -> Vec<Document> {
     let all = rendered.split("---\n").filter(|it| !it.trim().is_empty());
     all.map(|document| {
@@ -60,7 +60,7 @@ async fn config_is_what_the_chart_renders() {
         ("secondary", &["--set", "mode=secondary"]),
     ] {
         let mut all = documents(&template(flags).await.unwrap());
-        // `helm test` runs the templates in tests/; they are not for `kubectl apply`.
+        // The templates in tests/ are for `helm test` only, so they are left out of files for `kubectl apply`.
         all.retain(|it| !it.source.starts_with("tests/"));
         assert!(all.iter().all(|it| !it.text.contains("elm")), "{folder}");
         assert_generated(
@@ -94,7 +94,7 @@ async fn kustomize_gives_the_same_and_no_crds() {
         let built = String::from_utf8(done.stdout).unwrap();
         let text = std::fs::read_to_string(path.join("cadastre.yaml")).unwrap();
         assert_eq!(named(&built), named(&text), "{folder}");
-        // With the CRDs in it, `kubectl delete -k` would delete all pools, blocks and NodeSubnets.
+        // Without the CRDs: otherwise `kubectl delete -k` would delete all pools, blocks and NodeSubnets.
         assert!(
             !built.contains("kind: CustomResourceDefinition"),
             "{folder}"
@@ -102,7 +102,7 @@ async fn kustomize_gives_the_same_and_no_crds() {
     }
 }
 
-/// Kind and name of every object in the text.
+/// Returns kind and name of every object in the text.
 fn named(text: &str) -> BTreeSet<(String, String)> {
     let of = |document: &str, start: &str| {
         let line = document.lines().find_map(|it| it.strip_prefix(start));

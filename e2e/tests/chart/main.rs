@@ -1,8 +1,8 @@
-//! The chart with the real helm: what it renders, which values it rejects, whether an API server accepts the
-//! result, and the files that are generated from it.
+//! The chart, rendered by the real helm: what it renders, which values it rejects, whether an API server accepts the
+//! output, and the files that are generated from it.
 //!
-//! config/rbac and config/{default,pod-cidrs,secondary} are the chart's output in its three modes; docs/values.md
-//! comes from its values.yaml. `make config` writes them, these tests compare them.
+//! config/rbac and config/{default,pod-cidrs,secondary} are the chart's output in its three modes; docs/values.md is
+//! generated from its values.yaml. `make config` writes these files, and the tests check that they are up to date.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -46,7 +46,8 @@ fn the_versions_are_that_of_the_code() {
     }
 }
 
-/// Sources, image and checksums, which are known only at a release, are in its files.
+/// `hack/chart` and `hack/krew` write the sources, the image and the checksums into a release's files. They are known
+/// only when a release is made.
 #[tokio::test]
 async fn a_release_names_its_sources_and_its_image() {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
@@ -96,7 +97,7 @@ async fn a_release_names_its_sources_and_its_image() {
         &format!(
             "uri: https://example.com/downloads/kubectl-cadastre-{version}-linux-x86_64.tar.gz\n"
         ),
-        // The checksum of the archive's content.
+        // The checksum that belongs to one archive's content.
         "sha256: 300d051341afc8275b156035dc0452a085941feaaa476b400a30f3d227f60728\n",
     ] {
         assert_eq!(manifest.matches(part).count(), 1, "{part}: {manifest}");

@@ -1,11 +1,11 @@
-//! The number of controllers follows the cluster's number of nodes, with both releases of helm.
+//! The chart sets the number of controllers by the cluster's number of nodes, with helm 4 and helm 3.
 
 use cadastre_e2e::helm::{Helm, chart};
 use cadastre_e2e::{ControlPlane, Options, assets, nodes};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 
-/// Replicas and update strategy of the Deployment.
+/// Returns the number of replicas and the update strategy of the Deployment.
 fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
     let text = rendered.split("kind: Deployment\n").nth(1).unwrap_or("");
     let after = |key: &str| {
@@ -15,7 +15,8 @@ fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
     (after("replicas: "), after("type: "))
 }
 
-/// On one node a second controller, and a new one at each upgrade, would wait forever for the port of the first.
+/// On one node a second controller would wait forever for the first one's host port, and so would a new controller at
+/// each upgrade.
 #[tokio::test]
 async fn one_node_has_one_controller_and_many_have_two() {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))

@@ -1,4 +1,4 @@
-//! Values that the chart rejects, and the messages.
+//! Values that the chart rejects, and parts of the error messages.
 
 use crate::template;
 
@@ -85,7 +85,8 @@ async fn an_old_kubernetes_is_refused() {
 
 #[tokio::test]
 async fn a_server_without_admission_policies_is_refused_unless_they_are_off() {
-    // helm knows the kinds of a real server only; this flag simulates one that serves pods, but no policies.
+    // Without a server, helm does not know which kinds exist. The flag simulates a server that has pods but no
+    // ValidatingAdmissionPolicies.
     let server = ["--api-versions", "v1/Pod"];
     let error = template(&server).await.unwrap_err().to_string();
     assert!(error.contains("ValidatingAdmissionPolicy"), "{error}");

@@ -1,4 +1,4 @@
-//! Installing and removing without helm, by the commands in the pages, on a real API server.
+//! Installs and removes Cadastre without helm, by the commands in the documentation, on a real API server.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use serde_json::json;
 use crate::docs;
 
 const LIMIT: Duration = Duration::from_secs(180);
-/// The ServiceAccount of the controller's pods.
+/// The user of the controller's ServiceAccount.
 const CONTROLLER: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
-/// Runs the page's command that begins with `start`.
+/// Runs the first kubectl command on the page that begins with `start`.
 async fn run(cluster: &ControlPlane, page: &str, start: &str) -> String {
     let words = docs::command(page, start);
     cluster.kubectl(&words[1..]).await.unwrap()
@@ -31,7 +31,7 @@ async fn left(cluster: &ControlPlane, kinds: &str) -> String {
     ours.collect::<Vec<_>>().join(" ")
 }
 
-/// All pools, all blocks with their owners, all NodeSubnets with their blocks, as text.
+/// Returns all pools, all blocks with their owners, and all NodeSubnets with their blocks, as text.
 async fn records(hand: &Fixtures) -> Vec<String> {
     let all = ListParams::default();
     let pools = hand.pools.list(&all).await.unwrap().items;
@@ -48,7 +48,7 @@ async fn records(hand: &Fixtures) -> Vec<String> {
     pools.chain(blocks).chain(subnets).collect()
 }
 
-/// Applies the objects and starts a controller in the Deployment's place.
+/// Applies the objects of config/default, and starts a controller, because no Deployment runs here.
 async fn applied(cluster: &ControlPlane) -> Daemon {
     let apply = "kubectl apply --server-side -k config/default";
     run(cluster, "install.md", apply).await;
@@ -89,7 +89,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     let kept = records(&hand).await;
     assert_eq!(kept.len(), 3, "a pool, a block, a node: {kept:?}");
 
-    // The controller ends with its Deployment.
+    // In a real cluster the controller would be deleted with its Deployment.
     let grace = Duration::from_secs(20);
     controller.process().stop(grace).await.unwrap();
     run(&cluster, "upgrade.md", "kubectl delete -k config/default").await;
@@ -99,7 +99,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     let crds = left(&cluster, "crd").await;
     assert_eq!(crds.split(' ').count(), 4, "{crds}");
 
-    // Applied again, the controller continues with the same records, and allocates more blocks.
+    // Once applied again, the controller continues with the same records and allocates further blocks.
     let controller = applied(&cluster).await;
     hand.node("any", "n2").await.unwrap();
     hand.listed("n2", 1).await.unwrap();
@@ -107,7 +107,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     assert!(kept.iter().all(|it| more.contains(it)), "{more:?}");
     assert_eq!(more.len(), 5, "another block and another node: {more:?}");
 
-    // When all pods are gone, it is removed for good.
+    // When no pods are left, Cadastre is removed for good, by the page's commands.
     for name in ["a", "b"] {
         hand.delete_pod(name).await.unwrap();
     }
@@ -120,6 +120,6 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
         cluster.kubectl(&words[1..]).await.unwrap();
     }
     assert_eq!(left(&cluster, &format!("{apart},crd")).await, "");
-    // The controller may have ended by itself when it lost its permissions.
+    // Dropped without a check: the controller may have ended by itself when it lost its permissions.
     drop(controller);
 }

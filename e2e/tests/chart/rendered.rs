@@ -1,4 +1,4 @@
-//! The effects of values on the rendered objects.
+//! What values change in the rendered objects.
 
 use cadastre_e2e::helm::{Helm, chart};
 
@@ -84,7 +84,8 @@ async fn everything_that_is_off_can_be_switched_on() {
     }
 }
 
-/// Agents masquerade by default with our templates only, as the plugins of a custom configuration may do that.
+/// By default agents masquerade only with built-in templates: the plugins of a custom configuration may masquerade
+/// themselves.
 #[tokio::test]
 async fn agents_masquerade_with_templates_of_ours_and_where_they_are_told_to() {
     let custom = "agent.cni.custom=\\{\\}";
@@ -114,7 +115,7 @@ async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
         ("--admin-tls-key=/etc/cadastre-tls/tls.key\n", [0, 2, 2]),
         ("secret: {secretName: admin}\n", [0, 2, 2]),
         ("mountPath: /etc/cadastre-tls, readOnly: true", [0, 2, 2]),
-        // Probes use plain HTTP on another port.
+        // Probes use plain HTTP on a port of their own, so no probe has the scheme HTTPS.
         ("scheme: HTTPS", [0, 0, 0]),
         ("scheme: https\n", [0, 2, 2]),
         ("serverName: cadastre-agent.kube-system.svc\n", [0, 1, 1]),
@@ -129,7 +130,8 @@ async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
     }
 }
 
-/// The probe ports are not reachable from the network, and pods on a host network have different ones.
+/// Probe ports listen on loopback, so the network cannot reach them. Controller and agent share a host network, so
+/// their ports differ.
 #[tokio::test]
 async fn probes_are_on_a_port_of_their_own_on_loopback() {
     let all = with(&[]).await;
@@ -150,7 +152,8 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
             "{name: probes, containerPort: 1028, protocol: TCP}",
             [0, 1, 0],
         ),
-        // A pod with its own network has its own loopback address, which the kubelet cannot reach.
+        // The kubelet cannot reach the loopback address of a pod with its own network, so that pod listens on all
+        // addresses.
         ("path: /healthz, port: probes}", [0, 0, 1]),
         ("- --probe-address=0.0.0.0:9827\n", [0, 0, 1]),
         ("port: admin}", [0, 0, 0]),
@@ -160,7 +163,8 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
     }
 }
 
-/// A process of ours does not use Services of its namespace, whose variables could collide with those that it reads.
+/// No pod needs the environment variables of its namespace's Services. They are switched off, because they could
+/// collide with variables that Cadastre reads.
 #[tokio::test]
 async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     for values in [&[][..], &["mode=secondary"], &["mode=podCIDRs"]] {
@@ -171,7 +175,7 @@ async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     }
 }
 
-/// Each folder of the host is set by one value, which all users of the folder follow.
+/// Each host folder is set by one value, which applies wherever the folder is used.
 #[tokio::test]
 async fn folders_of_the_host_may_be_elsewhere() {
     let usual = with(&[]).await;
@@ -217,7 +221,7 @@ async fn folders_of_the_host_may_be_elsewhere() {
     }
 }
 
-/// No container has a capability, and only the agent runs as root.
+/// Containers drop all capabilities, and only the agent's container runs as root.
 #[tokio::test]
 async fn containers_may_nothing() {
     let text = with(&[]).await;
@@ -235,7 +239,7 @@ async fn containers_may_nothing() {
     assert!(!text.contains("privileged: true") && !text.contains("hostPID"));
 }
 
-/// Values that clusters expect of every chart.
+/// Values that users expect of every chart: labels, environment variables, volumes and annotations.
 #[tokio::test]
 async fn labels_environment_volumes_and_accounts_are_peoples_too() {
     let text = with(&[
@@ -262,7 +266,7 @@ async fn labels_environment_volumes_and_accounts_are_peoples_too() {
     ])
     .await;
     let objects = text.matches("\nkind: ").count();
-    // Every object has the label, and so have the pods of controller and agent.
+    // Every object has the label. The pod templates of the controller and the agent have it too.
     assert_eq!(text.matches("team: net\n").count(), objects + 2, "{text}");
     let plain = with(&[]).await;
     for line in [
@@ -283,7 +287,7 @@ async fn labels_environment_volumes_and_accounts_are_peoples_too() {
     }
 }
 
-/// A chart that has this one as a dependency switches it on and off.
+/// A chart with this chart as a dependency can switch it on and off.
 #[tokio::test]
 async fn an_umbrella_chart_switches_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -359,7 +363,8 @@ async fn admin_ports_of_both_are_behind_network_policies() {
     );
 }
 
-/// `helm test` runs in a pod on the pod network, unless other plugins assign the pods' addresses.
+/// `helm test` runs in a pod on the pod network. In mode `secondary` it uses the host network, because other plugins
+/// assign the pods' addresses.
 #[tokio::test]
 async fn helm_test_asks_whether_it_is_well() {
     let text = with(&[]).await;

@@ -1,4 +1,4 @@
-//! A real API server validates the chart's output and config.
+//! A real API server validates the chart's output and the files in config.
 
 use std::path::Path;
 
@@ -31,7 +31,8 @@ async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
         assert!(applied.lines().count() > 20, "{applied}");
     }
 
-    // Switches on all that is off by default, except what needs the CRDs of the Prometheus operator.
+    // Switches on everything that is off by default. What needs the CRDs of the Prometheus operator stays off, because
+    // they are not installed here.
     let all = template(&[
         "--set=metrics.tlsSecret=admin",
         "--set=metrics.auth=true",

@@ -15,7 +15,7 @@ Generated from `charts/cadastre/values.yaml`: change that and run `make config`.
 |---|---|---|
 ";
 
-/// A value, its default and its description.
+/// A value's path, its default and its description.
 #[derive(Debug)]
 struct Entry {
     path: String,
@@ -23,8 +23,8 @@ struct Entry {
     about: String,
 }
 
-/// Parses values.yaml, which has a comment above each value that can be set; a key without a comment only groups
-/// others.
+/// Parses values.yaml. Each value that can be set has a comment above it; a key without a comment only groups other
+/// keys.
 fn read(text: &str) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut groups: Vec<(usize, String)> = Vec::new();

@@ -1,4 +1,5 @@
-//! A control plane with Cadastre's CRDs, the history of its nodes, and controllers with short leases.
+//! What several tests of the controller share: a control plane with Cadastre's CRDs, a recording of its nodes, and
+//! controllers with short leases.
 
 #![allow(clippy::unwrap_used, dead_code)] // allowed in helpers as in tests; no test uses all of them
 
@@ -24,13 +25,14 @@ const SHORT_LEASE: [(&str, &str); 3] = [
     ("CADASTRE_RETRY_PERIOD", "1"),
 ];
 
-/// Waits for this test's turn: tests whose timing depends on free processors run one at a time.
+/// Waits until no other test holds the returned permit: tests whose timing depends on free processors run one at a
+/// time.
 pub async fn turn() -> SemaphorePermit<'static> {
     static TURN: Semaphore = Semaphore::const_new(1);
     TURN.acquire().await.unwrap()
 }
 
-/// A control plane whose nodes are recorded from the first one on.
+/// A control plane whose nodes are recorded from its start on.
 pub struct Lab {
     pub client: Client,
     pub history: History,
@@ -38,7 +40,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Starts a control plane without controllers, pools and nodes.
+    /// Starts a control plane without controllers, pools or nodes.
     pub async fn start() -> Self {
         let cluster = ControlPlane::start(Options::default()).await.unwrap();
         let client = cluster.client().await.unwrap();
@@ -57,13 +59,13 @@ impl Lab {
         self.controller_by(&kubeconfig, name, more)
     }
 
-    /// Starts a controller with another kubeconfig.
+    /// Starts a controller with this name, a short lease and another kubeconfig; does not wait until it is ready.
     pub fn controller_by(&self, kubeconfig: &Path, name: &str, more: &[&str]) -> Daemon {
         let args = ["controller", "--identity", name];
         let options = DaemonOptions {
             name: name.to_owned(),
             args: args.iter().chain(more).map(ToString::to_string).collect(),
-            // Defaults for the lease, which flags override.
+            // The environment sets a short lease by default; flags in `more` override it.
             env: SHORT_LEASE
                 .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
                 .into(),
@@ -71,12 +73,13 @@ impl Lab {
         Daemon::start(self.cluster.folder(), kubeconfig, &options).unwrap()
     }
 
-    /// Starts controllers `a`, which leads, and `b`, which is the standby.
+    /// Starts two controllers: `a`, which becomes the leader, and `b`, which becomes the standby. Returns when both are
+    /// ready.
     pub async fn pair(&self) -> (Daemon, Daemon) {
         self.pair_of(self.controller("a", &[])).await
     }
 
-    /// Adds a standby `b` to an `a` that was started already.
+    /// Waits until `a` leads, then starts a standby `b`.
     pub async fn pair_of(&self, mut a: Daemon) -> (Daemon, Daemon) {
         a.wait_ready(LIMIT).await.unwrap();
         wait::until("a leads", LIMIT, async || {
@@ -97,7 +100,7 @@ impl Lab {
         (a, b)
     }
 
-    /// Creates a pool of both families with a /24 and a /64 per node.
+    /// Creates a pool of podCIDRs with both families; each node gets a /24 and a /64.
     pub async fn pool(&self, name: &str, v4: &str, v6: &str, quarantine: u32) {
         let spec = json!({
             "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "quarantineSeconds": quarantine,
@@ -105,8 +108,8 @@ impl Lab {
         install::pool(&self.client, name, spec).await.unwrap();
     }
 
-    /// Waits until `count` nodes, which must be all, have podCIDRs and NodeSubnets with the same podCIDRs; asserts
-    /// that the whole history is free of duplicates.
+    /// Waits until `count` nodes have podCIDRs, and until the NodeSubnets list the same podCIDRs. Asserts that there
+    /// are no other nodes, and that no podCIDRs of live nodes ever overlapped.
     pub async fn all_served(&self, count: usize) {
         let served = self.history.wait_until_all_assigned(count, LIMIT).await;
         self.history.assert_no_duplicates();
@@ -127,7 +130,7 @@ impl Lab {
         recorded.await.unwrap();
     }
 
-    /// The podCIDRs of live nodes according to the NodeSubnets.
+    /// Returns the podCIDRs of live nodes according to the NodeSubnets.
     pub async fn recorded(&self) -> Result<BTreeMap<String, Vec<String>>> {
         let subnets = Api::<NodeSubnet>::all(self.client.clone());
         let list = subnets.list(&ListParams::default()).await?;
@@ -140,7 +143,7 @@ impl Lab {
     }
 }
 
-/// Whether the controller reports that it leads and allocates.
+/// Returns whether the controller reports that it leads and allocates.
 pub async fn leads(daemon: &Daemon) -> Result<bool> {
     Ok(daemon.ready().await? == "leader\n")
 }

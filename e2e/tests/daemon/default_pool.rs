@@ -1,4 +1,4 @@
-//! `--default-pool` creates one pool, once, and only if there is none.
+//! `--default-pool` creates one pool, once, and only if the cluster has no pool.
 
 use cadastre_api::{AllocationMode, IPPool};
 use cadastre_e2e::Fixtures;
@@ -65,7 +65,8 @@ async fn without_kubeadm_a_private_range_is_taken_that_is_nobodys() {
         "10.244.0.0/20",
     ];
     let _daemon = start_controller(&cluster, ADMIN, &flags).unwrap();
-    // The node's address lies in the second of the candidate ranges.
+    // The node's address lies in the second candidate range, and `--service-cidr` overlaps the first. So the third is
+    // used.
     let node = cadastre_e2e::nodes::node("any-1", "10.65.0.9");
     hand.create_node(node).await.unwrap();
     let pool = the_pool(&hand).await;

@@ -95,7 +95,7 @@ fn settings_that_cannot_work_end_it_with_1_and_say_how_to_mend_them() {
             "set KUBECONFIG or --kubeconfig",
         ),
     ] {
-        // Other flags fail before the port is opened.
+        // The admin port is not the subject of the other cases, so the system chooses a free one.
         let rest: &[&str] = if flags[0] == "--admin-address" {
             &[]
         } else {

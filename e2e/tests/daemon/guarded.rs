@@ -1,4 +1,4 @@
-//! The admin port with TLS, and metrics only for clients that may read them.
+//! The admin port with TLS, and metrics that only authorized clients may read.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use tokio_rustls::TlsConnector;
 use crate::LIMIT;
 use crate::setup::ACCOUNT;
 
-/// Writes a self-signed certificate for localhost and its key; returns the certificate.
+/// Writes a self-signed certificate for localhost and its key to `folder`; returns the certificate.
 fn certificate(folder: &Path) -> String {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(folder.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
@@ -33,7 +33,7 @@ fn certificate(folder: &Path) -> String {
     made.cert.pem()
 }
 
-/// Sends a request as a client that trusts only this certificate.
+/// Sends a request over TLS, as a client that trusts only the certificate `cert`. Returns the status and the body.
 async fn ask(daemon: &Daemon, cert: &str, path: &str, token: &str) -> Result<(u16, String)> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(cert.as_bytes())?)?;
@@ -71,7 +71,7 @@ fn token(cluster: &ControlPlane, user: &str) -> String {
     token.unwrap().to_owned()
 }
 
-/// The roles that the chart renders for protected metrics.
+/// Returns the roles that the chart renders for protected metrics.
 async fn roles() -> String {
     let flags = [
         "--set=metrics.tlsSecret=any,metrics.auth=true",
@@ -120,7 +120,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
         })
         .await
     };
-    // The controller's account may not review tokens yet.
+    // The roles are not applied yet, so the controller may not review tokens.
     let says = "ClusterRole cadastre-metrics-auth";
     answers(&daemon, &first, "/metrics", &scraper, 503, says)
         .await
@@ -164,7 +164,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     .await
     .unwrap();
 
-    // Hundreds of open connections, before or within the TLS handshake, block nobody else.
+    // Hundreds of connections, open before or during the TLS handshake, must not block other clients.
     let mut slow = Vec::new();
     for begun in [&b""[..], b"\x16\x03\x01"].repeat(200) {
         let mut stream = TcpStream::connect(daemon.admin_address()).await.unwrap();
@@ -182,7 +182,8 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     assert_eq!(is.0, 200, "{is:?}");
     drop(slow);
 
-    // An unreadable certificate is reported and the old one is kept; a new pair is served.
+    // If the new certificate cannot be read, the controller reports that and continues with the old one. A valid new
+    // pair replaces the old one.
     std::fs::write(&cert, "garbage").unwrap();
     until("garbage is told", LIMIT, async || {
         let is = ask(&daemon, &first, "/healthz", "").await?;

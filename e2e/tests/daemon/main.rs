@@ -1,12 +1,12 @@
-//! `cadastre controller` as a process: its start, its output, its end, its permissions.
+//! `cadastre controller` as a process: its start, its output, its permissions, and how it ends.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `default_pool` | the pool that a flag creates |
 //! | `flags` | wrong flags, and the output of `--help` |
 //! | `guarded` | the admin port with TLS and tokens |
-//! | `many_pools` | more pools than a NodeSubnet has room for |
-//! | `refused` | writes that admission policies keep rejecting |
+//! | `many_pools` | a node that more pools select than a NodeSubnet has room for |
+//! | `refused` | writes that admission policies reject permanently |
 //! | `running` | log lines, log level, metrics, SIGTERM |
 //! | `setup` | a cluster where the CRDs or the permissions are installed later |
 

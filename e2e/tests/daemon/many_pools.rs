@@ -1,4 +1,4 @@
-//! More pools than a NodeSubnet has room for.
+//! A node that more pools select than a NodeSubnet has room for.
 
 use anyhow::{Context as _, ensure};
 use cadastre_api::MOST_POOLS;
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::LIMIT;
 
-/// A number of pools that fits into one NodeSubnet, in count and in the length of their settings.
+/// A number of pools that fits into one NodeSubnet, both in number and in the size of their settings.
 const FEW: usize = 800;
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
     })
     .await
     .unwrap();
-    // The pools of highest priority are included; the ranges of all pools are merged.
+    // The pools of highest priority are listed. The ranges of all pools are merged, so `podRanges` stays short.
     assert_eq!(subnet.spec.pools[0].name, "many-0");
     assert!(
         subnet.spec.pod_ranges.len() < 8,
@@ -62,7 +62,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
     );
     let uid = node.metadata.uid.as_deref().unwrap();
     hand.event(uid, "PoolsLeftOut").await.unwrap();
-    // With fewer pools none is left out.
+    // With only `FEW` pools left, all are listed, so the condition ends.
     let gone = (FEW..count).map(|n| {
         let hand = &hand;
         async move {

@@ -1,4 +1,4 @@
-//! Admission policies that keep rejecting what the controller writes.
+//! Admission policies that permanently reject what the controller writes.
 
 use std::time::{Duration, Instant};
 
@@ -82,10 +82,10 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     let begun = Instant::now();
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
-    // Everything else continues.
+    // Writes that no policy rejects continue.
     hand.node("fine", "fine-2").await.unwrap();
     assert_eq!(hand.served("fine-2").await.unwrap().len(), 1);
-    // All rejections are reported by events, conditions and metrics.
+    // All rejected writes are reported by events, conditions and metrics.
     for (object, what) in [
         (&refused.metadata, "podCIDRs"),
         (&starved.metadata, "10.85.0."),
@@ -115,7 +115,8 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         let ready = hand.condition(pool, "Ready", "False").await.unwrap();
         assert_eq!(ready.reason, reason);
     }
-    // The eighth try of each write follows pauses of 0.1 to 6.4 seconds.
+    // Three writes are tried eight times each. The pauses between the tries grow from 0.1 to 6.4 seconds, so this takes
+    // several seconds.
     let metrics = until("each was tried eight times", LIMIT, async || {
         let metrics = daemon.metrics().await?;
         let tries = sum(&metrics, "rest_client_requests_total", &[("code", "422")]);
@@ -151,7 +152,8 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     );
     drop(metrics);
 
-    // The NodeSubnet has the condition too, also after a takeover, and beside a condition of another writer.
+    // The NodeSubnet has the condition too. The condition survives a takeover. A condition that another writer adds
+    // stays beside the controller's condition.
     until("the NodeSubnet says so", LIMIT, async || {
         Ok((writes_refused(&hand, "blockless-1").await? == "True").then_some(()))
     })
@@ -194,7 +196,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     let now = conditions(&hand, "blockless-1").await.unwrap();
     assert_eq!(since(&now), since(&before), "it was never taken back");
 
-    // The policies are deleted, and all nodes are served.
+    // Once the policies are no longer bound, all nodes get their ranges.
     for name in ["no-ippools", "no-ipamblocks", "no-nodes"] {
         let args = ["delete", "validatingadmissionpolicybinding", name];
         cluster.kubectl(&args).await.unwrap();
@@ -221,7 +223,7 @@ async fn conditions(hand: &Fixtures, node: &str) -> Result<Vec<Condition>> {
     Ok(status.unwrap_or_default().conditions)
 }
 
-/// The status of a NodeSubnet's condition `WritesRejected`.
+/// Returns the status of a NodeSubnet's condition `WritesRejected`.
 async fn writes_refused(hand: &Fixtures, node: &str) -> Result<String> {
     let mut all = conditions(hand, node).await?.into_iter();
     let told = all.find(|it| it.type_ == "WritesRejected");

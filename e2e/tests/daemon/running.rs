@@ -1,4 +1,4 @@
-//! A running controller: log lines, log level, metrics, and its end.
+//! A running controller: log lines, log level, metrics, and how it ends.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use crate::LIMIT;
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The control plane that the tests of this file share; the guard lets one test use it at a time.
+/// Returns the control plane that the tests of this file share, and fixtures for it. The guard lets only one test use
+/// it at a time.
 async fn turn() -> (&'static ControlPlane, Fixtures, MutexGuard<'static, ()>) {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     static TURN: Mutex<()> = Mutex::const_new(());
@@ -43,7 +44,8 @@ fn log(daemon: &mut Daemon) -> String {
     std::fs::read_to_string(daemon.process().log()).unwrap()
 }
 
-/// Makes the controller allocate podCIDRs and release them again.
+/// Creates two nodes and a pool with room for one, so the controller allocates a podCIDR and reports that the pool
+/// is exhausted.
 async fn work(hand: &Fixtures, group: &str, range: &str) {
     hand.pool(
         group,

@@ -1,4 +1,4 @@
-//! Clusters that are not yet ready for the controller, and the permissions that it needs.
+//! Clusters that are not yet ready for the controller, and the permissions that the controller needs.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::LIMIT;
 
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A cluster with the CRDs in which the controller's account has no permissions yet.
+/// Starts a cluster with the CRDs, in which the controller's account has no permissions yet.
 pub async fn cluster(audit: Option<&Audit>) -> (ControlPlane, Fixtures) {
     let options = Options {
         users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
@@ -63,11 +63,11 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
         Ok(error.filter(|it| it.contains("ippools") && it.contains("nodesubnets")))
     });
     assert!(unready.await.unwrap().contains("503"));
-    // It is reported once, not at every try.
+    // The missing CRDs are reported once, not at every retry.
     let log = std::fs::read_to_string(daemon.process().log()).unwrap();
     assert_eq!(log.matches("ippools are not known").count(), 1, "{log}");
 
-    // The process ends without delay, as it had not started anything.
+    // The process ends without delay, because it has not started any work.
     let status = daemon.process().stop(GRACE).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", daemon.process().log_tail(20));
 
@@ -120,7 +120,8 @@ async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
     let told = hand.event(&uid, "WriteRejected").await.unwrap();
     assert!(told.contains("CRDs older"), "{told}");
     assert_eq!(hand.listed("old-1", 1).await.unwrap().len(), 1);
-    // The event is emitted at the sixth failed write; the next write follows only seconds later.
+    // The event is emitted at the sixth failed write. After that the controller retries only every few seconds, so
+    // there are few writes.
     let metrics = daemon.metrics().await.unwrap();
     let writes = sum(
         &metrics,
@@ -132,7 +133,7 @@ async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
 
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
-/// All permissions of the controller, and some resources on which it has none.
+/// All permissions of the controller, and a resource for which it must have none.
 const MAY: [(&str, &str, &str, &[&str]); 11] = [
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
     ("", "pods", "", &["list", "watch"]),
@@ -179,7 +180,8 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         env!("CARGO_MANIFEST_DIR"),
         "/../config/rbac/controller.yaml"
     );
-    // The controller lists nothing before it has read the Lease.
+    // The Lease comes first: until the controller has read it, the controller lists nothing. So only the Roles are
+    // applied here.
     let all = std::fs::read_to_string(rules).unwrap();
     let of_lease = |it: &&str| it.contains("kind: Role\n");
     let of_lease: Vec<&str> = all.split("---\n").filter(of_lease).collect();
@@ -259,7 +261,8 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let listed = MAY.map(|(group, resource, _, verbs)| (group, resource, verbs));
     let (beyond, idle) = compare(&listed, &audit.used(ACCOUNT).unwrap());
     assert_eq!(beyond, [], "used, but not listed");
-    // Reads that follow a write with an indeterminate outcome, which does not occur here.
+    // Permissions for reads after a write with an indeterminate outcome. No such write happens here, so they may be
+    // unused.
     let after_doubt = [
         "get nodes",
         "get ipamblocks",
@@ -295,7 +298,7 @@ async fn under_the_role_of_an_earlier_version_a_standby_says_so_once_and_looks()
     let mut standby = start_controller(&cluster, ACCOUNT, &[]).unwrap();
     let says = "not allowed to list and watch the Lease";
     log_says(&mut standby, says).await;
-    // After three rejections it has retried, and must still have logged this only once.
+    // After three rejections the standby has retried, and must still have logged the message only once.
     until("it was refused three times", LIMIT, async || {
         Ok((forbidden(&standby).await > 2.5).then_some(()))
     })
@@ -317,7 +320,7 @@ async fn leads(daemon: &Daemon) {
     .unwrap();
 }
 
-/// A node gets a block, its agent publishes a wrong status, and the node is deleted.
+/// A node gets a block, its status reports an orphan outside its ranges, and the node is deleted.
 async fn blocks_come_and_go(hand: &Fixtures) {
     let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/26"]}, "quarantineSeconds": 1});
     hand.block_pool("audit", spec).await.unwrap();

@@ -1,5 +1,5 @@
-//! The guards of the writer against a real API server: a write succeeds only if what its decision was based on
-//! still holds when the write arrives.
+//! The guards of the controller's writer against a real API server. A write succeeds only if the state on which it was
+//! decided still holds when the write arrives.
 
 #![allow(clippy::panic, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -28,7 +28,7 @@ use tokio::sync::{OnceCell, watch};
 const TERM: &str = "1-test";
 const CIDRS: [&str; 2] = ["10.64.1.0/24", "fd00:64:0:1::/64"];
 
-/// The writer of a leader, and the client of an administrator.
+/// The writer of a leading controller, and the client of an administrator.
 struct Bench {
     writer: Writer,
     client: Client,
@@ -37,7 +37,7 @@ struct Bench {
 }
 
 async fn bench() -> Bench {
-    // One control plane for all tests: each uses objects with names of its own.
+    // All tests share one control plane, so each test uses objects with names of its own.
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     let cluster = CLUSTER.get_or_init(async || {
         let cluster = ControlPlane::start(Options::default()).await.unwrap();
@@ -100,7 +100,7 @@ impl Bench {
         }
     }
 
-    /// Sends the assignment that a leader with this view of the node would send.
+    /// Assigns podCIDRs as a leader does that has observed the node as `node`.
     async fn assign(&self, node: &CachedNode) -> RequestOutcome {
         self.send(ApiRequest::AssignPodCidrs(PodCidrAllocation {
             name: node.name.clone(),

@@ -1,4 +1,4 @@
-//! Assignments of podCIDRs and touches: the guards that keep two leaders from colliding.
+//! Assigning podCIDRs to nodes and touching nodes: the guards that keep two leaders from colliding.
 
 use std::time::Duration;
 
@@ -151,7 +151,7 @@ async fn what_another_writer_gave_stays() {
         (first.as_deref(), all),
         (Some(theirs[0]), theirs.map(str::to_owned).to_vec())
     );
-    // A podCIDR of ours does not change by a second decision either.
+    // A podCIDR that Cadastre assigned is not changed by a second assignment either.
     let node = bench.create("given", json!({})).await;
     assert_assigned(&bench.assign(&node).await);
     assert_guarded(&bench.assign(&node).await);
@@ -189,7 +189,8 @@ async fn unrelated_updates_do_not_disturb_an_assignment() {
 
 #[tokio::test]
 async fn the_first_annotation_of_all_refuses_and_a_second_look_mends_it() {
-    // A JSON Patch cannot test a child of a missing parent, so the parent itself is tested.
+    // A JSON Patch cannot test a field whose parent is missing, so it tests that the parent is missing. As a result,
+    // the node's first annotation makes the write fail.
     let bench = bench().await;
     let seen = bench.create("first-annotation", json!({})).await;
     bench

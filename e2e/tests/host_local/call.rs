@@ -1,4 +1,4 @@
-//! Calls a plugin once and records the files that it leaves.
+//! Calls a CNI plugin once, and records the files that the call leaves.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Placeholder for a side's folder in configurations and answers.
+/// A placeholder in configurations and answers for the folder in which a plugin runs.
 pub const DIR: &str = "@DIR@";
 
 /// The input that a runtime passes to a plugin.
@@ -23,9 +23,9 @@ pub struct Call {
     pub args: String,
     pub path: String,
     pub config: String,
-    /// Whether some value of the configuration was replaced by one of any kind
+    /// Whether a value of the configuration was replaced by a value of any type
     pub odd: bool,
-    /// The most addresses that the call may request explicitly
+    /// The maximum number of addresses that the call requests explicitly
     pub asked: usize,
 }
 
@@ -37,7 +37,7 @@ pub struct Answer {
 }
 
 impl Call {
-    /// Runs `plugin` in the folder of a side, with that folder in the place of [`DIR`].
+    /// Runs `plugin` in the folder `side`, whose path replaces [`DIR`] in the configuration.
     pub fn run(&self, plugin: &Path, side: &Path) -> Answer {
         let mut command = Command::new(plugin);
         command
@@ -60,7 +60,7 @@ impl Call {
         }
         let mut child = command.spawn().unwrap();
         let folder = side.to_str().unwrap();
-        // A plugin that ends without reading its input closes the pipe.
+        // Write errors are ignored: a plugin that ends without reading its input closes the pipe.
         let config = self.config.replace(DIR, folder);
         let _ = child.stdin.take().unwrap().write_all(config.as_bytes());
         let output = child.wait_with_output().unwrap();
@@ -83,17 +83,18 @@ impl fmt::Display for Call {
 }
 
 impl Answer {
-    /// Returns the code of an error, if the answer is one.
+    /// Returns the code of the error, or `None` if the answer is no error.
     pub fn code(&self) -> Option<u64> {
         let error: Value = serde_json::from_str(&self.stdout).ok()?;
         error["code"].as_u64().filter(|_| self.status == Some(1))
     }
 }
 
-/// Kind and mode, and content, of every folder and file below a path.
+/// Every folder and file below a path, with its mode and its content.
 pub type Tree = BTreeMap<PathBuf, (u32, String)>;
 
-/// The files below a side's folder, except the notes that ours keeps beside a network's directory.
+/// Returns all files below the folder `side`, except the index files that cadastre-ipam keeps beside a network's
+/// folder.
 pub fn tree(side: &Path) -> Tree {
     let mut tree = Tree::new();
     gather(side, Path::new(""), &mut tree);

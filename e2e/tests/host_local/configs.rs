@@ -1,4 +1,5 @@
-//! Random network configurations: valid ones with so few addresses that they are exhausted, and odd ones.
+//! Random network configurations. Valid ones have so few addresses that they are soon exhausted; others have odd
+//! values.
 
 use serde_json::{Map, Value, json};
 
@@ -9,15 +10,15 @@ const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// The configuration of a case, and addresses near its ranges.
+/// The configuration that the calls of a case share, and addresses near its ranges.
 #[derive(Clone, Debug)]
 pub struct Base {
     pub config: Value,
-    /// Addresses that may lie in its ranges
+    /// Addresses inside or just outside the configuration's ranges
     pub near: Vec<String>,
 }
 
-/// A random subnet, and the addresses at its start.
+/// Returns a random subnet and the addresses at its start.
 fn subnet(rng: &mut Rng, v6: bool, third: u64) -> (String, Vec<String>) {
     let near = |at: &dyn Fn(u64) -> String| (0..20).map(at).collect();
     if v6 {
@@ -40,7 +41,7 @@ fn range(rng: &mut Rng, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
         low = rng.index(6);
         range.insert("rangeStart".into(), addresses[low].clone().into());
     }
-    // Without an end, a range that starts at the broadcast address would exceed its subnet.
+    // A range that starts at the broadcast address needs an end: without one, host-local would exceed the subnet.
     if rng.percent(60) || low == 3 {
         let high = low.max(1) + rng.index(5);
         range.insert("rangeEnd".into(), addresses[high].clone().into());
@@ -58,7 +59,7 @@ fn range(rng: &mut Rng, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
     range.into()
 }
 
-/// Adds routes, DNS and other fields that the result repeats.
+/// Adds routes, DNS settings and other fields, which a plugin's result repeats.
 fn extras(rng: &mut Rng, ipam: &mut Map<String, Value>) {
     if rng.percent(40) {
         let all = [
@@ -78,7 +79,7 @@ fn extras(rng: &mut Rng, ipam: &mut Map<String, Value>) {
     }
 }
 
-/// A configuration that is valid most of the time.
+/// Returns a configuration that is valid in most cases.
 pub fn base(rng: &mut Rng) -> Base {
     let mut near = Vec::new();
     let mut third = 1 + rng.below(3);
@@ -88,7 +89,7 @@ pub fn base(rng: &mut Rng) -> Base {
         let mut set = Vec::new();
         for _ in 0..=rng.below(3) {
             set.push(range(rng, v6, third, &mut near));
-            // The same subnet again with a chance of 8 %, with the same span or another one.
+            // In 8 % of the cases the next range has the same subnet again, with the same or another start and end.
             third += u64::from(rng.percent(92));
         }
         sets.push(Value::from(set));
@@ -117,7 +118,7 @@ pub fn base(rng: &mut Rng) -> Base {
     config.insert("type".into(), "bridge".into());
     config.insert("name".into(), (*rng.pick(&["net", "a.b", "N_-1"])).into());
     if rng.percent(97) {
-        // Several sets of one family need CNI version 0.3.0.
+        // Versions before 0.3.0 do not allow several sets of one family, so they are used less often.
         let low = if rng.percent(15) { 0 } else { 2 };
         let version = VERSIONS[low + rng.index(VERSIONS.len() - low)];
         config.insert("cniVersion".into(), version.into());
@@ -128,7 +129,7 @@ pub fn base(rng: &mut Rng) -> Base {
     }
 }
 
-/// An address, which can be assigned most of the time.
+/// Returns an address that in most cases can be assigned.
 fn address(rng: &mut Rng, base: &Base) -> String {
     match rng.below(20) {
         0 => rng
@@ -149,7 +150,7 @@ fn address(rng: &mut Rng, base: &Base) -> String {
     }
 }
 
-/// The configuration of one call: the base with requests for addresses, and sometimes with an odd value.
+/// Sets the configuration of one call: `base`, sometimes with requests for addresses or with an odd value.
 fn config(rng: &mut Rng, base: &Base, call: &mut Call) {
     let mut config = base.config.clone();
     if rng.percent(6) {
@@ -172,7 +173,7 @@ fn config(rng: &mut Rng, base: &Base, call: &mut Call) {
     }
 }
 
-/// Replaces a value by one of any type.
+/// Replaces a random value by a value of any type.
 fn odd(rng: &mut Rng, config: &mut Value) {
     let paths = [
         "/name",
@@ -240,7 +241,7 @@ fn odd(rng: &mut Rng, config: &mut Value) {
     }
 }
 
-/// A random call.
+/// Returns a random call.
 pub fn call(rng: &mut Rng, base: &Base) -> Call {
     let command = match rng.below(100) {
         0..48 => "ADD",

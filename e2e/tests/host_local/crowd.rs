@@ -1,4 +1,4 @@
-//! Concurrent calls of our plugin and the published host-local on one directory.
+//! Concurrent calls of cadastre-ipam and the published host-local on one folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,12 +14,12 @@ use super::rng::Rng;
 const THREADS: usize = 8;
 const CALLS: usize = 60;
 
-/// ADDs and DELs from several threads: no address is in use twice, each file names its container, and nothing is
-/// left at the end. Returns the number of calls.
+/// Sends ADDs and DELs from several threads. No address may be in use twice, and at the end the files must name exactly
+/// the containers that still have addresses. Returns the number of calls.
 pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
     let side = root.join(format!("crowd-{seed:x}"));
     fs::create_dir_all(&side).unwrap();
-    // The range has slightly more addresses than half of the most that the threads can have at once.
+    // The threads use at most 40 addresses of each family at once. The IPv4 range has fewer, so some ADDs fail.
     let config = r#"{"cniVersion":"1.0.0","name":"net","ipam":{"type":"host-local","dataDir":"@DIR@",
         "ranges":[[{"subnet":"10.9.0.0/27"}],[{"subnet":"fd00::/120"}]]}}"#;
     let held: Mutex<BTreeMap<String, String>> = Mutex::default();
@@ -43,7 +43,8 @@ pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
                     };
                     if mine.len() > 4 || (!mine.is_empty() && rng.percent(40)) {
                         let id = mine.remove(rng.index(mine.len()));
-                        // Before the call, as another thread may get the address as soon as the call has released it.
+                        // Removed before the call: another thread may get the address as soon as the call has released
+                        // it.
                         held.lock().unwrap().retain(|_, holder| *holder != id);
                         let answer = call("DEL", &id).run(plugin, side);
                         assert_eq!(answer.status, Some(0), "seed {seed}: {}", answer.stdout);

@@ -1,7 +1,8 @@
-//! Our plugin in the place of host-local, compared with the published one: equal results, codes and folders.
+//! cadastre-ipam in the place of host-local, compared with the published host-local: equal results, error codes and
+//! files.
 //!
-//! Some 20,000 calls from fixed seeds. A failure prints its seed; `SEED=n` repeats that seed's case, `STEPS=n`
-//! makes that many calls from new seeds. Deliberate differences have tests of their own.
+//! Makes some 20,000 calls from fixed seeds. A failure prints its seed: `SEED=n` repeats the case with that seed, and
+//! `STEPS=n` makes that many calls from new seeds. Deliberate differences have tests of their own (`better`).
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +26,7 @@ use cadastre_e2e::scratch::Scratch;
 use plugins::Plugins;
 use side_by_side::Who;
 
-/// Calls for each of the two values of [`Who`].
+/// The number of calls for each of the two values of [`Who`].
 const STEPS: u64 = 10_500;
 
 fn number(name: &str) -> Option<u64> {
@@ -49,7 +50,7 @@ fn steps(who: Who) {
         None => (1, STEPS),
     };
     println!("{who:?}: seeds from {first}");
-    // Two threads, as small machines have two processors.
+    // Two threads, because the smallest hosts on which the tests run have two processors.
     let (next, calls) = (AtomicU64::new(first), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {

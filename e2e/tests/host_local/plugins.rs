@@ -1,4 +1,4 @@
-//! The executables of both plugins.
+//! The executables of host-local and of cadastre-ipam.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,15 @@ use cadastre_e2e::assets::{self, Program};
 pub struct Plugins {
     /// The published host-local
     pub theirs: PathBuf,
-    /// Our plugin, called by the name of host-local
+    /// cadastre-ipam, called by the name `host-local`
     pub ours: PathBuf,
-    /// Our plugin, called by its own name
+    /// cadastre-ipam, called by its own name
     pub own_name: PathBuf,
 }
 
 impl Plugins {
-    /// Finds or builds the plugins; creates a link to ours in `folder`.
+    /// Finds both plugins, and builds host-local if it is missing. Creates a link named `host-local` to cadastre-ipam
+    /// in `folder`.
     pub fn new(folder: &Path) -> Self {
         let given = std::env::var_os("CADASTRE_HOST_LOCAL").map(PathBuf::from);
         let theirs = given.unwrap_or_else(|| {
@@ -32,7 +33,7 @@ impl Plugins {
     }
 }
 
-/// `CADASTRE_IPAM_BIN`, else the plugin of this build.
+/// Returns the path of cadastre-ipam: `CADASTRE_IPAM_BIN` if set, else the one built with the running executable.
 fn own() -> PathBuf {
     if let Some(path) = std::env::var_os("CADASTRE_IPAM_BIN") {
         return PathBuf::from(path);

@@ -1,5 +1,5 @@
-//! Random cases: the same calls to the published host-local and to ours, each in its own folder, with a comparison
-//! after every step.
+//! Random cases. The same calls go to the published host-local ("theirs") and to cadastre-ipam ("ours"), each in a
+//! folder of its own. After every call the answers and the folders are compared.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,15 +15,15 @@ use super::rng::Rng;
 /// Calls per case.
 const CALLS: u64 = 40;
 
-/// Which plugin is called on our side.
+/// Which plugin is called in the folder of cadastre-ipam.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     Ours,
-    /// Ours or the published one, at random: a switch back and forth at every step
+    /// cadastre-ipam or the published host-local at random, so the node switches between them all the time
     Both,
 }
 
-/// Runs the case of a seed; returns the number of its calls.
+/// Runs the case of a seed, and returns the number of calls made.
 pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     let rng = &mut Rng::new(seed);
     let folder = root.join(format!("{seed:x}"));
@@ -80,35 +80,37 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     calls
 }
 
-/// Whether the answers are equal, or differ in an accepted way; `Ok(false)` if the folders may differ from here
-/// on, too. Texts of errors are not compared.
+/// Compares two answers. `Ok(true)`: they are equal, or they differ in an accepted way. `Ok(false)`: the folders may
+/// differ too from now on, so the case ends. Texts of errors are not compared.
 fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     let result = |answer: &Answer| serde_json::from_str::<Value>(&answer.stdout).ok();
     match (theirs.status, ours.status) {
         (Some(0), Some(0)) if result(theirs) == result(ours) => Ok(true),
-        // Theirs may refuse a value of the wrong type where ours does not read it.
+        // host-local may reject a value of the wrong type that cadastre-ipam does not read.
         (Some(1), Some(1)) if call.odd && ours.code().is_some() => Ok(false),
         (Some(1), Some(1)) if theirs.code() == ours.code() => {
-            // Which of several requested addresses theirs has tried when it fails is random.
+            // If several addresses were requested, host-local tries them in random order before it fails. So the
+            // folders may differ.
             Ok(!takes_either(call))
         }
-        // STATUS of theirs ignores the configuration; ours reports one that cannot work.
+        // STATUS of host-local ignores the configuration; cadastre-ipam reports a configuration that cannot work.
         (Some(0), Some(1)) if call.command == "STATUS" && ours.code() == Some(50) => Ok(true),
-        // GC of theirs does nothing; ours requires the list of valid attachments.
+        // GC of host-local does nothing; cadastre-ipam requires the list of valid attachments.
         (Some(0), Some(1)) if call.command == "GC" && ours.code() == Some(7) => Ok(true),
-        // Theirs may crash, or accept what has no meaning; ours reads less into such a config, or refuses it.
+        // With an odd configuration, host-local may crash, or accept what has no meaning. cadastre-ipam ignores such
+        // values or rejects them.
         (_, Some(0)) if call.odd => Ok(false),
         (_, Some(1)) if call.odd && ours.code().is_some() => Ok(false),
         _ => Err("the answers differ".to_owned()),
     }
 }
 
-/// Whether theirs chooses at random between two addresses that were requested in one set.
+/// Returns whether host-local chooses at random between several addresses that one ADD requests.
 fn takes_either(call: &Call) -> bool {
     call.command == "ADD" && call.asked > 1
 }
 
-/// Creates what other programs, older releases and crashes leave, equally in both folders.
+/// Creates or removes files as other programs, older releases and crashes do, equally in both folders.
 fn disturb(rng: &mut Rng, base: &Base, sides: &[PathBuf; 2]) {
     let text = |path: &str| base.config.pointer(path).and_then(Value::as_str);
     let (Some(data_dir), Some(name)) = (text("/ipam/dataDir"), text("/name")) else {
@@ -138,7 +140,7 @@ fn disturb(rng: &mut Rng, base: &Base, sides: &[PathBuf; 2]) {
         let Some(parent) = path.parent() else {
             return;
         };
-        // Creates the file as another program does, replacing an existing one instead of writing into it.
+        // Creates the file as another program would: replaces an existing file instead of writing into it.
         if parent.is_dir() {
             let new = parent.join("new");
             fs::write(&new, &content).unwrap();

@@ -1,4 +1,4 @@
-//! A new user's cluster: nodes without a network, with ServiceAccounts, without Cadastre.
+//! The cluster of a new user: its nodes have no network, it has ServiceAccounts, and Cadastre is not installed.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,15 +18,15 @@ use kube::api::ListParams;
 
 use crate::docs;
 
-/// Enough for a busy machine.
+/// The maximum duration of a wait, long enough for a busy host.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// The cluster and its machines. Fields are dropped in order.
+/// The cluster and its machines. Fields are dropped in their order: the machines before the site.
 pub struct Cluster {
     pub hand: Fixtures,
     machines: Vec<Machine>,
     pub site: Site,
-    /// Selects the release of helm for this cluster
+    /// Chooses between helm 4 and helm 3 for this cluster
     helm: fn(Helm) -> Helm,
 }
 
@@ -71,7 +71,7 @@ impl Cluster {
         names.collect()
     }
 
-    /// Runs the helm command of a page that begins with `start`, with additional flags.
+    /// Runs the first helm command on a page that begins with `start`, with additional flags. Returns its output.
     pub async fn helm(&self, page: &str, start: &str, more: &[&str]) -> String {
         let mut args = docs::command(page, start);
         args.extend(
@@ -84,13 +84,14 @@ impl Cluster {
         helm.run(&args[1..]).await.unwrap()
     }
 
-    /// Runs the kubectl command of a page that begins with `start`.
+    /// Runs the first kubectl command on a page that begins with `start`. Returns its output.
     pub async fn kubectl(&self, page: &str, start: &str) -> String {
         let args = docs::command(page, start);
         self.site.cluster().kubectl(&args[1..]).await.unwrap()
     }
 
-    /// Runs a page's command of the kubectl plugin, through kubectl. Returns its exit code and output.
+    /// Runs the first command of the kubectl plugin on a page that begins with `start`. Returns the exit code and the
+    /// output.
     pub async fn plugin(&self, page: &str, start: &str) -> (i32, String) {
         let args = docs::command(page, start);
         let plugin = daemon::kubectl_plugin().unwrap();
@@ -110,7 +111,7 @@ impl Cluster {
         (output.status.code().unwrap(), said)
     }
 
-    /// Starts another machine, and waits until it is a Node: the chart counts Nodes when it is installed.
+    /// Starts another machine, and waits until its Node exists, because the chart counts Nodes when it is installed.
     pub async fn one_more(&self) -> Machine {
         let machine = self.site.machine(MachineOptions::default()).await;
         let machine = machine.unwrap();
@@ -122,7 +123,7 @@ impl Cluster {
         machine
     }
 
-    /// Applies the chart's CRDs by the command in docs/upgrade.md.
+    /// Applies the chart's CRDs by the command on the page docs/upgrade.md.
     pub async fn apply_crds(&self) {
         let line = docs::command("upgrade.md", "helm show crds");
         let (show, apply) = line.split_at(line.iter().position(|it| it == "|").unwrap());
@@ -131,7 +132,8 @@ impl Cluster {
         cluster.kubectl_stdin(&apply[2..], &crds).await.unwrap();
     }
 
-    /// Waits until a Node is ready, or is not, and returns the condition's message.
+    /// Waits until a Node's condition `Ready` is `True`, or is not if `ready` is false. Returns the condition's
+    /// message.
     pub async fn ready(&self, node: &str, ready: bool) -> String {
         let what = format!("node {node} is ready: {ready}");
         until(&what, LIMIT, async || {
@@ -146,7 +148,7 @@ impl Cluster {
         .unwrap()
     }
 
-    /// The Deployment's numbers of wanted, existing and ready controllers.
+    /// Returns how many controllers the Deployment wants, has, and has ready.
     pub async fn controllers(&self) -> [i32; 3] {
         let all: Api<Deployment> = Api::namespaced(self.hand.client.clone(), "kube-system");
         let one = all.get("cadastre-controller").await.unwrap();
@@ -155,7 +157,7 @@ impl Cluster {
         [wanted, status.replicas, status.ready_replicas].map(Option::unwrap_or_default)
     }
 
-    /// The arguments of the DaemonSet's agent, in one line.
+    /// Returns the arguments of the agent's container in the DaemonSet, separated by spaces.
     pub async fn agent_args(&self) -> String {
         let sets: Api<DaemonSet> = Api::namespaced(self.hand.client.clone(), "kube-system");
         let set = sets.get("cadastre-agent").await.unwrap();
@@ -167,7 +169,7 @@ impl Cluster {
             .join(" ")
     }
 
-    /// The resident memory of each node's agent in MiB, from its metrics.
+    /// Returns the resident memory of each node's agent in MiB, according to the agent's metrics.
     pub async fn memory(&self) -> Vec<(String, f64)> {
         let mut all = Vec::new();
         for machine in &self.machines {
@@ -179,7 +181,7 @@ impl Cluster {
         all
     }
 
-    /// Waits until no pod of the release is left.
+    /// Waits until no pod of the helm release is left.
     pub async fn no_agents(&self) {
         let pods: Api<Pod> = Api::namespaced(self.hand.client.clone(), "kube-system");
         let params = ListParams::default().labels("app.kubernetes.io/name=cadastre");
@@ -192,7 +194,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// Waits until the agents report `count` addresses in use in total.
+    /// Waits until the NodeSubnets' statuses report `count` addresses in use in total.
     pub async fn told(&self, count: usize) {
         let what = format!("the agents tell of {count} addresses");
         until(&what, LIMIT, async || {
@@ -206,7 +208,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// Prints the state of the cluster after a failure.
+    /// Prints the state of the cluster after a failure, and keeps the cluster's files.
     pub async fn explain(&self) {
         for args in [
             &["get", "pods", "-A", "-o", "wide"][..],

@@ -1,4 +1,4 @@
-//! A node that joins and dies: its blocks are quarantined before any of their addresses is assigned again.
+//! A node joins and dies. Its blocks are quarantined before any of their addresses is assigned again.
 
 use anyhow::{Result, ensure};
 use cadastre_api::{IPAMBlockSpec, OwnerKind};
@@ -14,7 +14,7 @@ use crate::say;
 use crate::watching::{Watch, ranges};
 use crate::workload::{self, Group, Running};
 
-/// A third node joins, has pods, and is lost for good. Returns its blocks, which are quarantined.
+/// A third node joins, runs pods, and is lost for good. Returns the node's blocks, which are quarantined by then.
 pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
     let hand = &cluster.hand;
     say("a third node joins and has pods");
@@ -35,7 +35,7 @@ pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
     say("its machine dies, and its Node is deleted");
     machine.power_off().await.unwrap();
     hand.delete_node(&node).await.unwrap();
-    // Deletes the pods, too, as people do; the control plane would take a minute.
+    // Deletes the node's pods at once, as an administrator would; the control plane would take a minute.
     let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let pods: Api<Pod> = Api::all(hand.client.clone());
     for pod in pods.list(&of_node).await.unwrap() {
@@ -60,7 +60,8 @@ pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
     rest
 }
 
-/// While the blocks are quarantined, new pods of their pool get other addresses.
+/// Creates pods while the blocks are quarantined, and asserts that none gets an address of these blocks. Returns the
+/// pods.
 pub async fn nothing_of_it_is_given(cluster: &Cluster, rest: &[Cidr]) -> Vec<Running> {
     let group = Group {
         name: "later",
@@ -76,7 +77,7 @@ pub async fn nothing_of_it_is_given(cluster: &Cluster, rest: &[Cidr]) -> Vec<Run
     later
 }
 
-/// Waits until the quarantine is over and the blocks are deleted.
+/// Waits until the quarantine is over and the quarantined blocks are deleted.
 pub async fn is_over(cluster: &Cluster, rest: &[Cidr]) {
     until("what rested is free", LIMIT, async || {
         let of_it = |it: &IPAMBlockSpec| rest.iter().any(|cidr| cidr.to_string() == it.cidr);

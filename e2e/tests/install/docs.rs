@@ -1,28 +1,29 @@
-//! Runs commands of the documentation verbatim.
+//! Runs commands of the documentation as they are written there.
 //!
-//! Pages are paths in `docs`. Placeholders for the reader's own names are replaced: the registry, the chart's
-//! folder, `POOL`.
+//! A page is a path in `docs`. Only placeholders for names that the reader chooses are replaced: the registry, the
+//! chart's folder, and `POOL`.
 
 use std::path::{Path, PathBuf};
 
 use cadastre_e2e::helm::chart;
 use cadastre_e2e::node::SHIPPED;
 
-/// The name that replaces `POOL`.
+/// The name by which `POOL` is replaced.
 pub const POOL: &str = "small";
 
-/// The words of the first command in a page's `sh` blocks that begins with `start`, without its comment.
+/// Returns the words of the first command on a page that begins with `start`. Only `sh` blocks are searched; a comment
+/// after the command is left out.
 pub fn command(page: &str, start: &str) -> Vec<String> {
     commands(page, start).swap_remove(0)
 }
 
-/// The command that begins with `start`, and those that follow it in its block.
+/// Returns the first command that begins with `start`, and the commands that follow it in the same block.
 pub fn commands(page: &str, start: &str) -> Vec<Vec<String>> {
     let path = root().join("docs").join(page);
     let text = std::fs::read_to_string(path).unwrap().replace("\\\n", " ");
     let blocks = text.split("```sh\n").skip(1);
     let mut blocks = blocks.map(|it| it.split("```").next().unwrap_or_default().lines());
-    // Blocks within a list are indented.
+    // Blocks within a list are indented, so leading spaces are ignored.
     let begins = |it: &&str| it.trim_start().starts_with(start);
     let found = blocks.find_map(|lines| {
         let lines: Vec<&str> = lines.skip_while(|it| !begins(it)).collect();
@@ -40,7 +41,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Replaces a placeholder in a word.
+/// Replaces a word that is a placeholder, or contains one.
 fn own(word: String) -> String {
     if word == "POOL" {
         return POOL.to_owned();

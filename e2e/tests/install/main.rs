@@ -1,8 +1,9 @@
-//! The life of an installation as README, docs/install.md and docs/upgrade.md describe it: helm and the image of this
-//! repository on real kubelets whose nodes are not ready because they lack a network, watched by a real Prometheus.
+//! The life of an installation as README, docs/install.md and docs/upgrade.md describe it. helm installs the image of
+//! this repository on real kubelets, whose nodes are not ready because they lack a network. A real Prometheus scrapes
+//! the installation.
 //!
-//! There are two stories, one on two nodes and one on a single node; the steps of each run in order, as each depends on
-//! the one before. If nodes cannot run here, or no image was built, they are ignored and the reason is printed.
+//! There are two tests, one on two nodes and one on a single node. Each is a sequence of steps that depend on the steps
+//! before. If nodes cannot run on this host or no image was built, the tests are ignored and the reason is printed.
 //!
 //! | file | subject |
 //! |---|---|
@@ -34,7 +35,7 @@ use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 use watching::Watch;
 
-/// The range in docs/install.md.
+/// The pool's CIDR in docs/install.md.
 const RANGE: &str = "10.244.0.0/16";
 
 fn main() -> ExitCode {
@@ -68,7 +69,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
 }
 
-/// Runs a story on a new cluster; if it fails, prints the cluster's state.
+/// Runs the test `story` on a new cluster; if it fails, prints the cluster's state.
 fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
     let runtime = Arc::new(Runtime::new().unwrap());
     runtime.block_on(async {
@@ -86,7 +87,8 @@ fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster))
     });
 }
 
-/// On one node a second controller would wait forever, and so would `--wait` and each upgrade.
+/// On one node there must be one controller: a second one could never start, so `--wait` and each upgrade would never
+/// end.
 async fn one_node(cluster: &Cluster) {
     say("helm 3 installs on one node");
     cluster.helm("../README.md", "helm install", &[]).await;
@@ -170,7 +172,8 @@ async fn story(cluster: &Cluster) {
         "{} pods came, the slowest ran after {seconds:.1} s",
         during.len()
     ));
-    // An agent that is replaced is away for a few seconds; on a busy machine the pods take longer.
+    // While an agent is replaced, pods wait for a few seconds. On a busy host they may take much longer, so the limit
+    // is generous.
     assert!(!during.is_empty() && seconds < 120.0, "{seconds}");
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
     assert!(cluster.agent_args().await.contains("--log-level=debug"));

@@ -1,5 +1,5 @@
-//! What a user observes: the kubectl plugin, and alerts of a real Prometheus that scrapes controllers and agents,
-//! while a pool is exhausted and then extended.
+//! What a user observes while a pool is exhausted and then extended: the kubectl plugin, and the alerts of a real
+//! Prometheus that scrapes controllers and agents.
 
 use anyhow::ensure;
 use cadastre_core::Cidr;
@@ -14,24 +14,24 @@ use crate::docs::POOL;
 use crate::say;
 use crate::workload::{self, Group, Running};
 
-/// The range of a pool of two blocks with five usable addresses each, for pods that name the pool.
+/// The CIDR of a pool for pods that name the pool. It has two blocks with five usable addresses each.
 const SMALL: &str = "10.249.0.0/28";
-/// The range that the runbook's command adds.
+/// The CIDR that the runbook's command adds.
 const MORE: &str = "10.250.0.0/16";
 
-/// The ranges of the small pool after its extension.
+/// Returns the CIDRs of the small pool after its extension.
 pub fn ranges() -> [Cidr; 2] {
     [SMALL, MORE].map(|it| Cidr::parse_strict(it).unwrap())
 }
 
-/// Prometheus with the chart's rules, whose `for` are one second each.
+/// Prometheus with the chart's rules, in which every `for` is one second.
 pub struct Watch {
     server: Prometheus,
     _folder: TempDir,
 }
 
 impl Watch {
-    /// Scrapes the controllers of the first two machines and the agents of the first three.
+    /// Starts a Prometheus that scrapes the controllers of the first two machines and the agents of the first three.
     pub async fn start(cluster: &Cluster) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = |number, port: u16| {
@@ -59,7 +59,7 @@ impl Watch {
         }
     }
 
-    /// Waits until the alert with this label fires, or does not.
+    /// Waits until the alert with this label fires, or does not fire if `fires` is false.
     pub async fn fires(&self, alert: &str, (label, value): (&str, &str), fires: bool) {
         let what = format!("{alert} of {label} {value} fires: {fires}");
         until(&what, LIMIT, async || {
@@ -73,10 +73,10 @@ impl Watch {
     }
 }
 
-/// The kubectl plugin shows the pods' addresses and finds nothing wrong.
+/// Asserts that the kubectl plugin finds nothing wrong, and shows the default pool.
 pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     say("kubectl cadastre show and check");
-    // Agents publish what is not urgent within half a minute.
+    // Agents publish changes that are not urgent within half a minute, so the test waits for that first.
     cluster.told(running.len()).await;
     let (code, said) = cluster.plugin("kubectl.md", "kubectl cadastre check").await;
     assert_eq!(code, 0, "{said}");
@@ -89,7 +89,8 @@ pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     );
 }
 
-/// A pool is exhausted, an alert fires that names it, and the runbook's command resolves the alert.
+/// A pool is exhausted, and an alert that names it fires. The runbook's command resolves the alert. Returns the pool's
+/// pods.
 pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
     let hand = &cluster.hand;
     let page = "runbooks/CadastrePoolExhausted.md";

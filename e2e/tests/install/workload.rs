@@ -1,4 +1,4 @@
-//! Pods that are created, get addresses of a pool, and are deleted.
+//! Creates pods that get addresses of a pool, waits for them, and deletes them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::cluster::LIMIT;
 
-/// A running pod, with all that must not change.
+/// A running pod, with the properties that must not change while it runs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Running {
     pub node: String,
@@ -31,13 +31,13 @@ pub struct Running {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Group<'a> {
     pub name: &'a str,
-    /// The pool that they request; empty: any
+    /// The pool that the pods request; empty if they request none
     pub pool: &'a str,
-    /// The node that they run on; empty: the scheduler decides
+    /// The node on which the pods run; empty if the scheduler decides
     pub node: &'a str,
 }
 
-/// Creates pods of a group that may run anywhere.
+/// Creates the pods of a group; any pool and any node will do.
 pub async fn create(hand: &Fixtures, group: &str, count: usize) {
     let group = Group {
         name: group,
@@ -83,12 +83,12 @@ async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     Ok(hand.pods.list(&params).await?.items)
 }
 
-/// Waits until all pods of a group run, each with one address in `range`; returns them sorted.
+/// Waits until `count` pods of a group run, each with an address in `range`. Returns them sorted.
 pub async fn running(hand: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
     within(hand, group, count, &[Cidr::parse_strict(range).unwrap()]).await
 }
 
-/// Like [`running`], with several ranges.
+/// Like [`running`], but each address may lie in any of `ranges`.
 pub async fn within(hand: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
     until(&what, LIMIT, async || {
@@ -105,7 +105,7 @@ pub async fn within(hand: &Fixtures, group: &str, count: usize, ranges: &[Cidr])
 }
 
 impl Running {
-    /// Whether its address lies in one of the ranges.
+    /// Returns whether the pod's address lies in one of the ranges.
     pub fn is_in(&self, ranges: &[Cidr]) -> bool {
         ranges
             .iter()
@@ -132,7 +132,7 @@ fn as_running(pod: &Pod) -> Option<Running> {
     })
 }
 
-/// Creates pods one after the other while something else happens.
+/// Settings for creating pods one after the other while something else happens.
 pub struct Coming<'a> {
     hand: &'a Fixtures,
     group: &'a str,
@@ -144,8 +144,8 @@ pub fn coming<'a>(hand: &'a Fixtures, group: &'a str, range: &'a str) -> Coming<
 }
 
 impl Coming<'_> {
-    /// Creates pods until `other` has ended, waiting for each before the next. Also returns the pods, and how long
-    /// the slowest one took.
+    /// Creates pods one after the other until `other` has ended. Returns the result of `other`, the pods, and how long
+    /// the slowest pod took.
     pub async fn meanwhile<T>(
         self,
         other: impl Future<Output = T>,

@@ -1,4 +1,4 @@
-//! release, drain and undrain, with a controller that leads.
+//! `status --wait`, `release`, `drain` and `undrain` of the kubectl plugin, with a controller that leads.
 
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_core::{Addr, Cidr};
@@ -93,7 +93,7 @@ async fn a_drain_is_requested_and_cancelled() {
         "{again:?}"
     );
 
-    // Empty blocks that the node does not demand return at once, long before `idleSeconds` is over.
+    // Empty blocks that the node does not demand are released at once, long before `idleSeconds` is over.
     agents.free("roomy-1", "web").await.unwrap();
     fixtures.keep_free("roomy", 1).await.unwrap();
     let demands_one = |it: &NodeSubnetStatus| it.pools.iter().all(|it| it.demand == 1);
@@ -115,7 +115,7 @@ async fn a_drain_is_requested_and_cancelled() {
     for cidr in gone {
         fixtures.block_gone(cidr).await.unwrap();
     }
-    // A block in use stays until its pod is gone, and assigns nothing new meanwhile.
+    // A block in use stays until its pod is gone. Meanwhile no address of the block is assigned.
     agents.allocate("roomy-1", "roomy", "cart").await.unwrap();
     let kept = run(cluster, &["drain", &left[0], "--wait", "--timeout", "1"]).await;
     assert!(

@@ -1,6 +1,6 @@
-//! check finds each planted fault, and release acts on its report.
+//! `check` of the kubectl plugin finds each fault that the test creates, and `release` acts on the report of `check`.
 //!
-//! No controller runs, as it would repair most of the faults.
+//! No controller runs, because it would repair most of the faults.
 
 use std::time::Duration;
 
@@ -29,7 +29,8 @@ async fn block(fixtures: &Fixtures, cidr: &str, node: &str, uid: &str) -> String
     made.metadata.uid.unwrap()
 }
 
-/// Creates a node with a block, its NodeSubnet, and the status of its agent.
+/// Creates a node with a block, the NodeSubnet, and the status and NodeAddresses that its agent would write. Returns
+/// the node's UID.
 async fn holder(fixtures: &Fixtures, name: &str, cidr: &str, held: &[String]) -> String {
     let node = fixtures
         .node("p", name)
@@ -79,7 +80,7 @@ fn codes(ran: &Ran) -> Vec<String> {
     named.collect()
 }
 
-/// The finding that no controller leads is ignored: a controller would repair the faults.
+/// `NoLeader` is ignored: no controller runs here, because it would repair the faults.
 const CHECK: &[&str] = &[
     "check", "--settle", "0", "-o", "json", "--ignore", "NoLeader",
 ];
@@ -139,7 +140,7 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     let clean = run(&cluster, CHECK).await;
     assert_eq!((clean.code, codes(&clean)), (0, Vec::new()));
 
-    // All other faults are planted at once.
+    // All other faults are created together.
     fixtures.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
     fixtures.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
     block(&fixtures, "10.70.0.32/28", "n1", &node).await;
@@ -204,7 +205,8 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     );
 }
 
-/// The pods of n2 belong to another network, though its agent has to configure the runtime.
+/// The pods of node n2 have addresses of another network. That is a fault only if n2's agent writes the CNI
+/// configuration.
 async fn another_network(cluster: &ControlPlane, fixtures: &Fixtures) {
     fixtures.pod("old", "n1", &["10.9.0.1"]).await.unwrap();
     fixtures.pod("other", "n2", &["10.9.0.2"]).await.unwrap();
@@ -248,7 +250,7 @@ async fn another_network(cluster: &ControlPlane, fixtures: &Fixtures) {
     );
 }
 
-/// Addresses in use are kept, with a message, with or without `--force`.
+/// `release` refuses to release addresses in use, with a message, with or without `--force`.
 async fn refusals(cluster: &ControlPlane) {
     for (args, words) in [
         (
@@ -270,7 +272,8 @@ async fn refusals(cluster: &ControlPlane) {
     assert_eq!(bad.code, 1);
 }
 
-/// The request stays in the annotation until the agent has released the address, and no longer.
+/// A request to release stays in the annotation until the agent has released the address. Then the annotation is
+/// removed.
 async fn leak_is_released(
     cluster: &ControlPlane,
     fixtures: &Fixtures,
@@ -291,7 +294,7 @@ async fn leak_is_released(
         slow.code == 2 && slow.out.contains("the request stays"),
         "{slow:?}"
     );
-    // Only the next command requests it again.
+    // Overwrites the annotation. Only the next command repeats the request for the leaked address.
     other().await;
     let child = start(
         cluster,

@@ -3,9 +3,9 @@
 //! | file | subject |
 //! |---|---|
 //! | `seeing` | show, map and explain in a healthy cluster; output is compared with snapshots |
-//! | `faults` | check finds each planted fault; what release does and what it rejects |
-//! | `planning` | the results of plan, and what then happens |
-//! | `asking` | release and drain with a controller that leads |
+//! | `faults` | `check` finds each fault that a test creates; what `release` does and rejects |
+//! | `planning` | the predictions of `plan`, and what then happens |
+//! | `asking` | `release` and `drain` with a controller that leads |
 //! | `reach` | no server, no CRDs, no permissions; as a plugin of kubectl; the support bundle |
 //!
 //! Snapshots are in `snapshots/`; `CADASTRE_SNAPSHOTS=write` overwrites them.
@@ -35,13 +35,13 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// Standard output, parsed as JSON.
+    /// Returns the standard output, parsed as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
-/// The plugin's command with a kubeconfig and arguments.
+/// Returns a command that runs the kubectl plugin with a kubeconfig and arguments.
 pub(crate) fn command(kubeconfig: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(daemon::kubectl_plugin().unwrap());
     command
@@ -55,7 +55,7 @@ pub(crate) fn command(kubeconfig: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Starts the plugin as the administrator.
+/// Starts the kubectl plugin with the administrator's kubeconfig.
 pub(crate) fn start(cluster: &ControlPlane, args: &[&str]) -> Child {
     command(&cluster.kubeconfig(ADMIN).unwrap(), args)
         .spawn()
@@ -71,19 +71,19 @@ pub(crate) async fn end(child: Child) -> Ran {
     }
 }
 
-/// Runs the plugin as the administrator.
+/// Runs the kubectl plugin with the administrator's kubeconfig, and waits until it has ended.
 pub(crate) async fn run(cluster: &ControlPlane, args: &[&str]) -> Ran {
     end(start(cluster, args)).await
 }
 
-/// Runs the plugin, which must succeed, and returns its standard output.
+/// Runs the kubectl plugin, asserts that it succeeds, and returns its standard output.
 pub(crate) async fn ok(cluster: &ControlPlane, args: &[&str]) -> String {
     let ran = run(cluster, args).await;
     assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
     ran.out
 }
 
-/// Compares a text with its snapshot, without what differs from run to run.
+/// Compares a text with its snapshot. Ages, UIDs and aligning spaces, which differ from run to run, are ignored.
 pub(crate) fn snapshot(name: &str, text: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/kubectl/snapshots")
@@ -132,7 +132,7 @@ fn word(word: &str) -> String {
     }
 }
 
-/// A pool with the finalizer that a controller would set, for tests without one.
+/// Returns a pool with the finalizer that a controller would set, for tests in which no controller runs.
 pub(crate) fn pool(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",

@@ -1,4 +1,4 @@
-//! The results of plan, and what then happens: the same numbers.
+//! `plan` of the kubectl plugin predicts what happens: the test compares its numbers with what then happens.
 
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
@@ -24,7 +24,8 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     fixtures.node("cidr", "cidr-0").await.unwrap();
     fixtures.served("cidr-0").await.unwrap();
 
-    // 8 ranges, one of which is allocated; one more of the podCIDRs contains a reserved address.
+    // Each pool has 8 ranges, of which one is allocated already. The pool of podCIDRs cannot allocate a range with a
+    // reserved address either, so it has one range less.
     for (group, served) in [("grow", 7), ("cidr", 6)] {
         let label = format!("group={group}");
         let planned = run(
@@ -70,7 +71,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         told.await.unwrap();
     }
 
-    // A larger pool would serve the waiting nodes; asking changes nothing.
+    // `plan` says that a larger pool would relieve the waiting nodes, and changes nothing.
     let file = cluster.folder().join("pool.json");
     let mut larger = spec.clone();
     larger["allocationMode"] = json!("Blocks");
@@ -116,7 +117,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         refused.code == 2 && refused.out.contains("The API server would reject it"),
         "{refused:?}"
     );
-    // The pool is exhausted: nodes that lose their blocks would find no others.
+    // The pool is exhausted, so nodes that lose their blocks would find no others.
     let drained = run(cluster, &["plan", "--drain-cidr", "10.80.0.0/26"]).await;
     assert!(
         drained.code == 2 && drained.out.contains("10.80.0.48/28"),

@@ -1,4 +1,5 @@
-//! Without a server, CRDs or permissions; as a plugin of kubectl; the support bundle.
+//! The kubectl plugin without a server, without CRDs and without permissions; called through kubectl; completion and
+//! the support bundle.
 
 use std::path::Path;
 
@@ -56,7 +57,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
         "{dead:?}"
     );
 
-    // A folder in which kubectl finds its plugins.
+    // kubectl finds its plugins in PATH, so this folder contains only a link to the plugin.
     let bin = cluster.folder().join("bin");
     std::fs::create_dir(&bin).unwrap();
     let plugin = daemon::kubectl_plugin().unwrap();
@@ -75,7 +76,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
     bundled(&cluster, &fixtures).await;
 }
 
-/// kubectl itself completes the plugin's verbs and names of objects.
+/// Asserts that kubectl completes the plugin's verbs and the names of objects.
 async fn completed(cluster: &ControlPlane, fixtures: &Fixtures, bin: &Path) {
     let pool = json!({"ipv4": {"cidrs": ["10.9.0.0/24"]}, "disabled": true});
     fixtures.block_pool("spare", pool).await.unwrap();
@@ -103,7 +104,7 @@ async fn completed(cluster: &ControlPlane, fixtures: &Fixtures, bin: &Path) {
     assert!(verbs.starts_with("explain\tExplain which pools"), "{verbs}");
 }
 
-/// The bundle contains what it claims, and nothing of a pod's environment.
+/// Asserts that the support bundle is complete and valid, and contains nothing of a pod's environment.
 async fn bundled(cluster: &ControlPlane, fixtures: &Fixtures) {
     fixtures
         .block_pool("p", json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}}))

@@ -1,4 +1,4 @@
-//! show, map and explain in a healthy cluster.
+//! `show`, `map`, `explain`, `check` and `status` of the kubectl plugin in a healthy cluster.
 
 use cadastre_api::NodeSubnetStatus;
 use cadastre_e2e::fixtures::{LIMIT, labelled};
@@ -110,7 +110,7 @@ async fn a_healthy_cluster_is_shown_as_it_is() {
     watched(&test_cluster).await;
 }
 
-/// `--watch` shows a change by itself.
+/// Asserts that `show nodes --watch` prints a new node without being called again.
 async fn watched(test_cluster: &TestCluster) {
     let fixtures = test_cluster.fixtures().await.unwrap();
     let mut child = start(&test_cluster.control_plane, &["show", "nodes", "--watch"]);

@@ -1,4 +1,4 @@
-//! 20,000 blocks of 200 nodes, without a controller.
+//! A pool with 20,000 blocks on 200 nodes, without a controller.
 
 use std::collections::BTreeMap;
 
@@ -25,15 +25,16 @@ fn cidr(i: u32) -> String {
     format!("{base}/26")
 }
 
-/// UIDs of nodes and blocks, by name.
+/// UIDs of nodes and blocks, by the object's name.
 type Uids = BTreeMap<String, String>;
 
-/// Distributes blocks as in a cluster that has grown: runs of blocks of one node, and single ones.
+/// Returns the node of block `i`. Blocks are distributed as in a cluster that has grown: runs of blocks of one node,
+/// and single blocks.
 fn node_of(i: u32) -> u32 {
     (i / 7 * 31 + i % 7 / 5) % NODES
 }
 
-/// Addresses in use per block: nodes differ in their load, and so do the blocks of a node.
+/// Returns how many addresses of block `i` are in use. Nodes differ in their load, and so do the blocks of a node.
 fn used(i: u32) -> u32 {
     let busy = node_of(i) * 37 % 56;
     let noise = (i.wrapping_mul(2_654_435_761) >> 8) % 9;
@@ -76,7 +77,7 @@ fn block(i: u32, uids: &Uids) -> Call {
     call(Method::POST, "/ipamblocks", JSON, &body)
 }
 
-/// Creates a node's NodeSubnet, and writes its status.
+/// Returns the calls that create a node's NodeSubnet and write its status.
 fn subnet(node: u32, uids: &Uids) -> (Call, Call) {
     let mine = || (0..BLOCKS).filter(move |i| node_of(*i) == node && !is_resting(*i));
     let listed: Vec<Value> = mine()
@@ -133,7 +134,8 @@ async fn filled() -> ControlPlane {
     });
     let mut pool = IPPool::new("large", serde_json::from_value(spec).unwrap());
     pool.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-    // The API server may reject objects of a kind for a moment after it has begun to serve the kind.
+    // Right after a CRD is established, the API server may still reject objects of that kind, so the creation is
+    // retried.
     until("the pool is created", LIMIT, async || {
         let pools = Api::<IPPool>::all(client.clone());
         Ok(Some(pools.create(&PostParams::default(), &pool).await?))
@@ -173,7 +175,7 @@ pub(crate) async fn twenty_thousand_blocks_are_one_picture() {
     eprintln!("{said}");
     assert!(took[1].as_u64().unwrap() < 5_000_000, "{said}");
 
-    // The extra cell is a reserved range beside the blocks.
+    // There is one cell more than blocks: a reserved range beside the blocks.
     assert_eq!(
         (page.view().await.as_str(), page.cells().await),
         ("10.0.0.0/11", u64::from(BLOCKS) + 1)
@@ -181,7 +183,7 @@ pub(crate) async fn twenty_thousand_blocks_are_one_picture() {
     assert!(page.colours().await > 30);
     page.says("#figures", "19 520").await;
     page.says("#figures", &format!("{NODES}\nnodes")).await;
-    // A redraw is fast enough to follow key presses.
+    // A redraw must be fast enough to follow key presses.
     let took = page.browser.eval("(() => { const from = performance.now(); for (let i = 0; i < 5; i++) draw(); return (performance.now() - from) / 5; })()");
     let took = took.await.unwrap().as_f64().unwrap();
     eprintln!("a picture takes {took:.0} ms");
@@ -204,7 +206,7 @@ pub(crate) async fn twenty_thousand_blocks_are_one_picture() {
     );
     page.keep("map-dark.png").await;
     page.browser.colours("light").await.unwrap();
-    // Zooms in to the block, in any number of steps.
+    // Zooms in until the selected block fills the view. The number of steps does not matter.
     page.browser
         .eval("document.getElementById('map').focus()")
         .await

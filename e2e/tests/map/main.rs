@@ -1,7 +1,7 @@
-//! `kubectl cadastre map --web` in a real browser: what it shows, and how it reacts to keys and mouse.
+//! `kubectl cadastre map --web` in a real browser: what the page shows, and how it reacts to keys and the mouse.
 //!
-//! Needs Chromium (Debian package `chromium`); without it every test is ignored and the reason is printed. With
-//! `PICTURES=FOLDER` the README's pictures are written there (`make pictures`).
+//! The tests need Chromium (Debian package `chromium`). Without it every test is ignored and the reason is printed. If
+//! `PICTURES` is set to a folder, the README's pictures are written there (`make pictures`).
 //!
 //! | file | subject |
 //! |---|---|
@@ -25,7 +25,6 @@ use tokio::runtime::Runtime;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The function of a test in this binary.
 type Test = fn(&Runtime);
 
 macro_rules! tests {

@@ -1,4 +1,4 @@
-//! The plugin's page, open in a browser.
+//! The web page of the kubectl plugin, open in a browser.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Starts the plugin, opens the page and waits until it shows something.
+    /// Starts the kubectl plugin, opens its page, and waits until the page is ready.
     pub async fn open(cluster: &ControlPlane) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = process::command(&daemon::kubectl_plugin().unwrap());
@@ -50,7 +50,7 @@ impl Page {
         page
     }
 
-    /// Ends the plugin by SIGINT, like Ctrl-C.
+    /// Ends the kubectl plugin by SIGINT, like Ctrl-C, and asserts that it succeeds.
     pub async fn interrupt(&mut self) {
         self.plugin.signal(Signal::INT).unwrap();
         let ended = self.plugin.wait(Duration::from_secs(10)).await.unwrap();
@@ -62,7 +62,7 @@ impl Page {
         self.browser.wait(ready).await.unwrap();
     }
 
-    /// Waits until the text of an element contains `words`.
+    /// Waits until an element's text contains `words`.
     pub async fn says(&mut self, selector: &str, words: &str) {
         let words = serde_json::to_string(words).unwrap();
         let is = format!("document.querySelector('{selector}').innerText.includes({words})");
@@ -77,19 +77,19 @@ impl Page {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// The number of cells that are not free.
+    /// Returns the number of cells in the picture that are not free.
     pub async fn cells(&mut self) -> u64 {
         let count = self.browser.eval("now.picture.cells.length");
         count.await.unwrap().as_u64().unwrap()
     }
 
-    /// The CIDR that is in view.
+    /// Returns the CIDR that the picture shows.
     pub async fn view(&mut self) -> String {
         let view = self.browser.eval("document.documentElement.dataset.view");
         view.await.unwrap().as_str().unwrap().to_owned()
     }
 
-    /// The number of colours in the picture, to check that something is drawn.
+    /// Returns the number of colours in the picture, by which tests check that something is drawn.
     pub async fn colours(&mut self) -> u64 {
         let count = "(() => { const c = document.getElementById('map'); \
              const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; \
@@ -99,7 +99,7 @@ impl Page {
         self.browser.eval(count).await.unwrap().as_u64().unwrap()
     }
 
-    /// Clicks `times` times on the cell of an IPv4 address.
+    /// Clicks `times` times on the cell that contains an IPv4 address.
     pub async fn click(&mut self, address: &str, times: u32) {
         let view = self.view().await;
         let (first, len) = view.split_once('/').unwrap();
@@ -125,7 +125,7 @@ impl Page {
         assert!(complaints.is_empty(), "{complaints:?}");
     }
 
-    /// Writes a screenshot to the folder `PICTURES`, if that is set.
+    /// Writes a screenshot to the folder that `PICTURES` names, if it is set.
     pub async fn keep(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("PICTURES") else {
             return;

@@ -1,4 +1,4 @@
-//! A running cluster: two pools, a few pods.
+//! A running cluster with two pools and a few pods.
 
 use cadastre_e2e::{Agents, Options, TestCluster};
 use serde_json::json;
@@ -51,7 +51,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         ("10.60.0.0/24", 4)
     );
     assert!(page.colours().await > 5);
-    // With the mouse: select a block, then zoom into it.
+    // Uses the mouse: selects a block, then zooms into it.
     page.click(&address, 1).await;
     page.says("#about h2", &block).await;
     page.says("#about", "blocks-3").await;
@@ -65,7 +65,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         ))
         .await
         .unwrap();
-    // With keys: zoom out, move, zoom in again.
+    // Uses keys: zooms out, moves to other blocks, zooms in again.
     page.browser
         .eval("document.getElementById('map').focus()")
         .await
@@ -81,7 +81,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         .wait("document.documentElement.dataset.view !== '10.60.0.0/24'")
         .await
         .unwrap();
-    // The search leads to another pool.
+    // Finds a node of the other pool by search, then an address of the first pool.
     page.browser.press(&["/"]).await.unwrap();
     page.browser.type_text("cidrs-1").await.unwrap();
     page.says("#hits", "node").await;
@@ -92,7 +92,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     page.says("#hits", "address").await;
     page.browser.press(&["Enter"]).await.unwrap();
     page.says("#about h2", &block).await;
-    // IPv6, where a picture of the whole pool would be empty.
+    // Switches to IPv6, where blocks would be too small to see in a picture of the whole pool.
     page.browser
         .eval("[...document.querySelectorAll('#families button')].at(-1).click()")
         .await
@@ -104,7 +104,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     assert!(page.colours().await > 3);
     page.assert_quiet().await;
 
-    // New objects are shown after a refresh.
+    // New objects are found only after a refresh.
     fixtures.node("cidrs", "cidrs-2").await.unwrap();
     fixtures.served("cidrs-2").await.unwrap();
     page.browser.press(&["/"]).await.unwrap();
@@ -117,7 +117,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     page.browser.type_text("cidrs-2").await.unwrap();
     page.says("#hits", "node").await;
 
-    // The page reports that the plugin has ended.
+    // Once the kubectl plugin has ended, a refresh shows an error.
     page.interrupt().await;
     page.browser
         .eval("document.getElementById('refresh').click()")

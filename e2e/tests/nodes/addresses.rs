@@ -1,4 +1,4 @@
-//! Many pods on nodes with our plugin and agent: unique addresses in the right ranges, no leaks.
+//! Many pods on nodes with Cadastre's CNI plugin and agent: unique addresses in the right ranges, no leaks.
 
 use cadastre_e2e::node::Machine;
 use serde_json::json;
@@ -8,14 +8,14 @@ use crate::{Stage, machines};
 
 /// Pods that exist at the same time.
 const PODS: usize = 60;
-/// Pods per wave; each wave replaces the one before.
+/// Pods per wave; each wave of pods replaces the wave before.
 const WAVE: usize = 40;
 const WAVES: usize = 5;
 
 pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: &Stage) {
     let (hand, group) = (&stage.hand, "many");
     let mut spec = machines::both("10.30.0.0/16", "fd00:30::/48");
-    // Small blocks, so that each node gets several, one after the other.
+    // The blocks are small, so that each node gets several, one after the other.
     spec["ipv4"]["blockSize"] = json!(28);
     spec["ipv6"]["blockSize"] = json!(124);
     hand.block_pool(group, spec).await.unwrap();
@@ -31,7 +31,7 @@ pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: 
     assert_good(stage, &two, &all).await;
     pods::delete_all(hand, group).await;
 
-    // Each wave is created while the one before is deleted.
+    // Each wave of pods is created while the wave before is deleted.
     for wave in 0..WAVES {
         let prefix = format!("{group}-wave-{wave}");
         pods::create_many(hand, group, &prefix, 0..WAVE, None).await;
@@ -71,7 +71,8 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     let (hand, group) = (&stage.hand, "cidrs");
     let spec = machines::both("10.31.0.0/16", "fd00:31::/48");
     hand.pool(group, spec).await.unwrap();
-    // Not `isDefaultGateway`: the pool has the default routes, and there can be only one of each family.
+    // `isDefaultGateway` would add default routes, but the pool has default routes already, and there can be only one
+    // of each family.
     let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true});
     let two = [
         stage.machine(group, machines::side(&bridge)).await,
@@ -94,7 +95,7 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     }
 }
 
-/// Pods on the machines' own network: without routes, and all with the same prefix.
+/// Pods on the machines' own network: they have no routes, and all have the pool's prefix length.
 pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage) {
     let (hand, group) = (&stage.hand, "flat");
     let spec = json!({

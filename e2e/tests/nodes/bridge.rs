@@ -1,5 +1,5 @@
-//! podCIDRs that the controller allocates, used by the bridge plugin with host-local, then with our plugin in its
-//! place, finally with an agent.
+//! Nodes with podCIDRs that the controller allocates. The bridge plugin uses them with host-local, then with
+//! cadastre-ipam in host-local's place, and finally with an agent.
 
 use cadastre_e2e::daemon;
 use cadastre_e2e::node::{Machine, NodeSide};
@@ -8,8 +8,8 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, machines};
 
-/// Our plugin replaces host-local, with host-local's own configuration, and is replaced by it again while pods
-/// run. Then an agent adopts the podCIDR with the remaining pods.
+/// cadastre-ipam replaces host-local with host-local's own configuration, and host-local replaces it again, while pods
+/// run. Then an agent adopts the podCIDRs with the addresses of the remaining pods.
 pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_over(
     stage: &Stage,
 ) {
@@ -44,7 +44,7 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
         );
         machine.set_side(side).await.unwrap();
     }
-    // host-local releases the addresses that our plugin assigned.
+    // By now host-local is installed again. It must release the addresses that cadastre-ipam assigned.
     pods::delete_many(hand, &format!("{group}-1"), 0..3).await;
     let left = pods::running(hand, group, 6).await;
     assert_eq!(files(&machine).len(), 2 * left.len());
@@ -68,7 +68,7 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
     machines::told(hand, machine.name(), &[]).await;
 }
 
-/// The addresses in use according to host-local's folder.
+/// Returns the names of the files in host-local's folder, which are the addresses in use.
 fn files(machine: &Machine) -> Vec<String> {
     let folder = machine.var().join("lib/cni/networks/pods");
     let names = std::fs::read_dir(folder).unwrap().flatten();
@@ -107,7 +107,8 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_and_come_back_after_a_pow
     pods::delete_all(hand, group).await;
 }
 
-/// A machine with the bridge plugin and host-local on its podCIDRs, to which they are routed.
+/// Starts a machine with the bridge plugin and host-local on its podCIDRs, and routes the podCIDRs to the machine.
+/// Returns the machine and the podCIDRs.
 async fn machine(stage: &Stage, group: &str) -> (Machine, Vec<String>) {
     let mut machine = stage.machine(group, NodeSide::default()).await;
     let name = machine.name().to_owned();

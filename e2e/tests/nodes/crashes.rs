@@ -1,4 +1,4 @@
-//! Programs of a node die or cannot reach the API server, and its pods continue to work.
+//! Programs of a node die or cannot reach the API server, while the node's pods continue to work.
 
 use cadastre_e2e::node::Machine;
 use cadastre_e2e::wait::until;
@@ -23,7 +23,7 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
     machines::booted_since(hand, &node, &boot).await;
     let after = machines::same_pods_anew(hand, group, &before, &node).await;
     assert_good(stage, &after, &node).await;
-    // The addresses of the earlier sandboxes are released, with or without a DEL.
+    // The addresses of the earlier sandboxes must be released, whether the runtime sends a DEL or not.
     machines::told(hand, &node, &after).await;
     pods::delete_all(hand, group).await;
     machines::told(hand, &node, &[]).await;
@@ -32,7 +32,7 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
 pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     let (hand, group) = (&stage.hand, "kills");
     let mut spec = machines::both("10.34.0.0/24", "fd00:34::/120");
-    // Pods are created that the agent does not know.
+    // Pods are created while no agent runs, so the CNI plugin does not know them.
     spec["unknownPods"] = json!("Serve");
     hand.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
@@ -52,7 +52,7 @@ pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     let kept = |it: &Running| all.iter().any(|after| same_sandbox(it, after));
     assert!(before.iter().all(kept), "{before:?} {all:?}");
 
-    // From now on no agent runs: the plugin works on the store itself.
+    // From here on no agent runs, so the CNI plugin uses the store itself.
     machine.agent().unwrap().kill().await.unwrap();
     pods::delete_many(hand, group, 0..3).await;
     pods::create_many(hand, group, &format!("{group}-alone"), 0..5, Some(&node)).await;
@@ -76,7 +76,7 @@ pub(crate) async fn the_api_server_is_out_of_reach(stage: &Stage) {
     alone.end(stage).await;
 }
 
-/// The API server is down for everybody, so this test has a stage of its own.
+/// Stops the API server, which affects all machines of a stage. So this test has a stage of its own.
 pub(crate) async fn the_api_server_is_stopped(_: &Stage) {
     let mut stage = Stage::start().await;
     let ranges = ["10.40.0.0/24", "fd00:40::/120"];
@@ -87,8 +87,8 @@ pub(crate) async fn the_api_server_is_stopped(_: &Stage) {
     alone.end(&stage).await;
 }
 
-/// A machine whose sandboxes end while the API server cannot be reached. The kubelet creates new ones, which need
-/// addresses.
+/// A machine whose sandboxes are killed while the API server cannot be reached. The kubelet creates new sandboxes,
+/// which need addresses.
 struct Alone {
     machine: Machine,
     group: &'static str,
@@ -113,7 +113,7 @@ impl Alone {
         }
     }
 
-    /// Kills one sandbox, restarts the agent, and kills the other one.
+    /// Kills one sandbox, restarts the agent, and kills the other sandbox. Waits for a new sandbox after each kill.
     async fn make_anew(&mut self) {
         let machine = &mut self.machine;
         let sandboxes = sandboxes(machine).await;
@@ -150,7 +150,7 @@ impl Alone {
     }
 }
 
-/// The container ids of the running sandboxes.
+/// Returns the container ids of the running sandboxes.
 async fn sandboxes(machine: &Machine) -> Vec<String> {
     let ctr = cadastre_e2e::assets::find(cadastre_e2e::assets::Program::Ctr).unwrap();
     let ctr = ctr.display().to_string();
@@ -166,7 +166,7 @@ async fn sandboxes(machine: &Machine) -> Vec<String> {
     all.lines().filter(runs).map(str::to_owned).collect()
 }
 
-/// Waits until `count` sandboxes run, none of them in `old`.
+/// Waits until exactly `count` sandboxes run, none of which is in `old`.
 async fn until_new(machine: &Machine, old: &[String], count: usize) {
     until("sandboxes are made anew", LIMIT, async || {
         let now = sandboxes(machine).await;
@@ -187,11 +187,11 @@ async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
     pods::assert_within(all, &machines::ranges(&stage.hand, node).await);
 }
 
-/// While an idle agent hangs, the plugin works as if there were no agent.
+/// While an idle agent hangs, the CNI plugin uses the store as if there were no agent.
 pub(crate) async fn the_agent_hangs(stage: &Stage) {
     let (hand, group) = (&stage.hand, "hangs");
     let mut spec = machines::both("10.36.0.0/24", "fd00:36::/120");
-    // Pods are created that the agent does not know.
+    // Pods are created while the agent hangs, so the CNI plugin does not know them.
     spec["unknownPods"] = json!("Serve");
     hand.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
@@ -206,7 +206,7 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
             return Ok(None);
         }
         agent.signal(Signal::STOP)?;
-        // The agent may have opened the store just before it was stopped.
+        // Checked again, because the agent may have opened the store just before it was stopped.
         if has_store(agent.pid()) {
             agent.signal(Signal::CONT)?;
             return Ok(None);
@@ -224,7 +224,7 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
     machines::told(hand, &node, &[]).await;
 }
 
-/// Whether a process has a node's store open.
+/// Returns whether a process has a node's store open.
 fn has_store(pid: u32) -> bool {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let files = open.flatten().filter_map(|it| it.path().read_link().ok());

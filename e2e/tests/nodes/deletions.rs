@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::pods;
 use crate::{LIMIT, Stage, machines};
 
-/// A main plugin that ignores its DELs or executes them three times, depending on the file /var/odd.
+/// A main plugin that wraps ptp. The file /var/odd decides whether it ignores DELs or passes each on three times.
 const ODD: &str = r#"#!/bin/sh
 input=$(cat)
 ptp() { printf %s "$input" | /opt/cni/bin/ptp; }
@@ -58,7 +58,7 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
                 .unwrap();
         }
         let left = pods::running(hand, group, 3).await;
-        // The agent finds out that the sandboxes without DEL are gone.
+        // The agent must find out by itself that the sandboxes without a DEL are gone.
         machines::told(hand, node, &left).await;
         let addresses = |pods: &[pods::Running]| -> Vec<_> {
             pods.iter().map(|it| it.addresses.clone()).collect()
@@ -78,18 +78,18 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
     .unwrap();
 }
 
-/// The number of sandboxes that the runtime tries.
+/// The number of sandboxes for which the runtime sends an ADD.
 const TRIES: usize = 8;
 
-/// A plugin of the chain is not installed: each sandbox that the runtime tries gets an address, and its DEL fails
-/// at the missing plugin, before it reaches ours. containerd ignores the error and tries another sandbox.
+/// A plugin of the chain is not installed. Each sandbox that the runtime creates gets addresses, but its DEL fails at
+/// the missing plugin, before it reaches cadastre-ipam. containerd ignores the error and creates another sandbox.
 pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox(stage: &Stage) {
     let (hand, group) = (&stage.hand, "chain");
     let spec = machines::both("10.41.0.0/24", "fd00:41::/120");
     hand.block_pool(group, spec).await.unwrap();
     let side = chained("absent");
     let mut whole = side.clone();
-    // loopback passes on the result of the plugins before it.
+    // The test installs loopback under the missing plugin's name: it passes on the result of the plugins before it.
     let loopback = assets::find(assets::Program::Loopback).unwrap();
     whole.plugins.push(("absent".to_owned(), loopback));
     let mut machine = stage.machine(group, side).await;
@@ -125,8 +125,8 @@ pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandb
     machines::told(hand, &node, &[]).await;
 }
 
-/// Our node side with another plugin after ptp, in CNI 1.0: in later versions each plugin is asked for its STATUS,
-/// and a node without one of the plugins never becomes ready.
+/// Returns Cadastre's CNI plugin and agent, with another plugin after ptp, in CNI version 1.0. In later versions the
+/// runtime asks each plugin for its STATUS, so a node without one of the plugins would never become ready.
 fn chained(plugin: &str) -> NodeSide {
     let mut side = machines::ptp();
     let template = &mut side.configs[0].1;
@@ -138,13 +138,13 @@ fn chained(plugin: &str) -> NodeSide {
     side
 }
 
-/// The sandboxes with addresses on a node, as its agent publishes them.
+/// Returns the handles of the sandboxes with addresses on a node, according to its NodeAddresses.
 async fn sandboxes(hand: &Fixtures, node: &str) -> anyhow::Result<Vec<String>> {
     let list = hand.addresses.get(node).await?.spec;
     Ok(list.entries().map(|it| it.handle).collect())
 }
 
-/// Makes the kubelet retry a pod at once; after a failure it waits for 10 to 15 s.
+/// Changes a pod, so that the kubelet retries it at once; after a failure the kubelet would wait for 10 to 15 s.
 async fn try_again(hand: &Fixtures, pod: &str, number: usize) {
     let note = json!({"metadata": {"annotations": {"try": number.to_string()}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(note));

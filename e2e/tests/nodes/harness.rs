@@ -1,4 +1,4 @@
-//! Tests of the harness: what it starts ends with it, even if it is killed.
+//! Tests of the harness: whatever it starts ends when it ends, even if it is killed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -11,17 +11,18 @@ use tokio::runtime::Runtime;
 
 use crate::{LIMIT, Stage};
 
-/// The variable that marks the process which the test kills.
+/// The environment variable that marks the process which the test kills.
 const CHILD: &str = "CADASTRE_E2E_CHILD";
 
-/// In that process: starts a site with a machine, prints where they are, and waits to be killed.
+/// In the marked process: starts a site with a machine, prints the site's folder, and waits to be killed. In other
+/// processes: returns `None`.
 pub fn child() -> Option<ExitCode> {
     std::env::var_os(CHILD)?;
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async {
         let site = Site::start(SiteOptions::default()).await.unwrap();
         let machine = site.machine(MachineOptions::default()).await.unwrap();
-        // A process that ignores signals.
+        // A process that ignores signals must end too.
         let deaf = [
             "sh",
             "-c",
@@ -66,12 +67,12 @@ pub(crate) async fn a_killed_harness_leaves_nothing(_: &Stage) {
     assert!(!mounts.contains(folder), "{mounts}");
 }
 
-/// How many processes have a path in that folder in their command line.
+/// Returns how many processes have a path in `folder` in their command line.
 fn processes(folder: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     all.filter(|it| {
         let line = std::fs::read(it.path().join("cmdline")).unwrap_or_default();
-        // The caretaker's command line names the folder, too; it ends last.
+        // The caretaker is not counted: its command line contains the folder too, and it ends last.
         let line = String::from_utf8_lossy(&line).into_owned();
         line.contains(folder) && !line.contains("rm -rf")
     })

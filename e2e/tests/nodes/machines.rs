@@ -1,4 +1,4 @@
-//! Helpers: machines with our node side, routes, boots, and what agents publish.
+//! Helpers of these tests: the software of a machine, routes, boots, and what agents publish.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use crate::pods::{self, Running};
 use crate::{AGENT, LIMIT, Stage};
 
-/// Our node side with the ptp plugin, which works with any number of blocks.
+/// Returns Cadastre's CNI plugin and agent with the main plugin ptp, which works with any number of blocks.
 pub fn ptp() -> NodeSide {
     side(&json!({"type": "ptp"}))
 }
 
-/// Our node side with a main plugin; its agent publishes at once and finds leaks soon.
+/// Returns Cadastre's CNI plugin and agent with a main plugin. The agent publishes changes within a second and finds
+/// leaks soon.
 pub fn side(main: &Value) -> NodeSide {
     let soon = [
         "--publish-interval",
@@ -33,7 +34,8 @@ pub fn side(main: &Value) -> NodeSide {
     NodeSide::cadastre(main, &soon, AGENT).unwrap()
 }
 
-/// The spec of a pool of both families with a cooldown of a second, and the routes that ptp needs.
+/// Returns the spec of a pool of both families with a cooldown of one second, and with the default routes that ptp
+/// needs.
 pub fn both(v4: &str, v6: &str) -> Value {
     json!({
         "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "cooldownSeconds": 1,
@@ -41,7 +43,7 @@ pub fn both(v4: &str, v6: &str) -> Value {
     })
 }
 
-/// Waits until a node's agent reports exactly the addresses of these pods as in use.
+/// Waits until a node's agent reports as in use exactly the addresses of those of `pods` that run on the node.
 pub async fn told(hand: &Fixtures, node: &str, pods: &[Running]) {
     let own = pods.iter().filter(|it| it.node == node);
     let wanted: BTreeSet<(String, String)> = own
@@ -65,7 +67,7 @@ pub async fn told(hand: &Fixtures, node: &str, pods: &[Running]) {
             more.is_empty() && less.is_empty(),
             "not to be told: {more:?}; not told: {less:?}"
         );
-        // The status counts addresses of blocks only, not of podCIDRs.
+        // The status counts only addresses of blocks, so on a node with podCIDRs there is nothing to compare.
         let used: i64 = status.blocks.iter().map(|it| it.used).sum();
         ensure!(
             status.blocks.is_empty() || usize::try_from(used)? == wanted.len(),
@@ -77,7 +79,7 @@ pub async fn told(hand: &Fixtures, node: &str, pods: &[Running]) {
     .unwrap();
 }
 
-/// The podCIDRs and blocks in a node's NodeSubnet.
+/// Returns the podCIDRs and the blocks in a node's NodeSubnet.
 pub async fn ranges(hand: &Fixtures, node: &str) -> Vec<String> {
     let spec = hand.subnets.get(node).await.unwrap().spec;
     let held = spec.pod_cidrs.into_iter().map(|it| it.cidr);
@@ -85,7 +87,7 @@ pub async fn ranges(hand: &Fixtures, node: &str) -> Vec<String> {
         .collect()
 }
 
-/// Routes the ranges of a machine's NodeSubnet to the machine, and returns them.
+/// Routes the ranges in a machine's NodeSubnet to the machine, and returns the ranges.
 pub(crate) async fn route(stage: &Stage, machine: &Machine) -> Vec<String> {
     let held = ranges(&stage.hand, machine.name()).await;
     for cidr in &held {
@@ -100,7 +102,7 @@ pub fn boot_id(node: &Node) -> String {
     info.unwrap().boot_id.clone()
 }
 
-/// Waits until a kubelet reports another boot id than `boot`.
+/// Waits until a node's kubelet reports another boot id than `boot`.
 pub async fn booted_since(hand: &Fixtures, node: &str, boot: &str) {
     until(&format!("{node} has booted"), LIMIT, async || {
         let id = boot_id(&hand.nodes.get(node).await?);
@@ -111,7 +113,7 @@ pub async fn booted_since(hand: &Fixtures, node: &str, boot: &str) {
     .unwrap();
 }
 
-/// Waits until the same pods, by their UIDs, run again, those on `node` in new sandboxes.
+/// Waits until the same pods (by UID) run again, those on `node` in new containers. Returns the pods.
 pub async fn same_pods_anew(
     hand: &Fixtures,
     group: &str,

@@ -1,13 +1,13 @@
-//! The guarantees of the node side, with real kubelets, containerd and runc.
+//! The guarantees about nodes with the agent and the CNI plugin, with real kubelets, containerd and runc.
 //!
-//! One site with one controller serves all tests that leave it intact; each starts its own machines and uses pools
-//! and pods of its own group. If nodes cannot run here, every test is ignored and the reason is printed; likewise
-//! the test of macvlan if the kernel lacks it.
+//! Tests that leave the site intact share one site with one controller. Each test starts its own machines, and uses
+//! pools and pods of its own group. If nodes cannot run on this host, every test is ignored and the reason is printed.
+//! The test of macvlan is also ignored if the kernel lacks macvlan.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `harness` | the harness itself: it leaves nothing behind |
-//! | `bridge` | podCIDRs with host-local or our plugin in its place; an agent adopts one |
+//! | `bridge` | podCIDRs with host-local, or with cadastre-ipam in its place; an agent adopts one |
 //! | `addresses` | many pods: unique addresses in the right ranges, no leaks |
 //! | `deletions` | DELs that never come, or come three times; a chain that lacks a plugin |
 //! | `crashes` | power cuts, killed and hung processes, an API server that cannot be reached |
@@ -39,16 +39,15 @@ use cadastre_e2e::{Daemon, Fixtures};
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 
-/// Enough for a busy machine, where sixty concurrent sandboxes wait for a slow disk.
+/// The maximum duration of a wait. On a busy host, sixty concurrent sandboxes wait for a slow disk.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// The agent's user at the API server, with the permissions in config/rbac and no others.
+/// The user of the agents' ServiceAccount, with the permissions in config/rbac and no others.
 const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
-/// The only test that needs more of the kernel than the others.
+/// The only test that needs a kernel feature that the others do not need.
 const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes";
 
-/// The function of a test in this binary.
 type Test = fn(&Runtime, &Stage);
 
 macro_rules! tests {
@@ -113,12 +112,12 @@ fn main() -> ExitCode {
     {
         stage.site.cluster().keep();
     }
-    // The stage is dropped before the runtime, and before the process ends.
+    // Dropped here, so that the stage ends before the runtime and before the process.
     drop(stage);
     conclusion.exit_code()
 }
 
-/// What most tests share. The controller ends first when this is dropped.
+/// What most tests share. Fields are dropped in their order: the controller before the site.
 struct Stage {
     _controller: Daemon,
     site: Site,
@@ -144,7 +143,7 @@ impl Stage {
         }
     }
 
-    /// Starts a machine whose node belongs to the group.
+    /// Starts a machine whose Node has the label of the group.
     async fn machine(&self, group: &str, side: NodeSide) -> Machine {
         let labels = vec![("group".to_owned(), group.to_owned())];
         let options = MachineOptions { labels, side };

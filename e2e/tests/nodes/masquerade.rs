@@ -1,4 +1,5 @@
-//! The source address that a pod's peers see: pods see each other's own addresses, all others the node's.
+//! The source address that a connection's peer sees: a pod sees the other pod's own address, any other peer sees the
+//! node's.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,12 +15,13 @@ use crate::{AGENT, LIMIT, Stage, machines};
 const PORT: u16 = 8080;
 const FLAGS: &[&str] = &["--masquerade=true"];
 
-/// A server in the background that answers each connection with the kernel's table of TCP connections.
+/// A command that starts a server in the background. It answers each connection with the kernel's table of TCP
+/// connections.
 const SERVER: &str =
     "busybox nc -ll -p 8080 -e /bin/cat /proc/net/tcp /proc/net/tcp6 >/dev/null 2>&1 </dev/null &";
 
 pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(stage: &Stage) {
-    // Small blocks, so that the pods of one node and one pool are in several blocks.
+    // The blocks are small, so that the pods of one node have addresses in several blocks of one pool.
     let (east, east_pods) = node_with_pods(stage, "east", "10.61", 4).await;
     let (west, west_pods) = node_with_pods(stage, "west", "10.62", 1).await;
     let to = &west_pods[0];
@@ -29,13 +31,14 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     for from in &east_pods {
         assert_sees(&east, from, &to.addresses, &from.addresses).await;
     }
-    // Two blocks of one pool on one node.
+    // Both pods are on one node, in different blocks of one pool.
     let to = &east_pods[3];
     east.run_in_pod(&to.container, &["sh", "-c", SERVER])
         .await
         .unwrap();
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
-    // An address that is no pod's and in no pool; the machines' own network lies in other tests' pools.
+    // An address outside all pools, so connections to it are masqueraded. The machines' own addresses will not do,
+    // because other tests' pools may contain them.
     let fabric = stage.site.fabric();
     let outside = ["192.0.2.9/32", "2001:db8:9::9/128"];
     for address in outside {
@@ -48,7 +51,8 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     let _server = west.spawn("server", &["sh", "-c", server]).await.unwrap();
     assert_sees(&east, &east_pods[0], &outside, &machine(&east)).await;
 
-    // A pool is extended: an address that was outside is now inside, also for running pods.
+    // A pool is extended by the CIDR of this address. Connections to it are no longer masqueraded, even those of
+    // running pods.
     let grown: IpAddr = "10.64.0.1".parse().unwrap();
     let on_lo = ["ip", "address", "add", "10.64.0.1/32", "dev", "lo"];
     west.run(&on_lo).await.unwrap();
@@ -64,7 +68,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
         .unwrap();
     assert_sees(&east, &east_pods[0], &[grown], &east_pods[0].addresses).await;
 
-    // All nodes learn of a new pool, also those that it does not serve.
+    // A new pool is added that does not select this node. All nodes must learn of its CIDRs.
     let (late, late_pods) = node_with_pods(stage, "late", "10.63", 1).await;
     let to = &late_pods[0];
     late.run_in_pod(&to.container, &["sh", "-c", SERVER])
@@ -73,7 +77,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
 }
 
-/// Creates a group's pool and a machine with masquerading, and `count` pods on it.
+/// Creates a group's pool, starts a machine whose agent masquerades, and creates `count` pods on the machine.
 async fn node_with_pods(
     stage: &Stage,
     group: &str,
@@ -101,7 +105,8 @@ fn machine(of: &Machine) -> Vec<IpAddr> {
     both.map(|it| it.parse().unwrap()).into()
 }
 
-/// Asserts that the server at `to` sees connections from the pod `from`, on `machine`, as coming from `as_whom`.
+/// Asserts that the servers at the addresses `to` see connections from the pod `from` as coming from an address of
+/// `as_whom`. `machine` is the pod's machine.
 async fn assert_sees(machine: &Machine, from: &Running, to: &[IpAddr], as_whom: &[IpAddr]) {
     for to in to {
         let family = |it: &&IpAddr| it.is_ipv4() == to.is_ipv4();
@@ -121,7 +126,8 @@ async fn assert_sees(machine: &Machine, from: &Running, to: &[IpAddr], as_whom: 
     }
 }
 
-/// The peer of the established connection to the port, from the text of `/proc/net/tcp` or `tcp6`.
+/// Returns the remote address of the established connection to [`PORT`]. `text` has the format of `/proc/net/tcp` or
+/// `tcp6`.
 fn peer(text: &str) -> Option<IpAddr> {
     text.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -133,7 +139,7 @@ fn peer(text: &str) -> Option<IpAddr> {
             .split(':')
             .next()
             .filter(|_| local.ends_with(&port))?;
-        // The kernel prints words of four bytes in the machine's byte order.
+        // The kernel prints addresses as words of four bytes in the host's byte order.
         let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
         if address.len() == 8 {
             return Some(IpAddr::from(word(0)?.to_ne_bytes()));

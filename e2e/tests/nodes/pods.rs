@@ -1,4 +1,4 @@
-//! Pods of a group: creates them, waits until they run with addresses, deletes them.
+//! Creates pods of a group, waits until they run with addresses, and deletes them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,11 +22,11 @@ pub struct Running {
     pub uid: String,
     pub node: String,
     pub addresses: Vec<IpAddr>,
-    /// `containerd://ID`
+    /// The container's id, as `containerd://ID`
     pub container: String,
 }
 
-/// Creates a pod of a group, on `node` or where the scheduler decides.
+/// Creates a pod of a group, on `node` or on the node that the scheduler chooses.
 pub async fn create(hand: &Fixtures, group: &str, name: &str, node: Option<&str>) {
     let mut pod = json!({
         "metadata": {"name": name, "labels": {"group": group}},
@@ -46,7 +46,7 @@ pub async fn create(hand: &Fixtures, group: &str, name: &str, node: Option<&str>
     hand.pods.create(&params, &pod).await.unwrap();
 }
 
-/// Creates pods `PREFIX-N`, on `node` or where the scheduler decides.
+/// Creates the pods `PREFIX-N` of a group, on `node` or on nodes that the scheduler chooses.
 pub async fn create_many(
     hand: &Fixtures,
     group: &str,
@@ -65,7 +65,8 @@ pub async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     Ok(hand.pods.list(&params).await?.items)
 }
 
-/// Waits until a group has exactly `count` pods, each with a running container and addresses, and each satisfying `is`.
+/// Waits until a group has exactly `count` pods, each with a running container and addresses, and all satisfying `is`.
+/// Returns them.
 pub async fn running_that(
     hand: &Fixtures,
     group: &str,
@@ -96,12 +97,12 @@ pub async fn running_that(
     .unwrap()
 }
 
-/// Waits until a group has exactly `count` pods, each with a running container and addresses.
+/// Like [`running_that`], without a condition.
 pub async fn running(hand: &Fixtures, group: &str, count: usize) -> Vec<Running> {
     running_that(hand, group, count, |_| true).await
 }
 
-/// The pod's conditions as `TYPE=STATUS`.
+/// Returns the pod's conditions as `TYPE=STATUS`.
 fn state(pod: &Pod) -> Vec<String> {
     let conditions = pod
         .status
@@ -128,7 +129,7 @@ fn as_running(pod: &Pod) -> Option<Running> {
     })
 }
 
-/// Waits until `count` pods of a group whose names begin with `prefix` run.
+/// Waits until exactly `count` pods of a group run whose names begin with `prefix`, and returns them.
 pub async fn running_of(hand: &Fixtures, group: &str, prefix: &str, count: usize) -> Vec<Running> {
     let what = format!("{count} pods {prefix}-* run");
     until(&what, LIMIT, async || {
@@ -152,8 +153,7 @@ pub async fn delete_many(hand: &Fixtures, prefix: &str, numbers: Range<usize>) {
     futures::future::join_all(all).await;
 }
 
-/// Deletes all pods of a group and waits until they are gone from the API, which happens after their sandboxes
-/// were stopped.
+/// Deletes all pods of a group, and waits until they are gone from the API. By then their sandboxes have been stopped.
 pub async fn delete_all(hand: &Fixtures, group: &str) {
     let params = ListParams::default().labels(&format!("group={group}"));
     let softly = DeleteParams::default();
@@ -190,7 +190,7 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
     }
 }
 
-/// Waits until a Node is ready, or is not, and returns it.
+/// Waits until a Node's condition `Ready` is `True`, or is not if `ready` is false. Returns the Node.
 pub async fn ready(hand: &Fixtures, node: &str, ready: bool) -> Node {
     let wanted = if ready { "True" } else { "False, Unknown" };
     let what = format!("node {node} has Ready: {wanted}");
@@ -227,7 +227,7 @@ pub async fn assert_reaches(machine: &Machine, from: &Running, to: &Running) {
     for address in &to.addresses {
         let text = address.to_string();
         let ping = ["ping", "-c", "1", "-W", "2", &text];
-        // The first packet may be lost while the neighbour's address is being resolved.
+        // The first packet may be lost while the neighbour's address is being resolved, so the ping is repeated.
         until(&format!("{from:?} reaches {to:?}"), LIMIT, async || {
             Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
         })

@@ -1,4 +1,4 @@
-//! Exhausted pools, and nodes that are gone for good.
+//! Exhausted pools, and nodes that do not come back.
 
 use anyhow::ensure;
 use cadastre_e2e::fixtures::gone;
@@ -18,7 +18,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
     let machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name();
     pods::ready(hand, node, true).await;
-    // Eight addresses, of which network, gateway and broadcast address cannot be used.
+    // The pool has eight addresses, of which pods can use five: not the network, gateway and broadcast addresses.
     pods::create_many(hand, group, group, 0..5, Some(node)).await;
     let full = pods::running(hand, group, 5).await;
     pods::create_many(hand, group, &format!("{group}-waits"), 0..2, Some(node)).await;
@@ -26,7 +26,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
     let uid = waiting.metadata.uid.unwrap();
     let text = hand.event(&uid, "FailedCreatePodSandBox").await.unwrap();
     assert!(text.contains(group), "the pool is not named: {text}");
-    // The node stays ready for several of the kubelet's heartbeats.
+    // The node must stay ready for several of the kubelet's heartbeats, although pods wait.
     let heartbeats = 3;
     let mut beats = Vec::new();
     until("the node goes on", LIMIT, async || {
@@ -54,7 +54,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
 
 pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stage) {
     let (hand, group) = (&stage.hand, "gone");
-    // The pool has a single block of each family.
+    // The pool has a single block of each family, so the second node gets nothing until the first is gone.
     let mut spec = machines::both("10.38.0.0/28", "fd00:38::/124");
     spec["ipv4"]["blockSize"] = json!(28);
     spec["ipv6"]["blockSize"] = json!(124);
@@ -65,7 +65,7 @@ pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stag
     pods::create_many(hand, group, group, 0..3, Some(first.name())).await;
     let pods_of_first = pods::running(hand, group, 3).await;
     let second = stage.machine(group, machines::ptp()).await;
-    // Without a range the node has no CNI configuration and is not ready.
+    // Without a range the second node has no CNI configuration, so it is not ready.
     let blocks = machines::ranges(hand, first.name()).await;
     assert_eq!(blocks.len(), 2, "{blocks:?}");
     pods::ready(hand, second.name(), false).await;
@@ -75,11 +75,11 @@ pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stag
     gone(&hand.nodes, first.name()).await.unwrap();
     for pod in &pods_of_first {
         let at_once = DeleteParams::default().grace_period(0);
-        // The control plane also deletes the pods of a deleted node.
+        // Errors are ignored, because the control plane also deletes the pods of a deleted node.
         let _ = hand.pods.delete(&pod.name, &at_once).await;
     }
     pods::ready(hand, second.name(), true).await;
-    // The blocks of the two families are allocated one after the other.
+    // The blocks of the two families are allocated one after the other, so the test waits for both.
     until("the second node has both blocks", LIMIT, async || {
         let has = machines::ranges(hand, second.name()).await;
         ensure!(has == blocks, "{has:?}");

@@ -1,4 +1,4 @@
-//! Pools that are created, changed and deleted while nodes wait. The controller is never restarted.
+//! Pools that are created, changed and deleted while nodes wait. The controller must serve the nodes without a restart.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::shared;
 
-/// A waiting node is served at once; this is the delay of a busy machine.
+/// The maximum time until a waiting node gets podCIDRs after a change. It takes much less, except on a busy host.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 async fn served_at_once(hand: &Fixtures, name: &str) -> Vec<String> {
@@ -21,7 +21,7 @@ async fn served_at_once(hand: &Fixtures, name: &str) -> Vec<String> {
     cidrs
 }
 
-/// Creates a node that has to wait, and returns when the controller has reported that.
+/// Creates a node for which no range is free, and returns when the controller has reported that the node waits.
 async fn waiting(hand: &Fixtures, group: &str, name: &str) {
     let node = hand.node(group, name).await.unwrap();
     let uid = node.metadata.uid.unwrap();
@@ -131,7 +131,8 @@ async fn a_change_of_priority_turns_new_nodes_to_the_other_pool() {
         .change_pool("turn-2", json!({"priority": 3}))
         .await
         .unwrap();
-    // The status names the generation that it describes.
+    // The status names the generation of the pool that it describes. So the wait ends once the controller has read the
+    // change.
     hand.pool_until("turn-2", "the change is taken in", |pool| {
         pool.status.as_ref().and_then(|it| it.observed_generation) == changed.metadata.generation
     })

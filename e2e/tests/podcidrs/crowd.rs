@@ -1,4 +1,4 @@
-//! A thousand pools.
+//! A controller with a thousand pools.
 
 use std::time::{Duration, Instant};
 

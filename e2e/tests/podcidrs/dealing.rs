@@ -157,7 +157,8 @@ async fn a_node_that_no_pool_selects_is_left_alone_until_a_label_says_otherwise(
     let spec = json!({"ipv4": {"cidrs": ["10.5.0.0/16"]}});
     hand.pool("late", spec).await.unwrap();
     let stranger = hand.node("nobody", "late-1").await.unwrap();
-    // Nodes are evaluated in order of creation: when the second one is served, the first one was evaluated before.
+    // Nodes are handled in order of creation. So once the second node has podCIDRs, the controller has also looked at
+    // the first.
     hand.node("late", "late-2").await.unwrap();
     hand.served("late-2").await.unwrap();
     assert!(hand.pod_cidrs("late-1").await.unwrap().is_empty());
@@ -175,7 +176,7 @@ async fn a_node_that_no_pool_selects_is_left_alone_until_a_label_says_otherwise(
 async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_room() {
     let (_, hand) = shared().await;
     let pools = [
-        // (name, range, block size, priority, more requirements): best first, each with ranges for one node.
+        // (name, CIDR, block size, priority, more requirements). The best pool comes first.
         ("rank-b", "10.6.0.0/28", 28, 7, json!([])),
         (
             "rank-d",
@@ -187,7 +188,7 @@ async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_
         ("rank-c", "10.6.2.0/27", 28, 3, json!([])),
         ("rank-a", "10.6.3.0/28", 28, 3, json!([])),
     ];
-    // Created in reverse order, so that age does not decide.
+    // Pools are created in reverse order, so that their age does not decide.
     for (name, cidr, size, priority, expressions) in pools.into_iter().rev() {
         let spec = json!({
             "ipv4": {"cidrs": [cidr], "blockSize": size}, "priority": priority,

@@ -1,4 +1,4 @@
-//! Existing podCIDRs, which are adopted unchanged, whoever wrote them.
+//! Existing podCIDRs are adopted unchanged, whichever program wrote them.
 
 use cadastre_e2e::fixtures::{LIMIT, labelled, with_pod_cidrs};
 use cadastre_e2e::metrics::sum;
@@ -27,7 +27,7 @@ async fn overlaps_are(stage: &TestCluster, count: f64) {
 
 const POOL: &str = "10.30.0.0/22";
 
-/// Ranges of many sizes: inside the pool, across its end, and outside. One /24 of the pool remains free.
+/// podCIDRs of many sizes, inside the pool and outside. Exactly one /24 of the pool remains free.
 const BEFORE: [(&str, &[&str]); 5] = [
     ("take-1", &["10.30.0.0/24", "fd00:30::/64"]),
     ("take-2", &["10.30.1.128/25"]),
@@ -128,7 +128,7 @@ async fn overlapping_podcidrs_are_reported_on_both_nodes_and_stop_nothing() {
     hand.node("both", "both-3").await.unwrap();
     assert_eq!(hand.served("both-3").await.unwrap(), ["10.31.1.0/24"]);
 
-    // The remaining node keeps its whole range, including the part that the deleted node had as well.
+    // The remaining node keeps its whole range, including the part that overlapped the deleted node's range.
     hand.delete_node("both-2").await.unwrap();
     overlaps_are(stage, 0.0).await;
     hand.subnet_gone("both-2").await.unwrap();

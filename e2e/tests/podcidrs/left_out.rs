@@ -1,4 +1,4 @@
-//! Ranges that are never allocated: service ranges, reserved space, node addresses, ranges of older pools.
+//! Ranges that are never allocated: service ranges, reserved addresses, addresses of nodes, and ranges of older pools.
 
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{FLAG_SERVICE_RANGE, shared};
 
-/// Creates `count` nodes that must be served, and one that must wait; returns the ranges, sorted.
+/// Creates `count` nodes that must get podCIDRs, and one more that must wait. Returns the podCIDRs, sorted.
 async fn fill(hand: &cadastre_e2e::Fixtures, group: &str, count: usize) -> Vec<String> {
     let mut got = Vec::new();
     for i in 1..=count {
@@ -29,7 +29,7 @@ async fn fill(hand: &cadastre_e2e::Fixtures, group: &str, count: usize) -> Vec<S
 #[tokio::test]
 async fn service_ranges_of_the_cluster_are_never_carved() {
     let (_, hand) = shared().await;
-    // The API server's own --service-cluster-ip-range is 10.96.0.0/16, which the ServiceCIDR `kubernetes` names.
+    // 10.96.0.0/16 is the API server's own `--service-cluster-ip-range`, which the ServiceCIDR `kubernetes` names.
     let spec = json!({"ipv4": {"cidrs": ["10.96.0.0/14"], "blockSize": 16}});
     let pool = hand.pool("svc", spec).await.unwrap();
     let condition = hand.condition("svc", "Overlapping", "True").await.unwrap();
@@ -127,7 +127,7 @@ async fn blocks_with_an_address_of_a_node_are_never_carved() {
 #[tokio::test]
 async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_goes() {
     let (_, hand) = shared().await;
-    // Its name sorts last, so that only its age can put it first.
+    // The older pool's name sorts last, so only its age can give it precedence.
     let older = hand.pool("age-z", json!({
         "ipv4": {"cidrs": ["10.23.0.0/16"]}, "nodeSelector": {"matchLabels": {"group": "age-z"}},
         "quarantineSeconds": 0,
@@ -175,7 +175,8 @@ async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_goes(
         .unwrap();
     assert!(note.contains("age-z"), "{note}");
 
-    // The deleted pool stays while it is in use, but no longer blocks the other one: podCIDRs outlive their pool.
+    // The deleted pool stays while nodes use it, because podCIDRs outlive their pool. But it no longer keeps the newer
+    // pool from allocating.
     hand.pools
         .delete("age-z", &DeleteParams::default())
         .await

@@ -57,7 +57,7 @@ async fn alone(flags: &[&str]) -> (TestCluster, Fixtures, SemaphorePermit<'stati
     (cluster, fixtures, permit)
 }
 
-/// Limits the control planes beside the shared one to one at a time.
+/// Waits until no other test holds the permit, so that at most one control plane runs beside the shared one.
 async fn one_at_a_time() -> SemaphorePermit<'static> {
     static ONE: Semaphore = Semaphore::const_new(1);
     ONE.acquire().await.unwrap()

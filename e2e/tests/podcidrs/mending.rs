@@ -1,4 +1,4 @@
-//! Edits by hand, and the limits of names.
+//! NodeSubnets that are edited by hand, and names of the maximum length.
 
 use cadastre_api::{NodeSubnet, NodeSubnetSpec};
 use cadastre_e2e::fixtures::labelled;
@@ -27,7 +27,7 @@ async fn a_nodesubnet_that_is_edited_or_deleted_by_hand_is_restored() {
         .await
         .unwrap();
 
-    // The ranges of all pools change as other tests create pools.
+    // `podRanges` is not compared: it lists the ranges of all pools, and other tests create pools meanwhile.
     let own = |it: &NodeSubnet| NodeSubnetSpec {
         pod_ranges: Vec::new(),
         ..it.spec.clone()
@@ -60,7 +60,7 @@ async fn a_nodesubnet_that_is_edited_or_deleted_by_hand_is_restored() {
         .await
         .unwrap();
     }
-    // Quarantined ranges still are: one node can be served, not two.
+    // The deleted node's range must still be quarantined: one of the two new nodes gets podCIDRs, the other waits.
     hand.node("hand", "hand-3").await.unwrap();
     hand.served("hand-3").await.unwrap();
     let fourth = hand.node("hand", "hand-4").await.unwrap();

@@ -1,5 +1,5 @@
-//! Objects that today's rules would reject but a cluster may contain: older than a rule, or written while the
-//! rules were off. Each affects only itself.
+//! Objects that the current rules would reject, but that a cluster may contain: they are older than a rule, or were
+//! written while the rules were off. Each must affect only itself.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 
 use crate::one_at_a_time;
 
-/// Longer than the interval between two writes of a status.
+/// Longer than the interval between two writes of a status, so repeated writes would be noticed.
 const QUIET: Duration = Duration::from_secs(12);
 
-/// Installs CRDs without any rule, like an early version's.
+/// Installs the CRDs with a schema that accepts everything, as in an early version.
 async fn install_lax_crds(fixtures: &Fixtures) {
     let api = Api::<CustomResourceDefinition>::all(fixtures.client.clone());
     for mut crd in cadastre_api::crd::all() {
@@ -69,7 +69,7 @@ async fn create(fixtures: &Fixtures, kind: &str, name: &str, spec: Value) -> Str
     made.uid().unwrap()
 }
 
-/// Unusable pools, each with a part of the message about it.
+/// Unusable pools: a name, a spec, and a part of the message that the controller must report.
 fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
     let v4 = |cidrs: Value, size: u32| json!({"cidrs": cidrs, "blockSize": size});
     let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "zone", "operator": operator, "values": values}]});
@@ -147,7 +147,7 @@ fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
 async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
     let _one = one_at_a_time().await;
     let options = Options {
-        // Older API servers accepted podCIDRs that are rejected today.
+        // This gate makes the API server accept podCIDRs that are not in canonical form, as older API servers did.
         apiserver_args: vec!["--feature-gates=StrictIPCIDRValidation=false".to_owned()],
         ..Options::default()
     };
@@ -168,7 +168,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
         )
         .await;
     }
-    // Two blocks that cannot be parsed, two whose name does not follow from their range, and one of an unknown pool.
+    // Two blocks that cannot be parsed, two whose name does not follow from their CIDR, and one of an unknown pool.
     let of_nobody = |cidr: &str| {
         json!({
             "cidr": cidr, "pool": "nowhere", "since": "2026-11-21T10:00:00Z",
@@ -206,7 +206,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
         .wait_ready(cadastre_e2e::fixtures::LIMIT)
         .await
         .unwrap();
-    // One block is free beside the two that existing nodes have.
+    // The two existing nodes have all but one of the pool's ranges, so one is left for this node.
     assert_eq!(fixtures.served("odd").await.unwrap(), ["10.97.0.192/26"]);
     fixtures
         .subnet_until("odd", "is mended", |it| !it.spec.pod_cidrs.is_empty())
@@ -257,7 +257,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
         "what is refused for good is tried ever less: {refused} times by now"
     );
 
-    // A restart reports nothing again.
+    // A restarted controller must not report the same objects again.
     daemon
         .process()
         .stop(Duration::from_secs(20))
@@ -274,14 +274,14 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
         .await
         .unwrap();
     for (name, uid, _) in &bad {
-        // The API server rejects a status for an object that its schema cannot parse, so that nothing records that
-        // this one was reported before.
+        // The API server rejects a status for an object that violates the schema's types. So the status cannot record
+        // that this pool was reported, and a restart may report it again.
         let most = if *name == "type" { 2 } else { 1 };
         let count = fixtures.event_count(uid, "InvalidSpec").await.unwrap();
         assert!((1..=most).contains(&count), "{name}: {count}");
     }
 
-    // Blocks that cannot be parsed do not reserve anything: every range of the pool is allocated.
+    // Blocks that cannot be parsed reserve nothing: every range of the pool is allocated.
     let spec = json!({
         "ipv4": {"cidrs": ["10.99.0.0/24"], "gateway": "None"}, "quarantineSeconds": 0,
         "warm": {"low": 256, "high": 256},
@@ -292,7 +292,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
     agents.join(&node).unwrap();
     fixtures.listed("blocks-1", 4).await.unwrap();
 
-    // Once corrected, the pool serves.
+    // Once its spec is corrected, the pool allocates.
     let spec = json!({"ipv4": {"cidrs": ["10.98.0.0/24"]}, "nodeSelector": {"matchLabels": {GROUP: "lax"}}});
     fixtures.change_pool("cidr", spec).await.unwrap();
     assert_eq!(fixtures.served("lax-3").await.unwrap(), ["10.98.0.0/24"]);

@@ -1,4 +1,4 @@
-//! Ranges of a deleted node: they are quarantined and then free, and the same machine may get them back before that.
+//! Ranges of a deleted node are quarantined before they are free. Until then, the same machine can get them back.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{alone, shared};
 
-/// Creates a node that has to wait for a quarantined range, and returns when the controller has reported that.
+/// Creates a node that waits for a quarantined range, and returns when the controller has reported that the node waits.
 async fn next_in_line(hand: &Fixtures, group: &str, name: &str) {
     let node = hand.node(group, name).await.unwrap();
     hand.event(&node.metadata.uid.unwrap(), "WaitingForPodCIDR")
@@ -81,7 +81,8 @@ async fn a_node_that_is_being_deleted_keeps_its_range_until_it_is_gone() {
         .await
         .unwrap();
     hand.delete_node("fin-1").await.unwrap();
-    // Watch events of nodes come in order: when this node was evaluated, the controller had seen the deletion.
+    // Watch events of nodes come in order. So when the controller reports this node, it has seen that the other is
+    // being deleted.
     next_in_line(&hand, "fin", "fin-2").await;
     assert!(hand.pod_cidrs("fin-2").await.unwrap().is_empty());
     let subnet = hand.subnets.get("fin-1").await.unwrap();
@@ -111,7 +112,7 @@ async fn a_range_is_not_given_on_while_a_pod_has_an_address_of_it() {
     let first = hand.served("pod-1").await.unwrap();
     let second = hand.served("pod-2").await.unwrap();
     let address = |cidr: &str, host: &str| cidr.replace(".0/24", host).replace("::/64", host);
-    // A pod with an address of one family keeps both ranges; a hostNetwork pod would not count.
+    // A pod with an address of one family keeps the ranges of both families quarantined.
     hand.pod("pod-1", "pod-1", &[&address(&first[0], ".17")])
         .await
         .unwrap();
@@ -148,7 +149,7 @@ async fn a_range_is_not_given_on_while_a_pod_has_an_address_of_it() {
     })
     .await
     .unwrap();
-    // A pod that has finished has no address, whatever its status contains.
+    // A pod that has finished uses no address, whatever its status contains. So the range becomes free.
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     hand.pods
         .patch_status("pod-2", &PatchParams::default(), &done)
@@ -217,13 +218,13 @@ async fn the_same_machine_gets_its_range_back_and_another_one_under_its_name_doe
             .map(|it| &it.pod_cidrs[0].cidr)
             .collect();
         assert_eq!(resting, if same { vec![] } else { vec![&had[0]] });
-        // The machine may come back any number of times.
+        // The same machine gets its range back any number of times.
         assert_eq!(come_back(&hand, name, after).await, has);
     }
 }
 
-/// Deletes the node and creates it again; returns its podCIDRs once its NodeSubnet has the same ones and none of
-/// them is quarantined.
+/// Deletes the node and creates it again with this provider id and machine id. Returns its podCIDRs, once its
+/// NodeSubnet belongs to the new node and the first podCIDR is not quarantined in it.
 async fn come_back(hand: &Fixtures, name: &str, as_machine: (Option<&str>, &str)) -> Vec<String> {
     hand.delete_node(name).await.unwrap();
     hand.subnet_until(name, "rests", |it| it.spec.node_uid.is_none())

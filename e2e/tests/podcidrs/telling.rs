@@ -1,4 +1,4 @@
-//! Events, conditions and metrics: they are emitted when something changes, and only then.
+//! Events, conditions and metrics change when the state changes, and only then.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use serde_json::json;
 
 use crate::shared;
 
-/// Longer than the intervals at which statuses are written and waiting nodes might be evaluated again.
+/// Longer than the interval between two writes of a status, and than the interval at which waiting nodes might be
+/// evaluated again.
 const QUIET: Duration = Duration::from_secs(15);
 
 #[tokio::test]
@@ -37,7 +38,7 @@ async fn exhaustion_is_told_once_and_so_is_its_end() {
         .await
         .unwrap();
 
-    // The node changes all the time, so that the controller keeps evaluating it.
+    // The node changes all the time, so the controller keeps evaluating it. It must not report the same again.
     let start = Instant::now();
     until("some time has passed", QUIET * 2, async || {
         let second = start.elapsed().as_secs();
@@ -94,7 +95,7 @@ async fn a_node_that_is_served_at_once_is_no_event() {
     hand.condition("calm", "Ready", "True").await.unwrap();
     let node = hand.node("calm", "calm-1").await.unwrap();
     hand.served("calm-1").await.unwrap();
-    // Events are written in order: when a later one exists, there was none before.
+    // Events are written in order. So once a later event exists, an event of the first node would exist too.
     hand.change_pool("calm", json!({"disabled": true}))
         .await
         .unwrap();

@@ -1,7 +1,7 @@
-//! What the ValidatingAdmissionPolicies of config/default allow and reject, on a real API server, with tokens like
-//! those that kubelets request for pods: bound to a pod, and thereby to its node.
+//! What the ValidatingAdmissionPolicies of config/default allow and reject, on a real API server. The requests use
+//! tokens like those that kubelets request for pods: a token is bound to a pod, and so to the pod's node.
 //!
-//! Agents and the controller have all RBAC permissions here, so that every rejection comes from a policy.
+//! Agents and the controller have all RBAC permissions here, so every rejection comes from a policy.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -78,7 +78,7 @@ async fn an_agent_writes_the_status_of_its_own_node_and_nothing_else() {
     let unbound = lab.client_of("cadastre-agent", Bound::Nothing).await;
     let error = patch_status(&Api::all(unbound), "n1", &status).await;
     refused(error, "this token names no node");
-    // The token of another account, on the same node, is not the agent's.
+    // A token of another account does not count as the agent's, even if it is bound to the same node.
     let other = lab.client_of("default", Bound::Pod("n1")).await;
     let error = patch_status(&Api::all(other), "n1", &status).await;
     refused(
@@ -93,7 +93,7 @@ async fn records_are_the_controllers_and_annotations_everybodys_whom_rbac_lets()
     lab.subnet("n1").await;
     lab.block("10.9.0.0/26", "n1").await;
     let name = block_name("10.9.0.0/26");
-    // The policies hold for the administrator, too.
+    // The policies apply to the administrator, too.
     let hand = &lab.hand;
     let error = patch(&hand.subnets, "n1", &json!({"spec": {"nodeUID": "other"}})).await;
     refused(
@@ -128,7 +128,7 @@ async fn records_are_the_controllers_and_annotations_everybodys_whom_rbac_lets()
     let annotations = hand.subnets.get("n1").await.unwrap().metadata.annotations;
     assert_eq!(annotations.unwrap()["cadastre.dev/drain"], "10.9.0.0/26");
 
-    // As the message says, an administrator can repair objects by hand after deleting the binding.
+    // The message says how: once the binding is deleted, an administrator can repair objects by hand.
     let unbind = [
         "delete",
         "validatingadmissionpolicybinding",
@@ -166,7 +166,7 @@ async fn of_nodes_the_controller_writes_podcidrs_and_one_annotation() {
     let of_annotations =
         "of a Node's annotations the controller may change cadastre.dev/term alone";
     refused(patch(&nodes, "n1", &note).await, of_annotations);
-    // The controller cannot delete annotations of others, and others can write theirs.
+    // The controller cannot remove other clients' annotations, which these clients can still write.
     patch(&lab.hand.nodes, "n1", &note).await.unwrap();
     let without = json!({"metadata": {"annotations": {"a": null}}});
     refused(patch(&nodes, "n1", &without).await, of_annotations);
@@ -226,7 +226,7 @@ async fn a_kubelet_says_no_more_of_its_node_than_a_node_has() {
         status(info("m".repeat(129))).await,
         "at most 128 characters",
     );
-    // podCIDRs that a controller allocated stay valid when the kubelet writes other fields.
+    // podCIDRs that a controller wrote do not make the kubelet's later writes fail.
     let dealt = json!({"spec": {"podCIDRs": ["10.1.0.0/24"], "podCIDR": "10.1.0.0/24"}});
     patch(&lab.hand.nodes, "n1", &dealt).await.unwrap();
     status(addresses(2)).await.unwrap();

@@ -1,4 +1,4 @@
-//! A control plane with the shipped policies, and tokens for it.
+//! Starts a control plane with the policies of config/default, and creates tokens for it.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde_json::json;
 
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Grants all RBAC permissions.
+/// A ClusterRoleBinding that grants all RBAC permissions to agents, the controller and kubelets.
 const EVERYTHING: &str = r#"{
   "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
   "metadata": {"name": "too-much"},
@@ -31,16 +31,16 @@ const EVERYTHING: &str = r#"{
 
 const KUBELET: &str = "system:node:n1";
 
-/// A cluster with the policies in force.
+/// A cluster in which the policies are in force.
 pub struct Lab {
     pub hand: Fixtures,
     controller: Fixtures,
     pub cluster: ControlPlane,
 }
 
-/// The object that a token is bound to.
+/// The object to which a token is bound.
 pub enum Bound {
-    /// A pod of this node
+    /// A pod on this node
     Pod(&'static str),
     Nothing,
 }
@@ -73,7 +73,7 @@ impl Lab {
         };
         let client = this.client_of("cadastre-controller", Bound::Nothing).await;
         this.controller = Fixtures::new(client);
-        // Each policy comes into force a moment after it is stored.
+        // The API server enforces a policy only a moment after it is stored, so each is probed by a dry run.
         this.hand.node("any", "probe").await.unwrap();
         until("the policies are in force", LIMIT, async || {
             let probe = json!({"metadata": {"labels": {"probe": "1"}}});
@@ -100,12 +100,12 @@ impl Lab {
         this
     }
 
-    /// A client of the kubelet of `n1`.
+    /// Returns a client that authenticates as the kubelet of node `n1`.
     pub async fn kubelet(&self) -> Client {
         self.cluster.client_of(KUBELET).await.unwrap()
     }
 
-    /// Creates a node's NodeSubnet from the controller's account, which may.
+    /// Creates a node's NodeSubnet as the controller, because the policies allow only the controller to do so.
     pub async fn subnet(&self, node: &str) {
         let subnet = subnet_of(node);
         let params = PostParams::default();
@@ -113,7 +113,7 @@ impl Lab {
         made.await.unwrap();
     }
 
-    /// Creates a block from the controller's account, which may.
+    /// Creates a block as the controller, because the policies allow only the controller to do so.
     pub async fn block(&self, cidr: &str, node: &str) {
         let block: IPAMBlock = serde_json::from_value(json!({
             "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
@@ -129,7 +129,7 @@ impl Lab {
         blocks.create(&PostParams::default(), &block).await.unwrap();
     }
 
-    /// A client with a token of a ServiceAccount in kube-system.
+    /// Returns a client with a token of a ServiceAccount in kube-system.
     pub async fn client_of(&self, account: &str, bound: Bound) -> Client {
         let client = self.hand.client.clone();
         let mut spec = json!({"audiences": [], "expirationSeconds": 600});
@@ -161,7 +161,7 @@ impl Lab {
     }
 }
 
-/// The policies and their bindings in config/default.
+/// Returns the policies and their bindings, as YAML from config/default.
 fn policies() -> String {
     let text = include_str!("../../../config/default/cadastre.yaml");
     let documents = text.split("\n---\n");
@@ -171,7 +171,7 @@ fn policies() -> String {
     policies.join("\n---\n")
 }
 
-/// A Node that a kubelet creates with a podCIDR.
+/// Returns a Node with a podCIDR, as a kubelet must not create it.
 fn greedy() -> Node {
     let whole = json!({
         "metadata": {"name": "greedy"},
@@ -196,7 +196,7 @@ pub fn pool(name: &str) -> IPPool {
     serde_json::from_value(whole).unwrap()
 }
 
-/// Asserts that a policy rejected the request with that text.
+/// Asserts that a policy rejected the request with a message that contains `text`.
 pub fn refused<T: Debug>(answer: kube::Result<T>, text: &str) {
     let error = answer.unwrap_err();
     let kube::Error::Api(status) = error else {

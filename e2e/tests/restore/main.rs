@@ -1,15 +1,16 @@
-//! etcd is restored to an older state while nodes live on: real agents whose addresses the API has lost.
+//! etcd is restored to an older state while nodes keep running. Real agents then use addresses that the API no longer
+//! knows.
 //!
 //! ```text
-//!            A                      B (is lost)
+//!            state A, restored      state B, lost by the restore
 //!  back-1    block 1                blocks 1 and 4
-//!  back-2    blocks 2 and 3         block 2: it released 3
+//!  back-2    blocks 2 and 3         block 2; block 3 is released
 //!  back-3    does not exist         block 3
-//!  back-4                           joins after the restore, and must get no block
+//!  back-4    does not exist         joins after the restore, and must get no block
 //! ```
 //!
-//! The data are restored with their old revisions, which nobody should do
-//! (`etcdutl snapshot restore --bump-revision` avoids it): watches then continue and show nothing.
+//! The data are restored with their old revisions, so watches continue and deliver nothing. Nobody should restore a
+//! cluster this way: `etcdutl snapshot restore --bump-revision` avoids it.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -34,10 +35,10 @@ use kube::api::{ListParams, Patch, PatchParams};
 use node::{Node, register};
 use serde_json::{Value, json};
 
-/// Enough for a busy machine.
+/// The maximum duration of a wait, long enough for a busy host.
 const LIMIT: Duration = Duration::from_secs(120);
 const GROUP: &str = "back";
-/// A range for four blocks of 13 usable addresses each.
+/// A CIDR for four blocks with 13 usable addresses each.
 const RANGE: &str = "10.70.0.0/26";
 const FLAGS: [&str; 5] = [
     "--lease-duration=4",
@@ -115,13 +116,13 @@ async fn story(lives: bool) {
         let log = stage.controller.process().log_tail(5);
         assert!(log.contains("put back to an older state"), "{log}");
     }
-    // Like the kubelet after its restart.
+    // Registers the Node again, as its kubelet does after a restart.
     register(&hand, "back-3").await;
     let four = Node::join(&stage.control_plane, &hand, "back-4").await;
     age_lease(&hand).await;
     stage.controller = start_controller(&stage.control_plane, ADMIN, &FLAGS).unwrap();
 
-    // A new node gets nothing as long as every block belongs to another node.
+    // The new node must get nothing, because every block belongs to another node.
     let given = four.try_add().await;
     assert!(given.is_err(), "{given:?}");
     until("everybody has what it had", LIMIT, async || {
@@ -153,13 +154,13 @@ async fn story(lives: bool) {
 
     three.delete_all().await;
     let mut four = four;
-    // The last block of a pool stays with its node.
+    // `back-3` would keep the last block of its pool, so the node is deleted to free the block for `back-4`.
     hand.delete_node("back-3").await.unwrap();
     four.add_many(1).await;
     unique(&[&one, &two, &four]);
 }
 
-/// Waits until `kubectl cadastre check` finds an exhausted pool, and nothing else.
+/// Waits until `kubectl cadastre check` reports that a pool is full, and nothing else.
 async fn check(cluster: &ControlPlane) {
     until("check finds the full pool alone", LIMIT, async || {
         let output = tokio::process::Command::new(daemon::kubectl_plugin()?)
@@ -178,7 +179,7 @@ async fn check(cluster: &ControlPlane) {
     .unwrap();
 }
 
-/// All blocks with the nodes that own them.
+/// Returns all blocks with the names of their owners.
 async fn blocks(hand: &Fixtures) -> Result<BTreeMap<Cidr, String>> {
     let all = hand.blocks.list(&ListParams::default()).await?;
     let all = all.items.into_iter().map(|it| it.spec);
@@ -197,7 +198,7 @@ fn unique(nodes: &[&Node]) {
     }
 }
 
-/// Sets back the Lease's renewTime, as if the backup were older than it is.
+/// Sets the Lease's renewTime ten minutes back, as if the backup were older than it is.
 async fn age_lease(hand: &Fixtures) {
     let leases: Api<Lease> = Api::default_namespaced(hand.client.clone());
     let time = Timestamp::now() - SignedDuration::from_mins(10);

@@ -1,4 +1,4 @@
-//! A node with a real agent, and the addresses in use on it.
+//! A node with a real agent, and the addresses that are in use on it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 
 use crate::{GROUP, LIMIT};
 
-/// The timeout of the plugin.
+/// The maximum time for a request to the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A node with the addresses that it has assigned and not released.
+/// A node, its agent, and the addresses that the test has requested there and not released.
 pub struct Node {
     pub name: String,
     /// Addresses in use, by container
@@ -28,7 +28,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates the Node and starts its agent; does not wait.
+    /// Creates the Node and starts its agent; does not wait until the agent is ready.
     pub async fn join(cluster: &ControlPlane, hand: &Fixtures, name: &str) -> Self {
         register(hand, name).await;
         let folder = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ impl Node {
         }
     }
 
-    /// Assigns `count` more addresses, each within [`LIMIT`].
+    /// Assigns `count` more addresses; each may take at most [`LIMIT`].
     pub async fn add_many(&mut self, count: usize) {
         for _ in 0..count {
             let what = format!("{} gives an address", self.name);
@@ -66,7 +66,7 @@ impl Node {
         }
     }
 
-    /// Requests one address. The caller records it in [`Self::held`].
+    /// Requests one address, and returns the container and the address. The caller records them in [`Self::held`].
     pub async fn try_add(&self) -> Result<(String, Addr), OpError> {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -100,7 +100,7 @@ impl Node {
     }
 }
 
-/// Creates the Node in the kubelet's place.
+/// Creates the Node, which is otherwise the kubelet's task.
 pub async fn register(hand: &Fixtures, name: &str) {
     hand.node(GROUP, name).await.unwrap();
 }

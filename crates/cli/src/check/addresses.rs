@@ -1,4 +1,5 @@
-//! Checks of single addresses: used twice, leaked, or of another node.
+//! Checks of each address that an agent or a pod reports: used twice, leaked, or of another node. Also of users'
+//! requests that no longer apply.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +11,8 @@ use cadastre_api::AddressEntry;
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::{Addr, Cidr};
 
-/// Seconds after which an assigned address must be in a node's published list. The margin is wide, because agents can
-/// be configured to publish less often.
+/// A pod that was created fewer seconds ago than this may be missing in the list of its node's agent. The margin is
+/// wide, because agents can be configured to write the list less often.
 const LIST_DELAY: i64 = 900;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
@@ -29,7 +30,7 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
     let covers = inventory.covers(addr);
     let pods: Vec<&PodFact> = inventory.pods_at(addr).collect();
     if !managed && covers.is_empty() && pods.len() < 2 {
-        // Pods of networks other than ours.
+        // The address belongs to a pod of another network, so there is nothing to check.
         return;
     }
     let object = format!("address {addr}");
@@ -76,7 +77,7 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a mirror pod reports an address from a range of another node.
+/// Whether a mirror pod reports an address that is in ranges of other nodes, and in none of its own node.
 fn is_outside_cover(pod: &PodFact, covers: &[Cover]) -> bool {
     let owner = |cover: &Cover| match cover {
         Cover::Block(entry) => entry.owner.name.clone(),
@@ -114,7 +115,8 @@ fn duplicate(
     let mut users: Vec<String> = pods.iter().map(|pod| format!("pod {}", pod.name)).collect();
     for holder in held {
         let own = uid(holder);
-        // The pod that the agent assigned it to counts if it lives; two agents count in any case.
+        // The pod to which the agent assigned the address counts as a user if it lives. If agents report the address
+        // more than once, each report counts.
         let lives = inventory.pod_by_uid(&own).is_some_and(|pod| !pod.finished);
         let counts = held.len() > 1 || (lives && !own.is_empty());
         if counts && !known(&own) {
@@ -160,7 +162,7 @@ fn leak(
         }
         return;
     }
-    // The published list may be older than the DEL, so the agent must also report the orphan.
+    // The agent's list may be older than the pod's DEL, so the agent's status must also report the orphan.
     let subnet = inventory.subnets.get(&held.node);
     let key = (addr, PodUid::read(&allocation.pod_uid));
     let is_told = subnet.is_some_and(|it| it.orphans.contains(&key));
@@ -188,7 +190,7 @@ fn leak(
     });
 }
 
-/// Whether the list of addresses is as recent as the agent's counts of the block.
+/// Whether the agent's list is as recent as its counts of the blocks that contain the address.
 fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     let covers = inventory.covers(addr);
     covers.iter().all(|cover| match cover {
@@ -197,7 +199,7 @@ fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     })
 }
 
-/// Reports an address of an earlier sandbox of a pod that lives.
+/// Returns the finding about an address that is still assigned to an earlier sandbox of a living pod.
 fn superseded(addr: Addr, held: &AddressInUse) -> Finding {
     let AddressEntry { pod, handle, .. } = &held.allocation;
     Finding::new(
@@ -215,7 +217,7 @@ fn superseded(addr: Addr, held: &AddressInUse) -> Finding {
     )
 }
 
-/// Reports an address that a pod reports but no agent.
+/// Reports an address that a pod has in its status, but that no agent lists.
 fn unrecorded(
     addr: Addr,
     pod: &PodFact,
@@ -284,8 +286,8 @@ fn unrecorded(
     }
 }
 
-/// Whether the node's list may be too old to contain the pod's address: it is published seldom, and agents can be
-/// configured to publish even less often.
+/// Whether the pod may be too young to be in the list of its node's agent. The list is written every few minutes, and
+/// agents can be configured to write it less often.
 fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
     let listed = inventory.subnets.get(node).and_then(|it| it.listed_at);
     let age = |created| inventory.now.duration_since(created).as_secs();
@@ -293,7 +295,7 @@ fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
         .is_some_and(|created| age(created) < LIST_DELAY || Some(created) > listed)
 }
 
-/// Reports requests of users that no longer apply.
+/// Reports requests of users to release or drain that no longer apply.
 fn requests(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for subnet in inventory.subnets.values() {
         let gone = subnet.requests.release.iter().filter(|(addr, uid)| {

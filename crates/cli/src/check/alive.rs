@@ -44,8 +44,8 @@ fn leader(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// Whether the lease was released just now and a young controller is about to take it: a single replica ends before the
-/// next one starts.
+/// Whether the Lease was renewed within the last minute and a young controller is about to acquire it. With a single
+/// replica, one controller stops before the next one starts, so this is no fault.
 fn is_handed_over(lease: &LeaseFact, inventory: &Inventory) -> bool {
     let now = inventory.now;
     let mut controllers = inventory.running.pods(false);
@@ -73,7 +73,7 @@ fn controllers(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// Reports nodes with blocks but without a ready agent, if agents run as pods at all.
+/// Reports nodes with blocks but without a ready agent. Reports nothing if no agent runs as a pod.
 fn agents(inventory: &Inventory, findings: &mut Vec<Finding>) {
     if inventory.running.pods(true).next().is_none() {
         return;

@@ -1,7 +1,8 @@
 //! `kubectl cadastre check`: finds contradictions between objects.
 //!
-//! Objects of different kinds are listed one after the other, so one pass can show a state that never existed. What
-//! looks wrong is therefore listed again after a pause, and only what both passes show is reported.
+//! Objects of different kinds are listed one after the other, so one pass can show a state that never existed. If
+//! anything looks wrong, all objects are therefore listed and checked again after a pause. Only findings of both passes
+//! are reported.
 
 mod addresses;
 mod alive;
@@ -38,7 +39,7 @@ pub struct CheckArgs {
     #[arg(long, value_enum, default_value_t = Severity::Info)]
     severity: Severity,
 
-    /// Seconds to wait before checking again what looks wrong
+    /// Seconds to wait before the second check, which is made if anything looks wrong
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(0..=600))]
     settle: u16,
 }
@@ -57,34 +58,34 @@ pub enum Severity {
     Critical,
 }
 
-/// One thing that is wrong.
+/// Something that is wrong, or that users should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// How urgent it is
+    /// How urgent the finding is
     pub severity: Severity,
-    /// The kind of finding; stable, for programs
+    /// The kind of finding; never renamed, so that programs can rely on it
     pub code: String,
     /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `address A`
     pub object: String,
-    /// What is wrong, for people
+    /// What is wrong, for users
     pub message: String,
-    /// What to do about it, for people
+    /// What the user should do
     pub advice: String,
-    /// The leaked address, for findings with the code [`LEAKED`]
+    /// The leaked address; `None` for findings with another code than [`LEAKED`]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leak: Option<Leak>,
 }
 
-/// An address that is assigned to a pod that is gone.
+/// An address in use whose pod is gone or has ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leak {
     /// The leaked address
     pub address: String,
-    /// The node whose agent reports it in use
+    /// The node whose agent reports the address in use
     pub node: String,
-    /// `namespace/name` of the pod that had it
+    /// The pod that had the address, as `namespace/name`
     #[serde(default)]
     pub pod: String,
     /// The UID of that pod
@@ -92,7 +93,7 @@ pub struct Leak {
     pub pod_uid: String,
 }
 
-/// The code of leaked addresses, by which `release --report` finds them.
+/// The code of findings about leaked addresses. Only these have a [`Leak`], from which `release --report` reads them.
 pub(crate) const LEAKED: &str = "LeakedAddress";
 
 /// The findings of a check.
@@ -145,7 +146,7 @@ impl Finding {
         }
     }
 
-    /// Returns the fields by which findings of two passes are the same.
+    /// Returns the fields that are equal if findings of two passes are about the same fault.
     fn key(&self) -> (&str, &str, Option<&Leak>) {
         (&self.code, &self.object, self.leak.as_ref())
     }
@@ -193,7 +194,8 @@ impl CheckReport {
     }
 }
 
-/// Checks the cluster; if anything looks wrong, checks again after `settle` and keeps what both passes show.
+/// Lists and checks the cluster. If anything looks wrong, lists and checks again after `settle`, and keeps only the
+/// findings of both passes.
 pub async fn look(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
     let first = check(&reach.inventory(WantedKinds::PODS).await?);
     if first.findings.is_empty() {
@@ -204,7 +206,7 @@ pub async fn look(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckRep
     Ok(second.confirmed_by(&first))
 }
 
-/// Runs `check`.
+/// Runs `check`; [`ExitVerdict::Findings`] if a shown finding is a warning or critical.
 pub async fn exec(
     args: &CheckArgs,
     flags: &Flags,

@@ -1,14 +1,14 @@
-//! Checks for pods of another network on nodes where Cadastre should assign their addresses.
+//! Checks for pods of another network on nodes where Cadastre should assign the addresses of pods.
 //!
-//! Cadastre should do so where the agent writes the runtime's configuration (mode `blocks`). Elsewhere pods belong to
-//! another network by design.
+//! Cadastre should do so on nodes whose agent writes the runtime's CNI configuration (mode `blocks`). On other nodes,
+//! pods belong to another network by design.
 
 use super::{Finding, Severity};
 use crate::inventory::{Cover, Inventory, PodFact};
 use crate::render::{count, some};
 use cadastre_core::{Addr, Cidr};
 
-/// At most so many nodes or pods are named.
+/// At most this many nodes or pods are named in a finding.
 const NAMED: usize = 4;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
@@ -16,7 +16,7 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     pods(inventory, findings);
 }
 
-/// Reports nodes whose agents say that another network has the pods.
+/// Reports nodes whose agents say that another network assigns the addresses of new pods.
 fn nodes(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let all = inventory.served_by_others();
     let Some((first, says)) = all.first() else {
@@ -36,7 +36,7 @@ fn nodes(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// Reports pods with addresses outside all pools.
+/// Reports pods with an address in no pool and no block, on nodes whose agent writes the runtime's CNI configuration.
 fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let ranges = inventory.pool_ranges();
     let configured = inventory.running.configured();
@@ -68,7 +68,7 @@ fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// Whether an address is in one of these disjoint, sorted ranges.
+/// Whether an address is in one of the ranges, which must be disjoint and sorted.
 fn is_within(ranges: &[Cidr], addr: Addr) -> bool {
     let after = ranges.partition_point(|it| it.first() <= addr);
     after > 0 && ranges[after - 1].contains_addr(addr)

@@ -1,4 +1,4 @@
-//! Checks of pools: those that cannot serve, are exhausted or soon will be, or that others allocate from.
+//! Checks of pools: pools that cannot allocate, that are exhausted or soon will be, or in which others allocate.
 
 use super::{Finding, Severity};
 use crate::inventory::Inventory;
@@ -8,7 +8,7 @@ use cadastre_controller::figures::figures;
 use cadastre_controller::pools::{PoolPhase, PoolState};
 use cadastre_core::Family;
 
-/// A pool that will be exhausted within this time is reported: a week.
+/// A pool is reported if it will be exhausted within this time, a week.
 const SOON_HOURS: i64 = 7 * 24;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
@@ -141,7 +141,8 @@ fn room(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns the nodes that the pool should serve and that have no range yet.
+/// Returns the nodes that the pool selects and that have no range at all. If there are none, but nodes wait according
+/// to the pool's status, returns one text with the number of these nodes.
 fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     let nodes = inventory.cache.nodes.iter();
     let lacks = nodes.filter(|node| {
@@ -154,7 +155,7 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
             }
     });
     let mut names: Vec<String> = lacks.map(|node| node.name.to_string()).collect();
-    // By the pool's status more nodes may wait: those that want more than they have.
+    // Nodes that have a range may wait for more. Only their number is known, from the pool's status.
     let more = inventory.cache.pools.get(&state.name);
     let more = more
         .and_then(|pool| pool.status.as_ref()?.waiting)

@@ -122,7 +122,7 @@ fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Reports objects that cannot be parsed or that contradict themselves.
+/// Reports IPAMBlocks and NodeSubnets that cannot be parsed, and IPAMBlocks whose name or owner is wrong.
 fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for block in inventory.cache.blocks.iter() {
         let why = match &block.spec {
@@ -236,9 +236,10 @@ fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>)
     }
 }
 
-/// Reports a block that is kept beyond the end of its quarantine.
+/// Reports a block that still exists although its quarantine is over.
 fn overdue(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>) {
-    /// The controller checks every few seconds whether a block can be freed, and needs a moment for it.
+    /// For this many seconds, a block that outlives its quarantine is no fault: the controller frees blocks only every
+    /// few seconds.
     const SLACK: i64 = 60;
     let Some(until) = entry.until else { return };
     if inventory.now.duration_since(until).as_secs() < SLACK {

@@ -1,6 +1,6 @@
-//! `kubectl cadastre explain`: why a pool serves a pod, why a node waits or keeps a block, why a pool is exhausted.
+//! `kubectl cadastre explain`: why a pod may use a pool, why a node waits or keeps a block, why a pool is exhausted.
 //!
-//! The explanations come from the code that decides ([`cadastre_api::choice`]).
+//! The reasons come from [`cadastre_api::choice`], the code by which controller and agents choose pools.
 
 mod node;
 mod pod;
@@ -40,7 +40,7 @@ pub struct ExplainArgs {
 enum What {
     /// Explain which pools serve a pod, and why not others
     Pod {
-        /// Name of the pod, or NAMESPACE/NAME; without a namespace that of --namespace
+        /// Name of the pod, or NAMESPACE/NAME; a name alone is looked up in the namespace of --namespace
         name: String,
     },
     /// Explain which pools serve a node, why it waits, and why it keeps each block
@@ -58,18 +58,18 @@ enum What {
 /// An explanation for users.
 #[derive(Debug, Serialize)]
 pub struct Explanation {
-    /// The object that is explained
+    /// The explained object: its kind and name
     pub subject: String,
-    /// The short answer
+    /// The answer in one sentence
     pub answer: String,
-    /// The reasons
+    /// The reasons, one section for each subject
     pub sections: Vec<Section>,
 }
 
 /// A part of an explanation.
 #[derive(Debug, Serialize)]
 pub struct Section {
-    /// The heading
+    /// The heading of the section
     pub title: String,
     /// One fact per line
     pub lines: Vec<String>,
@@ -94,7 +94,8 @@ impl Explanation {
     }
 }
 
-/// Returns the pools of a mode in the order in which they are tried, and why the others are not.
+/// Returns the pools of a mode that the requester may use, in the order in which they are tried. The second list has a
+/// line for each pool, with the reason why it may be used or not.
 fn choice(
     mode: AllocationMode,
     asker: &Requester,
@@ -130,7 +131,8 @@ fn candidate<'a>(state: &'a PoolState, asker: &Requester) -> PoolCandidate<'a> {
         priority: state.priority,
         families: state.families(),
         created: state.created,
-        // The agent of a node may ask for a manual pool by name.
+        // For a node, which is a requester without a pod, no pool is manual: the node's agent may ask for a manual pool
+        // by name.
         manual: asker.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
         standing: match state.phase {
             PoolVerdict::Serving => PoolStanding::Serving,

@@ -1,4 +1,4 @@
-//! Explains which pools serve a node, why it waits, and why it keeps each block.
+//! Explains from which pools a node gets ranges, why it waits for one, and why it keeps each block.
 
 use super::{Explanation, choice};
 use crate::inventory::Inventory;
@@ -10,7 +10,7 @@ use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::Node;
 use cadastre_controller::pools::PoolPhase as PoolVerdict;
 
-/// Explains a node by simulating what the controller would do now.
+/// Explains a node, by a simulation of what the controller would do now. Fails if there is no node of this name.
 pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let node = inventory.node(name)?;
     let asker = Requester {
@@ -35,7 +35,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
             explanation.add(&format!("Pools for its {title}"), lines);
         }
     }
-    // What the controller would do now, and its messages about the node.
+    // The simulation gives what the controller would do now, and the controller's messages about the node.
     let outcome = whatif::simulate_now(inventory);
     for note in outcome.notes.get(&node.name).into_iter().flatten() {
         waits.push(note.clone());
@@ -59,7 +59,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     Ok(explanation)
 }
 
-/// Explains why a node still has a block.
+/// Explains why a node still has a block, and when the block returns to the pool.
 fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Inventory) -> String {
     let pool = inventory.registry.pools.get(&entry.pool);
     let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);

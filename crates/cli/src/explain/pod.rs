@@ -1,4 +1,4 @@
-//! Explains why a pod has or lacks addresses, and which pools serve it.
+//! Explains why a pod has or lacks addresses, and from which pools it may get them.
 
 use super::{Explanation, choice};
 use crate::inventory::{Inventory, PodFact};
@@ -9,7 +9,7 @@ use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, POOLS_ANNOTATION};
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::Node;
 
-/// Explains a pod; an error says that there is none of this name.
+/// Explains a pod. Fails if there is no pod of this name and no agent reports an address of it.
 pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let report = show::pod(name, inventory)?;
     let mut explanation = Explanation::about(format!("pod {name}"));
@@ -69,7 +69,8 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     Ok(explanation)
 }
 
-/// Explains why a pod has no address, by the blocks of the pools that serve it: others do not count.
+/// Explains why a pod has no address. Only blocks of `pools`, which the pod may use, are counted: it gets no address
+/// from other blocks.
 fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let name = &node.name;
     let blocks = inventory.registry.blocks.of(&node.uid);
@@ -102,14 +103,14 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     format!("it has no address yet, and node {name} has {free}: see kubectl describe pod")
 }
 
-/// The pools that serve a pod, with reasons.
+/// The pools that a pod may use, with the reasons.
 #[derive(Default)]
 struct Choice {
-    /// What the pod asks for, one line each
+    /// What the annotations of the pod and its namespace ask for, one line each
     asks: Vec<String>,
-    /// The pools that serve it, best first
+    /// The names of the pools that the pod may use, best first
     pools: Vec<String>,
-    /// Why these and not others
+    /// Why the pod may use these pools and no others, one line each
     lines: Vec<String>,
 }
 

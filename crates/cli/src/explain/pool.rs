@@ -1,4 +1,4 @@
-//! Explains whether a pool serves, what fills it, and which blocks come free.
+//! Explains whether a pool allocates, what fills it, and which of its blocks come free.
 
 use super::Explanation;
 use crate::inventory::Inventory;
@@ -9,7 +9,7 @@ use cadastre_controller::figures::figures;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
 
-/// Explains a pool; an error says that there is none of this name.
+/// Explains a pool. Fails if there is no pool of this name.
 pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let state = inventory.pool(name)?;
     let report = show::pool(name, inventory)?;
@@ -120,8 +120,8 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     Ok(explanation)
 }
 
-/// Lists blocks in quarantine, blocks that nodes do not need (`spare`), and blocks that nodes could release for pods on
-/// other nodes (`unused`).
+/// Lists the blocks of a pool that may come free: blocks in quarantine, blocks that nodes do not need (`spare`), and
+/// blocks that nodes would release if pods on other nodes waited (`unused`).
 fn comes_free(
     state: &PoolState,
     spare: &[Cidr],

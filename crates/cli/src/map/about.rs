@@ -10,10 +10,10 @@ use crate::inventory::Inventory;
 use crate::render::{Style, count, some};
 use cadastre_core::{Addr, Cidr};
 
-/// At most so many addresses of a range are listed.
+/// At most this many addresses of a range are listed.
 const LISTED: usize = 200;
 
-/// A cell of a view, by its number.
+/// A cell of a view, by its number in the view.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Spot {
@@ -23,35 +23,35 @@ pub(super) struct Spot {
     pub cell: u64,
 }
 
-/// The description of a place.
+/// The description of a place on the map.
 #[derive(Debug, Serialize)]
 pub(super) struct PlaceInfo {
     pub cidr: Cidr,
-    /// Its first cell in the view, and how many it covers
+    /// The number of the place's first cell in the view. The place covers `count` cells
     pub at: u64,
     pub count: u64,
     #[serde(flatten)]
     pub text: PlaceText,
 }
 
-/// The details of a description.
+/// The texts and lists that describe a place.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct PlaceText {
     /// A summary in one line
     pub words: String,
     pub facts: Vec<(String, String)>,
-    /// Thousandths of its addresses in use and in cooldown
+    /// How many thousandths of the addresses are in use, and how many are in cooldown
     pub bar: Option<(u16, u16)>,
-    /// The node that has it, and all ranges of that node
+    /// The node that has the range or address; `ranges` has all ranges of this node
     pub node: Option<String>,
     pub ranges: Vec<Cidr>,
-    /// Addresses in use with their pods, and how many more there are
+    /// Addresses in use, with their pods; `more` is the number of further ones
     pub addresses: Vec<(Addr, String)>,
     pub more: usize,
 }
 
 impl Spot {
-    /// Describes the cell.
+    /// Describes the cell. Fails if the pool or the cell does not exist.
     pub(super) fn about(&self, inventory: &Inventory) -> anyhow::Result<PlaceInfo> {
         let Self {
             view, cell_size, ..
@@ -70,8 +70,9 @@ impl Spot {
 }
 
 impl PlaceInfo {
-    /// Describes the place at `at`: the range there; or the cell, if it has several ranges or none; or a single
-    /// address, if cells are addresses.
+    /// Describes what is at the first address of `at`: a single address, if cells are addresses; else the range there;
+    /// else the cell, if it has several ranges or none. If `at` contains the whole view, all of `at` is described.
+    /// `None` if the place is not in the view.
     pub(super) fn of(at: &Cidr, seen: &MapSection) -> Option<Self> {
         let at = if at.contains(&seen.view) {
             *at
@@ -106,7 +107,7 @@ fn style(seen: &MapSection) -> Style {
     }
 }
 
-/// Lists the parts of a range that are never assigned automatically.
+/// Lists the parts of a range that are never assigned, or only to pods that ask for them.
 fn reserved(cidr: &Cidr, seen: &MapSection) -> String {
     let spans = seen.state.reserved.iter().chain(&seen.state.on_request);
     let spans: Vec<_> = spans.filter_map(|span| span.within(cidr)).collect();

@@ -1,4 +1,4 @@
-//! Cuts a range into equal cells: the common model of the pictures in the terminal and on the page.
+//! Cuts a range into cells of equal size, from which the pictures in the terminal and on the web page are made.
 //!
 //! # Guarantees
 //! - The cost is one pass over the ranges inside the picture, however many lie outside.
@@ -18,17 +18,17 @@ use cadastre_core::{Addr, Cidr, IpRange};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CellKind {
-    /// A block that its node assigns addresses from
+    /// A block from which its node assigns addresses
     Block,
-    /// A block that its node's NodeSubnet does not list yet, or that is recalled or drained
+    /// A block that the NodeSubnet of its node does not list yet, or that is recalled, drained or released
     Changing,
     /// The podCIDR of a node
     PodCidr,
-    /// A range in quarantine, as its node is gone
+    /// A range in quarantine, because its node was deleted
     Quarantine,
     /// An address in use
     Address,
-    /// Never assigned automatically
+    /// Addresses that are never assigned automatically
     Reserved,
 }
 
@@ -36,32 +36,32 @@ pub enum CellKind {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cell {
-    /// The range; or the cell, if several ranges share it or a part of it is free
+    /// The range that covers the cell; or the cell itself, if several ranges share it or a part of it is free
     pub cidr: Cidr,
-    /// The number of its first cell in the view
+    /// The number of the first cell in the view
     pub at: u64,
-    /// How many cells it covers
+    /// The number of adjacent cells that the range covers
     pub count: u64,
-    /// What it shows
+    /// What the cell shows
     pub kind: CellKind,
-    /// Thousandths of it that live nodes have
+    /// How many thousandths of the cell are allocated to live nodes
     pub allocated: u16,
-    /// Thousandths of it that are in quarantine
+    /// How many thousandths of the cell are in quarantine
     pub quarantined: u16,
-    /// Thousandths of it that are reserved
+    /// How many thousandths of the cell are reserved
     pub reserved: u16,
-    /// Thousandths of its nodes' addresses that are in use
+    /// How many thousandths of the addresses of live nodes' ranges in the cell are in use
     pub fill: u16,
-    /// The first few nodes that have a part of it; for an address the pod
+    /// The first few nodes that have a part of the cell; for an address, its pod
     pub owners: Vec<String>,
-    /// Whether several nodes have the same addresses in it
+    /// Whether several nodes have the same addresses in the cell
     pub overlaps: bool,
 }
 
-/// At most so many owners of a cell are named.
+/// At most this many owners of a cell are named.
 const OWNERS: usize = 4;
 
-/// A range that a node has or had.
+/// A block or podCIDR that a node has, or had before the quarantine.
 #[derive(Debug)]
 pub(super) struct CellRange {
     pub fact: RangeFact,
@@ -70,17 +70,18 @@ pub(super) struct CellRange {
     pub state: Option<BlockState>,
     /// The number of addresses in use
     pub used: u64,
-    /// The number of addresses that can be assigned to pods
+    /// The number of addresses that can be assigned to pods; all addresses of the range, if no agent reports counts
     pub capacity: u128,
-    /// Whether another node has some of the same addresses
+    /// Whether another live node has some of the same addresses
     pub overlaps: bool,
 }
 
-/// Returns the ranges that overlap `within`, sorted.
+/// Returns the ranges that overlap `within`, sorted. Ranges of different live nodes that overlap each other are marked.
 pub(super) fn ranges(within: &Cidr, inventory: &Inventory) -> Vec<CellRange> {
     let covers = inventory.covers_in(within);
     let mut ranges: Vec<CellRange> = covers.map(|it| CellRange::of(&it, inventory)).collect();
-    // As ranges are sorted, only the one that reaches farthest so far has to be compared.
+    // If two CIDRs overlap, one contains the other, and the ranges are sorted. So it suffices to compare each range
+    // with the one that reaches farthest so far.
     let mut farthest: Option<usize> = None;
     for at in 0..ranges.len() {
         if ranges[at].kind == CellKind::Quarantine {
@@ -127,7 +128,8 @@ impl CellRange {
     }
 }
 
-/// Returns the longest prefix length with which the CIDRs together have at most `cells` cells.
+/// Returns the prefix length of a cell: the longest with which the CIDRs together have at most `cells` cells, and at
+/// most that of a block.
 pub(super) fn cell_size(cidrs: &[Cidr], block_size: u8, cells: u64) -> u8 {
     let fits = |len: &u8| {
         let all = cidrs.iter().map(|cidr| cells_of(cidr, *len));
@@ -142,7 +144,7 @@ pub(super) fn cells_of(cidr: &Cidr, len: u8) -> u128 {
     1u128.checked_shl(bits.into()).unwrap_or(u128::MAX)
 }
 
-/// Returns the cell with this number.
+/// Returns the cell with this number; `None` if `within` has no such cell.
 pub(super) fn nth(within: &Cidr, cell_size: u8, at: u64) -> Option<Cidr> {
     let order = within.family().bits().checked_sub(cell_size)?;
     let step = 1u128.checked_shl(order.into()).unwrap_or(0);
@@ -151,7 +153,7 @@ pub(super) fn nth(within: &Cidr, cell_size: u8, at: u64) -> Option<Cidr> {
     Cidr::new(Addr { value, ..first }, cell_size).filter(|cell| within.contains(cell))
 }
 
-/// Returns the numbers of the first and the last cell that an interval touches.
+/// Returns the numbers of the first and the last cell of `within` that a span of addresses touches.
 fn ends(span: IpRange, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     let span = span.within(within)?;
     let order = within.family().bits().checked_sub(cell_size)?;
@@ -162,7 +164,7 @@ fn ends(span: IpRange, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     Some((at(span.first())?, at(span.last())?))
 }
 
-/// Returns the cells that an interval touches, with the number of its addresses in each.
+/// Returns the cells that a span of addresses touches, each with the number of the span's addresses in the cell.
 fn touched(span: IpRange, within: Cidr, cell_size: u8) -> impl Iterator<Item = (u64, u128)> {
     let ends = ends(span, &within, cell_size).into_iter();
     let numbers = ends.flat_map(|(first, last)| first..=last);
@@ -173,13 +175,14 @@ fn touched(span: IpRange, within: Cidr, cell_size: u8) -> impl Iterator<Item = (
     })
 }
 
-/// Returns the number of a range's first cell, and how many cells it touches.
+/// Returns the number of a range's first cell in `within`, and how many cells the range touches.
 pub(super) fn place(range: &Cidr, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     let (first, last) = ends((*range).into(), within, cell_size)?;
     Some((first, (last - first).saturating_add(1)))
 }
 
-/// The content of one cell.
+/// The content of one cell: the indices of its ranges, and how many of its addresses are allocated, quarantined,
+/// reserved.
 #[derive(Default)]
 struct Content {
     ranges: Vec<usize>,
@@ -188,7 +191,7 @@ struct Content {
     reserved: u128,
 }
 
-/// Cuts a range of a pool into cells; entirely free ones are left out.
+/// Cuts a range of a pool into cells. Entirely free cells are left out.
 pub(super) fn cells(
     within: Cidr,
     cell_size: u8,
@@ -232,7 +235,7 @@ pub(super) fn cells(
 }
 
 impl Content {
-    /// Whether the next cell has the same single range, or is reserved as this one is.
+    /// Whether the next cell continues this one: the same single range covers both, or both are entirely reserved.
     fn goes_on(&self, next: &Self, size: u128) -> bool {
         let is_full =
             self.held + self.resting >= size || (self.ranges.is_empty() && self.reserved >= size);
@@ -294,7 +297,7 @@ pub(super) fn addresses(within: Cidr, inventory: &Inventory) -> Vec<Cell> {
     used.map(cell).collect()
 }
 
-/// Returns a share in thousandths; it is 0 only if `some` is 0.
+/// Returns `some` of `all` in thousandths. The result is 0 only if `some` or `all` is 0.
 fn part_of(some: u128, all: u128) -> u16 {
     if some == 0 || all == 0 {
         return 0;

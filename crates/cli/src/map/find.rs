@@ -1,4 +1,4 @@
-//! Search by an address, or by the name of a pod, a node or a pool or a part of it.
+//! Searches for an address, or for a pod, a node or a pool by its name or a part of it.
 
 use serde::Serialize;
 
@@ -14,13 +14,14 @@ pub(super) struct FoundPlace {
     /// `address`, `node`, `pod` or `pool`
     pub what: &'static str,
     pub name: String,
-    /// The pool to show; `None` if it lies in no pool
+    /// The pool to show; `None` if the place is in no pool
     pub pool: Option<String>,
-    /// An address or range of it; `None` if it has none
+    /// The address, or a range of the node; `None` for a pool, and for a node without ranges
     pub at: Option<Cidr>,
 }
 
-/// Searches for `text`; exact names come before partial matches.
+/// Searches for an address, or for names that contain `text`: pools first, then nodes, then pods. Among the names of a
+/// kind, exact ones come first.
 pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<FoundPlace> {
     let text = text.trim();
     let mut hits: Vec<FoundPlace> = Vec::new();

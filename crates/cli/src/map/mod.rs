@@ -1,15 +1,15 @@
 //! `kubectl cadastre map`: the space of a pool as a picture, in the terminal or in a browser.
 //!
-//! A cell is one block, or an aligned run of blocks if the pool has more blocks than the picture has cells. Its content
-//! is counted from the ledger, so it is exact at every size.
+//! A cell is one block, or an aligned run of blocks if the pool has more blocks than the picture has cells. The content
+//! of a cell is counted from the allocated ranges, so it is exact at every size.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `cells` | the cells and their content: the common model of both pictures |
 //! | `picture` | the picture as text |
-//! | `web` | the server of the page, for this machine only |
+//! | `web` | the server of the page, for this host only |
 //! | `place`, `page`, `about` | which part of a pool is in view; the content of the page; the description of one cell |
-//! | `find` | search |
+//! | `find` | search by address or name |
 
 mod about;
 mod cells;
@@ -46,7 +46,7 @@ pub struct MapArgs {
     #[arg(required_unless_present = "web")]
     pool: Option<String>,
 
-    /// Serve the map as a web page on this machine until Ctrl-C
+    /// Serve the map as a web page on 127.0.0.1 until Ctrl-C
     #[arg(long, conflicts_with_all = ["by", "rows"])]
     web: bool,
 
@@ -66,9 +66,9 @@ pub struct MapArgs {
 /// What an allocated cell shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
-    /// The node that has it, as a letter
+    /// The node that has the cell, as a letter
     Owner,
-    /// Tenths of its addresses that are in use
+    /// How many tenths of the cell's addresses are in use, as a digit
     Fill,
 }
 
@@ -80,7 +80,7 @@ pub struct MapReport {
     pub pool: String,
     /// One part for each CIDR of the pool
     pub parts: Vec<PoolRange>,
-    /// The letters of nodes; nodes with most blocks come first
+    /// The letter of each node. The nodes with most ranges come first; nodes beyond the 52nd have no letter
     pub legend: Vec<(char, String)>,
     #[serde(skip)]
     by: Option<By>,
@@ -105,7 +105,8 @@ pub struct PoolRange {
 /// The letters for nodes; further nodes are shown as `*`.
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// Draws a pool in at most `most` cells per family.
+/// Draws a pool in at most `most` cells per family, or in one cell per CIDR if it has more CIDRs. Fails if there is no
+/// such pool.
 pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Result<MapReport> {
     let state = inventory.pool(name)?;
     let mut parts = Vec::new();
@@ -142,7 +143,7 @@ pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Resu
     })
 }
 
-/// Runs `map`.
+/// Runs `map`: prints the picture, or serves the page until Ctrl-C.
 pub async fn exec(args: &MapArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let pool = args.pool.as_deref();
     if args.web {

@@ -1,4 +1,4 @@
-//! The content of the page for a place: a summary of the pool, and a part of it as a grid.
+//! The data of the map's page for a place: a summary of the pool, and a part of the pool as a grid.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,16 @@ use crate::show::{self, PoolRow};
 use cadastre_controller::pools::{PoolPhase, PoolState};
 use cadastre_core::Cidr;
 
-/// From this usage in percent a pool counts as nearly exhausted.
+/// A pool with at least this utilization in percent is shown as nearly exhausted.
 const NEARLY_FULL: u8 = 90;
 
-/// A summary of a pool, and a part of it.
+/// The data of the page: a summary of a pool, and a part of it as a grid.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct MapView {
     pub pools: Vec<String>,
     pub pool: String,
-    /// Each family with the view that opens first
+    /// Each family of the pool, with the view that opens first
     pub families: Vec<(String, Cidr)>,
     pub figures: Vec<Figure>,
     pub troubles: Vec<String>,
@@ -32,7 +32,7 @@ pub(super) struct MapView {
     pub picture: Option<Picture>,
 }
 
-/// A name, a value, and whether the value is bad.
+/// A name, a value, and whether the page marks the value as bad.
 type Figure = (&'static str, String, bool);
 
 /// A range as a grid, in which addresses grow to the right and downwards.
@@ -46,15 +46,15 @@ pub(super) struct Picture {
     /// The first address of each line
     pub lines: Vec<String>,
     pub cells: Vec<Cell>,
-    /// The kinds of ranges in view, each with its number of ranges
+    /// The kinds of ranges in view, each with the number of these ranges
     pub legend: Vec<(CellKind, String)>,
-    /// All ranges of the pool, and the steps from the current one to the view
+    /// All CIDRs of the pool in this family. `path` leads from one of these to the view
     pub roots: Vec<Cidr>,
     pub path: Vec<Cidr>,
     pub chosen: Option<PlaceInfo>,
 }
 
-/// Returns the page for a place.
+/// Returns the data of the page for a place. Fails if there is no such pool.
 pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<MapView> {
     let pools = &inventory.registry.pools;
     let first = pools.iter().next().map(|it| &*it.name);
@@ -144,7 +144,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
     all
 }
 
-/// Formats a number with spaces between thousands, or rounded if it is too long to read.
+/// Formats a number with spaces between thousands, or rounded as a power of ten if it is too long to read.
 fn short(number: &str) -> String {
     if number.len() > 9 {
         let (first, rest) = number.split_at(1);

@@ -1,4 +1,4 @@
-//! The picture of a pool as text.
+//! Formats the picture of a pool as text.
 
 use std::fmt::Write as _;
 
@@ -83,14 +83,14 @@ fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut Strin
         Family::V6 => part.cidr.first().to_string().len().max(24),
     };
     let room = style.width.saturating_sub(label + 2).max(8);
-    // A power of two, so that each line begins at a round address.
+    // A line has a power of two of cells, so that it begins at a round address.
     let across = 1u64 << room.ilog2();
     let mut shown = part.cells.iter().peekable();
     let mut at = 0;
     while at < part.total {
         let first = nth(&part.cidr, part.cell_size, at);
         let first = first.map_or(String::new(), |it| it.first().to_string());
-        // Adjacent rows of free space are collapsed into one line.
+        // Adjacent rows of free space are shown as one line that counts them.
         let next = shown
             .peek()
             .map_or(part.total, |cell| cell.at.max(at) / across * across);
@@ -114,7 +114,7 @@ fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut Strin
     text.push('\n');
 }
 
-/// Colours a character, if colours are allowed.
+/// Adds the colour of a cell's character, if the style allows colours.
 fn paint(text: &str, sign: char, style: &Style) -> String {
     if !style.colour {
         return text.to_owned();
@@ -138,7 +138,7 @@ fn wrapped(words: Vec<String>, style: &Style) -> String {
     let mut text = String::new();
     let mut width = 0;
     for word in words {
-        // Escape sequences take no space on the screen.
+        // The 9 characters of escape sequences take no space on the screen, so they do not count.
         let long = if style.colour {
             word.len() - 9
         } else {

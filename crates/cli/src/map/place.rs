@@ -1,4 +1,4 @@
-//! Decides which part of a pool is in view, and the size of its cells.
+//! Decides which part of a pool is in view, and how many addresses a cell has.
 //!
 //! # Guarantees
 //! - A view has at most 2^[`MOST_BITS`] cells.
@@ -10,34 +10,34 @@ use crate::inventory::Inventory;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
 
-/// The maximum of bits for cell numbers in a view: 256 times 128 cells.
+/// A view has at most 2 to the power of this many cells: 256 times 128.
 const MOST_BITS: u8 = 15;
 /// A range with at most this many host bits is shown address by address.
 const ADDRESS_BITS: u8 = 12;
-/// Prefix bits of one step down or up.
+/// Zooming in lengthens the prefix of the view by at most this many bits.
 const STEP: u8 = 4;
-/// Steps up that are offered before the whole range.
+/// At most this many views are offered between the view and the whole CIDR of the pool, to zoom out.
 const STEPS: usize = 3;
-/// Prefix bits between a range that is visited and the view around it.
+/// A view that moves to a range has a prefix that is this many bits shorter than that of the range.
 const ROUND: u8 = 10;
 
-/// What the page asks to see.
+/// The part of a pool that the page asks for.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Place {
-    /// The pool; `None`: the first one
+    /// The pool to show; `None`: the first one
     pub pool: Option<String>,
-    /// The range in view; `None`: the view that opens first
+    /// The range to show; `None`: the view that opens first
     pub view: Option<Cidr>,
-    /// The chosen range or address; if it is not in view, the view moves there
+    /// The chosen range or address. If the range to show does not overlap it, the view moves there
     pub at: Option<Cidr>,
-    /// Whether to zoom in on what is chosen
+    /// Whether to zoom in on the chosen range or address
     pub closer: bool,
-    /// Whether to list the objects again
+    /// Whether to list the objects again before answering
     pub fresh: bool,
 }
 
-/// A part of a pool in view.
+/// The part of a pool that is in view.
 #[derive(Clone, Copy)]
 pub(super) struct MapSection<'a> {
     pub view: Cidr,
@@ -47,7 +47,7 @@ pub(super) struct MapSection<'a> {
 }
 
 impl<'a> MapSection<'a> {
-    /// Returns the view for a place and the ranges in it; `None` if the pool has no ranges.
+    /// Returns the view for a place, and the ranges in this view; `None` if the pool has no ranges.
     pub(super) fn from(
         place: &Place,
         state: &'a PoolState,
@@ -93,7 +93,7 @@ impl<'a> MapSection<'a> {
         ))
     }
 
-    /// Whether cells are the addresses of a range.
+    /// Whether each cell is an address of a range that contains the whole view.
     pub(super) fn is_by_address(&self, ranges: &[CellRange]) -> bool {
         let wide = |it: &CellRange| {
             it.fact.cidr.contains(&self.view) && it.fact.cidr.len() < self.cell_size
@@ -101,7 +101,7 @@ impl<'a> MapSection<'a> {
         self.cell_size == self.view.family().bits() && ranges.iter().any(wide)
     }
 
-    /// Returns the steps from the whole range of the pool to the view.
+    /// Returns the views from the whole CIDR of the pool down to this view, to zoom out.
     pub(super) fn path(&self) -> Vec<Cidr> {
         let root = root(&self.view, self.state).map_or(self.view.len(), Cidr::len);
         let lens = (root + 1..=self.view.len()).rev().step_by(STEP.into());
@@ -113,20 +113,21 @@ impl<'a> MapSection<'a> {
     }
 }
 
-/// Returns the range of the pool that contains this one.
+/// Returns the CIDR of the pool that contains the given range.
 fn root<'a>(cidr: &Cidr, state: &'a PoolState) -> Option<&'a Cidr> {
     let mut roots = state.space.cidrs(cidr.family()).iter();
     roots.find(|root| root.contains(cidr))
 }
 
-/// Returns a view of a range with its neighbours.
+/// Returns a view that shows a range among its neighbours.
 fn round(at: &Cidr, state: &PoolState, inventory: &Inventory) -> Option<Cidr> {
     let range = ranges(at, inventory).pop().map_or(*at, |it| it.fact.cidr);
     let widest = root(&range, state).map_or(0, Cidr::len);
     Cidr::new(range.first(), range.len().saturating_sub(ROUND).max(widest))
 }
 
-/// Zooms in on what is chosen, or on the first cell, but not beyond a range or a free block.
+/// Zooms in on the chosen range or address, or on the first addresses of the view. The view becomes no smaller than the
+/// range that contains these addresses, or than a block if no range does.
 fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) -> Option<Cidr> {
     let target = at.unwrap_or(*view);
     let range = ranges(&target, inventory).pop().map(|it| it.fact.cidr);
@@ -138,8 +139,8 @@ fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) 
     Cidr::new(target.first(), len.max(view.len()))
 }
 
-/// Returns the view that opens first: a whole range of the pool, or, if that is far larger than what is allocated, the
-/// part with everything allocated.
+/// Returns the view that opens first: a whole CIDR of the pool, preferably one with allocated ranges. If it has too
+/// many blocks for one view, only the part with all its allocated ranges is shown.
 pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> Option<Cidr> {
     let ledger = &inventory.registry.ledger;
     let held = |root: &Cidr| {
@@ -158,7 +159,7 @@ pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> 
     if block_size.saturating_sub(full.len()) <= MOST_BITS {
         return Some(*full);
     }
-    // At least 256 blocks stay in view.
+    // The view is wide enough for at least 256 blocks.
     let len = first.len().min(block_size.saturating_sub(8));
     let mut view = Cidr::new(first.first(), len.max(full.len()))?;
     while !view.contains_addr(last) {

@@ -9,7 +9,8 @@ use crate::inventory::Inventory;
 use crate::render::VerbReport as _;
 use crate::tests::{Cluster, cidr, style};
 
-/// Two pools: nodes a and b have blocks of `p`, b's is drained, and one is in quarantine; `q` allocates podCIDRs.
+/// A cluster with two pools. Nodes a and b have blocks of `p`, and b's block is being drained; another block is in
+/// quarantine. Pool `q` allocates podCIDRs to both nodes.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::empty();
     let spec = json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}, "reserved": ["10.0.0.250-10.0.0.255"]});
@@ -36,13 +37,13 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// Returns the data for the page of a place.
+/// Returns the data that the server sends for a place.
 fn look(place: &Value, inventory: &Inventory) -> Value {
     let place = serde_json::from_value(place.clone()).unwrap();
     serde_json::to_value(view(&place, inventory).unwrap()).unwrap()
 }
 
-/// Returns the data for the page of a cell.
+/// Returns the description that the server sends for a cell; null if there is no such cell.
 fn about(pool: &str, view: &str, cell_size: u8, cell: u64, inventory: &Inventory) -> Value {
     let spot = json!({"pool": pool, "view": view, "cellSize": cell_size, "cell": cell});
     let spot: super::about::Spot = serde_json::from_value(spot).unwrap();
@@ -50,7 +51,7 @@ fn about(pool: &str, view: &str, cell_size: u8, cell: u64, inventory: &Inventory
         .map_or(Value::Null, |it| serde_json::to_value(it).unwrap())
 }
 
-/// Returns the cells, one line each.
+/// Returns the cells of a view as text, one line each.
 fn cells(view: &Value) -> Vec<String> {
     let cells = view["picture"]["cells"].as_array().unwrap().iter();
     let line = |it: &Value| {
@@ -187,7 +188,7 @@ fn zooming_goes_down_to_addresses_and_back_and_a_place_is_shown_among_its_neighb
         [&still["view"], &still["chosen"]["cidr"]],
         ["10.0.0.0/28", "10.0.0.5/32"]
     );
-    // A free block is cut into smaller cells, too.
+    // A free block can be shown address by address, too.
     let free = look(json!({"view": "10.0.0.128/28", "at": "10.0.0.130/32"}));
     assert_eq!(
         [&free["cellSize"], &free["cells"]],
@@ -202,7 +203,7 @@ fn zooming_goes_down_to_addresses_and_back_and_a_place_is_shown_among_its_neighb
         deep["path"],
         json!(["10.1.0.0/16", "10.1.64.0/20", "10.1.77.0/24"])
     );
-    // The chosen place is outside the view, and of another family.
+    // A chosen place outside the view moves the view there. A view of another family is replaced by the first view.
     let there = look(json!({"pool": "q", "view": "10.1.0.0/20", "at": "10.1.200.7/32"}));
     assert_eq!(
         [&there["view"], &there["chosen"]["words"]],
@@ -293,7 +294,7 @@ fn range() -> impl Strategy<Value = Value> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// For every request the cells are bounded, disjoint, sorted and in view.
+    /// For every request, the cells in the answer are few enough, disjoint, sorted and within the view.
     #[test]
     fn a_view_is_bounded_and_its_cells_are_disjoint(
         view in range(), at in range(), closer in any::<bool>(), pool in "[pq]",

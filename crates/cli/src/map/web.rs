@@ -9,8 +9,8 @@
 //!
 //! # Guarantees
 //! - The server listens only on 127.0.0.1, answers only to loopback host names, and requires a token that is random at
-//!   each start: neither another site in the browser nor another user of the machine can read the page.
-//! - Nothing can be changed. Objects are listed with the user's rights, one listing at a time.
+//!   each start. So neither another site in the browser nor another user of the host can read the page.
+//! - Nothing can be changed through the page. Objects are listed with the user's rights, one listing at a time.
 //! - By its Content-Security-Policy the page can only load and run its own files.
 
 use std::fmt::Write as _;
@@ -51,7 +51,8 @@ const STYLE: &str = include_str!("page/map.css");
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Enough for a browser or two. A refresh lists all pods of the cluster, which may take long.
+/// Limits of the page's server. They suffice for a browser or two, and for a refresh, which lists all pods of the
+/// cluster and may take long.
 const LIMITS: Limits = Limits {
     connections: 32,
     share: 32,
@@ -60,7 +61,7 @@ const LIMITS: Limits = Limits {
     life: Duration::from_secs(600),
 };
 
-/// Serves the page until Ctrl-C and prints its URL; a `pool` is shown first.
+/// Serves the page until Ctrl-C, and prints its URL. The page opens with `pool` if one is given.
 pub(super) async fn exec(
     pool: Option<&str>,
     port: u16,
@@ -88,7 +89,7 @@ pub(super) async fn exec(
     Ok(ExitVerdict::Clean)
 }
 
-/// Returns 128 random bits in hexadecimal.
+/// Returns 128 random bits in hexadecimal, the secret part of the URL.
 fn token() -> anyhow::Result<String> {
     let mut bytes = [0; 16];
     let random = rustls::crypto::ring::default_provider().secure_random;
@@ -97,7 +98,7 @@ fn token() -> anyhow::Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// The current inventory, and the connection to list it again.
+/// The inventory that the page shows, and the connection by which the objects are listed again.
 struct Page {
     reach: ApiReach,
     seen: Mutex<Arc<Inventory>>,
@@ -138,7 +139,7 @@ fn routes(page: Arc<Page>, token: &str) -> Router {
         .layer(from_fn(by_our_name))
 }
 
-/// Builds an answer with the security headers that every answer has.
+/// Builds a response with the security headers that all responses have.
 fn answer(code: StatusCode, kind: &'static str, text: impl Into<String>) -> Response {
     let headers = [
         (CONTENT_TYPE, kind),
@@ -189,7 +190,7 @@ async fn on_find(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Re
     json(work.await)
 }
 
-/// Parses a query: JSON, encoded as by `encodeURIComponent`.
+/// Parses the query of a URL: JSON, encoded as by `encodeURIComponent`.
 fn read<T: DeserializeOwned>(query: Option<String>) -> anyhow::Result<T> {
     let query = query.unwrap_or_default();
     let text = form_urlencoded::parse(query.as_bytes()).next();
@@ -211,7 +212,7 @@ mod tests {
 
     const HERE: &str = "127.0.0.1:4711";
 
-    /// Returns the page of a small cluster whose API server cannot be reached.
+    /// Returns the server of the page for a small cluster, whose API server cannot be reached.
     fn page() -> Router {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let flags = Flags {

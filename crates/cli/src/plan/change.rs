@@ -1,4 +1,4 @@
-//! Applies the supposed changes to the lists, before they are judged.
+//! Applies the changes of a plan to the lists of objects in memory. Nothing is written to the API server.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use crate::lists::ClusterLists;
 use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeLite, NodeSubnetLite};
 use cadastre_core::{Addr, Cidr, IpRange};
 
-/// Returns the name of the nth supposed node, which no real node can have.
+/// Returns the name of the nth added node. No real node can have a name in parentheses.
 pub(crate) fn new_node_name(nth: usize) -> String {
     format!("(new-{nth:05})")
 }
 
-/// Whether a node is supposed, by its name.
+/// Returns whether a node is one that `plan` added, by its name.
 pub(super) fn is_new(name: &str) -> bool {
     name.starts_with('(')
 }
 
-/// Adds supposed nodes with these labels.
+/// Adds nodes with these labels to the lists.
 pub(crate) fn add_nodes(
     lists: &mut ClusterLists,
     count: usize,
@@ -41,7 +41,8 @@ pub(crate) fn add_nodes(
     Ok(())
 }
 
-/// Raises the demand of a node's agent for a pool to at least `addresses`.
+/// Raises a node's demand for a pool to at least `addresses`, in the status of its NodeSubnet. Adds a NodeSubnet if the
+/// node has none.
 pub(super) fn demand(
     lists: &mut ClusterLists,
     node: &str,
@@ -104,7 +105,8 @@ pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(pools)
 }
 
-/// Adds a pool, or changes the one with its name. Returns a line for the plan.
+/// Adds a pool, or replaces the spec of the pool with this name. Returns the line that reports the change. The API
+/// server does not allow a change of `allocationMode`, so such a change is an error.
 pub(super) fn put_pool(
     lists: &mut ClusterLists,
     pool: &Value,
@@ -137,7 +139,7 @@ pub(super) fn put_pool(
     Ok(format!("pool \"{name}\" is new"))
 }
 
-/// Marks a pool as being deleted.
+/// Sets the deletion timestamp of a pool.
 pub(super) fn delete_pool(
     lists: &mut ClusterLists,
     name: &str,
@@ -176,7 +178,7 @@ pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventor
                 .filter_map(|it| Cidr::parse_lenient(it.as_str()?).ok());
             let left: Vec<String> = cidrs
                 .flat_map(|cidr| without(&cidr, range))
-                // Pieces that are smaller than a block cannot be allocated.
+                // A piece that is smaller than a block cannot be allocated, so it is left out.
                 .filter(|cidr| cidr.family() != range.family() || u64::from(cidr.len()) <= size)
                 .map(|cidr| cidr.to_string())
                 .collect();
@@ -191,7 +193,7 @@ pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventor
     names
 }
 
-/// Returns a range without the part that overlaps another one.
+/// Returns the parts of `cidr` that do not overlap `range`.
 fn without(cidr: &Cidr, range: &Cidr) -> Vec<Cidr> {
     if !cidr.overlaps(range) {
         return vec![*cidr];

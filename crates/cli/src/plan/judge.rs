@@ -1,4 +1,5 @@
-//! Compares the cluster before and after the changes: what fits, which nodes are affected, when pools are exhausted.
+//! Compares the simulated cluster before and after the changes: which nodes wait, which ranges are affected, when pools
+//! are exhausted.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,56 +20,58 @@ use cadastre_controller::node_balance::must_leave;
 use cadastre_controller::pools::{PoolPhase, PoolState};
 use cadastre_core::Family;
 
-/// The effect of the changes.
+/// The report of `plan`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanReport {
-    /// The changes
+    /// The changes, one line for each
     pub supposed: Vec<String>,
-    /// Whether every node still gets what it needs, if it does now
+    /// Whether the changes fit: no further node would wait, each added node gets a range, each changed pool allocates
+    /// to some node, and the API server would accept the changed pools
     pub fits: bool,
-    /// Changes that the API server would reject
+    /// The reasons why the API server would reject changed pools
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
-    /// The supposed nodes
+    /// What would happen to the added nodes
     pub new_nodes: NewNodes,
     /// One row for each pool and family
     pub pools: Vec<PoolPlan>,
-    /// Ranges that would be affected
+    /// Blocks and podCIDRs of nodes that the changes affect
     pub hits: Vec<AffectedObject>,
-    /// Nodes that would wait and do not wait now
+    /// Nodes that would wait, without those that wait now
     pub will_wait: Vec<WaitingNode>,
     /// Nodes that wait now and no longer would
     pub relieved: Vec<String>,
-    /// Changed pools that would serve no node, each with the reason
+    /// Changed pools that would allocate nothing to any node, each with the reason
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub for_nobody: Vec<String>,
 }
 
-/// The numbers of supposed nodes.
+/// How many of the added nodes get ranges.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewNodes {
-    /// All of them
+    /// All added nodes
     pub asked: usize,
-    /// Those that get everything they need
+    /// Added nodes that get everything they need
     pub served: usize,
-    /// Those that wait for a range
+    /// Added nodes that wait for a range
     pub waiting: usize,
-    /// Those that no pool serves: not an error, but they get nothing
+    /// Added nodes that get nothing and do not wait, for example because no pool selects them. Then the plan does not
+    /// fit
     pub unmanaged: usize,
 }
 
-/// A node that would wait.
+/// A node that would wait after the changes.
 #[derive(Debug, Serialize)]
 pub struct WaitingNode {
     /// The name of the node
     pub node: String,
-    /// What the controller would report about it
+    /// The controller's messages about the node
     pub why: String,
 }
 
-/// A pool before and after the changes.
+/// The counts of a pool for one family, before and after the changes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolPlan {
@@ -76,32 +79,32 @@ pub struct PoolPlan {
     pub pool: String,
     /// IPv4 or IPv6
     pub family: String,
-    /// Prefix length of its blocks after the changes
+    /// Prefix length of the pool's blocks after the changes
     pub block_size: u8,
-    /// All blocks, before and after
+    /// Number of all blocks of the pool, before and after; `-` if the pool is new
     pub capacity: (String, String),
-    /// Allocated blocks, before and after
+    /// Number of allocated blocks, before and after
     pub allocated: (String, String),
-    /// Free blocks, before and after
+    /// Number of free blocks, before and after
     pub free: (String, String),
-    /// When it would be exhausted if it keeps growing at the recent rate
+    /// When the pool would be exhausted if it keeps growing at the recent rate
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_at: Option<Timestamp>,
-    /// Its state after the changes
+    /// The phase of the pool after the changes
     pub standing: String,
 }
 
-/// A range that would be affected.
+/// A block or podCIDR that the changes affect.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AffectedObject {
-    /// The node that has it
+    /// The node that has the range
     pub node: String,
     /// The range as a CIDR
     pub range: String,
-    /// The number of its addresses in use
+    /// How many addresses of the range are in use
     pub used: u64,
-    /// What would happen to it
+    /// What would happen to the range, for users
     pub what: String,
 }
 
@@ -156,7 +159,8 @@ pub(super) fn judge(
     }
 }
 
-/// Returns the changed pools that would serve no node, without those that are disabled on purpose.
+/// Returns a message for each changed pool that would allocate nothing to any node. Pools that are disabled on purpose
+/// are left out.
 fn for_nobody(after: &Inventory, changes: &Changes, then: &AllocationState) -> Vec<String> {
     let names = changes.pools.iter();
     let names = names.filter_map(|it| it["metadata"]["name"].as_str());
@@ -181,7 +185,8 @@ fn for_nobody(after: &Inventory, changes: &Changes, then: &AllocationState) -> V
     told.collect()
 }
 
-/// Compares the present with the state after the changes, in which all nodes are served as far as possible.
+/// Returns the counts of each pool and family, now and after the changes. "After" means that every node has got what
+/// the pools can allocate.
 fn pools(
     before: &Inventory,
     after: &Inventory,
@@ -222,7 +227,8 @@ fn pools(
     rows
 }
 
-/// Returns when the pool would be exhausted, by the growth in its status.
+/// Returns when the pool would be exhausted if `free` blocks are free and it grows by the trend in its status. `None`
+/// if its status has no trend.
 fn full_at(
     pool: &PoolName,
     family: Family,

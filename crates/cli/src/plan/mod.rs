@@ -1,4 +1,4 @@
-//! `kubectl cadastre plan`: shows the effect of changes before they are made, and changes nothing.
+//! `kubectl cadastre plan`: shows the effect of changes without making them.
 
 mod change;
 mod judge;
@@ -23,8 +23,8 @@ pub use judge::{AffectedObject, PlanReport, PoolPlan};
 
 /// Show what would happen if nodes were added, a pool changed or deleted, or a range drained
 ///
-/// Nothing is changed: the changes are made to a copy of the objects in memory, on which the controller's own code then
-/// allocates. Exit code 2 if they do not fit.
+/// Nothing is changed: the controller's own code runs on a copy of the objects in memory, with the changes applied.
+/// Exit code 2 if the changes do not fit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre plan --add-nodes 200 --label class=gpu --pods-per-node 60
@@ -66,14 +66,14 @@ fn cidr(text: &str) -> Result<Cidr, String> {
     Cidr::parse_strict(text).map_err(|error| error.to_string())
 }
 
-/// The supposed changes.
+/// The changes whose effect `plan` shows.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// The number of nodes to add
     pub add_nodes: usize,
-    /// The labels of these nodes
+    /// The labels of the added nodes
     pub labels: Vec<(String, String)>,
-    /// The number of addresses that each of them needs; `None`: the first block
+    /// The number of addresses that each added node needs; `None`: only the first block
     pub pods_per_node: Option<u64>,
     /// IPPools to apply
     pub pools: Vec<serde_json::Value>,
@@ -83,7 +83,8 @@ pub struct Changes {
     pub drain: Vec<Cidr>,
 }
 
-/// Applies the changes to a copy of the lists and compares the results.
+/// Applies the changes to a copy of the lists, simulates the controller before and after, and compares the results.
+/// Fails if a change is not possible, for example if no pool contains a range to drain.
 pub fn plan(
     lists: &ClusterLists,
     changes: &Changes,
@@ -128,7 +129,8 @@ pub fn plan(
     Ok(judge::judge(&before, &after, changes, said))
 }
 
-/// Raises the demand of added nodes, and of nodes whose addresses have to move to another block.
+/// Raises the demand of each added node to the planned number of addresses plus `warm.low`. Raises the demand of a node
+/// whose blocks must leave to the number of addresses in use, so that there is room for those that have to move.
 fn settle_demand(
     lists: &mut ClusterLists,
     changes: &Changes,
@@ -193,7 +195,7 @@ fn settle_demand(
     Ok(())
 }
 
-/// Runs `plan`.
+/// Runs `plan`; [`ExitVerdict::Findings`] if the changes do not fit.
 pub async fn exec(args: &PlanArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let mut changes = Changes {
         add_nodes: args.add_nodes,
@@ -238,7 +240,8 @@ pub async fn exec(args: &PlanArgs, flags: &Flags, reach: &ApiReach) -> anyhow::R
     })
 }
 
-/// Returns why the API server would reject a pool, by a dry run; `None` also if the user may not try.
+/// Returns why the API server would reject a pool, by a dry run. `None` if it would accept the pool, or if the user may
+/// not write pools, so that nobody knows.
 async fn refusal(pool: &serde_json::Value, reach: &ApiReach) -> anyhow::Result<Option<String>> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let kind = GroupVersionKind::gvk(GROUP, VERSION, "IPPool");

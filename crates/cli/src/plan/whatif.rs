@@ -1,7 +1,7 @@
-//! Simulates what the controller would do, with the controller's own loops on a copy of its ledger.
+//! Simulates what the controller would do, by running the controller's own code on a copy of its state.
 //!
-//! podCIDRs and blocks are allocated as by a leader that starts now and whose requests succeed at once; nothing is
-//! written.
+//! podCIDRs and blocks are allocated as by a controller that has just become leader and whose writes all succeed at
+//! once. Nothing is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,26 +16,26 @@ use cadastre_core::Cidr;
 
 /// The result of a simulation.
 pub(crate) struct PlanOutcome {
-    /// The ranges that nodes would get, by node
+    /// The ranges that the simulation allocates, by node
     pub served: BTreeMap<NodeName, Vec<Cidr>>,
-    /// Nodes that would wait, by pool
+    /// Nodes that would wait, by the pool for which they wait
     pub waiting: BTreeMap<PoolName, BTreeSet<NodeName>>,
-    /// Pools for which pods would wait
+    /// Pools for which pods would wait, on any node
     pub wanted_by_pods: BTreeSet<PoolName>,
-    /// Messages about nodes that would wait, by node
+    /// The text of the controller's warning events, by the node that they are about
     pub notes: BTreeMap<NodeName, Vec<String>>,
-    /// The owners of all ranges afterwards
+    /// The owners of all ranges after the simulation
     pub registry: AllocationState,
 }
 
 impl PlanOutcome {
-    /// Returns the nodes that would wait for any pool.
+    /// Returns the nodes that would wait for at least one pool.
     pub(crate) fn waits(&self) -> BTreeSet<&NodeName> {
         self.waiting.values().flatten().collect()
     }
 }
 
-/// Simulates what a leader that starts now would do for the existing nodes.
+/// Simulates the controller for all nodes of the inventory, until nothing more can be allocated.
 pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
     let (cache, now) = (&inventory.cache, inventory.moment());
     let (mut registry, _) = AllocationState::rebuild(cache, &[], now);

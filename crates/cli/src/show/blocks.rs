@@ -1,4 +1,4 @@
-//! `show blocks`: blocks and their nodes.
+//! `show blocks`: blocks, and the nodes to which they are allocated.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -9,31 +9,31 @@ use cadastre_api::Recall;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_core::Cidr;
 
-/// Blocks, sorted by address.
+/// The report of `show blocks`, sorted by address.
 #[derive(Debug, Serialize)]
 pub struct BlocksReport {
     /// One row for each block
     pub blocks: Vec<BlockRow>,
 }
 
-/// A block.
+/// A block, and how many of its addresses are in use.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockRow {
     /// The range of the block
     pub cidr: Cidr,
-    /// The name of its pool
+    /// The name of the block's pool
     pub pool: String,
-    /// The node that has it, or had it before the quarantine
+    /// The node that has the block, or that had it before the quarantine
     pub node: String,
     /// The state of the block
     pub state: BlockState,
-    /// Since when it has belonged to this owner
+    /// When the block was allocated to this node, or its quarantine began
     pub since: Timestamp,
-    /// When its quarantine ends at the earliest
+    /// The earliest end of the quarantine; `None` if the block is not in quarantine
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// The number of addresses in use, as the agent or else pods report
+    /// The number of addresses in use, as the agent reports. If the agent has not reported the block, as pods report
     pub used: u64,
     /// The number of addresses in cooldown, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,7 +41,7 @@ pub struct BlockRow {
     /// The number of addresses that can be assigned now, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
-    /// The UID of its IPAMBlock
+    /// The UID of the block's IPAMBlock
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
@@ -49,23 +49,23 @@ pub struct BlockRow {
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum BlockState {
-    /// Its node assigns addresses from it.
+    /// The node of the block assigns addresses from it.
     Active,
-    /// Its node's NodeSubnet lists it, but the agent has not reported it yet.
+    /// The NodeSubnet lists the block, but the node's agent has not reported it yet.
     Unconfirmed,
-    /// Its node's NodeSubnet does not list it yet.
+    /// The node's NodeSubnet does not list the block yet.
     Provisional,
-    /// It is recalled if it is empty.
+    /// The block is recalled: the node releases it if it is empty.
     AskedBack,
-    /// No new address is assigned from it, and it is released once it is empty.
+    /// The node assigns no new address from the block, and releases it once it is empty.
     Draining,
-    /// The agent has released it.
+    /// The agent has released the block.
     Released,
-    /// Its node is gone, and it waits for the end of the quarantine.
+    /// The node is gone, and the block waits for the end of the quarantine.
     Quarantine,
 }
 
-/// Returns the blocks of a pool and of a node, if given; fails if there is no such pool.
+/// Returns the blocks, only those of `pool` and of `node` if these are given. Fails if there is no such pool.
 pub fn blocks(
     pool: Option<&str>,
     node: Option<&str>,
@@ -84,7 +84,7 @@ pub fn blocks(
 }
 
 impl BlockRow {
-    /// Collects the data of a block.
+    /// Returns the row of a block.
     pub fn of(entry: &BlockEntry, inventory: &Inventory) -> Self {
         let word = inventory.block_status(entry);
         let cidr = entry.cidr.to_string();
@@ -141,7 +141,7 @@ impl BlockRow {
     }
 }
 
-/// Formats blocks as a table.
+/// Formats blocks as a table, or returns `nothing` if there are none.
 pub(super) fn table(blocks: &[BlockRow], style: &Style, nothing: &str) -> String {
     let heads = [
         "BLOCK", "POOL", "NODE", "IN USE", "COOLING", "FREE", "SINCE", "STATE", "+UID",

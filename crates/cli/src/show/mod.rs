@@ -33,7 +33,7 @@ pub struct ShowArgs {
     #[command(subcommand)]
     what: What,
 
-    /// Watch for changes and show the result again
+    /// Show the result again after each change, until Ctrl-C
     #[arg(short, long, global = true)]
     watch: bool,
 }
@@ -71,17 +71,17 @@ enum What {
     },
     /// Show the addresses of a pod
     Pod {
-        /// Name of the pod, or NAMESPACE/NAME; without a namespace that of --namespace
+        /// Name of the pod, or NAMESPACE/NAME; a name alone is looked up in the namespace of --namespace
         name: String,
     },
     /// Show the addresses with a handle (network name and container id)
     Handle {
-        /// The handle, or the beginning of it or of the container id
+        /// The handle, its beginning, or the beginning of the container id
         handle: String,
     },
 }
 
-/// Runs `show`.
+/// Runs `show`. With `--watch` it returns only when a watch fails.
 pub async fn exec(args: &ShowArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let mut watch = args.watch.then(|| watch::Watch::start(reach));
     loop {
@@ -125,7 +125,7 @@ fn print(
     }
 }
 
-/// Parses an address as users write it; a prefix length is ignored.
+/// Parses an address as users write it. A prefix length after the address is ignored.
 pub(crate) fn read_address(text: &str) -> anyhow::Result<Addr> {
     let bare = text.split('/').next().unwrap_or_default();
     Addr::parse_lenient(bare).with_context(|| {
@@ -133,7 +133,7 @@ pub(crate) fn read_address(text: &str) -> anyhow::Result<Addr> {
     })
 }
 
-/// Returns `namespace/name`; a name without a namespace gets the one of the flags.
+/// Returns a pod as `namespace/name`. A name without a namespace gets `namespace`.
 pub fn pod_name(text: &str, namespace: &str) -> String {
     if text.contains('/') {
         text.to_owned()

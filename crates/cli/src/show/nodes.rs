@@ -9,14 +9,14 @@ use crate::render::{Columns, FactLines, Style, VerbReport, over, some};
 use cadastre_controller::cluster::objects::Node;
 use cadastre_core::Cidr;
 
-/// All nodes.
+/// The report of `show nodes`.
 #[derive(Debug, Serialize)]
 pub struct NodesReport {
     /// One row for each node
     pub nodes: Vec<NodeRow>,
 }
 
-/// A node.
+/// A node, its ranges, and how many of its addresses are in use.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeRow {
@@ -25,17 +25,17 @@ pub struct NodeRow {
     /// `node.spec.podCIDRs`
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<Cidr>,
-    /// The number of its blocks
+    /// The number of the node's blocks
     pub blocks: usize,
-    /// The pools that its ranges come from
+    /// The pools to which the node's ranges belong
     pub pools: Vec<String>,
-    /// The number of addresses in use
+    /// The number of addresses in use in the node's blocks and podCIDRs
     pub used: u64,
-    /// The number of addresses in cooldown in its blocks, as its agent reports
+    /// The number of addresses in cooldown in the node's blocks, as the agent reports
     pub cooling: u64,
-    /// The number of addresses in its blocks that can be assigned now, as its agent reports
+    /// The number of addresses in the node's blocks that can be assigned now, as the agent reports
     pub free: u64,
-    /// The version of its agent; empty if no agent has reported
+    /// The version of the node's agent; `unknown` if the agent does not say; empty if no agent has reported
     pub agent: String,
     /// The state of the agent's pod: `Ready`, `Starting`, `NotReady` or `None`; absent if pods cannot be read
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +44,7 @@ pub struct NodeRow {
     pub uid: String,
 }
 
-/// Collects the data of all nodes.
+/// Returns the report about all nodes.
 pub fn nodes(inventory: &Inventory) -> NodesReport {
     let nodes = inventory.cache.nodes.iter();
     NodesReport {
@@ -96,7 +96,7 @@ impl NodeRow {
 }
 
 impl NodeRow {
-    /// Formats the version of the agent, and what is wrong with its pod.
+    /// Formats the version of the agent, with a remark if the agent's pod is not ready.
     fn agent_words(&self) -> String {
         let wrong = match self.agent_pod.as_deref() {
             Some("NotReady") => " (not ready)",
@@ -108,7 +108,7 @@ impl NodeRow {
     }
 }
 
-/// Counts the addresses in use that the agent reports, or those that pods report if they are more.
+/// Returns how many addresses of a podCIDR are in use: as the agent reports or as pods report, whichever is more.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     let held = inventory.in_use_within(cidr);
     let held = held.filter(|(_, held)| held.node == node.name && held.current);
@@ -116,7 +116,7 @@ fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     held.count().max(reported) as u64
 }
 
-/// Returns the NodeSubnet if its status was written by the agent of this very Node, not of an earlier one.
+/// Returns the NodeSubnet of a Node if the agent of this Node has written its status, not the agent of an earlier Node.
 pub fn agent_of<'a>(node: &Node, inventory: &'a Inventory) -> Option<&'a SubnetFact> {
     let subnet = inventory.subnets.get(&node.name)?;
     (subnet.agent_node.as_deref() == Some(&*node.uid)).then_some(subnet)
@@ -145,20 +145,20 @@ impl VerbReport for NodesReport {
     }
 }
 
-/// One node.
+/// The report of `show node`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
     /// The same row as in the list of nodes; `None` if the node is gone and only ranges in quarantine are left
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRow>,
-    /// Its blocks, and blocks in quarantine of earlier nodes of its name
+    /// Blocks of the node, and blocks in quarantine of earlier nodes with the same name
     pub blocks: Vec<BlockRow>,
-    /// podCIDRs in quarantine of earlier nodes of its name
+    /// podCIDRs in quarantine of earlier nodes with the same name
     pub quarantined: Vec<QuarantinedRange>,
-    /// Addresses in use
+    /// The addresses in use that the node's agent reports
     pub allocations: Vec<AllocationRow>,
-    /// When the list of these addresses was made
+    /// When the agent made the list of these addresses
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_of: Option<jiff::Timestamp>,
 }
@@ -169,11 +169,11 @@ pub struct NodeReport {
 pub struct QuarantinedRange {
     /// The range as a CIDR
     pub cidr: Cidr,
-    /// When its quarantine ends at the earliest
+    /// The earliest end of the quarantine
     pub until: jiff::Timestamp,
 }
 
-/// Collects the data of a node, or of what is left of one that is gone.
+/// Returns the report about a node, or about the ranges in quarantine of a deleted one. Fails if there is neither.
 pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     let registry = &inventory.registry;
     let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);

@@ -1,4 +1,4 @@
-//! `show pod` and `show handle`: addresses in use.
+//! `show pod` and `show handle`: the addresses in use of a pod, or with a handle.
 
 use anyhow::bail;
 use jiff::Timestamp;
@@ -9,37 +9,37 @@ use crate::inventory::{AddressInUse, Inventory};
 use crate::render::{Columns, FactLines, Style, VerbReport, age};
 use cadastre_core::Addr;
 
-/// An address in use.
+/// An address in use, as an agent reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocationRow {
-    /// The address itself
+    /// The address in use
     pub address: Addr,
-    /// The state of the address
+    /// What the address is: normally `InUse`
     pub state: AddressState,
-    /// The pool that contains it
+    /// The pool that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The block or podCIDR that contains it
+    /// The block or podCIDR that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<String>,
-    /// The node of the agent that reports it
+    /// The node whose agent reports the address
     pub node: String,
-    /// `namespace/name`; empty if it belongs to no pod
+    /// The pod as `namespace/name`; empty if the address belongs to no pod
     pub pod: String,
-    /// The UID of that pod
+    /// The UID of the pod; empty if the agent does not know it
     #[serde(rename = "podUID")]
     pub pod_uid: String,
     /// The name of the interface in the pod
     pub interface: String,
-    /// Network name and container id: `network/containerID`
+    /// The network's name and the container id: `network/containerID`
     pub handle: String,
-    /// Since when it has been assigned
+    /// When the address was assigned
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
 
-/// Collects the addresses that agents report, with their states.
+/// Returns a row for each of these addresses, with its state.
 pub(super) fn allocations<'a>(
     held: impl Iterator<Item = (Addr, &'a AddressInUse)>,
     inventory: &Inventory,
@@ -63,7 +63,7 @@ pub(super) fn allocations<'a>(
     .collect()
 }
 
-/// Formats the age of a list of addresses.
+/// Formats the age of the list in a NodeAddresses; empty if there is none.
 pub(super) fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
     match listed_at {
         Some(_) => format!("as of {} ago", age(listed_at, style.now)),
@@ -71,7 +71,7 @@ pub(super) fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
     }
 }
 
-/// Formats addresses as a table.
+/// Formats addresses in use as a table, or returns `nothing` if there are none.
 pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> String {
     let heads = [
         "ADDRESS",
@@ -103,7 +103,7 @@ pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> Str
     table.text(style, nothing)
 }
 
-/// A pod and its addresses.
+/// A pod and its addresses, or the addresses with a handle.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodReport {
@@ -113,24 +113,24 @@ pub struct PodReport {
     /// The UID of the pod; empty if the pod does not exist
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// The node that it is bound to
+    /// The node to which the pod is bound
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// `status.phase`
     #[serde(skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// Whether it is on the host network, so that its addresses are the node's
+    /// Whether the pod uses the host network, so that its addresses are those of the node
     pub host_network: bool,
-    /// The addresses in its status
+    /// The addresses in the pod's status
     pub reports: Vec<Addr>,
-    /// The addresses that agents report for it
+    /// The addresses that agents report for the pod or handle
     pub allocations: Vec<AllocationRow>,
-    /// When the list of its node was made
+    /// When the agent of the pod's node made its list of addresses
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Timestamp>,
 }
 
-/// Finds a pod that exists, or that agents still report addresses for; fails if there is neither.
+/// Returns what is known about a pod. Fails if the pod does not exist and no agent reports an address of it.
 pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let found = inventory.pod(name);
     let uid = found.map_or("", |pod| pod.uid.as_str());
@@ -160,7 +160,8 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     })
 }
 
-/// Finds addresses by their handle, or by the beginning of it or of the container id.
+/// Finds addresses by the beginning of their handle, or by at least 6 characters of the container id's beginning. Fails
+/// if there are none.
 pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let is_it = |held: &AddressInUse| {
         let handle = held.allocation.handle.as_str();

@@ -15,7 +15,7 @@ use cadastre_controller::pools::PoolState;
 use cadastre_controller::totals::{Totals, totals};
 use cadastre_core::{Cidr, Family};
 
-/// All pools.
+/// The report of `show pools`.
 #[derive(Debug, Serialize)]
 pub struct PoolsReport {
     /// One row for each pool and family
@@ -36,16 +36,16 @@ pub struct PoolRow {
     pub cidrs: Vec<Cidr>,
     /// The numbers of blocks and of addresses in use
     pub counts: FamilyStatus,
-    /// The number of live nodes with a range of it
+    /// The number of live nodes with a range of the pool
     pub nodes: usize,
-    /// When it will be exhausted, according to its status
+    /// When this family will be exhausted if growth continues, from the pool's status
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exhausts_at: Option<Timestamp>,
-    /// Whether it serves, or why not
+    /// Whether the pool allocates, or why not
     pub standing: String,
 }
 
-/// Counts all pools.
+/// Returns the report about all pools.
 pub fn pools(inventory: &Inventory) -> PoolsReport {
     let totals = totals(&inventory.cache, &inventory.registry);
     let states = inventory.registry.pools.iter();
@@ -56,7 +56,7 @@ pub fn pools(inventory: &Inventory) -> PoolsReport {
     }
 }
 
-/// Returns the rows of a pool; none if its spec cannot be parsed.
+/// Returns one row for each family of a pool. A pool whose spec cannot be parsed has one row without a family.
 pub(super) fn rows(
     state: &PoolState,
     totals: &BTreeMap<(PoolName, Family), Totals>,
@@ -158,37 +158,37 @@ impl PoolRow {
     }
 }
 
-/// One pool.
+/// The report of `show pool`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolReport {
     /// The name of the pool
     pub pool: String,
-    /// Whether it serves, or why not
+    /// Whether the pool allocates, or why not
     pub standing: String,
     /// One row for each family
     pub families: Vec<PoolRow>,
-    /// The conditions that report trouble
+    /// The conditions in the pool's status that report a fault
     pub conditions: Vec<String>,
-    /// Nodes with ranges of it, those with most first
+    /// The nodes with ranges of the pool; nodes with most ranges come first
     pub holders: Vec<PoolHolder>,
 }
 
-/// A node's share of a pool.
+/// The ranges of a pool that one node has, or had before the quarantine.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolHolder {
     /// The name of the node
     pub node: String,
-    /// Whether the node is gone and its ranges are in quarantine
+    /// Whether the node was deleted, so that its ranges are in quarantine
     pub quarantined: bool,
-    /// The number of its ranges
+    /// The number of the node's ranges in the pool
     pub ranges: usize,
-    /// The number of addresses in use in them
+    /// The number of addresses in use in these ranges
     pub used: u64,
 }
 
-/// Collects the data of a pool; fails if there is no such pool.
+/// Returns the report about a pool. Fails if there is no such pool.
 pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
     let state = inventory.pool(name)?;
     let totals = totals(&inventory.cache, &inventory.registry);
@@ -207,7 +207,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
     })
 }
 
-/// Returns the nodes with ranges of a pool, those with most first.
+/// Returns the nodes with ranges of a pool; nodes with most ranges come first.
 pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder> {
     let registry = &inventory.registry;
     let mut all: BTreeMap<(String, bool), PoolHolder> = BTreeMap::new();
@@ -260,7 +260,7 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
 
 impl VerbReport for PoolReport {
     fn text(&self, style: &Style) -> String {
-        /// At most so many nodes are shown without `-o wide`.
+        /// At most this many nodes are shown without `-o wide`.
         const SHOWN: usize = 20;
         let mut facts = FactLines::default();
         facts.add("Pool", self.pool.as_str());

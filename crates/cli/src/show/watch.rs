@@ -16,13 +16,13 @@ use crate::reach::ApiReach;
 use crate::render::Output;
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
 
-/// Changes often come in bursts: those within this time of each other are shown together.
+/// Changes often come in bursts, so changes within this time of each other are shown together.
 const CALM: Duration = Duration::from_millis(300);
 
-/// One item for each change; an error ends the watch.
+/// A stream with one item for each change. An error in the stream ends the watch.
 type Ticks = Pin<Box<dyn Stream<Item = Result<(), String>> + Send>>;
 
-/// Watches all kinds of objects that are shown.
+/// Watches of IPPools, IPAMBlocks, NodeSubnets, Nodes and pods.
 pub(super) struct Watch {
     ticks: SelectAll<Ticks>,
 }
@@ -50,7 +50,7 @@ impl Watch {
             Some(Err(why)) => bail!("the watch has ended: {why}"),
             None => bail!("the watch has ended"),
         }
-        // A steady flow of changes must not keep the result from being shown.
+        // A steady flow of changes must not keep the result from being shown, so this wait has a limit.
         let most = tokio::time::sleep(CALM * 5);
         tokio::pin!(most);
         loop {
@@ -81,7 +81,7 @@ where
     let events = watcher(api, watcher::Config::default());
     let ticks = events.filter_map(|event| async {
         match event {
-            // After a new list anything may have changed.
+            // After a new list anything may have changed, so the end of a list counts as a change.
             Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => {
                 Some(Ok(()))
             }

@@ -1,4 +1,4 @@
-//! Tests of what is found wrong, and what may be released and drained.
+//! Tests of what `check` finds, and of what `release` and `drain` allow.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::release::intersection;
 use crate::{drain, release};
 use cadastre_api::MIRROR_ANNOTATION;
 
-/// The beginning of the list entry of the pod shop/cart.
+/// The beginning of the list entry for the address of pod shop/cart.
 const CART: &str = "10.0.0.1 cbr0/0123456789-shop/cart eth0";
 
 #[test]
@@ -181,7 +181,7 @@ fn only_what_is_leaked_is_released() {
         (target.node.as_str(), target.uid.as_str()),
         ("a", "pod-shop/cart")
     );
-    // Another pod has the address by now.
+    // Another pod reports the address by now, so the address is refused even with --force.
     cluster.pod("shop/new", "b", &["10.0.0.1"]);
     assert!(
         judge(&cluster, "10.0.0.1", true)
@@ -193,7 +193,7 @@ fn only_what_is_leaked_is_released() {
     cluster.listed(&format!("{CART} another shop/cart {SINCE}"));
     let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
     assert!(other.unwrap_err().why.contains("not what the report says"));
-    // If it was just assigned, or the agent of an earlier node reports it, --force is required.
+    // The address was just assigned, or belongs to no pod: it is released only with --force.
     cluster.listed(&format!("{CART} another shop/cart 2026-11-21T11:59:30Z"));
     assert!(
         judge(&cluster, "10.0.0.1", false)
@@ -223,7 +223,7 @@ fn only_what_is_leaked_is_released() {
         text.as_deref(),
         Some("10.0.0.1=container:cbr0/0123456789-shop/cart")
     );
-    // Another container has the address by now.
+    // Another container has the address by now, so the request for the earlier one is not written.
     cluster.listed(&format!("10.0.0.1 cbr0/other eth0 - shop/cart {SINCE}"));
     let inventory = cluster.inventory();
     let wanted = release::wanted(&inventory.subnets["a"], &[target]);
@@ -243,7 +243,7 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
         |cluster: &Cluster| release::judge(addr("10.0.0.1"), None, false, &cluster.inventory());
     let target = judge(&cluster).unwrap();
     assert!(target.superseded);
-    // Without the pod it is an ordinary leak.
+    // The pod is gone, so its address is an ordinary leak and no longer superseded.
     cluster.lists.pods.clear();
     assert!(
         cluster.codes().is_empty(),
@@ -256,7 +256,8 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
 
 #[test]
 fn what_a_list_of_minutes_ago_says_is_no_fault() {
-    // A pod has started since the list was made, and so has one in place of another.
+    // The agent's list is minutes old. A pod that is younger than the list need not be in it. An older pod may be
+    // missing, too, if the agent's counts differ from the list, because the counts are newer.
     let mut cluster = Cluster::new();
     cluster.pod("shop/young", "a", &["10.0.0.2"]);
     let young = cluster.lists.pods.last_mut().unwrap();
@@ -267,7 +268,7 @@ fn what_a_list_of_minutes_ago_says_is_no_fault() {
     assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
     cluster.lists.subnets[0].status["blocks"][0]["used"] = json!(2);
     assert!(cluster.codes().is_empty(), "the counts are newer");
-    // The block, with the address, belongs to another node by now.
+    // The list of node a still has the address, but the block has since been allocated to node b: no finding.
     let mut cluster = Cluster::new();
     cluster.lists.subnets[0].status["blocks"] = json!([]);
     cluster.lists.subnets[0].spec["blocks"] = json!([]);

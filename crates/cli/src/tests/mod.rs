@@ -1,4 +1,4 @@
-//! Tests of the verbs on inventories made by hand.
+//! Tests of the verbs on lists of objects that are made here, without an API server.
 
 mod alive;
 mod judging;
@@ -39,8 +39,8 @@ pub(crate) fn cidr(text: &str) -> Cidr {
     Cidr::parse_strict(text).unwrap()
 }
 
-/// A small cluster: pool `p` of 10.0.0.0/24 in blocks of /28; nodes `a` and `b` with agents, one block
-/// each; pod `shop/cart` on `a` at 10.0.0.1.
+/// The objects of a test cluster. `new` makes pool `p` of 10.0.0.0/24 in blocks of /28, nodes `a` and `b` with agents
+/// and one block each, and pod `shop/cart` on `a` at 10.0.0.1.
 pub(crate) struct Cluster {
     pub(crate) lists: ClusterLists,
     version: u64,
@@ -71,7 +71,7 @@ impl Cluster {
         cluster
     }
 
-    /// Sets the leader and the time of its last renewal.
+    /// Sets the holder of the controllers' Lease and the time of its last renewal.
     pub(crate) fn leader(&mut self, holder: &str, renewed: &str) {
         let lease = json!({
             "metadata": {"namespace": "kube-system", "name": "cadastre-controller"},
@@ -80,7 +80,7 @@ impl Cluster {
         self.lists.leases = Ok(vec![serde_json::from_value(lease).unwrap()]);
     }
 
-    /// Adds a pod of Cadastre that is half an hour old.
+    /// Adds a pod of the controller or the agent that was created half an hour ago.
     pub(crate) fn part(&mut self, component: &str, node: &str, ready: bool) {
         let pod = json!({
             "metadata": {
@@ -94,7 +94,7 @@ impl Cluster {
         parts.push(serde_json::from_value(pod).unwrap());
     }
 
-    /// Lets the agent of a node write the runtime's configuration.
+    /// Gives a node's agent pod the flag by which the agent writes the runtime's CNI configuration.
     pub(crate) fn configures(&mut self, node: &str) {
         let parts = self.lists.parts.as_mut().unwrap();
         let name = format!("agent-{node}");
@@ -203,14 +203,14 @@ impl Cluster {
             .push(serde_json::from_value(subnet).unwrap());
     }
 
-    /// Lets the agent of a node report that the pod of an address is gone.
+    /// Makes the agent of a node report the address as an orphan, with the UID of the pod that is gone.
     pub(crate) fn orphan(&mut self, node: &str, at: &str, uid: &str) {
         let named = |it: &&mut NodeSubnetLite| it.metadata.name.as_deref() == Some(node);
         let subnet = self.lists.subnets.iter_mut().find(named).unwrap();
         subnet.status["orphans"] = json!([{"address": at, "podUID": uid}]);
     }
 
-    /// Makes this entry the only one in the list of node `a`.
+    /// Replaces the entries in the list of node `a` by this one.
     pub(crate) fn listed(&mut self, entry: &str) {
         self.lists.addresses[0].spec["addresses"] = json!([entry]);
     }

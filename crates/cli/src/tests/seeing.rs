@@ -1,4 +1,4 @@
-//! Tests of what is shown, drawn, explained and planned.
+//! Tests of `show`, `map`, `explain` and `plan`.
 
 use serde_json::json;
 
@@ -39,7 +39,7 @@ fn every_address_has_a_state() {
     for (at, state) in states {
         assert_eq!(state_of(&cluster, at), state, "{at}");
     }
-    // Without a gateway every address can be assigned to pods.
+    // Without a gateway, every address of the block can be assigned to pods, so the lowest one is free.
     cluster.lists.subnets[1].spec["pools"] = json!([
         {"name": "p", "ipv4": {"cidrs": ["10.0.0.0/24"], "gateway": "None"}},
     ]);
@@ -115,7 +115,7 @@ fn a_plan_tells_who_is_hit() {
         (report.hits[0].node.as_str(), report.hits[0].used),
         ("a", 1)
     );
-    // Node a gets another block for the addresses that have to move.
+    // Node a gets another block for the addresses that have to move, so one block less is free.
     assert_eq!(report.pools[0].free, ("14".to_owned(), "13".to_owned()));
     let deleted = Changes {
         delete_pools: vec!["p".to_owned()],
@@ -264,7 +264,7 @@ fn a_plan_that_serves_nobody_does_not_fit() {
         !overlaps.fits && text.contains("Pool \"q\" would serve nobody: 10.0.0.0/25 overlaps"),
         "{text}"
     );
-    // A disabled pool serves nobody on purpose.
+    // A disabled pool serves nobody on purpose, so the plan fits.
     let disabled = with("q", json!({"ipv4": cidrs("10.1.0.0/24"), "disabled": true}));
     assert!(disabled.fits, "{}", disabled.text(&style()));
 }

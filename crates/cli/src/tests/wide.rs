@@ -1,4 +1,4 @@
-//! Blocks with more addresses than 64 bits can count.
+//! Tests with blocks that contain more addresses than 64 bits can count.
 
 use serde_json::json;
 
@@ -9,7 +9,8 @@ use crate::render::VerbReport as _;
 use crate::status::status;
 use crate::{explain, show};
 
-/// Blocks of /48, two of node `a` and one of `b`, for each of which agents report these counts.
+/// Returns a cluster with blocks of /48: two of node `a`, one of `b`. The agents report the given counts for each
+/// block.
 fn cluster(used: i64, cooling: i64, free: i64) -> Cluster {
     let mut cluster = Cluster::empty();
     let spec = json!({

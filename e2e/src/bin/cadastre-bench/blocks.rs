@@ -1,5 +1,5 @@
-//! Measures affinity blocks beside the bare requests: first blocks for all nodes, more blocks on demand, a
-//! pool edit, and the release of dead nodes' blocks.
+//! Measures the allocation of blocks beside the bare API requests that it needs: first blocks for all nodes, more
+//! blocks on demand, a pool edit, and the deletion of dead nodes' blocks.
 
 use std::time::{Duration, Instant};
 
@@ -22,14 +22,14 @@ kind: IPPool
 metadata: {name: bench}
 spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, quarantineSeconds: 30, idleSeconds: 86400}
 ";
-/// The range of [`POOL`].
+/// The CIDR of [`POOL`].
 const RANGE: &str = "10.0.0.0/8";
 const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
-/// Longer than the controller takes to quarantine 15,000 blocks.
+/// The pool's `quarantineSeconds`, longer than the controller takes to quarantine 15,000 blocks.
 const QUARANTINE: Duration = Duration::from_secs(30);
 
-/// Durations of one round's phases.
+/// How long each phase of one round took.
 struct Phases {
     first: Duration,
     more: Duration,
@@ -38,7 +38,7 @@ struct Phases {
 
 type Pick = fn(&Phases) -> Duration;
 
-/// Further results of the controller's last round.
+/// Further results of the controller's last round, for the printed report.
 struct Told {
     requests: Vec<String>,
     cpu: Duration,
@@ -112,7 +112,7 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
     Ok(Call::new(Method::POST, BLOCKS.to_owned(), JSON, &body))
 }
 
-/// A NodeSubnet with the fields that the controller writes.
+/// Returns a NodeSubnet with the fields that the controller writes.
 fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
     let held = |i: &u32| {
         Ok(AllocatedBlock {
@@ -212,7 +212,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     let after = cluster.apiserver_metrics().await?;
     requests.push(grown(&before, &after));
 
-    // The controller is stopped while the agents publish their demand, so that it finds all of it at once.
+    // The controller is stopped while the agents' demand is written, so that it finds all demand at once.
     daemon.process().signal(Signal::STOP)?;
     let demand = |demand: u32| {
         uids.iter()
@@ -239,7 +239,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     let usage = daemon.process().usage()?;
     daemon.process().stop(Duration::from_secs(30)).await?;
 
-    // All nodes are deleted while no controller runs.
+    // All nodes are deleted while no controller runs, so that the next controller finds all of them gone at its start.
     let names: Vec<String> = uids.into_iter().map(|(name, _)| name).collect();
     nodes::delete(&cluster, names).await?;
     let mut daemon = start(&cluster, "again")?;
@@ -279,7 +279,8 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     Ok((phases, told))
 }
 
-/// Measures what an edit of the pool costs while all these blocks exist.
+/// Measures the processor time and the API requests of a pool edit while all blocks exist. Returns a sentence for the
+/// report.
 async fn pool_edit(
     cluster: &ControlPlane,
     daemon: &mut cadastre_e2e::daemon::Daemon,

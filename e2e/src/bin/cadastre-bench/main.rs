@@ -1,5 +1,6 @@
-//! `make bench-scale`: measures Cadastre at the size of large clusters, beside the raw requests that the work needs and
-//! beside other controllers, on real control planes. Prints tables in Markdown for docs/performance.md.
+//! `make bench-scale`: measures Cadastre at the size of large clusters, on real control planes. Compares it with the
+//! raw requests that the same work needs, and with other controllers. Prints tables in Markdown for
+//! docs/performance.md.
 //!
 //! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
 
@@ -87,7 +88,7 @@ fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
     Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
 }
 
-/// Formats the requests of the controllers' kinds that the API server answered between two scrapes.
+/// Formats how many requests for the controllers' resources the API server answered between two scrapes.
 fn grown(before: &[Sample], after: &[Sample]) -> String {
     let before = metrics::requests(before);
     let ours = [

@@ -1,7 +1,7 @@
-//! Measures ADD and DEL as whole processes, as a runtime starts them, beside the real host-local; and the
-//! agent's memory and processor time.
+//! Measures ADD and DEL as whole processes, as a container runtime starts them, beside the reference plugin host-local.
+//! Also measures the agent's memory and processor time.
 //!
-//! The compared kinds take turns call by call, so that other load on the machine affects all of them.
+//! The compared programs are called in turn, one call each, so that other load on the host affects all of them.
 
 mod agents;
 mod calls;
@@ -23,11 +23,11 @@ use kinds::Kind;
 
 /// Numbers of pods that already have addresses on the node, in ascending order.
 const PODS: [usize; 3] = [0, 110, 330];
-/// Calls per kind and verb.
+/// Calls per program and verb.
 const CALLS: usize = 200;
-/// Calls that run concurrently.
+/// Number of concurrent ADDs in a burst.
 const AT_ONCE: usize = 100;
-/// How long an agent without work is observed.
+/// How long an agent without work is observed, to measure its processor time.
 const IDLE: Duration = Duration::from_secs(30);
 
 pub async fn run() -> Result<()> {
@@ -112,16 +112,16 @@ pub async fn run() -> Result<()> {
     say(&facts.to_string())
 }
 
-/// Formats the resident memory, and the part of it that is anonymous.
+/// Formats the resident memory and the anonymous part of it.
 fn memory(usage: &Usage) -> String {
     format!("{:.1} MiB, {:.1} its own", mib(usage.rss), mib(usage.anon))
 }
 
-/// Calls all kinds in turn and adds a row for each to `figures`.
+/// Calls each of `kinds` [`CALLS`] times in turn, and adds a row for each to `figures`.
 fn turns(kinds: &[Kind], pods: usize, figures: &mut Table) -> Result<()> {
     let mut times = vec![(Vec::new(), Vec::new()); kinds.len()];
     for n in 0..CALLS {
-        // The order rotates, so that a kind is not always called after the same other one.
+        // The order rotates, so that a program is not always called after the same other program.
         for i in (0..kinds.len()).map(|i| (i + n) % kinds.len()) {
             let id = format!("new-{n}");
             times[i].0.push(timed(&kinds[i], Verb::Add, &id)?);

@@ -1,7 +1,8 @@
-//! Measures podCIDRs for many nodes: several contenders in one run, medians of three rounds.
+//! Measures the allocation of podCIDRs to many nodes: several contenders in one run, medians of three rounds.
 //!
-//! Every measurement has its own control plane, with the nodes created before the contender starts. It ends when a
-//! watch shows the last node's podCIDR; nothing polls meanwhile. Prints a table in Markdown for docs/performance.md.
+//! Every measurement has its own control plane, whose nodes are created before the contender starts. A measurement ends
+//! when a watch shows the last node's podCIDR; nothing polls meanwhile. Prints a table in Markdown for
+//! docs/performance.md.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,8 @@ use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
 use super::{LIMIT, ROUNDS, grown, median, mib, progress, say, start};
 
-/// Number of nodes for kube-controller-manager with its defaults, at which it serves about 20 a second.
+/// Number of nodes for kube-controller-manager with its defaults. It allocates podCIDRs to only about 20 nodes a
+/// second.
 const DEFAULT_NODES: u32 = 1000;
 const RANGE: &str = "10.0.0.0/10";
 const POOL: &str = r"
@@ -24,7 +26,7 @@ metadata: {name: bench}
 spec: {allocationMode: NodeCIDR, ipv4: {cidrs: [10.0.0.0/10], blockSize: 24}}
 ";
 
-/// What one contender achieved in one round.
+/// The measurements of one contender in one round.
 struct Run {
     wall: Duration,
     /// Processor time of the control plane, this process and the contender together
@@ -113,7 +115,7 @@ fn row(name: &str, count: u32, runs: &[Run], floor: (Duration, Duration)) -> Res
     ))
 }
 
-/// Starts a control plane with `count` nodes and waits until all of them were observed.
+/// Starts a control plane with `count` nodes, and returns when the recording has observed all nodes.
 async fn cluster(count: u32) -> Result<(ControlPlane, History)> {
     let cluster = ControlPlane::start(Options::default()).await?;
     nodes::create(&cluster, count, nodes::numbered).await?;
@@ -124,7 +126,7 @@ async fn cluster(count: u32) -> Result<(ControlPlane, History)> {
     Ok((cluster, history))
 }
 
-/// Counters at the moment when a contender starts.
+/// Counters at the moment before a contender starts.
 struct Before {
     metrics: Vec<metrics::Sample>,
     spent: Duration,
@@ -141,14 +143,16 @@ impl Before {
     }
 }
 
-/// Processor time so far of the control plane and of this process, which sends the raw requests and runs the watch.
+/// Returns the processor time so far of the control plane and of this process. This process sends the raw requests and
+/// runs the watch.
 fn spent(cluster: &ControlPlane) -> Result<Duration> {
     let own = usage(std::process::id())?;
     let theirs = [cluster.apiserver()?.usage()?, cluster.etcd().usage()?];
     Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
 }
 
-/// Measures until the last node has its podCIDRs, which `process` allocates, or this process if there is none.
+/// Waits until the last node has its podCIDRs, and returns the measurements. `process` is the contender; `None` means
+/// that this process has sent the requests.
 async fn measure(
     cluster: &ControlPlane,
     history: &History,
@@ -200,7 +204,7 @@ async fn kcm(count: u32, qps: u32) -> Result<Run> {
     measure(&cluster, &history, count, before, Some(&process)).await
 }
 
-/// Results of a restart when all nodes have podCIDRs.
+/// Measurements of a restart while all nodes have podCIDRs.
 struct Restart {
     lists: Duration,
     ready: Duration,
@@ -218,7 +222,7 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
     until_subnets(&cluster, count).await?;
     daemon.process().stop(Duration::from_secs(30)).await?;
 
-    // The same lists as the controller's, sent concurrently by a client that does not decode the answers.
+    // Sends the same LIST requests as the controller does, concurrently and without decoding the answers.
     let begun = Instant::now();
     let endpoint = cluster.endpoint()?;
     let paths = [

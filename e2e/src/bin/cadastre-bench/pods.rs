@@ -1,4 +1,5 @@
-//! Measures many pods: memory at rest and after a relist, a restart beside the raw LISTs, processor time under churn.
+//! Measures the controller with many pods: memory at rest and after a relist, a restart beside the raw LISTs, and
+//! processor time under churn.
 
 use std::time::{Duration, Instant};
 
@@ -79,7 +80,7 @@ pub async fn run(count: u32) -> Result<()> {
     ))
 }
 
-/// Measures the controller's lists, sent concurrently by a client that does not decode the answers.
+/// Measures the controller's LIST requests, sent concurrently by a client that does not decode the answers.
 async fn lists(cluster: &ControlPlane) -> Result<Duration> {
     let paths = [
         "/api/v1/pods",
@@ -128,8 +129,8 @@ fn run_pod(i: u32) -> Call {
     rerun(i, 0)
 }
 
-/// The call that updates a pod's status as a restarted container does. Its address is in no pool: only the
-/// number of updates matters here.
+/// Returns a call that updates a pod's status as a kubelet does after a container's restart. The pod's address is in no
+/// pool, because only the number of updates matters here.
 fn rerun(i: u32, restarts: u32) -> Call {
     let ip = std::net::Ipv4Addr::from(0xAC10_0000 + i).to_string();
     let body = json!({"status": {

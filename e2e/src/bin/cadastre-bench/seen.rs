@@ -1,4 +1,4 @@
-//! Counts blocks and NodeSubnets from watches, and records when a count was reached.
+//! Counts blocks and NodeSubnets by watches, and records when the counts last changed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Running sums: adding up at each watch event would cost more than what is measured.
+/// Running totals. Counting everything again at each watch event would cost more than what is measured.
 #[derive(Default)]
 struct Counts {
     blocks: BTreeMap<String, bool>,
@@ -35,7 +35,7 @@ pub struct Seen {
     pub at: Instant,
 }
 
-/// Watches that count until this is dropped.
+/// Running watches that keep the counts current; they stop when this value is dropped.
 pub struct Watching {
     seen: watch::Receiver<Seen>,
     _tasks: JoinSet<()>,
@@ -96,7 +96,7 @@ impl Watching {
         }
     }
 
-    /// Waits at most `limit` until the counts satisfy `wanted`; `what` describes that in the error.
+    /// Waits at most `limit` until the counts satisfy `wanted`; `what` describes the condition in the error.
     pub async fn until(
         &mut self,
         what: &str,

@@ -1,5 +1,5 @@
-//! Measures what agents cost etcd: the bytes of one status and of one list of addresses, by etcd's metrics of
-//! its database and its log, extrapolated to the cluster's bytes per second.
+//! Measures the bytes that agents' writes add to etcd. Takes the bytes of one status and of one list of addresses from
+//! etcd's metrics of its database and its log, and extrapolates to the cluster's bytes per second.
 
 use anyhow::{Context as _, Result};
 use cadastre_api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
@@ -14,18 +14,18 @@ use super::{progress, say};
 
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 const LISTS: &str = "/apis/cadastre.dev/v1alpha1/nodeaddresses";
-/// Nodes whose objects are written; the cost of a write does not depend on their number.
+/// Number of nodes whose objects are written. The cost of one write does not depend on this number.
 const NODES: u32 = 100;
 /// Writes per node.
 const WRITES: u32 = 10;
 /// Pods per node.
 const PODS: [u32; 3] = [30, 110, 250];
-/// Seconds of `--addresses-interval`, and between two compactions of etcd.
+/// The agent's `--addresses-interval` in seconds, which is also the interval between two compactions of etcd.
 const INTERVAL: f64 = 300.0;
-/// Status writes per second while 200 pods per second start and end, see docs/performance.md.
+/// Status writes per second of a cluster in which 200 pods per second start and end, see docs/performance.md.
 const STATUSES: f64 = 91.0;
 
-/// Runs the bench; the rates are those of a cluster with `count` nodes.
+/// Runs the bench and prints a table. The printed rates are those of a cluster with `count` nodes.
 pub async fn run(count: u32) -> Result<()> {
     say(
         "| pods a node | what | bytes of etcd's database a write | of its log | writes a second at most | bytes a second in all |",
@@ -131,7 +131,7 @@ fn addresses(n: u32, pods: u32, write: u32) -> NodeAddressesSpec {
     let entry = |pod: u32| {
         let address = format!("10.{}.{}.{}", n >> 8, n & 255, pod + 2);
         let other = format!("fd00:10:{:x}::{:x}", n + 1, pod + 2);
-        // Each write replaces one pod by another.
+        // Each write replaces one pod by another, so that the list changes.
         let of_pod = uid(n, if pod == 0 { 1_000 + write } else { pod });
         AddressEntry {
             addresses: [address, other]

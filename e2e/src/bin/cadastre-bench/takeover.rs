@@ -1,5 +1,5 @@
-//! Measures a takeover after `kill -9`: the standby's memory at rest and at its peak, and the time until the
-//! next block, with Nodes and NodeSubnets of realistic size.
+//! Measures a takeover after `kill -9` of the leader: the standby's memory at rest and at its peak, and the time until
+//! the next block. Nodes and NodeSubnets have realistic sizes.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 25}, idleS
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 /// Addresses in use per node, of the 128 of its block.
 const ADDRESSES: u32 = 110;
-/// Images in the status of a Node, which make it 15 KB.
+/// The number of images in a Node's status, so that the Node has about 15 KB.
 const IMAGES: usize = 50;
 const REST: Duration = Duration::from_secs(20);
 
@@ -56,7 +56,8 @@ pub async fn run(count: u32) -> Result<()> {
     standby.wait_ready(LIMIT).await?;
     tokio::time::sleep(REST).await;
     let rest = standby.process().usage()?;
-    // Resets the peak, which the start has set: at a start the lists of the watches come one after another.
+    // Resets the peak, because the start of the standby has set it: its watches fetch their lists one after another
+    // then.
     let forget = format!("/proc/{}/clear_refs", standby.process().pid());
     std::fs::write(&forget, "5").with_context(|| format!("cannot write {forget}"))?;
 
@@ -91,7 +92,7 @@ pub async fn run(count: u32) -> Result<()> {
     ))
 }
 
-/// Starts a controller that does not look for leaks, as the reported addresses belong to no pods.
+/// Starts a controller that does not look for leaks, because the addresses that are reported here belong to no pods.
 fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
     let args = ["controller", "--leak-grace", "86400"];
     let options = DaemonOptions {
@@ -102,7 +103,7 @@ fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
     Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
 }
 
-/// A Node as large as those that kubelets report.
+/// Returns a Node as large as the Nodes that kubelets report.
 fn node(i: u32) -> Node {
     let mut node = nodes::numbered(i);
     let image = |n: usize| ContainerImage {
@@ -120,7 +121,7 @@ fn node(i: u32) -> Node {
     node
 }
 
-/// Writes the statuses of all NodeSubnets, in the agents' place.
+/// Writes the statuses of all NodeSubnets, which is otherwise the agents' task.
 async fn report(cluster: &ControlPlane, client: &Client, count: u32) -> Result<()> {
     let subnets: Api<NodeSubnetLite> = Api::all(client.clone());
     let mut params = ListParams::default().limit(500);

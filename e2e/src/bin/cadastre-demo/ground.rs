@@ -1,4 +1,4 @@
-//! Sets up the demo: a control plane, and real nodes if this machine can run them.
+//! Sets up the demo: a control plane, and real nodes if this host can run them.
 
 use std::time::Duration;
 
@@ -14,23 +14,23 @@ use kube::ResourceExt as _;
 use kube::api::{ListParams, PostParams};
 use serde_json::json;
 
-/// Number of real nodes; `PODS` is the number of pods on each.
+/// The number of real nodes. `PODS` is the number of pods on each.
 const MACHINES: usize = 2;
 const PODS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(120);
-/// The pool of the real nodes, and the label that it selects them by.
+/// The name of the pool for the real nodes, which is also the label value by which the pool selects them.
 const POOL: &str = "machines";
 
 /// A control plane with or without real nodes.
 pub enum Ground {
-    /// Without real nodes, and why they cannot run
+    /// Without real nodes; the text says why they cannot run
     Plain(Box<ControlPlane>, String),
     Site(Box<Site>),
 }
 
 impl Ground {
-    /// Starts the control plane. No controller of it evicts pods from nodes that are not ready, as most nodes
-    /// have no kubelet.
+    /// Starts the control plane. kube-controller-manager runs without the controllers that evict pods from nodes that
+    /// are not ready, because most nodes have no kubelet.
     pub async fn start() -> Result<Self> {
         if let Err(reason) = node::available() {
             let cluster = ControlPlane::start(Options::default()).await?;
@@ -57,7 +57,8 @@ impl Ground {
     }
 }
 
-/// Starts real nodes with our agent and plugin, and pods on them. Returns when all pods have their addresses.
+/// Starts real nodes with the agent and the CNI plugin, and pods on these nodes. Returns when all pods have their
+/// addresses.
 pub async fn machines(site: &Site) -> Result<(Vec<Machine>, Table)> {
     let hand = Fixtures::new(site.cluster().client().await?);
     let pool = json!({

@@ -1,4 +1,4 @@
-//! What the demo suggests to run in another terminal, ready to copy.
+//! The commands that the demo suggests to run in another terminal, ready to copy.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ const COMMANDS: [&str; 8] = [
     "kubectl delete node node-00000",
 ];
 
-/// Puts kubectl and its plugin into a folder, for use in `PATH`.
+/// Links kubectl and the kubectl plugin into a folder, and returns the folder for use in `PATH`.
 pub fn tools(folder: &Path) -> Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let plugin = kubectl_plugin()?;

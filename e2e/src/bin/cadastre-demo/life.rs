@@ -10,28 +10,28 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
-/// The pool of config/samples that every node may use.
+/// A pool of config/samples that every node may use.
 const POOL: &str = "pods";
 /// Number of nodes with an agent.
 const NODES: usize = 8;
-/// Fewest and most pods on a node.
+/// The smallest and the largest number of pods on a node.
 const PODS: (usize, usize) = (10, 160);
-/// Time from the fewest to the most pods.
+/// The time in which a node goes from the smallest to the largest number of pods.
 const TIDE: Duration = Duration::from_secs(25);
 const LINE: Duration = Duration::from_secs(5);
 
-/// Pods, and the agents that assign their addresses.
+/// The number of pods on each node, and the simulated agents that assign the pods' addresses.
 pub struct Life {
     agents: Agents,
     client: Client,
-    /// Nodes with their numbers of pods.
+    /// The names of the nodes, with the number of pods on each.
     pods: Vec<(String, usize)>,
     begun: Instant,
     printed: Instant,
 }
 
 impl Life {
-    /// Starts agents for the first of the nodes without kubelet; real nodes have their own agents.
+    /// Starts agents for the first [`NODES`] nodes without a kubelet; real nodes have their own agents.
     pub async fn start(cluster: &ControlPlane, client: &Client) -> Result<Self> {
         let agents = Agents::new(cluster)?;
         let mut pods = Vec::new();
@@ -50,7 +50,7 @@ impl Life {
         })
     }
 
-    /// Adds or ends pods. Returns a line to print when [`LINE`] has passed since the last one.
+    /// Adds or ends pods. Returns a line to print if [`LINE`] has passed since the last line, else `None`.
     pub async fn step(&mut self) -> Result<Option<String>> {
         let (wanted, rising) = tide(self.begun.elapsed());
         let agents = &self.agents;
@@ -93,7 +93,7 @@ fn pod(node: &str, n: usize) -> String {
     format!("{node}-pod-{n}")
 }
 
-/// How many pods a node should have after `since`, and whether the number is rising.
+/// Returns how many pods a node should have after `since`, and whether the number is rising.
 fn tide(since: Duration) -> (usize, bool) {
     let period = 2 * TIDE.as_millis();
     let at = since.as_millis() % period;

@@ -1,6 +1,6 @@
-//! `make run`: a control plane, the controller, the sample pools and `NODES` nodes of two kinds, with pods
-//! that come and go, until Ctrl-C; nothing is left behind. If this machine can run real nodes, two of them
-//! join with the node agent, and pods in real sandboxes get their addresses.
+//! `make run`: runs a control plane, the controller, the sample pools and `NODES` nodes of two kinds, with pods that
+//! come and go, until Ctrl-C. Nothing is left behind. If this host can run real nodes, two of them join with the node
+//! agent, and pods in real sandboxes get their addresses.
 
 mod ground;
 mod hints;
@@ -22,13 +22,13 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How many nodes are printed in a table; further ones are only counted.
+/// At most this many nodes are printed in a table; further nodes are only counted.
 const ROWS: usize = 24;
 
-/// The most nodes: the sample pools have ranges for slightly more.
+/// The maximum of `NODES`: the sample pools have ranges for slightly more nodes.
 const MOST: u32 = 1000;
 
-/// Enough for the slowest step except the first build.
+/// The maximum time of each step. Building programs, which happens once, is not limited.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[tokio::main]
@@ -48,7 +48,7 @@ fn say(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
-/// Returns only with an error once everything runs.
+/// Runs the demo. Never returns successfully: once everything runs, only an error ends it.
 async fn demo() -> Result<()> {
     let count = match std::env::var("NODES") {
         Ok(text) => text
@@ -135,7 +135,7 @@ async fn demo() -> Result<()> {
     }
 }
 
-/// Node `i`: even ones are at the edge and get small IPv4 ranges, odd ones are dual-stack gateways.
+/// Returns node `i`. Even nodes are at the edge and get small IPv4 ranges; odd nodes are dual-stack gateways.
 fn make(i: u32) -> Node {
     let mut node = nodes::numbered(i);
     let (key, value) = if i.is_multiple_of(2) {
@@ -147,7 +147,7 @@ fn make(i: u32) -> Node {
     node
 }
 
-/// Waits until NodeSubnets and the pools' status, which follow the podCIDRs, cover all nodes.
+/// Waits until NodeSubnets and the pools' statuses, which are written after the podCIDRs, cover all nodes.
 async fn settled(client: &Client, count: u32) -> Result<()> {
     let until = Instant::now() + LIMIT;
     let (subnets, pools) = (

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::LIMIT;
 
 const POOL: &str = "bench";
-/// Longer than the timeout of the plugin.
+/// The timeout of requests to the agent; longer than the CNI plugin's own timeout.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A control plane, a controller, and a pool with a block of 1,022 addresses for each node.
@@ -42,7 +42,7 @@ impl Agents {
         Ok(Self { stage, hand })
     }
 
-    /// Creates a node and starts its agent. Returns when the agent has a block.
+    /// Creates a node and starts its agent. Returns when the agent has a block to assign from.
     pub async fn agent(&self, name: &str, flags: &[&str]) -> Result<Agent> {
         let node = format!("{POOL}-{name}");
         self.hand.node(POOL, &node).await?;
@@ -100,7 +100,7 @@ impl Agents {
 }
 
 impl Agent {
-    /// The `ipam` section of a CNI configuration whose plugin asks this agent.
+    /// The `ipam` section of a CNI configuration with which the CNI plugin asks this agent.
     pub fn ipam(&self) -> serde_json::Value {
         json!({
             "type": "cadastre-ipam",
@@ -112,7 +112,7 @@ impl Agent {
         self.daemon.process().usage()
     }
 
-    /// Assigns addresses to `count` containers by asking the agent directly, without running the plugin.
+    /// Assigns addresses to `count` containers by asking the agent directly, without starting the CNI plugin.
     pub fn fill(&self, count: usize) -> Result<()> {
         for n in 0..count {
             self.ask(&add(&attachment(&format!("filled-{n}"))))?;

@@ -1,4 +1,5 @@
-//! Calls CNI plugins as a runtime does: a process with an environment and a standard input.
+//! Calls CNI plugins as a container runtime does: as a process with environment variables and a configuration on
+//! standard input.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -16,12 +17,13 @@ pub enum Verb {
     Del,
 }
 
-/// Calls the plugin once; an error if it fails.
+/// Calls the CNI plugin once; an error if the plugin fails.
 pub fn call(kind: &Kind, verb: Verb, container: &str) -> Result<()> {
     timed(kind, verb, container).map(|_| ())
 }
 
-/// Calls the plugin once, and returns the time from its start until it has ended and its output is read.
+/// Calls the CNI plugin once. Returns the time from the start of the process until it has ended and its output has been
+/// read.
 pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     let mut command = Command::new(&kind.program);
     command
@@ -38,7 +40,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
         .env("CNI_IFNAME", "eth0")
         .env("CNI_NETNS", format!("/run/netns/{container}"))
         .env("CNI_PATH", "/opt/cni/bin")
-        // CNI_ARGS names no pod: the agent would wait for the object of a pod that it does not know.
+        // CNI_ARGS names no pod, because the agent would wait for the Pod object of a pod that it does not know.
         .env("CNI_ARGS", "IgnoreUnknown=1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -46,7 +48,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     let start = Instant::now();
     let mut child = command.spawn().context("cannot start the plugin")?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input may have ended already.
+        // Ignored: a program that does not read its input may have ended already.
         let _ = stdin.write_all(kind.config.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -62,7 +64,8 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     Ok(took)
 }
 
-/// Runs `count` ADDs concurrently, then their DELs one by one. Returns the time of all ADDs together, and that of each.
+/// Runs `count` ADDs concurrently, then their DELs one by one. Returns the time of all ADDs together, and the time of
+/// each ADD.
 pub fn at_once(kind: &Kind, count: usize) -> Result<(Duration, Vec<Duration>)> {
     let start = Instant::now();
     let (whole, times) = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The kinds of calls that are compared: an empty process, host-local, and our plugin in its modes.
+//! The programs that are compared: an empty process, host-local, and cadastre-ipam in its modes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 use super::agents::Agent;
 
-/// Large enough for the existing pods and the concurrent ones.
+/// A CIDR large enough for the existing pods and for the concurrent ADDs.
 const RANGE: &str = "10.1.0.0/22";
 
-/// The name of the kind whose agent has no other work.
+/// The name of the kind that calls the agent without other work.
 pub const AGENT: &str = "cadastre-ipam, via the agent";
 
 /// A program that is measured, with its arguments and input.
@@ -29,7 +29,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// All kinds, with no address assigned yet; the empty process is the first.
+    /// Returns all kinds, none of which has assigned an address yet. The empty process is the first.
     pub fn all(folder: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
         let plugin = daemon::plugin()?;
         let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
@@ -71,7 +71,7 @@ impl Kind {
     }
 }
 
-/// A static executable that does nothing, to measure what starting a process costs.
+/// Returns a static executable that does nothing, to measure what starting a process costs.
 fn floor() -> Result<Kind> {
     let names = ["/bin/busybox", "/usr/bin/busybox", "/bin/true"];
     let program = names.map(PathBuf::from).into_iter().find(|it| it.is_file());
@@ -85,7 +85,7 @@ fn floor() -> Result<Kind> {
     })
 }
 
-/// Creates a store with a block of the whole range.
+/// Creates a store with one block that covers the whole of [`RANGE`].
 fn fill(path: &Path) -> Result<()> {
     let mut terms = PoolTerms::named("pods");
     terms.cooldown_seconds = 0;
