@@ -30,7 +30,7 @@ pub struct Scratch {
     caretaker: Option<Caretaker>,
 }
 
-/// A process that runs a script after its owner, this process, has ended.
+/// A child process that runs a script once the test process has ended.
 #[derive(Debug)]
 pub(crate) struct Caretaker {
     child: Child,

@@ -252,8 +252,8 @@ impl Sim {
         } else {
             plan
         };
-        // Trials of mutations have their own conditions instead. After a restore there are no lasting faults: if writes
-        // of NodeSubnets were rejected, the agent of a lost Node could not publish.
+        // There are no lasting faults in trials of mutations, which set their own faults, and after a restore: the agent
+        // of a Node that the restore has removed must be able to write its NodeSubnet.
         let lasting = match trial {
             None if plan.restore.is_none() => {
                 Lasting::draw(&mut Rng::new(seed.rotate_left(32) ^ !0), plan.processes)

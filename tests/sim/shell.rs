@@ -370,7 +370,7 @@ impl Sim {
         }
     }
 
-    /// Executes the request at the API server, whatever its sender does by now.
+    /// Executes the request at the API server, even if its sender has ended meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
     pub fn arrive(
         &mut self,

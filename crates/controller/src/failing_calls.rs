@@ -35,7 +35,7 @@ const TOLD_AGAIN: Duration = Duration::from_secs(600);
 pub enum ObjectCall {
     /// Write of a node's podCIDRs, by its UID
     AssignPodCidrs(ObjectUid),
-    /// Read of a node, by its UID
+    /// Read of a node after a write with an unknown outcome or a conflict
     ReadNode(ObjectUid),
     /// List of the pods bound to the node of a name, whatever its UID
     ListPods(NodeName),

@@ -52,7 +52,8 @@ pub enum Purpose {
     },
     /// The last list of a deleted node's pods before its blocks become free
     BlockPods { name: NodeName, uid: ObjectUid },
-    /// The list of a node's pods that must confirm orphans before they become leak candidates
+    /// A list of a node's pods, which shows whether the pods of orphans are gone. If so, the orphans become leak
+    /// candidates
     LeakPods { name: NodeName, uid: ObjectUid },
     /// The read of kubeadm's configuration for the ranges of the default pool, or the creation of that pool
     DefaultPool,

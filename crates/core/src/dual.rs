@@ -28,7 +28,7 @@ impl<T> Dual<T> {
         }
     }
 
-    /// Returns a mutable reference to the value for `family`.
+    /// Returns the value for `family`, to change it.
     pub fn get_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,

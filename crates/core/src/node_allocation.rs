@@ -154,8 +154,8 @@ impl PoolTerms {
             name: name.to_owned(),
             automatic: true,
             bound: false,
-            // An empty name stands for a podCIDR outside every pool. No pool asks unknown pods to wait, so they
-            // get an address at once.
+            // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to it, so a pod
+            // that the agent has not seen yet gets an address at once.
             serves_unknown: name.is_empty(),
             cooldown_seconds: 30,
             warm: (3, 50),

@@ -142,7 +142,7 @@ impl StoreThread {
         Ok((Self { thread }, StoreHandle { sender }))
     }
 
-    /// Waits until all handles are dropped and all requests are done.
+    /// Waits until every [`StoreHandle`] is dropped and all requests are done.
     pub fn join(self) {
         _ = self.thread.join();
     }

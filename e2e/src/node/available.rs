@@ -17,7 +17,7 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("unshare", "util-linux"),
 ];
 
-/// The program that the pods' image consists of.
+/// The only program in the image of the test pods: its name, and the Debian package that contains it.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 
 /// Folders that a machine replaces by its own, so files of the host in them are not visible inside.

@@ -147,7 +147,7 @@ async fn blocks_created_by_hand_are_treated_like_all_others() {
     fixtures.block_pool("forge", spec).await.unwrap();
     let made = node(&fixtures, &agents, "forge", "forge-1").await;
     let had = fixtures.listed("forge-1", 1).await.unwrap();
-    // CIDRs that the controller does not allocate next.
+    // Two free CIDRs that the controller does not choose for a node's second block.
     let [beside, own] = ["10.62.0.96/28", "10.62.0.112/28"];
     assert!(!had.contains(&beside.to_owned()) && !had.contains(&own.to_owned()));
     let forge = async |cidr: &str, node: &str, uid: &str| {

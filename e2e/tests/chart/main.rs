@@ -97,7 +97,7 @@ async fn a_release_names_its_sources_and_its_image() {
         &format!(
             "uri: https://example.com/downloads/kubectl-cadastre-{version}-linux-x86_64.tar.gz\n"
         ),
-        // The checksum that belongs to one archive's content.
+        // The SHA-256 of the linux-x86_64 archive that this test has written.
         "sha256: 300d051341afc8275b156035dc0452a085941feaaa476b400a30f3d227f60728\n",
     ] {
         assert_eq!(manifest.matches(part).count(), 1, "{part}: {manifest}");

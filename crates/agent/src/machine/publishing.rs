@@ -38,7 +38,7 @@ static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 /// Something outside the agent that is kept in the desired state.
 #[derive(Debug, Default)]
 struct Desired<T> {
-    /// The state desired last, and when it was requested
+    /// The latest desired state, and when its write was requested
     wanted: Option<(T, Duration)>,
     is_on_its_way: bool,
 }

@@ -14,7 +14,7 @@ const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
 const PODS_UNKNOWN: &str = "PodsUnknown";
 
 impl AgentMachine {
-    /// Reports readiness if it has changed, but not while files or masquerading are being written.
+    /// Reports readiness if it has changed, but not while files or masquerade rules are being written.
     pub(super) fn publish_readiness(&mut self, effects: &mut Vec<AgentEffect>) {
         let told = self.readiness();
         if told.is_some() && told != self.ready {

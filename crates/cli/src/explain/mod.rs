@@ -55,7 +55,7 @@ enum What {
     },
 }
 
-/// An explanation for users.
+/// The result of `explain`: why an object is in its present state.
 #[derive(Debug, Serialize)]
 pub struct Explanation {
     /// The explained object: its kind and name

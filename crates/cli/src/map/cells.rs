@@ -175,7 +175,7 @@ fn touched(span: IpRange, within: Cidr, cell_size: u8) -> impl Iterator<Item = (
     })
 }
 
-/// Returns the number of a range's first cell in `within`, and how many cells the range touches.
+/// Returns the index of the first cell of `within` that the range touches, and how many cells it touches.
 pub(super) fn place(range: &Cidr, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     let (first, last) = ends((*range).into(), within, cell_size)?;
     Some((first, (last - first).saturating_add(1)))

@@ -81,7 +81,7 @@ pub struct PoolPlan {
     pub family: String,
     /// Prefix length of the pool's blocks after the changes
     pub block_size: u8,
-    /// Number of all blocks of the pool, before and after; `-` if the pool is new
+    /// How many blocks the pool has room for, before and after; before is `-` if the pool is new
     pub capacity: (String, String),
     /// Number of allocated blocks, before and after
     pub allocated: (String, String),

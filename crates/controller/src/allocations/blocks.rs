@@ -1,6 +1,6 @@
-//! Affinity blocks: which node has which block, and which stage of its life each block has reached.
+//! Blocks: which node has which block, and which stage of its life each block has reached.
 //!
-//! A new block is at first only a claim in the ledger. Then its object is created, the watch shows the object, and the
+//! A new block is at first only a claim in the ledger, the controller's record of ranges in memory. Then its object is created, the watch shows the object, and the
 //! owner's NodeSubnet lists the block. At the end the block is recalled, the agent releases it, the NodeSubnet no
 //! longer lists it, and its object is deleted.
 //!

@@ -53,7 +53,8 @@ const STEADY: Duration = Duration::from_secs(10);
 /// Pause after a failed write. It limits the load on an API server that rejects writes immediately.
 const WRITE_PAUSE: Duration = Duration::from_millis(400);
 
-/// Minimum interval between two writes for which requests wait. Requests that arrive in between share the next write.
+/// Minimum interval between two writes of the Lease while requests wait for such a write. Requests that arrive in
+/// between share the next write.
 const WANTED_PAUSE: Duration = Duration::from_millis(20);
 
 /// State of the election, as one candidate sees it.
@@ -409,8 +410,8 @@ impl Elector {
         }
     }
 
-    /// Records since when the API server has answered without a gap. The start of the process does not count as a gap,
-    /// because the process knew nothing before.
+    /// Keeps the time since which the API server has answered without a gap: no request failed, and answers were never
+    /// further apart than [`STEADY`]. The time before the first answer of the process is no gap.
     fn came(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;

@@ -296,7 +296,8 @@ impl Election {
     }
 }
 
-/// A pause is prolonged at random by at most a fifth of this, because a Lease that runs out should be acquired soon.
+/// A wait is prolonged at random by up to a fifth of its length, but by no more than a fifth of this constant, so that
+/// an expired Lease is acquired soon.
 const LONGEST_JITTERED: Duration = Duration::from_millis(400);
 
 /// Error if the API server shows an older version of the Lease than before.

@@ -1,15 +1,15 @@
-//! Texts that identify something: each is a type of its own, so that the compiler refuses one in place of another.
+//! Names, UIDs and terms: each is a type of its own, so that the compiler rejects one in place of another.
 //!
-//! None converts to another. Each converts from a text and to one, where it crosses the boundary: in objects that are
-//! read, in requests, in events, in labels of metrics.
+//! None of these types converts to another. Text is converted to them where objects are read, and they are converted
+//! to text in requests, events and labels of metrics.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Defines a shared, immutable text of one meaning. It is ordered, hashed and formatted as its `str`, by which maps
-/// can be searched.
+/// Defines a shared, immutable text of one meaning. It is ordered and formatted as its `str`, by which maps can be
+/// searched.
 macro_rules! name {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
@@ -63,8 +63,8 @@ macro_rules! name {
 }
 
 name! {
-    /// The name of a Node, and of the NodeSubnet that belongs to it. Nodes that follow each other may share it: which
-    /// of them is meant, only an [`ObjectUid`] says.
+    /// The name of a Node, and of its NodeSubnet. A later Node can have the same name: only the [`ObjectUid`] tells
+    /// the two apart.
     NodeName;
     /// The name of an IPPool.
     PoolName;

@@ -163,7 +163,7 @@ impl AgentReport {
     }
 }
 
-/// A condition of a NodeSubnet.
+/// A condition of a NodeSubnet, as last written by anybody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubnetCondition {
     /// `type`

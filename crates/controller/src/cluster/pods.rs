@@ -96,7 +96,7 @@ impl PodIndex {
         self.any_in(range).or_else(of_mirror)
     }
 
-    /// Returns how many different addresses in the range pods report. Mirror pods do not count.
+    /// Returns how many different addresses of the range are reported by pods other than mirror pods.
     pub fn count_in(&self, range: &Cidr) -> usize {
         self.reported.within(range).count()
     }

@@ -31,14 +31,14 @@ pub struct Tally {
     first: u64,
     clean: u64,
     unclean: u64,
-    /// Tenures that ran out and continued
+    /// How often the Lease of a leader expired and the same leader continued its term
     resumed: u64,
     conflicts: u64,
     lost: u64,
     late: u64,
     deletions: u64,
     cleared: u64,
-    /// Records from watches: accepted, and ignored because they came late or at a bad moment
+    /// Versions of the Lease from watches: accepted; and ignored, because they were outdated or a write was under way
     taken: u64,
     passed_over: u64,
     /// Standbys in quiet times: with a watch, and without one

@@ -34,7 +34,7 @@ pub struct LeaseSettings {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum LeaseSettingsError {
-    /// The lease duration is too short: the leader would not stop before another candidate takes over.
+    /// `lease` must exceed `renew`.
     #[error(
         "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
     )]
@@ -144,12 +144,12 @@ pub enum Leadership {
     Released,
 }
 
-/// The time of one leadership, from its beginning to its end.
+/// One term: a period of leadership, from its beginning to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenure {
-    /// Identifies the tenure; never used twice
+    /// The id of the term; never used twice
     pub term: LeaderTerm,
-    /// How the tenure began
+    /// How the term began
     pub takeover: Takeover,
     /// From this time on nothing may be written; each renewal postpones it
     pub valid_until: Mono,
@@ -160,7 +160,7 @@ pub struct Tenure {
     pub inherited: Option<Arc<WriteIntents>>,
     /// Since when the API server has answered without a gap. Lists from before may show a state that was lost since
     pub answered_since: Mono,
-    /// The highest [`LeaseContent::number`] for which the Lease was written in this tenure
+    /// The highest [`LeaseContent::number`] for which the Lease was written in this term
     pub named: u64,
 }
 
