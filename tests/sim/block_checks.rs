@@ -16,20 +16,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocationMode, NodeSubnetSpec};
 use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{
-    Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text,
-};
+use cadastre_controller::cluster::objects::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet};
 use cadastre_core::{Addr, Cidr};
 
 use super::api::{Api, Author};
-use super::checks::{Checks, DUPLICATE, Violation};
+use super::checks::{Checks, DUPLICATE, Verdict, wrong};
 use super::clock::{SECOND, Time};
 use super::host::{Held, Key, key};
 use super::known::Known;
 use super::run::{Sim, Where};
 use super::shape::{Shape, counted};
-
-type Verdict = Result<(), Violation>;
 
 /// A controller must respect an object that it received at least this long ago: a pool, service range or pod.
 const HEEDED: Time = 120 * SECOND;
@@ -63,14 +59,6 @@ fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
 fn owner(subnet: Option<&Subnet>) -> Option<ObjectUid> {
     let spec: &NodeSubnetSpec = subnet?.spec.as_ref().ok()?;
     spec.node_uid.as_deref().map(ObjectUid::from)
-}
-
-fn wrong(
-    rule: &'static str,
-    text: String,
-    names: impl IntoIterator<Item = impl Into<Text>>,
-) -> Verdict {
-    Err(Violation::new(rule, text, names))
 }
 
 fn lives(api: &Api, uid: &ObjectUid) -> bool {

@@ -12,7 +12,7 @@ use cadastre_controller::cluster::request::{
     ApiRequest, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
 };
 
-use super::checks::Violation;
+use super::checks::{Verdict, wrong};
 use super::clock::{SECOND, Time};
 use super::describe::{name_of, of_request, verb};
 use super::run::Where;
@@ -73,12 +73,12 @@ impl Budget {
         request: &ApiRequest,
         outcome: &RequestOutcome,
         now: Time,
-    ) -> Result<(), Violation> {
+    ) -> Verdict {
         let all = self.all.entry(place).or_default().add(now);
         self.most[2] = self.most[2].max(all);
         if all > ALL * self.pace {
             let text = format!("{place} asks {all} times in a minute");
-            return Err(Violation::new("budget", text, None::<&str>));
+            return wrong("budget", text, None::<&str>);
         }
         // A request that was not sent costs the server nothing, so it is not counted for its object.
         if matches!(outcome, RequestOutcome::Rejected(Rejection::NotSent)) {
@@ -122,7 +122,7 @@ impl Budget {
                 "{place} asks {count} times in a minute for what comes to nothing: {}",
                 of_request(request)
             );
-            return Err(Violation::new("budget", text, name_of(request)));
+            return wrong("budget", text, name_of(request));
         }
         Ok(())
     }
@@ -137,12 +137,12 @@ impl Budget {
     }
 
     /// Counts a wake-up of a process by its clock alone, and checks the count against the limit.
-    pub fn woke(&mut self, place: Where, now: Time) -> Result<(), Violation> {
+    pub fn woke(&mut self, place: Where, now: Time) -> Verdict {
         let count = self.wakes.entry(place).or_default().add(now);
         self.most[3] = self.most[3].max(count);
         if count > WAKES * self.pace {
             let text = format!("{place} wakes {count} times in a minute by its clock alone");
-            return Err(Violation::new("budget", text, None::<&str>));
+            return wrong("budget", text, None::<&str>);
         }
         Ok(())
     }

@@ -54,18 +54,20 @@ pub struct Violation {
     pub names: BTreeSet<Text>,
 }
 
-impl Violation {
-    pub fn new(
-        rule: &'static str,
-        text: String,
-        names: impl IntoIterator<Item = impl Into<Text>>,
-    ) -> Self {
-        Violation {
-            rule,
-            text,
-            names: names.into_iter().map(Into::into).collect(),
-        }
-    }
+/// Whether a rule holds.
+pub type Verdict = Result<(), Violation>;
+
+/// Returns that a rule is broken; `names` are the objects that the trace shows.
+pub fn wrong(
+    rule: &'static str,
+    text: String,
+    names: impl IntoIterator<Item = impl Into<Text>>,
+) -> Verdict {
+    Err(Violation {
+        rule,
+        text,
+        names: names.into_iter().map(Into::into).collect(),
+    })
 }
 
 /// A deleted node, and its ranges.
@@ -132,8 +134,6 @@ struct Told {
     times: u32,
 }
 
-type Verdict = Result<(), Violation>;
-
 impl Checks {
     pub fn new(clocks_lie: bool, skew: u64) -> Self {
         Checks {
@@ -177,7 +177,7 @@ impl Checks {
                 "{place} was told {:?} and writes under {:?}",
                 known.term, outgoing.term
             );
-            return Err(Violation::new("leader writes", text, None::<&str>));
+            return wrong("leader writes", text, None::<&str>);
         }
         if matches!(request, ApiRequest::AssignPodCidrs(_)) {
             self.fenced(place, known, api)?;
@@ -288,7 +288,7 @@ impl Checks {
             let open = node.is_some_and(|node| node.uid == intent.uid && node.is_empty());
             if open && on_wire.values().any(|out| same(&out)) {
                 let text = format!("{intent:?} is on its way and not named any more");
-                return Err(Violation::new("named", text, [intent.name.clone()]));
+                return wrong("named", text, [intent.name.clone()]);
             }
         }
         Ok(())
@@ -312,7 +312,7 @@ impl Checks {
         };
         if outgoing.request.is_numbered() && *at < decided {
             let text = format!("{place} sends what it decided after the Lease was written last");
-            return Err(Violation::new("leader writes", text, None::<&str>));
+            return wrong("leader writes", text, None::<&str>);
         }
         if let (ApiRequest::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
             let mut named = intents.iter().flat_map(|all| &all.assignments);
@@ -321,7 +321,7 @@ impl Checks {
             let open = node.is_some_and(|node| node.uid == a.uid && node.is_empty());
             if open && !named.any(|it| (&it.uid, &it.cidrs) == (&a.uid, &a.cidrs)) {
                 let text = format!("{place} sends what its Lease does not name: {a:?}");
-                return Err(Violation::new("named", text, [a.name.clone()]));
+                return wrong("named", text, [a.name.clone()]);
             }
         }
         Ok(())
@@ -338,7 +338,7 @@ impl Checks {
                     "{place} deals under {:?} while {} carries {:?}",
                     known.term, node.name, node.term
                 );
-                return Err(Violation::new("fence", text, [node.name.clone()]));
+                return wrong("fence", text, [node.name.clone()]);
             }
         }
         Ok(())
@@ -359,7 +359,7 @@ impl Checks {
                 a.name,
                 a.uid
             );
-            Err(Violation::new("policy", text, [a.name.clone()]))
+            wrong("policy", text, [a.name.clone()])
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let returns = self.had_before(a, known);
@@ -630,11 +630,7 @@ impl Checks {
                     other.uid,
                     ranges(&other.pod_cidrs)
                 );
-                return Err(Violation::new(
-                    DUPLICATE,
-                    text,
-                    [node.name.clone(), other.name.clone()],
-                ));
+                return wrong(DUPLICATE, text, [node.name.clone(), other.name.clone()]);
             }
         }
         self.ours.insert(node.uid.clone());
@@ -683,14 +679,14 @@ impl Checks {
                     who(),
                     decided.saturating_sub(grave.died) / 1000
                 );
-                return Err(Violation::new("rest", text, names));
+                return wrong("rest", text, names);
             }
             if !grave.looked.iter().any(|at| *at <= decided) {
-                return Err(Violation::new(
+                return wrong(
                     "rest",
                     format!("{} without a look at its pods", who()),
                     names,
-                ));
+                );
             }
         }
         Ok(())
@@ -747,7 +743,7 @@ impl Checks {
                     "the record of {} for {} vanishes: {was:?} -> {is:?}",
                     record.range, record.uid
                 );
-                return Err(Violation::new("records", text, [before.name.clone()]));
+                return wrong("records", text, [before.name.clone()]);
             }
         }
         Ok(())
@@ -771,7 +767,7 @@ impl Checks {
                 "pool {} loses its finalizer while {name} {what}",
                 before.name
             );
-            Err(Violation::new("finalizer", text, [&before.name, name]))
+            wrong("finalizer", text, [&before.name, name])
         };
         if !before.deleting {
             return wrong(&before.name, "lives");
@@ -855,7 +851,7 @@ impl Checks {
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
             let text = format!("{place} tells {times} times: {text}");
-            return Err(Violation::new("reports", text, None::<&str>));
+            return wrong("reports", text, None::<&str>);
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use super::api::{Api, Author, Commit};
 use super::budget::Budget;
-use super::checks::{Checks, Violation};
+use super::checks::{Checks, Verdict, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
 use super::host::{KubeletAct, Landing, ProcessAct};
 use super::lasting::Lasting;
@@ -332,7 +332,7 @@ impl Sim {
         Ok(sim.tally())
     }
 
-    pub fn go(&mut self) -> Result<(), Violation> {
+    pub fn go(&mut self) -> Verdict {
         let end = self.plan.rough_for + self.plan.settle_for;
         while let Some(Reverse(entry)) = self.heap.pop() {
             if entry.at > end {
@@ -348,7 +348,7 @@ impl Sim {
 
     /// Passes the verdict on, except that a trial ignores violations of other rules than its own: a mutation may
     /// break several rules.
-    pub fn judge(&self, verdict: Result<(), Violation>) -> Result<(), Violation> {
+    pub fn judge(&self, verdict: Verdict) -> Verdict {
         verdict.or_else(|violation| match self.trial {
             Some(Trial {
                 rule: Some(rule), ..
@@ -366,7 +366,7 @@ impl Sim {
         }
     }
 
-    fn take(&mut self, due: Due) -> Result<(), Violation> {
+    fn take(&mut self, due: Due) -> Verdict {
         self.step += 1;
         if self.is_down() && due.waits() {
             let lag = self.rng.stretch(MS, SECOND);
@@ -527,7 +527,7 @@ impl Sim {
     }
 
     /// Passes the changes since the last call to the watches, the agents and the checks.
-    pub fn settle_commits(&mut self, author: &Author, decided: Time) -> Result<(), Violation> {
+    pub fn settle_commits(&mut self, author: &Author, decided: Time) -> Verdict {
         let commits = std::mem::take(&mut self.api.commits);
         let mut kinds = Vec::new();
         for commit in &commits {

@@ -19,7 +19,7 @@ use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::Node;
 use cadastre_core::{Cidr, Family};
 
-use super::checks::{Violation, records};
+use super::checks::{Verdict, records, wrong};
 use super::clock::{SECOND, Time};
 use super::host::key;
 use super::run::{Due, Sim};
@@ -50,7 +50,7 @@ struct Wait {
 
 impl Sim {
     /// Checks for nodes that wait too long.
-    pub fn look_who_waits(&mut self) -> Result<(), Violation> {
+    pub fn look_who_waits(&mut self) -> Verdict {
         self.after(LOOK, Due::Served);
         let Some(patience) = self.patience() else {
             self.served = Served::default();
@@ -77,11 +77,7 @@ impl Sim {
                     (self.now - wait.since) / SECOND,
                     free.join(" and ")
                 );
-                return Err(Violation::new(
-                    "served in time",
-                    text,
-                    [&*node.name, &*pool],
-                ));
+                return wrong("served in time", text, [&*node.name, &*pool]);
             }
             self.served.waits.insert(key, wait);
         }

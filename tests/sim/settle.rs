@@ -12,7 +12,7 @@ use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-use super::checks::{Violation, records};
+use super::checks::{Verdict, records, wrong};
 use super::clock::SECOND;
 use super::describe::ranges;
 use super::run::Sim;
@@ -28,7 +28,7 @@ struct Blocked {
 }
 
 impl Sim {
-    pub fn check_rest(&mut self) -> Result<(), Violation> {
+    pub fn check_rest(&mut self) -> Verdict {
         let leads =
             |run: &super::process::Run| matches!(run.elector.leadership(), Leadership::Leading(_));
         if self
@@ -38,11 +38,7 @@ impl Sim {
             .count()
             != 1
         {
-            return Err(wrong(
-                "progress",
-                "not one process leads".to_owned(),
-                None::<&str>,
-            ));
+            return wrong("progress", "not one process leads".to_owned(), None::<&str>);
         }
         for id in 0..self.machines.hosts.len() {
             self.mirror(id)?;
@@ -61,7 +57,7 @@ impl Sim {
                 (self.now - at) / SECOND
             );
             let name = what.rsplit(' ').next().map(Text::from);
-            return Err(wrong("quiet", text, name));
+            return wrong("quiet", text, name);
         }
         let (at, what) = &self.checks.last_request;
         let at_last = (self.machines.last_write + QUIET > self.now)
@@ -69,12 +65,12 @@ impl Sim {
             .or((*at + QUIET > self.now).then_some(what));
         if let Some(what) = at_last {
             let text = format!("{what} still goes out shortly before the end");
-            return Err(wrong("quiet", text, None::<&str>));
+            return wrong("quiet", text, None::<&str>);
         }
         Ok(())
     }
 
-    fn check_subnets(&self) -> Result<(), Violation> {
+    fn check_subnets(&self) -> Verdict {
         for node in self
             .api
             .nodes
@@ -100,7 +96,7 @@ impl Sim {
                     node.name,
                     ranges(&node.pod_cidrs)
                 );
-                return Err(wrong("subnets", text, [node.name.clone()]));
+                return wrong("subnets", text, [node.name.clone()]);
             }
         }
         for subnet in self.api.subnets.live.values() {
@@ -111,13 +107,13 @@ impl Sim {
                 .is_ok_and(|spec| !spec.quarantined.is_empty());
             if !lives || previous {
                 let text = format!("{} is never collected: {:?}", subnet.name, subnet.spec);
-                return Err(wrong("collected", text, [subnet.name.clone()]));
+                return wrong("collected", text, [subnet.name.clone()]);
             }
         }
         Ok(())
     }
 
-    fn check_pools(&self) -> Result<(), Violation> {
+    fn check_pools(&self) -> Verdict {
         for pool in self.api.pools.live.values() {
             let Some(shape) = Shape::new(pool) else {
                 continue;
@@ -141,7 +137,7 @@ impl Sim {
             let carved = specs.any(|spec| *spec.pool == *pool.name);
             if pool.deleting && !carved && held.all(kept_elsewhere) {
                 let text = format!("pool {} is never let go", pool.name);
-                return Err(wrong("collected", text, [pool.name.clone()]));
+                return wrong("collected", text, [pool.name.clone()]);
             }
             let blocks = self.api.blocks.live.values();
             let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
@@ -157,7 +153,7 @@ impl Sim {
 
     /// Checks the numbers in the status that can be counted even if the pool's range contains blocks: ranges and
     /// addresses.
-    fn check_counts(&self, pool: &Pool, shape: &Shape) -> Result<(), Violation> {
+    fn check_counts(&self, pool: &Pool, shape: &Shape) -> Verdict {
         let blocks = self.api.blocks.live.values();
         let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
         let nodes = self.api.nodes.live.values();
@@ -181,7 +177,7 @@ impl Sim {
                     "pool {}: {family} held and quarantined are {count:?}, told {is:?}",
                     pool.name
                 );
-                return Err(wrong("status", text, [pool.name.clone()]));
+                return wrong("status", text, [pool.name.clone()]);
             }
             let addresses = (shape.allocation_mode == AllocationMode::Blocks)
                 .then(|| self.count_addresses(shape, *family));
@@ -191,19 +187,19 @@ impl Sim {
                     "pool {}: {family} addresses are {addresses:?}, told {is:?}",
                     pool.name
                 );
-                return Err(wrong("status", text, [pool.name.clone()]));
+                return wrong("status", text, [pool.name.clone()]);
             }
         }
         Ok(())
     }
 
-    fn check_status(&self, pool: &Pool, shape: &Shape) -> Result<(), Violation> {
+    fn check_status(&self, pool: &Pool, shape: &Shape) -> Verdict {
         let Some(status) = &pool.status else {
-            return Err(wrong(
+            return wrong(
                 "status",
                 format!("pool {} has no status", pool.name),
                 [pool.name.clone()],
-            ));
+            );
         };
         let names = || [pool.name.clone()];
         for (family, cidrs, _) in &shape.families {
@@ -245,7 +241,7 @@ impl Sim {
                     "pool {}: {family} capacity, held, quarantined, free are {count:?}, told {told:?}",
                     pool.name
                 );
-                return Err(wrong("status", text, names()));
+                return wrong("status", text, names());
             }
         }
         let nodes = i64::try_from(self.holders(shape).len()).ok();
@@ -255,19 +251,19 @@ impl Sim {
                 "pool {}: {nodes:?} nodes, {waiting:?} waiting; told {:?}, {:?}",
                 pool.name, status.nodes, status.waiting
             );
-            return Err(wrong("status", text, names()));
+            return wrong("status", text, names());
         }
         if status.observed_generation != Some(pool.generation) {
-            return Err(wrong(
+            return wrong(
                 "status",
                 format!("pool {}: an old generation observed", pool.name),
                 names(),
-            ));
+            );
         }
         Ok(())
     }
 
-    fn check_served(&self) -> Result<(), Violation> {
+    fn check_served(&self) -> Verdict {
         let serving: Vec<Shape> = self.serving();
         for node in self
             .api
@@ -296,7 +292,7 @@ impl Sim {
                     "{} ({}) waits, and pool {} could serve it",
                     node.name, node.uid, shape.name
                 );
-                return Err(wrong("served", text, [&*node.name, &*shape.name]));
+                return wrong("served", text, [&*node.name, &*shape.name]);
             }
         }
         Ok(())
@@ -482,12 +478,4 @@ impl Blocked {
         self.spans.iter().any(|span| span.overlaps(block))
             || self.addresses.iter().any(|addr| block.contains_addr(*addr))
     }
-}
-
-fn wrong(
-    rule: &'static str,
-    text: String,
-    names: impl IntoIterator<Item = impl Into<Text>>,
-) -> Violation {
-    Violation::new(rule, text, names)
 }

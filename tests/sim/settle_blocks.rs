@@ -7,23 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocatedBlock, AllocationMode, Recall};
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::{AgentReport, Block, Node, Text};
+use cadastre_controller::cluster::objects::{AgentReport, Block, Node};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-use super::checks::Violation;
+use super::checks::{Verdict, wrong};
 use super::host::{Host, Key, key};
 use super::run::Sim;
 use super::shape::Shape;
-
-type Verdict = Result<(), Violation>;
-
-fn wrong(
-    rule: &'static str,
-    text: String,
-    names: impl IntoIterator<Item = impl Into<Text>>,
-) -> Verdict {
-    Err(Violation::new(rule, text, names))
-}
 
 /// A block of a node, with the number of its addresses in use or cooling (`busy`) and of all of them (`worth`).
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use cadastre_core::mutation::Mutation;
 use jiff::Timestamp;
 
 use super::api::Author;
-use super::checks::Violation;
+use super::checks::{Verdict, wrong};
 use super::clock::{MS, SECOND, Time};
 use super::describe::{describe, name_of, of_outcome, of_report, of_request, verb};
 use super::process::{Process, Watched};
@@ -49,7 +49,7 @@ impl Sim {
     }
 
     /// Delivers some events of a watch.
-    pub fn deliver(&mut self, place: Where, kind: Watched) -> Result<(), Violation> {
+    pub fn deliver(&mut self, place: Where, kind: Watched) -> Verdict {
         if self.is_down() {
             if let Some(run) = &mut self.processes[place.process].run {
                 *run.line(kind, &self.api).scheduled = false;
@@ -80,7 +80,7 @@ impl Sim {
     }
 
     /// Calls the controller, in most cases at once.
-    fn look_soon(&mut self, place: Where) -> Result<(), Violation> {
+    fn look_soon(&mut self, place: Where) -> Verdict {
         if self.rng.chance(7_000) {
             return self.look(place);
         }
@@ -101,7 +101,7 @@ impl Sim {
     }
 
     /// Takes requests from the controller and sends them, until the controller has none or enough are in flight.
-    pub fn look(&mut self, place: Where) -> Result<(), Violation> {
+    pub fn look(&mut self, place: Where) -> Verdict {
         let now = self.processes[place.process].now(self.now);
         loop {
             let Some(run) = &mut self.processes[place.process].run else {
@@ -127,11 +127,11 @@ impl Sim {
                 (self.now, 0)
             };
             if run.burst.1 > SPIN {
-                return Err(Violation::new(
+                return wrong(
                     "rest",
                     format!("{place} asks without end: {outgoing:?}"),
                     None::<&str>,
-                ));
+                );
             }
             let verdict = self
                 .checks
@@ -146,11 +146,11 @@ impl Sim {
             };
             run.decided.insert(id, self.now);
             if run.in_flight.insert(id, outgoing).is_some() {
-                return Err(Violation::new(
+                return wrong(
                     "identity",
                     format!("{place} uses {id:?} twice"),
                     None::<&str>,
-                ));
+                );
             }
             if self.rough && self.rng.chance(self.plan.network.gap) {
                 let gap = self.rng.stretch(MS, 20 * SECOND);
@@ -205,7 +205,7 @@ impl Sim {
     }
 
     /// Checks whether a request may be sent, and draws what the network does with it.
-    pub fn send(&mut self, place: Where, id: RequestId) -> Result<(), Violation> {
+    pub fn send(&mut self, place: Where, id: RequestId) -> Verdict {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
@@ -372,12 +372,7 @@ impl Sim {
 
     /// Executes the request at the API server, even if its sender has ended meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
-    pub fn arrive(
-        &mut self,
-        place: Where,
-        outgoing: OutgoingRequest,
-        reply: Reply,
-    ) -> Result<(), Violation> {
+    pub fn arrive(&mut self, place: Where, outgoing: OutgoingRequest, reply: Reply) -> Verdict {
         self.on_wire.remove(&(place, outgoing.id));
         let outcome = self.api.execute(&outgoing.request, self.now);
         self.log(name_of(&outgoing.request), || {
@@ -413,12 +408,7 @@ impl Sim {
         Ok(())
     }
 
-    pub fn answer(
-        &mut self,
-        place: Where,
-        id: RequestId,
-        outcome: RequestOutcome,
-    ) -> Result<(), Violation> {
+    pub fn answer(&mut self, place: Where, id: RequestId, outcome: RequestOutcome) -> Verdict {
         let now = self.processes[place.process].now(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
@@ -452,7 +442,7 @@ impl Sim {
     }
 
     /// Ends a run that was asked to stop, once it can hand over or has waited long enough.
-    pub fn wind_down(&mut self, place: Where) -> Result<(), Violation> {
+    pub fn wind_down(&mut self, place: Where) -> Verdict {
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
@@ -481,7 +471,7 @@ impl Sim {
     }
 
     /// Checks at a clean hand-over that no podCIDR allocation of the process is under way that can still take effect.
-    fn check_hand_over(&self, place: Where) -> Result<(), Violation> {
+    fn check_hand_over(&self, place: Where) -> Verdict {
         for ((sender, _), outgoing) in &self.on_wire {
             let ApiRequest::AssignPodCidrs(a) = &outgoing.request else {
                 continue;
@@ -495,7 +485,7 @@ impl Sim {
             if open && *sender == place {
                 let text =
                     format!("{place} hands over cleanly with an assignment under way: {a:?}");
-                return Err(Violation::new("clean hand-over", text, [a.name.clone()]));
+                return wrong("clean hand-over", text, [a.name.clone()]);
             }
         }
         Ok(())
@@ -514,7 +504,7 @@ impl Sim {
         clippy::unnecessary_wraps,
         reason = "a step like the others, which may fail"
     )]
-    pub fn poll_lease(&mut self, place: Where) -> Result<(), Violation> {
+    pub fn poll_lease(&mut self, place: Where) -> Verdict {
         let clocks = self.processes[place.process].clocks;
         let mono = clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
@@ -623,7 +613,7 @@ impl Sim {
         place: Where,
         (ask, wall): (LeaseCall, Timestamp),
         reply: Reply,
-    ) -> Result<(), Violation> {
+    ) -> Verdict {
         let answer = self.api.lease(ask, wall);
         if let LeaseAnswer::Written(record) = &answer {
             self.tell_watches(record);
@@ -671,7 +661,7 @@ impl Sim {
         }
     }
 
-    pub fn show_lease(&mut self, place: Where, record: &LeaseRecord) -> Result<(), Violation> {
+    pub fn show_lease(&mut self, place: Where, record: &LeaseRecord) -> Verdict {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
@@ -685,7 +675,7 @@ impl Sim {
         self.poll_lease(place)
     }
 
-    pub fn answer_lease(&mut self, place: Where, answer: LeaseAnswer) -> Result<(), Violation> {
+    pub fn answer_lease(&mut self, place: Where, answer: LeaseAnswer) -> Verdict {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
@@ -743,7 +733,7 @@ impl Sim {
         }
     }
 
-    pub fn tell(&mut self, place: Where) -> Result<(), Violation> {
+    pub fn tell(&mut self, place: Where) -> Verdict {
         let now = self.processes[place.process].now(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());

@@ -12,9 +12,9 @@ use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::{ObjectEvent, WatchStep};
 
-use super::Verdict;
 use super::process::ProcessAct;
 use crate::api::{Api, Commit};
+use crate::checks::Verdict;
 use crate::clock::{MS, SECOND, Time};
 use crate::host::key;
 use crate::run::{Due, Sim};

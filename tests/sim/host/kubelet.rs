@@ -11,9 +11,9 @@ use cadastre_controller::cluster::objects::Text;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef, Snapshot};
 
+use super::Key;
 use super::requests::{Call, outline};
-use super::{Key, Verdict};
-use crate::checks::{DUPLICATE, Violation};
+use crate::checks::{DUPLICATE, Verdict, wrong};
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
@@ -388,7 +388,7 @@ impl Sim {
                     host.name
                 );
                 let names = [name.clone(), host.name.clone()];
-                return Err(Violation::new(DUPLICATE, text, names));
+                return wrong(DUPLICATE, text, names);
             }
         }
         Ok(())
@@ -411,11 +411,7 @@ impl Sim {
             "{addr} is given on {name} {} ms before it has cooled since {before} freed it",
             (until - self.now) / MS
         );
-        Err(Violation::new(
-            "cooldown",
-            text,
-            [name.clone(), before.clone()],
-        ))
+        wrong("cooldown", text, [name.clone(), before.clone()])
     }
 
     /// Checks that the range may be used, or that the agent learned only recently that it may not.
@@ -429,7 +425,7 @@ impl Sim {
         }
         let name = &self.machines.hosts[id].name;
         let text = format!("{name} gives from {range}, which is to give nothing new for long");
-        Err(Violation::new("given range", text, [name.clone()]))
+        wrong("given range", text, [name.clone()])
     }
 
     /// Checks that the store has the addresses of all live sandboxes: otherwise the agent would assign them again.
@@ -460,7 +456,7 @@ impl Sim {
                     "sandbox {container} on {name} runs with {:?}, and the store has {has:?} for it",
                     sandbox.addresses
                 );
-                return Err(Violation::new("live address freed", text, [name.clone()]));
+                return wrong("live address freed", text, [name.clone()]);
             }
         }
         Ok(())
@@ -478,13 +474,13 @@ impl Sim {
         let waiting: Vec<String> = host.kubelet.waiting().map(|it| it.uid.clone()).collect();
         let Some(snapshot) = self.contents(id) else {
             let text = format!("{name} has no store");
-            return Err(Violation::new("store", text, [name]));
+            return wrong("store", text, [name]);
         };
         for tenant in &snapshot.attachments {
             let container = &tenant.attachment.container_id;
             if !runs.contains(container) {
                 let text = format!("{container} on {name} is gone, and the store has it still");
-                return Err(Violation::new("leak", text, [name]));
+                return wrong("leak", text, [name]);
             }
         }
         for uid in waiting {
@@ -502,7 +498,7 @@ impl Sim {
                     "pod {uid} on {name} waits, and pool {} has addresses there: {:?}",
                     pool.terms.name, pool.counts
                 );
-                return Err(Violation::new("pod without address", text, [name]));
+                return wrong("pod without address", text, [name]);
             }
         }
         Ok(())

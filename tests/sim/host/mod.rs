@@ -45,9 +45,8 @@ use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::Now;
 
-use super::checks::Violation;
 use super::clock::{Clocks, Time};
-use super::memory_disk::MemoryDisk;
+use super::memory_disk::{Fate, MemoryDisk};
 use super::run::Sim;
 
 pub use kubelet::KubeletAct;
@@ -57,8 +56,6 @@ use feeds::Feeds;
 use kubelet::Kubelet;
 use process::Process;
 use requests::Call;
-
-type Verdict = Result<(), Violation>;
 
 /// The store's file; `None` if there is no file.
 type Slot = Arc<Mutex<Option<MemoryDisk>>>;
@@ -90,6 +87,20 @@ struct DiskTrouble {
     until: Time,
     /// The disk is full; otherwise writes and syncs fail with an I/O error
     is_full: bool,
+}
+
+impl DiskTrouble {
+    /// Returns how the disk treats an operation of the store at time `now`: in trouble, its writes fail from the
+    /// `nth` one on.
+    fn fate(self, now: Time, nth: u64) -> Fate {
+        if now >= self.until {
+            Fate::Lasts
+        } else if self.is_full {
+            Fate::Full(nth)
+        } else {
+            Fate::Fails(nth)
+        }
+    }
 }
 
 /// A simulated host. It is not the same as a Node: it may register again as another Node, with the same store.

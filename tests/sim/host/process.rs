@@ -19,8 +19,9 @@ use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_node::{OpError, store_thread};
 
 use super::feeds::Line;
-use super::{Verdict, settings};
+use super::settings;
 use crate::api::Author;
+use crate::checks::Verdict;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 

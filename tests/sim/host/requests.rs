@@ -12,11 +12,12 @@ use cadastre_agent::service::is_news;
 use cadastre_node::store_thread::{CallTimes, StoreRequest};
 use cadastre_node::{Op, OpError, OpErrorKind, OpOutcome};
 
-use super::Verdict;
 use super::kubelet::KubeletAct;
 use super::process::{Out, ProcessAct, Waiting};
-use super::store::open;
+use super::store::{open, set_fate};
+use crate::checks::Verdict;
 use crate::clock::{MS, SECOND, Time};
+use crate::memory_disk::Fate;
 use crate::run::{Due, Sim};
 
 /// The plugin's timeout; its wait for a greeting; its wait for the file, after which it tries to reach the agent again.
@@ -282,7 +283,7 @@ impl Sim {
         let name = self.machines.hosts[id].name.clone();
         let virtual_now = self.now;
         let at = self.rng.below(12);
-        self.set_disk_fate(id, at);
+        let fate = self.host(id).disk_trouble.fate(virtual_now, at);
         let host = self.host_mut(id);
         let Some(call) = host.calls.get(&number) else {
             return Ok(());
@@ -301,8 +302,10 @@ impl Sim {
             return self.answered(id, number, Err(refusal));
         }
         let (op, asked) = (call.op.clone(), call.asked);
+        set_fate(&host.slot, fate);
         let done = open(&host.slot)
             .and_then(|mut store| store.transact(&now, |ledger| ledger.run_asked(&op, asked)));
+        set_fate(&host.slot, Fate::Lasts);
         self.log(Some(&name), || {
             format!("a plugin works alone: {}", outline(&op))
         });

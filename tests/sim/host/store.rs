@@ -18,7 +18,8 @@ use cadastre_node::{
 };
 
 use super::process::{Out, ProcessAct};
-use super::{Held, Key, Slot, Verdict};
+use super::{Held, Key, Slot};
+use crate::checks::Verdict;
 use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
@@ -35,6 +36,13 @@ pub(super) fn open(slot: &Slot) -> Result<Store, StoreError> {
     match disk {
         Some(disk) => disk.open(),
         None => Err(StoreError::Missing { path: PATH.into() }),
+    }
+}
+
+/// Sets how the store's disk treats accesses from now on.
+pub(super) fn set_fate(slot: &Slot, fate: Fate) {
+    if let Some(disk) = &*slot.lock().unwrap() {
+        disk.set_fate(fate);
     }
 }
 
@@ -107,17 +115,19 @@ impl Sim {
         let now = self.host_now(id);
         let dies = self.rough && self.rng.chance(60);
         let at = self.rng.below(12);
-        self.set_disk_fate(id, at);
+        let fate = if dies {
+            Fate::Dies(at)
+        } else {
+            self.host(id).disk_trouble.fate(self.now, at)
+        };
         let host = self.host_mut(id);
         let disk = host.disk();
         let Some(process) = &mut host.process else {
             return Ok(());
         };
+        set_fate(&host.slot, fate);
         let queue = std::mem::take(&mut process.queue);
         let syncs = disk.as_ref().map_or(0, MemoryDisk::syncs);
-        if let Some(disk) = disk.as_ref().filter(|_| dies) {
-            disk.set_fate(Fate::Dies(at));
-        }
         if let Ok(worker) = &mut process.worker {
             worker.serve(queue, || now);
         } else {
@@ -125,7 +135,7 @@ impl Sim {
             store_thread::StoreWorker::new(|| Err(StoreError::Busy { what })).serve(queue, || now);
         }
         process.worked += 1;
-        if dies && let Some(disk) = disk {
+        if dies && let Some(disk) = &disk {
             // The process is killed during the transaction, so answers that it has not sent are lost.
             *host.slot.lock().unwrap() = Some(disk.after_kill());
             let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
@@ -141,6 +151,7 @@ impl Sim {
             return self.mirror(id);
         }
         let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
+        set_fate(&host.slot, Fate::Lasts);
         self.close_when_idle(id);
         if disk.is_some_and(|disk| disk.syncs() != syncs) {
             self.mirror(id)?;
@@ -163,21 +174,6 @@ impl Sim {
         Ok(())
     }
 
-    /// Decides whether the next accesses to the disk fail, from the `at`-th write on.
-    pub(super) fn set_disk_fate(&mut self, id: usize, at: u64) {
-        let trouble = self.host(id).disk_trouble;
-        let fate = if self.now >= trouble.until {
-            Fate::Lasts
-        } else if trouble.is_full {
-            Fate::Full(at)
-        } else {
-            Fate::Fails(at)
-        };
-        if let Some(disk) = self.host(id).disk() {
-            disk.set_fate(fate);
-        }
-    }
-
     /// Schedules closing the file after [`IDLE`].
     pub(super) fn close_when_idle(&mut self, id: usize) {
         let process = self.process(id);
@@ -193,8 +189,7 @@ impl Sim {
         let now = self.host_now(id);
         let is_silent = self.rough && self.rng.chance(500);
         let at = self.rng.below(12);
-        self.set_disk_fate(id, at);
-        let is_broken = self.now < self.host(id).disk_trouble.until;
+        let fate = self.host(id).disk_trouble.fate(self.now, at);
         let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
         let slot = Arc::clone(&host.slot);
@@ -205,6 +200,7 @@ impl Sim {
         let Some(process) = &mut host.process else {
             return Ok(());
         };
+        set_fate(&slot, fate);
         let mut is_new = false;
         let answer = match question {
             StoreQuestion::Open => StoreAnswer::Opened(match open(&slot) {
@@ -228,9 +224,7 @@ impl Sim {
             }
             StoreQuestion::Make { holding, known } => {
                 let disk = MemoryDisk::default();
-                if is_broken {
-                    disk.set_fate(Fate::Fails(at));
-                }
+                disk.set_fate(fate);
                 let made = disk.create().and_then(|mut store| {
                     store.transact(&now, |ledger| ledger.take_over(&holding, &known))
                 });
@@ -254,6 +248,7 @@ impl Sim {
         if let Some(process) = self.process(id) {
             process.machine.on(AgentEvent::Answer(answer), &now);
         }
+        set_fate(&slot, Fate::Lasts);
         if !is_new {
             return Ok(());
         }
