@@ -62,6 +62,12 @@ impl NodeAgent {
         Ok(())
     }
 
+    /// Returns the running agent.
+    pub fn running(&mut self) -> Result<&mut Daemon> {
+        let none = || format!("the agent of {} does not run: start it first", self.node);
+        self.daemon.as_mut().with_context(none)
+    }
+
     /// Starts a process on this folder, which logs to `logs` under that name and the node's.
     pub fn spawn(&self, logs: &Path, kubeconfig: &Path, name: &str) -> Result<Daemon> {
         let mut args = vec![

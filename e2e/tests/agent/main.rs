@@ -153,7 +153,7 @@ impl Machine {
     }
 
     fn agent(&mut self) -> &mut Daemon {
-        self.daemon.as_mut().unwrap()
+        self.running().unwrap()
     }
 
     async fn ready(&mut self) {

@@ -9,12 +9,10 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::daemon::DaemonOptions;
+use cadastre_e2e::node_agent::{NodeAgent, add};
 use cadastre_e2e::prometheus::{Prometheus, impatient, promtool, rules};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Daemon, Options, TestCluster};
-use cadastre_node::client::ask;
-use cadastre_node::{Add, Attachment, Op};
+use cadastre_e2e::{Options, TestCluster};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -36,39 +34,6 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
     assert!(said.contains("SUCCESS"), "{said}");
 }
 
-/// Starts the agent of a node with its files in `folder`; does not wait until the agent is ready.
-fn agent(stage: &TestCluster, node: &str, folder: &Path) -> Daemon {
-    let at = |name: &str| folder.join(name).display().to_string();
-    let args = [["agent", "--node-name"], [node, "--cni-socket"]].concat();
-    let mut args: Vec<String> = args.into_iter().map(ToOwned::to_owned).collect();
-    args.extend([at("cni.sock"), "--socket".into(), at("agent.sock")]);
-    args.extend(["--store".into(), at("node.redb")]);
-    args.extend(["--publish-interval".into(), "0.5".into()]);
-    let options = DaemonOptions {
-        name: format!("agent-{node}"),
-        args,
-        env: Vec::new(),
-    };
-    let kubeconfig = stage.control_plane.kubeconfig(ADMIN).unwrap();
-    Daemon::start(stage.control_plane.folder(), &kubeconfig, &options).unwrap()
-}
-
-fn add(id: &str) -> Op {
-    Op::Add(Add {
-        attachment: Attachment {
-            network: "net".to_owned(),
-            container_id: id.to_owned(),
-            ifname: "eth0".to_owned(),
-        },
-        netns: String::new(),
-        pod: None,
-        pools: Vec::new(),
-        addresses: Vec::new(),
-        decided: false,
-        bound: Vec::new(),
-    })
-}
-
 /// Panels that must show no data here, because no pool grows for hours.
 const EMPTY: [&str; 2] = ["First pool exhausted in", "Time until exhausted"];
 
@@ -79,15 +44,11 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
     let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
     hand.block_pool("show", spec).await.unwrap();
     hand.node("show", "show-1").await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let mut agent = agent(&stage, "show-1", folder.path());
-    agent.wait_ready(LIMIT).await.unwrap();
-    let (socket, store) = (
-        folder.path().join("cni.sock"),
-        folder.path().join("node.redb"),
-    );
-    let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &add("c1"), LIMIT));
-    asked.await.unwrap().unwrap();
+    let mut node = NodeAgent::new("show-1", &["--publish-interval", "0.5"]).unwrap();
+    node.start(&stage.control_plane, ADMIN).unwrap();
+    node.running().unwrap().wait_ready(LIMIT).await.unwrap();
+    node.add(add("c1")).await.unwrap();
+    let agent = node.running().unwrap();
 
     let files = tempfile::tempdir().unwrap();
     let targets = [
@@ -114,7 +75,7 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
     .await
     .unwrap();
 
-    for (daemon, name) in [(&stage.controller, "controller"), (&agent, "agent")] {
+    for (daemon, name) in [(&stage.controller, "controller"), (&*agent, "agent")] {
         let text = daemon.get("/metrics").await.unwrap();
         let said = promtool(&["check", "metrics"], &text);
         assert_eq!(said.map_err(|it| format!("{name}: {it:#}")).unwrap(), "");

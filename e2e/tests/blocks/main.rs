@@ -31,7 +31,7 @@ mod requests;
 mod short;
 mod trust;
 
-use cadastre_api::Recall;
+use cadastre_api::{NodeSubnet, Recall};
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Fixtures, Options, TestCluster};
@@ -74,7 +74,17 @@ async fn blocks(fixtures: &Fixtures, pool: &str, count: usize) -> Vec<String> {
     .unwrap()
 }
 
-/// The recall of a node's block, if there is one.
+/// Waits until all blocks of a node drain.
+async fn drains(fixtures: &Fixtures, node: &str) {
+    let is_draining = |it: &NodeSubnet| {
+        let mut blocks = it.spec.blocks.iter();
+        blocks.all(|it| it.recall == Some(Recall::Drain))
+    };
+    let subnet = fixtures.subnet_until(node, "drains", is_draining);
+    subnet.await.unwrap();
+}
+
+/// Returns the recall of a node's block, if there is one.
 async fn recall(fixtures: &Fixtures, node: &str, cidr: &str) -> Option<Recall> {
     let subnet = fixtures.subnets.get(node).await.unwrap();
     let block = subnet.spec.blocks.iter().find(|it| it.cidr == cidr);

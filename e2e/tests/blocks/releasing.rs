@@ -9,7 +9,7 @@ use cadastre_e2e::fixtures::GROUP;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{blocks, node, recall, shared};
+use crate::{blocks, drains, node, recall, shared};
 
 /// A pool without gateway: its blocks of 16 addresses are assigned completely.
 fn pool(range: &str, idle: u32, cooldown: u32) -> Value {
@@ -155,15 +155,7 @@ async fn a_node_that_is_selected_again_keeps_its_blocks() {
     agents.allocate("again-1", "again", "old").await.unwrap();
     let had = fixtures.listed("again-1", 1).await.unwrap();
     move_to(&fixtures, "again-1", "elsewhere").await;
-    fixtures
-        .subnet_until("again-1", "drains", |it| {
-            it.spec
-                .blocks
-                .iter()
-                .all(|it| it.recall == Some(Recall::Drain))
-        })
-        .await
-        .unwrap();
+    drains(&fixtures, "again-1").await;
     move_to(&fixtures, "again-1", "again").await;
     fixtures
         .subnet_until("again-1", "drains no longer", |it| {

@@ -92,7 +92,7 @@ pub async fn run() -> Result<()> {
     });
     let idle = end.cpu.saturating_sub(start.cpu).as_secs_f64() / IDLE.as_secs_f64() * 100.0;
     let mut full = agents.agent("full", &[]).await?;
-    full.fill(1000)?;
+    full.fill(1000).await?;
     let restarts = [
         agents.restart(&mut full).await?,
         agents.restart(&mut full).await?,
