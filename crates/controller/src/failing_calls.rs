@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::Purpose;
 use super::queue::{self, backoff};
+use super::report::REPORT_PAUSE;
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
@@ -27,9 +28,6 @@ const MOST_ASKED: Duration = Duration::from_secs(60);
 const LASTING: (u32, u32) = (3, 6);
 /// A call that was not repeated for this long after its pause is no longer counted as failing.
 const GIVEN_UP: Duration = Duration::from_secs(60);
-/// Minimum interval between two reports of the same call, even if the call succeeded in between.
-const TOLD_AGAIN: Duration = Duration::from_secs(600);
-
 /// A kind of call about one object. Different calls for one object back off independently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectCall {
@@ -200,7 +198,7 @@ impl FailingCalls {
         };
         failing.again_at = now + backoff(failures, longest).max(asked);
         let lasting = failing.lasting.is_some() && call.is_write();
-        if !lasting || failing.told_at.is_some_and(|at| at + TOLD_AGAIN > now) {
+        if !lasting || failing.told_at.is_some_and(|at| at + REPORT_PAUSE > now) {
             return None;
         }
         failing.told_at = Some(now);
@@ -230,8 +228,9 @@ impl FailingCalls {
                 failing.failures = 0;
             }
         }
-        self.calls
-            .retain(|_, it| it.failures > 0 || it.told_at.is_some_and(|at| at + TOLD_AGAIN > now));
+        self.calls.retain(|_, it| {
+            it.failures > 0 || it.told_at.is_some_and(|at| at + REPORT_PAUSE > now)
+        });
     }
 
     /// Returns the calls that keep failing, each with the server's message and the monotonic time of its first failure.
@@ -343,7 +342,7 @@ mod tests {
         let pause = refusals.paused(&call(7), NONE).unwrap();
         assert!(pause >= Duration::from_secs(100), "{pause:?}");
         assert_eq!(refusals.count(pause)[&ObjectKind::Node], 5_000);
-        let later = pause + TOLD_AGAIN + GIVEN_UP;
+        let later = pause + REPORT_PAUSE + GIVEN_UP;
         assert!(refusals.count(later).is_empty() && refusals.calls.is_empty());
     }
 

@@ -9,8 +9,9 @@ use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::ObjectKind;
 
-/// A state that ends and begins again is reported again only after this time, unless its end was reported, too.
-const REPORT_PAUSE: Duration = Duration::from_secs(600);
+/// Minimum interval between two reports of one state of an object, so that a state that ends and begins again every few
+/// seconds causes few events. It does not apply to a wait for blocks whose end was reported.
+pub(crate) const REPORT_PAUSE: Duration = Duration::from_secs(600);
 
 /// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
