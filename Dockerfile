@@ -8,7 +8,7 @@
 #
 # BUILDER       an image with Rust, where apt-get can bring musl-tools or they are there already. The one here is
 #               named by its digest for all architectures, which `docker buildx imagetools inspect` tells of a tag
-# BINARIES      `prebuilt` takes target/image/{cadastre,cadastre-ipam} as they are (`make image`)
+# BINARIES      `prebuilt` takes target/image as it is (`make image`)
 ARG BUILDER=docker.io/library/rust:1.89-bookworm@sha256:948f9b08a66e7fe01b03a98ef1c7568292e07ec2e4fe90d88c07bb14563c84ff
 ARG BINARIES=built
 
@@ -35,7 +35,7 @@ LABEL org.opencontainers.image.title="Cadastre" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${COMMIT}"
-COPY --from=binaries /out/cadastre /out/cadastre-ipam /
+COPY --from=binaries /out/ /
 # Nobody in particular; the chart makes the agent root, as the folders of a node are root's.
 USER 65532:65532
 ENTRYPOINT ["/cadastre"]
