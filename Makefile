@@ -77,7 +77,7 @@ endif
 mutants: setup ## bugs made on purpose: whether a test finds each; MUTANT=name tries one
 	$(call say,mutants)
 	$(CARGO) test --workspace --lib -- --nocapture mutated::
-	$(if $(MUTANT),MUTANT=$(MUTANT)) \
+	SEARCH=1 $(if $(MUTANT),MUTANT=$(MUTANT)) \
 		$(CARGO) test --workspace --test sim -- --nocapture mutations::
 
 soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from SEED=n on; lists the failures

@@ -1,6 +1,9 @@
 //! Tries deliberate bugs: checks that the simulation finds each bug that it has to find according to `proofs`.
 //!
-//! `make mutants` prints the table. Mutations that unit tests find are tried in `tests/common/mutated.rs`.
+//! A search from seed 0 on takes minutes for some of them, so `make sim` runs the seeds in `found.txt` first: those at
+//! which the last search found them. Only where such a seed no longer finds its mutation, `make sim` searches as well.
+//! `make mutants` always searches, and with `UPDATE=1` it writes the file. Mutations that unit tests find are tried in
+//! `tests/common/mutated.rs`.
 
 use super::proofs::Weather;
 
@@ -15,6 +18,8 @@ pub struct Trial {
 
 #[cfg(debug_assertions)]
 mod tried {
+    use std::collections::BTreeMap;
+    use std::fmt::Write as _;
     use std::sync::Mutex;
 
     use cadastre_core::mutation;
@@ -22,25 +27,53 @@ mod tried {
 
     use super::super::proofs::{Proof, proof, row};
     use super::super::run::Sim;
+    use super::super::search::said;
     use super::Trial;
 
-    /// Runs seeds until one fails because of the mutation. Returns a text with the number of steps and the violation. A
-    /// seed that also fails without the mutation proves nothing, so it is skipped.
-    fn found(mutation: Mutation, trial: Trial, within: u64) -> Result<String, String> {
+    /// One line for each mutation: its name, and the seed that finds it.
+    const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
+
+    /// Where a mutation was found.
+    struct Found {
+        seed: u64,
+        /// The number of steps, and the violation
+        how: String,
+    }
+
+    /// What came of one seed with a mutation.
+    enum Attempt {
+        Found(Found),
+        /// The number of steps that were run
+        NotFound(u64),
+    }
+
+    /// Runs a seed with the mutation. A seed that also fails without the mutation proves nothing.
+    fn try_seed(seed: u64, mutation: Mutation, trial: Trial) -> Attempt {
+        mutation::set(Some(mutation));
+        let done = Sim::run(seed, Some(trial));
+        mutation::set(None);
+        let failure = match done {
+            Ok(tally) => return Attempt::NotFound(tally.steps),
+            Err(failure) => failure,
+        };
+        if Sim::run(seed, Some(trial)).is_err() {
+            return Attempt::NotFound(failure.step);
+        }
+        let (rule, text) = (failure.violation.rule, failure.violation.text);
+        let how = format!("seed {seed}, step {}, {rule:?}: {text}", failure.step);
+        Attempt::Found(Found { seed, how })
+    }
+
+    /// Runs seeds from 0 on until one finds the mutation, for about `within` steps.
+    fn search(mutation: Mutation, trial: Trial, within: u64) -> Result<Found, String> {
         let mut steps = 0;
         for seed in 0.. {
-            mutation::set(Some(mutation));
-            let done = Sim::run(seed, Some(trial));
-            mutation::set(None);
-            match done {
-                Ok(tally) => steps += tally.steps,
-                Err(failure) => {
-                    steps += failure.step;
-                    if Sim::run(seed, Some(trial)).is_ok() {
-                        let (rule, text) = (failure.violation.rule, failure.violation.text);
-                        return Ok(format!("{steps} steps, seed {seed}, {rule:?}: {text}"));
-                    }
+            match try_seed(seed, mutation, trial) {
+                Attempt::Found(found) => {
+                    let how = format!("after {steps} steps: {}", found.how);
+                    return Ok(Found { how, ..found });
                 }
+                Attempt::NotFound(more) => steps += more,
             }
             if steps > within {
                 break;
@@ -49,19 +82,35 @@ mod tried {
         Err(format!("not found in {steps} steps"))
     }
 
-    /// Tries each mutation on its own, two of them in parallel, and prints the results.
+    /// Returns the seeds in `found.txt`; none if this run has to search.
+    fn noted() -> BTreeMap<String, u64> {
+        if said("SEARCH").is_some() {
+            return BTreeMap::new();
+        }
+        let text = std::fs::read_to_string(FOUND).unwrap();
+        let entry = |line: &str| {
+            let (name, seed) = line.split_once(' ').unwrap();
+            (name.to_owned(), seed.parse().unwrap())
+        };
+        text.lines().map(entry).collect()
+    }
+
+    /// Tries each mutation on its own, two of them in parallel, and prints the results. Returns the seeds.
     fn try_all(
         mutations: impl Iterator<Item = Mutation>,
-        attempt: impl Fn(Mutation) -> Result<String, String> + Sync,
-    ) {
+        attempt: impl Fn(Mutation) -> Result<Found, String> + Sync,
+    ) -> BTreeMap<Mutation, u64> {
         let left = Mutex::new(mutations.collect::<Vec<_>>().into_iter());
-        let failed = Mutex::new(Vec::new());
+        let (seeds, failed) = (Mutex::default(), Mutex::new(Vec::new()));
         let work = || {
             loop {
                 let next = left.lock().unwrap().next();
                 let Some(mutation) = next else { break };
                 match attempt(mutation) {
-                    Ok(how) => println!("{}\n  {how}", row(mutation)),
+                    Ok(found) => {
+                        println!("{}\n  {}", row(mutation), found.how);
+                        BTreeMap::insert(&mut seeds.lock().unwrap(), mutation, found.seed);
+                    }
                     Err(why) => {
                         println!("{}\n  {why}", row(mutation));
                         failed.lock().unwrap().push(mutation);
@@ -75,6 +124,7 @@ mod tried {
         });
         let failed = failed.into_inner().unwrap();
         assert!(failed.is_empty(), "not found: {failed:?}");
+        seeds.into_inner().unwrap()
     }
 
     fn simulated(mutation: Mutation) -> Option<(Trial, u64)> {
@@ -86,17 +136,27 @@ mod tried {
         }
     }
 
-    fn attempt(mutation: Mutation) -> Result<String, String> {
-        let (trial, thousands) = simulated(mutation).ok_or("nothing to try")?;
-        found(mutation, trial, thousands * 1_000)
-    }
-
     /// `MUTANT` names the mutation to try; without it all mutations that the simulation has to find are tried.
     #[test]
     fn what_is_said_of_the_simulation_is_so() {
-        let named = std::env::var("MUTANT").ok().filter(|it| !it.is_empty());
+        let named = said("MUTANT");
         let is_named = |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
         let all = Mutation::ALL.iter().copied().filter(is_named);
-        try_all(all.filter(|it| simulated(*it).is_some()), attempt);
+        let noted = noted();
+        let seeds = try_all(all.filter(|it| simulated(*it).is_some()), |mutation| {
+            let (trial, thousands) = simulated(mutation).ok_or("nothing to try")?;
+            let seed = noted.get(&format!("{mutation:?}"));
+            match seed.map(|seed| try_seed(*seed, mutation, trial)) {
+                Some(Attempt::Found(found)) => Ok(found),
+                _ => search(mutation, trial, thousands * 1_000),
+            }
+        });
+        if named.is_none() && said("UPDATE").is_some() {
+            let mut text = String::new();
+            for (mutation, seed) in seeds {
+                writeln!(text, "{mutation:?} {seed}").unwrap();
+            }
+            std::fs::write(FOUND, text).unwrap();
+        }
     }
 }

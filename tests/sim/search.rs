@@ -14,7 +14,7 @@ use super::mutations::Trial;
 use super::run::{Sim, Tally};
 
 /// The number of steps that the seeds of a commit run whenever all tests run.
-const FRESH: u64 = 1_000_000;
+const FRESH: u64 = 1_500_000;
 
 /// Runs consecutive seeds beginning with `first`, until `steps` are done.
 fn run_seeds(first: u64, steps: u64, trial: Option<Trial>) -> Tally {
@@ -55,7 +55,7 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
 }
 
 /// The value of an environment variable, unless it is empty.
-fn said(name: &str) -> Option<String> {
+pub fn said(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
@@ -79,19 +79,7 @@ fn seed_of_clock() -> u64 {
 
 #[test]
 fn everything_promised_holds_over_many_seeds() {
-    let sum = run_seeds(0, 2_000_000, None);
-    assert!(
-        sum.assigned > 300
-            && sum.freed > 100
-            && sum.takeovers > 50
-            && sum.shown > 1_000
-            && sum.restores > 5
-            && sum.adopted > 3
-            && sum.given > 500
-            && sum.listed > 50
-            && sum.ended > 20,
-        "the runs do too little: {sum:?}"
-    );
+    run_seeds(0, 500_000, None);
 }
 
 /// Each commit runs seeds of its own: they can find failures that fixed seeds never show.
@@ -105,7 +93,19 @@ fn everything_promised_holds_over_seeds_that_nobody_has_run() {
         ),
     };
     println!("seeds of {of}: {FRESH} steps from seed {seed} on");
-    run_seeds(seed, FRESH, None);
+    let sum = run_seeds(seed, FRESH, None);
+    // A third or less of what such runs usually do.
+    assert!(
+        sum.assigned > 100
+            && sum.freed > 100
+            && sum.takeovers > 40
+            && sum.shown > 1_000
+            && sum.restores > 1
+            && sum.given > 500
+            && sum.listed > 50
+            && sum.ended > 20,
+        "the runs do too little: {sum:?}"
+    );
 }
 
 /// Called by `make sim` with `SEED` or `STEPS`.
