@@ -7,7 +7,7 @@
 //! 2. *The agent's word.* A block listed for a live node stays listed until its agent has reported that it
 //!    released that very block.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
-//!    release; or the block was never listed and another range claims its addresses; or its node is deleted, the
+//!    release; or the block was never listed and another range held its addresses; or its node is deleted, the
 //!    quarantine is over, and no pod of the node reports an address of the block.
 //! 4. *Policy.* A block is created inside its pool, for a node that the pool selects. It overlaps no range that the
 //!    writing process had received as allocated, and no older pool.
@@ -44,7 +44,7 @@ struct Life {
     listed: BTreeSet<ObjectUid>,
     /// UIDs of the nodes whose agents have released the block.
     released: BTreeSet<ObjectUid>,
-    /// Whether another range claimed addresses of the block.
+    /// Whether another range held addresses of the block.
     contested: bool,
     /// Whether a user edited the block's object or its entry in a NodeSubnet, or a restore lost the object.
     edited: bool,

@@ -85,10 +85,10 @@ pub fn proof(mutation: Mutation) -> Proof {
         ReturnedRangesShared => unit(
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
-        ImpossibleClaimKept => {
-            unit("controller::allocations::tests::a_claim_that_can_no_longer_come_true_is_free")
+        ImpossibleHoldingKept => {
+            unit("controller::allocations::tests::a_holding_that_can_no_longer_come_true_is_free")
         }
-        RevivedNodeLosesClaim => unit(
+        RevivedNodeLosesHolding => unit(
             "controller::allocations::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
         ),
         OverlapsNotReported => {
@@ -192,15 +192,15 @@ pub fn proof(mutation: Mutation) -> Proof {
         LateListIgnored => unit(
             "controller::allocations::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
         ),
-        DroppedBlockKeepsItsClaim => unit(
+        DroppedBlockKeepsItsHolding => unit(
             "controller::allocations::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
         ),
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedBlockQuarantineIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotAdopted => duplicate(Restored, 1_000),
-        ClaimedBlockAdopted => unit(
-            "controller::allocations::adopt::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
+        HeldBlockAdopted => unit(
+            "controller::allocations::adopt::tests::what_another_node_holds_waits_until_that_ends",
         ),
         AgentGraceSkipped => duplicate(Restored, 1_000),
         ProvisionalBlocksNotCounted => {
@@ -245,7 +245,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("agent::addresses::tests::what_nobody_else_would_know_of_is_told_soon")
         }
         CarvesBelowCidr => sim(AsDrawn, 200),
-        FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
+        FirstFamilyStaysHeld => sim(AsDrawn, 2_000),
 
         // What a process knows of objects
         GoneByAnswerComesBack => unit(

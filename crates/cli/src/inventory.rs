@@ -297,7 +297,7 @@ impl Inventory {
         let claims = self.registry.ledger.overlapping(range);
         claims.filter_map(|(id, claim)| {
             let block = self.registry.blocks.get(&claim.cidr);
-            if let Some(entry) = block.filter(|entry| entry.claim == id) {
+            if let Some(entry) = block.filter(|entry| entry.holding == id) {
                 return Some(Cover::Block(entry));
             }
             let (name, uid) = self.registry.node_of(claim.holder)?.clone();

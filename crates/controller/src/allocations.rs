@@ -33,7 +33,7 @@ use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{MachineIdentity, Node, PodUid, Subnet, Text};
 use cadastre_api::{AllocatedRange, QuarantinedNode};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Addr, Cidr, ClaimId, ClaimLedger, ClaimState, Holder};
+use cadastre_core::{Addr, Cidr, Holder, HoldingId, HoldingState, RangeLedger};
 
 /// Key of a quarantine: the name and the UID of the deleted Node.
 pub(crate) type QuarantineKey = (NodeName, ObjectUid);
@@ -70,8 +70,8 @@ pub struct SyncOutcome {
 /// The ledger of ranges, and the state on which decisions about ranges depend.
 #[derive(Debug, Default)]
 pub struct AllocationState {
-    /// Claims of nodes on ranges
-    pub ledger: ClaimLedger,
+    /// Holdings of nodes on ranges
+    pub ledger: RangeLedger,
     /// The pools and their state
     pub pools: PoolStates,
     /// podCIDRs in quarantine
@@ -94,7 +94,7 @@ pub struct AllocationState {
     pub(super) holders: HolderIds,
     /// podCIDRs that are too wide to count against pools
     pub(super) too_wide: AllTooWide,
-    conflicts: BTreeSet<(ClaimId, ClaimId)>,
+    conflicts: BTreeSet<(HoldingId, HoldingId)>,
 }
 
 impl AllocationState {
@@ -129,14 +129,14 @@ impl AllocationState {
         self.holders.intern(HolderUse::PodCidrs, name, uid)
     }
 
-    /// Returns the claims of a node's UID to podCIDRs.
-    pub(crate) fn claims_of(&self, uid: &ObjectUid) -> Vec<(ClaimId, Cidr, ClaimState)> {
+    /// Returns the podCIDRs that a node UID holds.
+    pub(crate) fn holdings_of(&self, uid: &ObjectUid) -> Vec<(HoldingId, Cidr, HoldingState)> {
         let Some(holder) = self.holders.get(HolderUse::PodCidrs, uid) else {
             return Vec::new();
         };
         self.ledger
             .of(holder)
-            .map(|(id, claim)| (id, claim.cidr, claim.state))
+            .map(|(id, holding)| (id, holding.cidr, holding.state))
             .collect()
     }
 
@@ -150,7 +150,7 @@ impl AllocationState {
         self.holders
             .all()
             .flat_map(|holder| self.ledger.of(holder))
-            .filter(|(_, c)| c.state == ClaimState::Indeterminate)
+            .filter(|(_, c)| c.state == HoldingState::Indeterminate)
             .count()
     }
 
@@ -159,10 +159,10 @@ impl AllocationState {
         let AllocationState {
             ledger, conflicts, ..
         } = self;
-        let held = |id: &ClaimId| {
+        let held = |id: &HoldingId| {
             ledger
                 .get(*id)
-                .is_some_and(|claim| claim.state == ClaimState::Allocated)
+                .is_some_and(|holding| holding.state == HoldingState::Allocated)
         };
         conflicts.retain(|(a, b)| held(a) && held(b));
         conflicts.len()
@@ -173,7 +173,7 @@ impl AllocationState {
         self.holders.node_of(holder)
     }
 
-    /// Records the podCIDRs of a live node. podCIDRs are immutable once set. So if the node has any, claims of this UID
+    /// Records the podCIDRs of a live node. podCIDRs are immutable once set. So if the node has any, holdings of this UID
     /// to other ranges are released, because those writes can no longer succeed. `listed` is the NodeSubnet of the
     /// node's name.
     pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> SyncOutcome {
@@ -185,9 +185,9 @@ impl AllocationState {
             .remove(&(node.name.clone(), node.uid.clone()))
             .is_some();
         if node.is_empty() {
-            for (id, _, _) in self.claims_of(&node.uid).into_iter().filter(|_| revived) {
-                self.ledger.set_state(id, ClaimState::Indeterminate);
-                if Mutation::RevivedNodeLosesClaim.is_on() {
+            for (id, _, _) in self.holdings_of(&node.uid).into_iter().filter(|_| revived) {
+                self.ledger.set_state(id, HoldingState::Indeterminate);
+                if Mutation::RevivedNodeLosesHolding.is_on() {
                     self.ledger.release(id);
                 }
             }
@@ -195,13 +195,13 @@ impl AllocationState {
         }
         let holder = self.holder(&node.name, &node.uid);
         let mut missing: Vec<Cidr> = node.pod_cidrs.to_vec();
-        let claims: Vec<(ClaimId, Cidr, ClaimState)> = self.claims_of(&node.uid);
-        for (id, cidr, state) in claims {
+        let holdings: Vec<(HoldingId, Cidr, HoldingState)> = self.holdings_of(&node.uid);
+        for (id, cidr, state) in holdings {
             if let Some(at) = missing.iter().position(|m| *m == cidr) {
                 missing.swap_remove(at);
-                synced.confirmed |= state != ClaimState::Allocated;
-                self.ledger.set_state(id, ClaimState::Allocated);
-            } else if !Mutation::ImpossibleClaimKept.is_on() {
+                synced.confirmed |= state != HoldingState::Allocated;
+                self.ledger.set_state(id, HoldingState::Allocated);
+            } else if !Mutation::ImpossibleHoldingKept.is_on() {
                 self.ledger.release(id);
                 synced.freed = true;
             }
@@ -210,7 +210,7 @@ impl AllocationState {
         let too_wide = missing.extract_if(.., |it| !counts(it)).collect();
         self.note_too_wide(node, too_wide);
         for cidr in &missing {
-            self.ledger.record(holder, *cidr, ClaimState::Allocated);
+            self.ledger.record(holder, *cidr, HoldingState::Allocated);
         }
         if synced.confirmed || !missing.is_empty() {
             synced.overlaps = self.conflicts_of(holder);
@@ -235,15 +235,15 @@ impl AllocationState {
     /// Quarantines the podCIDRs of a node whose UID is gone. Returns whether the node had any.
     pub(crate) fn quarantine(&mut self, node: &Node, now: Now) -> bool {
         self.too_wide.remove(&node.uid);
-        let claims = self.claims_of(&node.uid);
-        let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
+        let holdings = self.holdings_of(&node.uid);
+        let mut ranges: Vec<Cidr> = holdings.iter().map(|(_, cidr, _)| *cidr).collect();
         ranges.sort_unstable();
         if ranges.is_empty() {
             self.holders.drop_uid(HolderUse::PodCidrs, &node.uid);
             return false;
         }
-        for (id, _, _) in claims {
-            self.ledger.set_state(id, ClaimState::Quarantined);
+        for (id, _, _) in holdings {
+            self.ledger.set_state(id, HoldingState::Quarantined);
         }
         let quarantine = self.quarantine_of(&ranges);
         let key = (node.name.clone(), node.uid.clone());
@@ -258,10 +258,10 @@ impl AllocationState {
         true
     }
 
-    /// Ends a quarantine and releases its claims. The ranges are free then, unless another node has them too.
+    /// Ends a quarantine and releases its holdings. The ranges are free then, unless another node has them too.
     pub fn release(&mut self, key: &QuarantineKey) {
         self.quarantined.remove(key);
-        for (id, _, _) in self.claims_of(&key.1) {
+        for (id, _, _) in self.holdings_of(&key.1) {
             self.ledger.release(id);
         }
         self.holders.drop_uid(HolderUse::PodCidrs, &key.1);
@@ -375,9 +375,9 @@ impl AllocationState {
             let until = gone.at + self.quarantine_of(&gone.ranges);
             let left = until.saturating_sub(now.mono);
             let is_held = |range: &&Cidr| {
-                let mut claims = self.ledger.overlapping(range);
-                claims.any(|(_, it)| {
-                    it.state == ClaimState::Allocated && it.cidr.len() <= range.len()
+                let mut holdings = self.ledger.overlapping(range);
+                holdings.any(|(_, it)| {
+                    it.state == HoldingState::Allocated && it.cidr.len() <= range.len()
                 })
             };
             let ranges: Vec<Cidr> = gone
@@ -396,7 +396,7 @@ impl AllocationState {
     fn restore_to_quarantine(&mut self, name: &NodeName, uid: &ObjectUid, rest: QuarantinedRanges) {
         let holder = self.holder(name, uid);
         for cidr in &rest.ranges {
-            self.ledger.record(holder, *cidr, ClaimState::Quarantined);
+            self.ledger.record(holder, *cidr, HoldingState::Quarantined);
         }
         self.quarantined.insert((name.clone(), uid.clone()), rest);
     }
@@ -417,20 +417,23 @@ impl AllocationState {
 
     fn conflicts_of(&mut self, holder: Holder) -> Vec<(NodeName, ObjectUid, Cidr)> {
         let mut found = Vec::new();
-        let mine: Vec<(ClaimId, Cidr)> = self
+        let mine: Vec<(HoldingId, Cidr)> = self
             .ledger
             .of(holder)
-            .map(|(id, claim)| (id, claim.cidr))
+            .map(|(id, holding)| (id, holding.cidr))
             .collect();
         for (id, cidr) in mine {
-            for (other, claim) in self.ledger.overlapping(&cidr) {
+            for (other, holding) in self.ledger.overlapping(&cidr) {
                 let unreported = Mutation::OverlapsNotReported.is_on();
-                if claim.holder == holder || claim.state != ClaimState::Allocated || unreported {
+                if holding.holder == holder
+                    || holding.state != HoldingState::Allocated
+                    || unreported
+                {
                     continue;
                 }
                 self.conflicts.insert((id.min(other), id.max(other)));
-                if let Some((name, uid)) = self.holders.node_of(claim.holder) {
-                    found.push((name.clone(), uid.clone(), claim.cidr));
+                if let Some((name, uid)) = self.holders.node_of(holding.holder) {
+                    found.push((name.clone(), uid.clone(), holding.cidr));
                 }
             }
         }
@@ -530,17 +533,17 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_can_no_longer_come_true_is_free() {
+    fn a_holding_that_can_no_longer_come_true_is_free() {
         let mut allocations = AllocationState::default();
         let has = node("u1", "10.0.1.0/24");
         let holder = allocations.holder(&has.name, &has.uid);
         let wanted = cidr("10.0.0.0/24");
         allocations
             .ledger
-            .record(holder, wanted, ClaimState::Indeterminate);
+            .record(holder, wanted, HoldingState::Indeterminate);
         assert!(allocations.sync(&has, None).freed);
         assert!(allocations.ledger.overlapping(&wanted).next().is_none());
-        assert_eq!(allocations.claims_of(&"u1".into()).len(), 1);
+        assert_eq!(allocations.holdings_of(&"u1".into()).len(), 1);
     }
 
     #[test]
@@ -554,12 +557,12 @@ mod tests {
         let wanted = cidr("10.0.0.0/24");
         allocations
             .ledger
-            .record(holder, wanted, ClaimState::InFlight);
+            .record(holder, wanted, HoldingState::InFlight);
         assert!(allocations.quarantine(&empty, NOW));
         allocations.sync(&empty, None);
-        let claims = allocations.claims_of(&"u1".into());
-        let states: Vec<ClaimState> = claims.iter().map(|(_, _, state)| *state).collect();
-        assert_eq!(states, [ClaimState::Indeterminate]);
+        let holdings = allocations.holdings_of(&"u1".into());
+        let states: Vec<HoldingState> = holdings.iter().map(|(_, _, state)| *state).collect();
+        assert_eq!(states, [HoldingState::Indeterminate]);
         assert!(allocations.quarantined.is_empty());
     }
 

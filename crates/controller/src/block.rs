@@ -24,7 +24,7 @@ use crate::cluster::request::{
 use crate::purpose::Step;
 use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Addr, Cidr, ClaimId};
+use cadastre_core::{Addr, Cidr, HoldingId};
 
 /// How long the loop waits for the watch to show an object before it reads the object.
 const AWAIT: Duration = Duration::from_secs(10);
@@ -54,9 +54,11 @@ impl Loop for BlockLoop {
 
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         match answer.purpose {
-            Purpose::Block { cidr, claim, step } => {
-                self.written_or_read((cidr, *claim), *step, answer.outcome, cx)
-            }
+            Purpose::Block {
+                cidr,
+                holding,
+                step,
+            } => self.written_or_read((cidr, *holding), *step, answer.outcome, cx),
             Purpose::BlockPods { uid, .. } => {
                 self.looked_at_pods(uid, answer.outcome, cx);
                 AffectedLoops::default()
@@ -112,8 +114,12 @@ impl BlockLoop {
             return KeyDecision::Later(at);
         }
         let name: Text = block_name(&cidr).into();
-        let claim = entry.claim;
-        let purpose = |step| Purpose::Block { cidr, claim, step };
+        let holding = entry.holding;
+        let purpose = |step| Purpose::Block {
+            cidr,
+            holding,
+            step,
+        };
         if entry.to_read {
             entry.in_flight = true;
             return KeyDecision::Send(ApiRequest::Read(ObjectKind::Block, name), purpose(None));
@@ -241,7 +247,7 @@ impl BlockLoop {
     /// creation: a new object counts only once the watch shows it.
     fn written_or_read(
         &mut self,
-        (cidr, claim): (&Cidr, ClaimId),
+        (cidr, holding): (&Cidr, HoldingId),
         step: Option<Step>,
         outcome: &RequestOutcome,
         cx: &mut Context,
@@ -250,7 +256,7 @@ impl BlockLoop {
         let mut noted = AffectedLoops::default();
         let entry = cx.allocations.blocks.get_mut(cidr);
         let any = Mutation::AnswerToEarlierBlockCounts.is_on();
-        let Some(entry) = entry.filter(|entry| entry.claim == claim || any) else {
+        let Some(entry) = entry.filter(|entry| entry.holding == holding || any) else {
             return noted;
         };
         entry.in_flight = false;
@@ -387,20 +393,20 @@ mod tests {
     use crate::Now;
     use crate::allocations::holders::HolderUse;
     use crate::cluster::cache::ClusterCache;
-    use cadastre_core::ClaimState;
+    use cadastre_core::HoldingState;
 
     /// Records a block for node `n1`. No request for its object is sent.
-    fn begun(allocations: &mut AllocationState, now: Now) -> (Cidr, ClaimId) {
+    fn begun(allocations: &mut AllocationState, now: Now) -> (Cidr, HoldingId) {
         let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
         let node = crate::demand::tests::node("n1");
         let holder = allocations
             .holders
             .intern(HolderUse::Blocks, &node.name, &node.uid);
-        let claim = allocations
+        let holding = allocations
             .ledger
-            .record(holder, cidr, ClaimState::InFlight);
-        allocations.begin_block(claim, cidr, &"p".into(), &node, now);
-        (cidr, claim)
+            .record(holder, cidr, HoldingState::InFlight);
+        allocations.begin_block(holding, cidr, &"p".into(), &node, now);
+        (cidr, holding)
     }
 
     /// Returns the next step of a block when a read finds another object under its name.
@@ -413,7 +419,7 @@ mod tests {
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
         let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
-        let (cidr, claim) = begun(&mut allocations, now);
+        let (cidr, holding) = begun(&mut allocations, now);
         allocations.blocks.get_mut(&cidr).unwrap().confirmed = confirmed;
         let block = Block {
             name: block_name(&cidr).into(),
@@ -425,7 +431,7 @@ mod tests {
         let mut reports = Vec::new();
         let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
         BlockLoop::default().written_or_read(
-            (&cidr, claim),
+            (&cidr, holding),
             None,
             &RequestOutcome::Block(block),
             &mut cx,
@@ -466,7 +472,7 @@ mod tests {
         };
         for owner in ["n1", "n2"] {
             let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
-            let (cidr, claim) = begun(&mut allocations, now);
+            let (cidr, holding) = begun(&mut allocations, now);
             let entry = allocations.blocks.get_mut(&cidr).unwrap();
             (entry.confirmed, entry.step) = (true, Step::Replace);
             let mut spec = entry.spec();
@@ -481,7 +487,7 @@ mod tests {
             let mut reports = Vec::new();
             let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
             let (step, outcome) = (Some(Step::Replace), RequestOutcome::Block(kept));
-            BlockLoop::default().written_or_read((&cidr, claim), step, &outcome, &mut cx);
+            BlockLoop::default().written_or_read((&cidr, holding), step, &outcome, &mut cx);
             let is_done = allocations.blocks.get(&cidr).unwrap().step == Step::Settled;
             assert_eq!(is_done, owner == "n1");
         }
@@ -494,7 +500,7 @@ mod tests {
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
         let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
-        let (cidr, claim) = begun(&mut allocations, now);
+        let (cidr, holding) = begun(&mut allocations, now);
         let entry = allocations.blocks.get_mut(&cidr).unwrap();
         (entry.confirmed, entry.step, entry.uid) = (true, Step::Await, Some("b".into()));
         let found = Block {
@@ -519,7 +525,7 @@ mod tests {
                 "{read:?}"
             );
             let outcome = RequestOutcome::Block(found);
-            blocks.written_or_read((&cidr, claim), None, &outcome, &mut cx);
+            blocks.written_or_read((&cidr, holding), None, &outcome, &mut cx);
             assert!(blocks.next_urgent(&mut cx, false).is_none());
             assert!(blocks.next(&mut cx).is_none(), "it has just been read");
             now.mono += AWAIT;

@@ -49,13 +49,13 @@ pub(super) fn carve(
         }
         let mut smaller = state.space.refitted(lens);
         match allocations.ledger.carve(&mut smaller, holder, spoken_for) {
-            Ok(claims) => carved = Ok(claims),
+            Ok(holdings) => carved = Ok(holdings),
             Err(other) if other.family != family => carved = Err(other),
             Err(smaller) => avoided = smaller.avoided.max(avoided),
         }
     }
-    let claims = match carved {
-        Ok(claims) => claims,
+    let holdings = match carved {
+        Ok(holdings) => holdings,
         Err(full) => {
             if !allocations.blocks.has(&node.uid) {
                 allocations.holders.drop_uid(HolderUse::Blocks, &node.uid);
@@ -66,12 +66,12 @@ pub(super) fn carve(
             return Err(PoolExhausted { avoided, ..full });
         }
     };
-    let claims: Vec<_> = claims.iter().filter_map(|(_, id)| *id).collect();
-    let mut cidrs = Vec::with_capacity(claims.len());
-    for id in claims {
-        if let Some(claim) = allocations.ledger.get(id) {
-            allocations.begin_block(id, claim.cidr, pool, node, now);
-            cidrs.push(claim.cidr);
+    let holdings: Vec<_> = holdings.iter().filter_map(|(_, id)| *id).collect();
+    let mut cidrs = Vec::with_capacity(holdings.len());
+    for id in holdings {
+        if let Some(holding) = allocations.ledger.get(id) {
+            allocations.begin_block(id, holding.cidr, pool, node, now);
+            cidrs.push(holding.cidr);
         }
     }
     Ok(cidrs)

@@ -6,7 +6,7 @@ use super::allocations::AllocationState;
 use super::pools::PoolState;
 use cadastre_api::{AddressStatus, FamilyStatus};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, ClaimState, Family, Holder};
+use cadastre_core::{Cidr, Family, Holder, HoldingState};
 
 /// Counts of one pool and family. `capacity` and `free` count blocks of the pool's block size, `held` and `quarantined`
 /// count ranges of any size.
@@ -66,8 +66,8 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
         free: room.free,
     };
     for cidr in pool.space.cidrs(family) {
-        for (_, claim) in allocations.ledger.overlapping(cidr) {
-            if claim.state == ClaimState::Quarantined {
+        for (_, holding) in allocations.ledger.overlapping(cidr) {
+            if holding.state == HoldingState::Quarantined {
                 figures.quarantined += 1;
             } else {
                 figures.held += 1;
@@ -102,10 +102,10 @@ pub fn may_go(
         .families()
         .flat_map(|family| state.space.cidrs(family))
         .all(|cidr| {
-            let mut claims = allocations.ledger.overlapping(cidr);
+            let mut holdings = allocations.ledger.overlapping(cidr);
             let goes = Mutation::FinalizerRemovedDuringQuarantine.is_on();
-            claims.all(|(_, claim)| {
-                kept(&claim.cidr) || goes && claim.state == ClaimState::Quarantined
+            holdings.all(|(_, holding)| {
+                kept(&holding.cidr) || goes && holding.state == HoldingState::Quarantined
             })
         })
 }
@@ -119,13 +119,14 @@ pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Hol
         .families()
         .flat_map(|family| state.space.cidrs(family))
     {
-        for (_, claim) in allocations.ledger.overlapping(cidr) {
+        for (_, holding) in allocations.ledger.overlapping(cidr) {
             if allocations
                 .pools
-                .of(&claim.cidr)
+                .of(&holding.cidr)
                 .is_none_or(|pool| pool.name == state.name)
             {
-                *holders.entry(claim.holder).or_default() |= claim.state != ClaimState::Quarantined;
+                *holders.entry(holding.holder).or_default() |=
+                    holding.state != HoldingState::Quarantined;
             }
         }
     }
@@ -147,7 +148,7 @@ mod tests {
         let held = Cidr::parse_strict(held).unwrap();
         allocations
             .ledger
-            .record(Holder(1), held, ClaimState::Allocated);
+            .record(Holder(1), held, HoldingState::Allocated);
         let pool = allocations.pools.get("p").unwrap();
         figures(pool, Family::V6, &allocations).status(None, None)
     }

@@ -21,7 +21,7 @@ use crate::cluster::lease::{LeaseContent, Takeover, Tenure};
 use crate::cluster::names::PoolName;
 use crate::cluster::request::ApiRequest;
 use crate::settings::ControllerSettings;
-use cadastre_core::{Cidr, ClaimState};
+use cadastre_core::{Cidr, HoldingState};
 
 mod answers;
 mod changes;
@@ -244,7 +244,7 @@ impl Leader {
             for cidr in &intent.cidrs {
                 self.allocations
                     .ledger
-                    .record(holder, *cidr, ClaimState::Indeterminate);
+                    .record(holder, *cidr, HoldingState::Indeterminate);
             }
             self.allocations.intents.inherit(node, &intent.cidrs);
         }

@@ -4,9 +4,9 @@
 //! or was touched by a later leader. The request is sent only after the Lease names it.
 //!
 //! # Guarantees
-//! - A range is allocated to one node only: it is claimed in the ledger before the Lease names it, and the Lease names
+//! - A range is allocated to one node only: it is held in the ledger before the Lease names it, and the Lease names
 //!   it before the request is sent.
-//! - After an indeterminate write the range stays claimed, and only the same write is repeated, until a read shows
+//! - After an indeterminate write the range stays held, and only the same write is repeated, until a read shows
 //!   which podCIDRs the node has.
 //! - An event reports why a node waits, once per reason.
 
@@ -31,7 +31,7 @@ use crate::cluster::request::{
 };
 use cadastre_api::AllocationMode;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Addr, Cidr, ClaimState, Family, PoolExhausted};
+use cadastre_core::{Addr, Cidr, Family, HoldingState, PoolExhausted};
 
 /// State of the podCIDR loop.
 #[derive(Debug, Default)]
@@ -177,7 +177,7 @@ impl PodCidrs {
         if self.requests.is_to_read(&node.uid) {
             return PodCidrDecision::Read;
         }
-        let begun = cx.allocations.claims_of(&node.uid);
+        let begun = cx.allocations.holdings_of(&node.uid);
         if !begun.is_empty() {
             let cidrs = begun.into_iter().map(|(_, cidr, _)| cidr);
             return write(cidrs, cx.allocations, cx.cache);
@@ -239,10 +239,10 @@ impl PodCidrs {
                 .ledger
                 .carve(&mut pool.space, holder, spoken_for)
             {
-                Ok(claims) => {
-                    let ids = claims.iter().filter_map(|(_, id)| *id);
-                    let claims = ids.filter_map(|id| allocations.ledger.get(id));
-                    let cidrs = claims.map(|claim| claim.cidr);
+                Ok(holdings) => {
+                    let ids = holdings.iter().filter_map(|(_, id)| *id);
+                    let holdings = ids.filter_map(|id| allocations.ledger.get(id));
+                    let cidrs = holdings.map(|holding| holding.cidr);
                     return write(cidrs, allocations, cache);
                 }
                 Err(full) if full.avoided > 0 => {
@@ -295,7 +295,7 @@ impl PodCidrs {
         std::mem::take(&mut self.recount)
     }
 
-    /// Returns whether the Node with this UID is gone, and forgets its requests then. Its claims are in quarantine, and
+    /// Returns whether the Node with this UID is gone, and forgets its requests then. Its holdings are in quarantine, and
     /// no write for that UID can succeed any more.
     fn is_over(&mut self, name: &NodeName, uid: &ObjectUid, cx: &Context) -> bool {
         let gone = cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid);
@@ -363,16 +363,16 @@ impl PodCidrs {
     }
 }
 
-/// Updates the claims of a node after the answer to a write.
+/// Updates the holdings of a node after the answer to a write.
 fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut AllocationState) {
     match outcome {
         RequestOutcome::Node(node) if node.uid == *uid => {}
         RequestOutcome::Rejected(Rejection::Guard(_)) => {}
         RequestOutcome::Rejected(_) => {
-            let claims = allocations.claims_of(uid);
-            if !claims
+            let holdings = allocations.holdings_of(uid);
+            if !holdings
                 .iter()
-                .any(|(_, _, state)| *state == ClaimState::Indeterminate)
+                .any(|(_, _, state)| *state == HoldingState::Indeterminate)
             {
                 // The write had no effect, so the Lease need not name it until it is sent again. So a write that keeps
                 // being rejected takes no room in the Lease from others.
@@ -380,11 +380,13 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
             }
         }
         _ => {
-            for (id, _, state) in allocations.claims_of(uid) {
+            for (id, _, state) in allocations.holdings_of(uid) {
                 if Mutation::IndeterminateAllocationFreed.is_on() {
                     allocations.ledger.release(id);
-                } else if state == ClaimState::InFlight {
-                    allocations.ledger.set_state(id, ClaimState::Indeterminate);
+                } else if state == HoldingState::InFlight {
+                    allocations
+                        .ledger
+                        .set_state(id, HoldingState::Indeterminate);
                 }
             }
             if Mutation::NameRemovedWhileIndeterminate.is_on() {
@@ -434,7 +436,7 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
 
 /// Allocates the quarantined ranges of a machine to its new Node and returns them. Returns `None` if there are none, or
 /// if no pool allocates all of them to the node any more. Also returns `None` if an address in them has been reserved
-/// since, or is claimed by another node.
+/// since, or is held by another node.
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;
@@ -448,8 +450,8 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
         && ranges
             .windows(2)
             .all(|pair| pair[0].family() != pair[1].family());
-    // Another node may have had the same addresses through a foreign allocator, so other claims may overlap these
-    // ranges. The ranges are returned only if all these claims are quarantines of this machine under this name.
+    // Another node may have had the same addresses through a foreign allocator, so other holdings may overlap these
+    // ranges. The ranges are returned only if all these holdings are quarantines of this machine under this name.
     let own = |holder| {
         let key = allocations
             .node_of(holder)
@@ -461,7 +463,7 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
         allocations
             .ledger
             .overlapping(range)
-            .all(|(_, claim)| own(claim.holder))
+            .all(|(_, holding)| own(holding.holder))
     };
     let alone = |range: &Cidr| alone(range) || Mutation::ReturnedRangesShared.is_on();
     if !fits || !ranges.iter().all(alone) {
@@ -471,7 +473,7 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
     for range in &ranges {
         allocations
             .ledger
-            .record(holder, *range, ClaimState::InFlight);
+            .record(holder, *range, HoldingState::InFlight);
     }
     Some(ranges)
 }

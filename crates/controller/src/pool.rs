@@ -1,7 +1,7 @@
 //! The pool loop: finalizer, conditions and counts of every IPPool.
 //!
 //! A pool allocates only once it has its finalizer. The finalizer is removed only if the pool has no blocks any more,
-//! and another pool keeps all other claimed ranges in it (allocated, in flight, indeterminate or in quarantine). Counts
+//! and another pool keeps all other held ranges in it (allocated, in flight, indeterminate or in quarantine). Counts
 //! are computed from the ledger each time. A status is written if it has changed, at most once in [`STATUS_PAUSE`] per
 //! pool. An event is emitted only if a condition has changed; a restart of the controller is no change.
 

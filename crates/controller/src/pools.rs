@@ -22,7 +22,7 @@ use crate::cluster::objects::{Node, Pool};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, Selector, choose, lacking};
 use cadastre_api::{AllocationMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, ClaimLedger, Dual, Family, IpRange};
+use cadastre_core::{Cidr, Dual, Family, IpRange, RangeLedger};
 
 /// How long a range of a deleted node that lies in no pool stays in quarantine.
 pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
@@ -332,7 +332,7 @@ impl PoolStates {
         &self,
         allocate: AllocationMode,
         node: &Node,
-        ledger: &ClaimLedger,
+        ledger: &RangeLedger,
         full: &BTreeMap<PoolName, V>,
     ) -> Vec<(PoolName, bool)> {
         let room = |candidate: &PoolCandidate| match self.states.get(candidate.name) {
@@ -345,7 +345,7 @@ impl PoolStates {
     }
 
     /// Returns a text that explains which pools the node may use and why it may not use the others.
-    pub fn explain(&self, allocate: AllocationMode, node: &Node, ledger: &ClaimLedger) -> String {
+    pub fn explain(&self, allocate: AllocationMode, node: &Node, ledger: &RangeLedger) -> String {
         let states = self.states.values();
         let of_kind = states.filter(|state| state.allocation_mode == allocate);
         let candidates: Vec<PoolCandidate> = of_kind.map(PoolState::candidate).collect();
@@ -464,7 +464,7 @@ impl PoolState {
     }
 
     /// Returns the number of free blocks, in the family that has fewer.
-    fn room(&self, ledger: &ClaimLedger) -> u128 {
+    fn room(&self, ledger: &RangeLedger) -> u128 {
         self.space
             .families()
             .map(|family| ledger.block_counts(&self.space, family).free)

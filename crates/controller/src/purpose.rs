@@ -2,7 +2,7 @@
 
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::ObjectKind;
-use cadastre_core::{Cidr, ClaimId};
+use cadastre_core::{Cidr, HoldingId};
 
 /// The next request that a block's object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +43,11 @@ pub enum Purpose {
     Subnet { name: NodeName, urgent: bool },
     /// The last list of a deleted node's pods before its podCIDRs become free
     Quarantine { name: NodeName, uid: ObjectUid },
-    /// A request about a block's object: the write of `step`, or a read if there is no step. `claim` distinguishes
+    /// A request about a block's object: the write of `step`, or a read if there is no step. `holding` distinguishes
     /// successive blocks of the same CIDR, so that an answer about an earlier block does not reach the next one
     Block {
         cidr: Cidr,
-        claim: ClaimId,
+        holding: HoldingId,
         step: Option<Step>,
     },
     /// The last list of a deleted node's pods before its blocks become free

@@ -6,7 +6,7 @@
 //! ranges are too few for that, so this case is left out.
 //!
 //! The fill level stays constant while a case is measured: after each timed batch of carves, the same number of random
-//! claims is released, and after each timed batch of releases, the same number is carved. So holes stay at random
+//! holdings is released, and after each timed batch of releases, the same number is carved. So holes stay at random
 //! places. `carve` at 1,000,000 held ranges should take less than 200 ns, and about as long as at 100.
 
 #![allow(missing_docs, reason = "the macros of criterion make public items")]
@@ -16,7 +16,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use cadastre_core::{
-    Addr, Cidr, ClaimId, ClaimLedger, ClaimState, Dual, Family, FamilyRanges, Holder, IpRange, Pool,
+    Addr, Cidr, Dual, Family, FamilyRanges, Holder, HoldingId, HoldingState, IpRange, Pool,
+    RangeLedger,
 };
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, measurement::WallTime};
 
@@ -47,9 +48,9 @@ fn main() {
 
 /// A ledger and a pool at a certain fill level.
 struct Case {
-    ledger: ClaimLedger,
+    ledger: RangeLedger,
     pool: Pool,
-    held: Vec<ClaimId>,
+    held: Vec<HoldingId>,
     blocks: u64,
     order: u32,
     random: Random,
@@ -65,7 +66,7 @@ impl Case {
             if case.random.below(blocks - n) < missing {
                 let cidr = case.block(family, n);
                 case.held
-                    .push(case.ledger.record(holder(n), cidr, ClaimState::Allocated));
+                    .push(case.ledger.record(holder(n), cidr, HoldingState::Allocated));
             }
         }
         case
@@ -100,7 +101,7 @@ impl Case {
             },
         });
         Self {
-            ledger: ClaimLedger::default(),
+            ledger: RangeLedger::default(),
             pool,
             held: Vec::new(),
             blocks,
@@ -125,7 +126,7 @@ impl Case {
         }
     }
 
-    /// Moves `count` random claims to the end of `held`, where `release` takes them.
+    /// Moves `count` random holdings to the end of `held`, where `release` takes them.
     fn draw(&mut self, count: usize) {
         let len = self.held.len();
         for n in 0..count {
@@ -228,7 +229,7 @@ fn report_memory() {
     }
 }
 
-fn bytes(ledger: &ClaimLedger) -> usize {
+fn bytes(ledger: &RangeLedger) -> usize {
     ledger.heap_bytes() / ledger.len()
 }
 

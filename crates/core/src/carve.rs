@@ -1,15 +1,15 @@
-//! Carving: choosing the next free block of each family of a pool, and recording the blocks as claims.
+//! Carving: choosing the next free block of each family of a pool, and recording the blocks as holdings.
 //!
-//! The search alternates between two sorted structures. The space finds the next block that no claim covers. The
+//! The search alternates between two sorted structures. The space finds the next block that no holding covers. The
 //! pool says whether that block may be carved, and if not, where to continue. Neither gets slower as the pool
 //! fills up. The search takes one step for each free block that must not be carved, because `avoid` excludes the
 //! block or a blocked span of the pool closes it.
 
 use super::cidr::{Addr, Cidr, Family};
-use super::claims::{Claim, ClaimId, ClaimState, Holder};
 use super::dual::Dual;
 use super::family_pool::FamilyPool;
-use super::ledger::ClaimLedger;
+use super::holdings::{Holder, Holding, HoldingId, HoldingState};
+use super::ledger::RangeLedger;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
@@ -24,9 +24,9 @@ pub struct PoolExhausted {
     pub family: Family,
     /// The prefix length that was searched for.
     pub block_len: u8,
-    /// Blocks that the pool would have if nothing were claimed.
+    /// Blocks that the pool would have if nothing were held.
     pub capacity: u128,
-    /// Blocks that a claim covers, partly or entirely.
+    /// Blocks that a holding covers, partly or entirely.
     pub held: u128,
     /// Free blocks that were skipped because `avoid` returned an address in them.
     pub avoided: u128,
@@ -37,16 +37,16 @@ pub struct PoolExhausted {
 /// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
-    /// Blocks that the pool would have if nothing were claimed, without those that blocked spans close. Saturates
+    /// Blocks that the pool would have if nothing were held, without those that blocked spans close. Saturates
     /// at `u128::MAX`, which is one less than the number of /128 blocks in `::/0`.
     pub capacity: u128,
-    /// Blocks that no claim covers. Blocks that a caller of `carve` would avoid are included.
+    /// Blocks that no holding covers. Blocks that a caller of `carve` would avoid are included.
     pub free: u128,
 }
 
-impl ClaimLedger {
-    /// Carves one block of each of the pool's families and records them as claims of `holder` in state
-    /// [`ClaimState::InFlight`]. If one family has no free block, nothing is carved.
+impl RangeLedger {
+    /// Carves one block of each of the pool's families and records them as holdings of `holder` in state
+    /// [`HoldingState::InFlight`]. If one family has no free block, nothing is carved.
     ///
     /// `avoid` returns an address in the candidate block, for example of a node or pod, that forbids its use; the
     /// search then continues with the next block. A pool without families yields no block and no error.
@@ -55,25 +55,25 @@ impl ClaimLedger {
         pool: &mut Pool,
         holder: Holder,
         avoid: impl Fn(&Cidr) -> Option<Addr>,
-    ) -> Result<Dual<Option<ClaimId>>, PoolExhausted> {
+    ) -> Result<Dual<Option<HoldingId>>, PoolExhausted> {
         // All blocks are found before the first one is recorded, so there is nothing to undo if a family is exhausted.
         let mut blocks = Dual::default();
         for family in pool.families() {
             let found = self.find(pool, family, &avoid);
-            if Mutation::FirstFamilyStaysClaimed.is_on()
+            if Mutation::FirstFamilyStaysHeld.is_on()
                 && let (Err(_), Some(cidr)) = (&found, blocks.v4)
             {
-                self.record(holder, cidr, ClaimState::InFlight);
+                self.record(holder, cidr, HoldingState::InFlight);
             }
             *blocks.get_mut(family) = Some(found?);
         }
         Ok(blocks.map(|block: Option<Cidr>| {
             let cidr = block?;
             pool.pass(&cidr);
-            let id = self.claims.insert(Claim {
+            let id = self.holdings.insert(Holding {
                 holder,
                 cidr,
-                state: ClaimState::InFlight,
+                state: HoldingState::InFlight,
             });
             self.cover(cidr, id);
             Some(id)
@@ -82,7 +82,7 @@ impl ClaimLedger {
 
     /// Counts the blocks of one family of a pool. Both counts are zero if the pool has no ranges of that family.
     ///
-    /// The counts are computed from the claims at every call, which takes longer if the free space is fragmented.
+    /// The counts are computed from the holdings at every call, which takes longer if the free space is fragmented.
     pub fn block_counts(&self, pool: &Pool, family: Family) -> BlockCounts {
         let space = self.spaces.get(family);
         let Some((part, order)) = blocks_of(pool, family) else {
@@ -145,10 +145,10 @@ impl ClaimLedger {
 
     fn full(&self, pool: &Pool, family: Family, avoided: u128) -> PoolExhausted {
         let capacity = self.block_counts(pool, family).capacity;
-        let resting = self.claims.iter().filter(|(_, claim)| {
-            claim.state == ClaimState::Quarantined
-                && claim.cidr.family() == family
-                && pool.touches(&claim.cidr)
+        let resting = self.holdings.iter().filter(|(_, holding)| {
+            holding.state == HoldingState::Quarantined
+                && holding.cidr.family() == family
+                && pool.touches(&holding.cidr)
         });
         PoolExhausted {
             family,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     /// Carves IPv4 blocks until the pool is exhausted.
-    fn carve_all(ledger: &mut ClaimLedger, pool: &mut Pool) -> (Vec<String>, PoolExhausted) {
+    fn carve_all(ledger: &mut RangeLedger, pool: &mut Pool) -> (Vec<String>, PoolExhausted) {
         let mut carved = Vec::new();
         loop {
             match ledger.carve(pool, HOLDER, |_| None) {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn next_fit_goes_downward_over_all_cidrs_and_wraps() {
-        let mut ledger = ClaimLedger::default();
+        let mut ledger = RangeLedger::default();
         let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.1.0.0/24"], 26));
         let mut next = || {
             let id = ledger
@@ -239,11 +239,11 @@ mod tests {
     }
 
     #[test]
-    fn what_any_claim_overlaps_is_never_carved() {
-        let mut ledger = ClaimLedger::default();
-        ledger.record(HOLDER, cidr("10.0.0.0/29"), ClaimState::Allocated);
-        ledger.record(HOLDER, cidr("10.0.0.96/27"), ClaimState::Quarantined);
-        ledger.record(HOLDER, cidr("10.0.0.128/25"), ClaimState::Indeterminate);
+    fn what_any_holding_overlaps_is_never_carved() {
+        let mut ledger = RangeLedger::default();
+        ledger.record(HOLDER, cidr("10.0.0.0/29"), HoldingState::Allocated);
+        ledger.record(HOLDER, cidr("10.0.0.96/27"), HoldingState::Quarantined);
+        ledger.record(HOLDER, cidr("10.0.0.128/25"), HoldingState::Indeterminate);
         let mut pool = Pool::new(v4(&["10.0.0.0/24"], 27));
         let (carved, full) = carve_all(&mut ledger, &mut pool);
         assert_eq!(carved, ["10.0.0.64/27", "10.0.0.32/27"]);
@@ -260,7 +260,7 @@ mod tests {
             IpRange::parse("10.0.0.200").unwrap(),
             IpRange::parse("10.0.0.60-10.0.0.70").unwrap(),
         ]);
-        let mut ledger = ClaimLedger::default();
+        let mut ledger = RangeLedger::default();
         assert_eq!(
             ledger.block_counts(&pool, Family::V4),
             BlockCounts {
@@ -283,7 +283,7 @@ mod tests {
         let node = cidr("10.0.0.200/32").first();
         let avoid = |block: &Cidr| block.contains_addr(node).then_some(node);
         let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.0.0.128/25"], 25));
-        let mut ledger = ClaimLedger::default();
+        let mut ledger = RangeLedger::default();
         let id = ledger.carve(&mut pool, HOLDER, avoid).unwrap().v4.unwrap();
         assert_eq!(ledger.get(id).unwrap().cidr, cidr("10.0.0.0/25"));
         let full = ledger.carve(&mut pool, HOLDER, avoid).unwrap_err();
@@ -300,19 +300,22 @@ mod tests {
             v4: Some(ranges(&["10.0.0.0/24"], 24)),
             v6: Some(ranges(&["fd00::/63"], 64)),
         });
-        let mut ledger = ClaimLedger::default();
+        let mut ledger = RangeLedger::default();
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
-        let claims: Vec<_> = [ids.v4, ids.v6]
+        let holdings: Vec<_> = [ids.v4, ids.v6]
             .map(|id| ledger.get(id.unwrap()).unwrap())
             .into();
         assert_eq!(
-            claims.iter().map(|claim| claim.cidr).collect::<Vec<_>>(),
+            holdings
+                .iter()
+                .map(|holding| holding.cidr)
+                .collect::<Vec<_>>(),
             [cidr("10.0.0.0/24"), cidr("fd00:0:0:1::/64")]
         );
         assert!(
-            claims
+            holdings
                 .iter()
-                .all(|claim| claim.state == ClaimState::InFlight && claim.holder == HOLDER)
+                .all(|holding| holding.state == HoldingState::InFlight && holding.holder == HOLDER)
         );
         assert_eq!(
             ledger
@@ -334,7 +337,7 @@ mod tests {
     #[test]
     fn a_new_block_length_takes_what_is_left() {
         let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
-        let mut ledger = ClaimLedger::default();
+        let mut ledger = RangeLedger::default();
         let mut carve = |pool: &mut Pool| {
             let id = ledger.carve(pool, HOLDER, |_| None).unwrap().v4.unwrap();
             ledger.get(id).unwrap().cidr.to_string()
@@ -349,7 +352,7 @@ mod tests {
     #[test]
     fn a_whole_family_is_a_pool_too() {
         let mut pool = Pool::new(v6(&["::/0"], 128));
-        let mut ledger = ClaimLedger::default();
+        let mut ledger = RangeLedger::default();
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
         assert_eq!(
             ledger.get(ids.v6.unwrap()).unwrap().cidr.first().value,
@@ -376,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_can_hold_no_block_is_full() {
-        let mut ledger = ClaimLedger::default();
+        let mut ledger = RangeLedger::default();
         for block_len in [8, 33, 255] {
             let mut pool = Pool::new(v4(&["10.0.0.0/24"], block_len));
             assert_eq!(

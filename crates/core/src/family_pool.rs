@@ -88,7 +88,7 @@ impl FamilyPool {
         self.block_len = block_len;
     }
 
-    /// Returns how many blocks of `order` could be carved if nothing were claimed.
+    /// Returns how many blocks of `order` could be carved if nothing were held.
     pub(crate) fn capacity(&self, order: u8) -> u128 {
         let counts = self
             .openings

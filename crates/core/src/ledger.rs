@@ -1,38 +1,38 @@
-//! The ledger: every claim on an address range, by interval, by holder and by id.
+//! The ledger: every holding on an address range, by interval, by holder and by id.
 //!
-//! The ledger records what exists, even where claims overlap: a cluster may already contain duplicates, and a
-//! bad object must not hide a good one. An address is free only if no claim covers it, whatever the state of
-//! the claim. Only [`ClaimLedger::carve`](super::ClaimLedger::carve) allocates, and never a range that overlaps a claim.
+//! The ledger records what exists, even where holdings overlap: a cluster may already contain duplicates, and a
+//! bad object must not hide a good one. An address is free only if no holding covers it, whatever the state of
+//! the holding. Only [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and never a range that overlaps a holding.
 //!
-//! Two CIDRs are disjoint, or one contains the other. So the space of a family only stores the outermost claims,
-//! which are disjoint. Claims inside or equal to an outermost claim are *nested*. They are kept in a separate sorted
-//! set, which is empty and costs nothing as long as no claims overlap.
+//! Two CIDRs are disjoint, or one contains the other. So the space of a family only stores the outermost holdings,
+//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are kept in a separate sorted
+//! set, which is empty and costs nothing as long as no holdings overlap.
 //!
-//! The ledger does not interpret the states of claims: what the outcome of a write means for a claim is decided by the
+//! The ledger does not interpret the states of holdings: what the outcome of a write means for a holding is decided by the
 //! caller. The ledger is not persistent either: it is rebuilt from the API objects.
 
 use std::collections::BTreeSet;
 use std::iter;
 
 use super::cidr::{Addr, Cidr};
-use super::claims::{Claim, ClaimId, ClaimState, Claims, Holder};
 use super::dual::Dual;
+use super::holdings::{Holder, Holding, HoldingId, HoldingState, Holdings};
 use super::space::Space;
 
-/// All claims of both families. The comment of the module describes the guarantees.
+/// All holdings of both families. The comment of the module describes the guarantees.
 #[derive(Debug, Default)]
-pub struct ClaimLedger {
-    pub(super) claims: Claims,
+pub struct RangeLedger {
+    pub(super) holdings: Holdings,
     pub(super) spaces: Dual<Space>,
-    /// The claims inside or equal to an outermost one, with their numbers.
+    /// The holdings inside or equal to an outermost one, with their numbers.
     nested: BTreeSet<(Cidr, u32)>,
 }
 
-impl ClaimLedger {
-    /// Records a claim, even if it overlaps others or lies in no pool. Recording the same claim twice makes two
-    /// claims.
-    pub fn record(&mut self, holder: Holder, cidr: Cidr, state: ClaimState) -> ClaimId {
-        let id = self.claims.insert(Claim {
+impl RangeLedger {
+    /// Records a holding, even if it overlaps others or lies in no pool. Recording the same holding twice makes two
+    /// holdings.
+    pub fn record(&mut self, holder: Holder, cidr: Cidr, state: HoldingState) -> HoldingId {
+        let id = self.holdings.insert(Holding {
             holder,
             cidr,
             state,
@@ -40,15 +40,15 @@ impl ClaimLedger {
         let mut outer = self.outermost(cidr).peekable();
         if outer
             .peek()
-            .is_some_and(|(_, claim)| claim.cidr.contains(&cidr))
+            .is_some_and(|(_, holding)| holding.cidr.contains(&cidr))
         {
             drop(outer);
             self.nested.insert((cidr, id.number()));
             return id;
         }
-        // The remaining outermost claims lie inside the new claim, so they become nested.
+        // The remaining outermost holdings lie inside the new holding, so they become nested.
         let inside: Vec<_> = outer
-            .map(|(inside, claim)| (claim.cidr, inside.number()))
+            .map(|(inside, holding)| (holding.cidr, inside.number()))
             .collect();
         for (cidr, number) in inside {
             self.uncover(cidr);
@@ -58,40 +58,41 @@ impl ClaimLedger {
         id
     }
 
-    /// Changes the state of a claim; `false` if the claim no longer exists.
-    pub fn set_state(&mut self, id: ClaimId, state: ClaimState) -> bool {
-        self.claims.set_state(id, state)
+    /// Changes the state of a holding; `false` if the holding no longer exists.
+    pub fn set_state(&mut self, id: HoldingId, state: HoldingState) -> bool {
+        self.holdings.set_state(id, state)
     }
 
-    /// Moves a claim to another holder; `false` if the claim no longer exists.
-    pub fn set_holder(&mut self, id: ClaimId, holder: Holder) -> bool {
-        self.claims.set_holder(id, holder)
+    /// Moves a holding to another holder; `false` if the holding no longer exists.
+    pub fn set_holder(&mut self, id: HoldingId, holder: Holder) -> bool {
+        self.holdings.set_holder(id, holder)
     }
 
-    /// Removes a claim and returns it; `None` if it no longer exists. Addresses that another claim also covers do
+    /// Removes a holding and returns it; `None` if it no longer exists. Addresses that another holding also covers do
     /// not become free.
-    pub fn release(&mut self, id: ClaimId) -> Option<Claim> {
-        let claim = self.claims.remove(id)?;
-        let was_nested = !self.nested.is_empty() && self.nested.remove(&(claim.cidr, id.number()));
+    pub fn release(&mut self, id: HoldingId) -> Option<Holding> {
+        let holding = self.holdings.remove(id)?;
+        let was_nested =
+            !self.nested.is_empty() && self.nested.remove(&(holding.cidr, id.number()));
         if !was_nested {
-            self.uncover(claim.cidr);
-            self.surface(claim.cidr);
+            self.uncover(holding.cidr);
+            self.surface(holding.cidr);
         }
-        Some(claim)
+        Some(holding)
     }
 
-    /// Looks a claim up; `None` once it has been released.
-    pub fn get(&self, id: ClaimId) -> Option<Claim> {
-        self.claims.get(id)
+    /// Looks a holding up; `None` once it has been released.
+    pub fn get(&self, id: HoldingId) -> Option<Holding> {
+        self.holdings.get(id)
     }
 
-    /// All claims of a holder, in no particular order.
-    pub fn of(&self, holder: Holder) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
-        self.claims.of(holder)
+    /// All holdings of a holder, in no particular order.
+    pub fn of(&self, holder: Holder) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
+        self.holdings.of(holder)
     }
 
-    /// Returns every claim that overlaps `cidr` exactly once, sorted by CIDR.
-    pub fn overlapping(&self, cidr: &Cidr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    /// Returns every holding that overlaps `cidr` exactly once, sorted by CIDR.
+    pub fn overlapping(&self, cidr: &Cidr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let cidr = *cidr;
         self.outermost(cidr).flat_map(move |outer| {
             let nested = (!self.nested.is_empty()).then(|| self.nested_in(outer.1.cidr, cidr));
@@ -99,22 +100,22 @@ impl ClaimLedger {
         })
     }
 
-    /// Returns every claim that covers an address exactly once, the widest first.
-    pub fn at(&self, addr: Addr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    /// Returns every holding that covers an address exactly once, the widest first.
+    pub fn at(&self, addr: Addr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         self.overlapping(&Cidr::host(addr))
     }
 
-    /// The number of claims, nested ones included.
+    /// The number of holdings, nested ones included.
     pub fn len(&self) -> usize {
-        self.claims.len()
+        self.holdings.len()
     }
 
-    /// Whether there are no claims.
+    /// Whether there are no holdings.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The heap memory in bytes, by capacity. The part for nested claims is an estimate: a tree two thirds full.
+    /// The heap memory in bytes, by capacity. The part for nested holdings is an estimate: a tree two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
         let spaces: usize = self
@@ -122,10 +123,10 @@ impl ClaimLedger {
             .iter()
             .map(|(_, space)| space.heap_bytes())
             .sum();
-        self.claims.heap_bytes() + spaces + nested
+        self.holdings.heap_bytes() + spaces + nested
     }
 
-    pub(super) fn cover(&mut self, cidr: Cidr, id: ClaimId) {
+    pub(super) fn cover(&mut self, cidr: Cidr, id: HoldingId) {
         let space = self.spaces.get_mut(cidr.family());
         space.cover(cidr.first().value, cidr.order(), id.number());
     }
@@ -136,27 +137,29 @@ impl ClaimLedger {
             .free(cidr.first().value, cidr.order());
     }
 
-    /// The outermost claims that overlap `cidr`, in ascending order. Either all of them lie inside `cidr`, or there
+    /// The outermost holdings that overlap `cidr`, in ascending order. Either all of them lie inside `cidr`, or there
     /// is exactly one, and that one contains `cidr`.
-    fn outermost(&self, cidr: Cidr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    fn outermost(&self, cidr: Cidr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let space = self.spaces.get(cidr.family());
         let mut from = Some(cidr.first().value);
         iter::from_fn(move || {
-            let (id, claim) = self.claims.numbered(space.next(from?, cidr.last().value)?);
-            let last = claim.cidr.last();
+            let (id, holding) = self
+                .holdings
+                .numbered(space.next(from?, cidr.last().value)?);
+            let last = holding.cidr.last();
             from = last.value.checked_add(1).filter(|_| last < cidr.last());
-            claim.cidr.overlaps(&cidr).then_some((id, claim))
+            holding.cidr.overlaps(&cidr).then_some((id, holding))
         })
     }
 
-    /// The claims nested in the outermost claim `outer` that overlap `cidr`: first those that contain `cidr`,
-    /// then those equal to `cidr` or inside it. The containing claims are looked up by prefix length instead of
-    /// being walked: otherwise one mistaken claim on a whole family would make every lookup walk the whole ledger.
+    /// The holdings nested in the outermost holding `outer` that overlap `cidr`: first those that contain `cidr`,
+    /// then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length instead of
+    /// being walked: otherwise one mistaken holding on a whole family would make every lookup walk the whole ledger.
     fn nested_in(
         &self,
         outer: Cidr,
         cidr: Cidr,
-    ) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    ) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let around = (outer.len()..cidr.len()).flat_map(move |len| {
             let wide = cidr.widened(len);
             self.nested.range((wide, 0)..=(wide, u32::MAX))
@@ -168,10 +171,10 @@ impl ClaimLedger {
             .take_while(move |(inner, _)| top.contains(inner));
         around
             .chain(inside)
-            .map(|&(_, number)| self.claims.numbered(number))
+            .map(|&(_, number)| self.holdings.numbered(number))
     }
 
-    /// Handles the release of the outermost claim `ended`: moves the claims that are outermost now from the nested
+    /// Handles the release of the outermost holding `ended`: moves the holdings that are outermost now from the nested
     /// set into the space.
     fn surface(&mut self, ended: Cidr) {
         let mut from = (ended, 0);
@@ -180,9 +183,9 @@ impl ClaimLedger {
                 return;
             }
             self.nested.remove(&(cidr, number));
-            let (id, _) = self.claims.numbered(number);
+            let (id, _) = self.holdings.numbered(number);
             self.cover(cidr, id);
-            // Claims inside this one stay nested, so the walk continues behind its last address.
+            // Holdings inside this one stay nested, so the walk continues behind its last address.
             let Some(after) = Cidr::new(cidr.last(), cidr.family().bits()) else {
                 return;
             };
@@ -199,28 +202,28 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    fn ledger(texts: &[&str]) -> (ClaimLedger, Vec<ClaimId>) {
-        let mut ledger = ClaimLedger::default();
+    fn ledger(texts: &[&str]) -> (RangeLedger, Vec<HoldingId>) {
+        let mut ledger = RangeLedger::default();
         let record = |(holder, text): (u32, &&str)| {
-            ledger.record(Holder(holder), cidr(text), ClaimState::Allocated)
+            ledger.record(Holder(holder), cidr(text), HoldingState::Allocated)
         };
         let ids = (0..).zip(texts).map(record).collect();
         (ledger, ids)
     }
 
-    fn overlapping(ledger: &ClaimLedger, text: &str) -> Vec<String> {
+    fn overlapping(ledger: &RangeLedger, text: &str) -> Vec<String> {
         ledger
             .overlapping(&cidr(text))
-            .map(|(_, claim)| claim.cidr.to_string())
+            .map(|(_, holding)| holding.cidr.to_string())
             .collect()
     }
 
-    fn covered(ledger: &ClaimLedger, address: &str) -> usize {
+    fn covered(ledger: &RangeLedger, address: &str) -> usize {
         ledger.at(Addr::parse_strict(address).unwrap()).count()
     }
 
     #[test]
-    fn every_overlapping_claim_is_found_once_sorted_by_cidr() {
+    fn every_overlapping_holding_is_found_once_sorted_by_cidr() {
         let (ledger, _) = ledger(&[
             "10.0.1.0/24",
             "10.0.0.0/16",
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_claim_covers_stays_taken_after_a_release() {
+    fn what_another_holding_covers_stays_taken_after_a_release() {
         let (mut ledger, ids) = ledger(&[
             "10.0.0.0/16",
             "10.0.1.0/24",
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_over_others_keeps_them() {
+    fn a_holding_over_others_keeps_them() {
         let (mut ledger, ids) = ledger(&["10.0.1.0/24", "10.0.7.0/27", "10.0.0.0/20"]);
         assert_eq!(
             overlapping(&ledger, "10.0.0.0/8"),
@@ -294,27 +297,30 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_ends_once() {
+    fn a_holding_ends_once() {
         let (mut ledger, ids) = ledger(&["fd00::/64"]);
         assert!(
-            ledger.set_state(ids[0], ClaimState::Quarantined)
+            ledger.set_state(ids[0], HoldingState::Quarantined)
                 && ledger.set_holder(ids[0], Holder(5))
         );
-        let claim = Claim {
+        let holding = Holding {
             holder: Holder(5),
             cidr: cidr("fd00::/64"),
-            state: ClaimState::Quarantined,
+            state: HoldingState::Quarantined,
         };
-        assert_eq!(ledger.of(Holder(5)).collect::<Vec<_>>(), [(ids[0], claim)]);
+        assert_eq!(
+            ledger.of(Holder(5)).collect::<Vec<_>>(),
+            [(ids[0], holding)]
+        );
         assert_eq!(
             (ledger.release(ids[0]), ledger.release(ids[0])),
-            (Some(claim), None)
+            (Some(holding), None)
         );
-        assert!(!ledger.set_state(ids[0], ClaimState::Allocated) && ledger.get(ids[0]).is_none());
+        assert!(!ledger.set_state(ids[0], HoldingState::Allocated) && ledger.get(ids[0]).is_none());
     }
 
     #[test]
-    fn a_claim_on_everything_nests_all_others() {
+    fn a_holding_on_everything_nests_all_others() {
         let (mut ledger, ids) = ledger(&["0.0.0.0/0", "10.0.1.0/24", "0.0.0.0/0"]);
         assert_eq!(covered(&ledger, "10.0.1.1"), 3);
         assert!(ledger.release(ids[0]).is_some() && ledger.release(ids[2]).is_some());

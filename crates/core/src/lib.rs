@@ -1,6 +1,6 @@
 //! The core of Cadastre: address arithmetic, pools, and the ledger that records which range has which holder.
 //!
-//! To *carve* means to choose the next free block of a pool and to record a claim on it.
+//! To *carve* means to choose the next free block of a pool and to record a holding on it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | `dual` | [`Dual`]: one value for each family |
 //! | `pool` | [`Pool`]: which blocks may be carved, and where the next search starts |
 //! | `family_pool` | one family of a [`Pool`]: its CIDRs, its cursor, and the blocks that may be carved |
-//! | `claims` | storage of [`Claim`]s, listed by holder |
+//! | `holdings` | storage of [`Holding`]s, listed by holder |
 //! | `space`, `fits`, `search` | a trie of the covered and the free space of one family |
-//! | `ledger` | [`ClaimLedger`]: every claim, by interval, holder and id |
+//! | `ledger` | [`RangeLedger`]: every holding, by interval, holder and id |
 //! | `serde` | addresses, CIDRs and intervals are serialized as text |
-//! | `carve` | the search for the next free block: [`ClaimLedger::carve`], [`ClaimLedger::block_counts`] |
+//! | `carve` | the search for the next free block: [`RangeLedger::carve`], [`RangeLedger::block_counts`] |
 //! | [`node_allocation`] | which ranges a node may assign addresses from, and on what terms |
 //! | [`mod@usable`] | which addresses of a block may be assigned, and with which gateway |
 //! | [`inert`] | escaping of untrusted text before it is displayed |
@@ -26,10 +26,10 @@
 
 mod carve;
 mod cidr;
-mod claims;
 mod dual;
 mod family_pool;
 mod fits;
+mod holdings;
 pub mod inert;
 mod ip_range;
 mod ledger;
@@ -44,11 +44,11 @@ pub mod usable;
 
 pub use carve::{BlockCounts, PoolExhausted};
 pub use cidr::{Addr, Cidr, Family};
-pub use claims::{Claim, ClaimId, ClaimState, Holder};
 pub use dual::Dual;
 pub use family_pool::{FamilyRanges, ReservedEffect};
+pub use holdings::{Holder, Holding, HoldingId, HoldingState};
 pub use ip_range::{IpRange, IpRangeError};
-pub use ledger::ClaimLedger;
+pub use ledger::RangeLedger;
 pub use pool::Pool;
 pub use text::CidrError;
 

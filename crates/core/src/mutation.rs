@@ -48,10 +48,10 @@ mutations! {
     PodCidrWaitersNotWoken,
     /// A machine gets its ranges back although another node holds some of them.
     ReturnedRangesShared,
-    /// A claim of a node is kept although the node has other podCIDRs by now.
-    ImpossibleClaimKept,
-    /// A node that a lookup mistook for deleted loses its claim.
-    RevivedNodeLosesClaim,
+    /// A holding of a node is kept although the node has other podCIDRs by now.
+    ImpossibleHoldingKept,
+    /// A node that a lookup mistook for deleted loses its holding.
+    RevivedNodeLosesHolding,
     /// Pairs of nodes whose ranges overlap are not reported.
     OverlapsNotReported,
     /// A pool keeps allocating although a foreign allocator writes podCIDRs in its ranges.
@@ -144,8 +144,8 @@ mutations! {
     ListedBlocksNotRead,
     /// What a late write of an earlier leader lists is ignored.
     LateListIgnored,
-    /// The claim of a block is kept although the node that it was carved for has been deleted.
-    DroppedBlockKeepsItsClaim,
+    /// The holding of a block is kept although the node that it was carved for has been deleted.
+    DroppedBlockKeepsItsHolding,
     /// A block that its agent released is deleted while its NodeSubnet still lists it.
     BlockEndsWhileListed,
     /// Blocks of deleted nodes are freed without a look at the pods.
@@ -154,8 +154,8 @@ mutations! {
     RecordedBlockQuarantineIgnored,
     /// A block that an agent uses and the API has lost is not adopted.
     ForgottenBlockNotAdopted,
-    /// A block that an agent uses is adopted although somebody else has a claim to it.
-    ClaimedBlockAdopted,
+    /// A block that an agent uses is adopted although somebody else holds it.
+    HeldBlockAdopted,
     /// A leader that follows a gap does not wait for the reports of agents.
     AgentGraceSkipped,
     /// Unconfirmed blocks do not count as blocks of their node.
@@ -192,8 +192,8 @@ mutations! {
     UnknownAddressesListedLate,
     /// The block below the lower end of a CIDR may be carved.
     CarvesBelowCidr,
-    /// The first family stays claimed when the second one is exhausted.
-    FirstFamilyStaysClaimed,
+    /// The first family stays held when the second one is exhausted.
+    FirstFamilyStaysHeld,
 
     // What a process knows of objects
     /// An older watch event restores an object that a response showed to be gone.

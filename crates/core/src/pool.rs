@@ -1,15 +1,15 @@
 //! Pools: which blocks may be carved, and where the next search starts.
 //!
-//! Claims are stored in the ledger and not in the pool. So a pool can be extended, shrunk and given another block
-//! length at any time, and one ledger records the claims of many pools.
+//! Holdings are stored in the ledger and not in the pool. So a pool can be extended, shrunk and given another block
+//! length at any time, and one ledger records the holdings of many pools.
 //!
 //! **Next fit goes downward.** The first search in a pool starts at its highest address. Each further search starts
 //! just below the last carved block, and wraps around at the bottom. So a freed block is reused as late as possible.
 //! Other allocators (kube-controller-manager, host-local) fill from the bottom, so two allocators that run at once by
 //! mistake collide as late as possible. Each family has its own cursor.
 //!
-//! **Blocked spans** are policy rather than claims: reserved addresses, service ranges, addresses of nodes.
-//! The pool stores them, not the ledger, so they may overlap claims and each other. From the CIDRs and the
+//! **Blocked spans** are policy rather than holdings: reserved addresses, service ranges, addresses of nodes.
+//! The pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the
 //! blocked spans the pool derives its *openings*, the runs of blocks that may be carved.
 
 use super::cidr::{Addr, Cidr, Family};
@@ -70,7 +70,7 @@ impl Pool {
     }
 
     /// Replaces the ranges. A cursor is kept if it still lies in the pool; otherwise it returns to the highest
-    /// address. Claims are neither checked nor changed.
+    /// address. Holdings are neither checked nor changed.
     pub fn set_ranges(&mut self, mut ranges: Dual<Option<FamilyRanges>>) {
         for family in Family::ALL {
             let part = self.parts.get_mut(family);

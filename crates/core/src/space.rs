@@ -7,16 +7,16 @@
 //!
 //! Sizes are *orders*: a block of order `n` has `2^n` addresses and begins at a multiple of `2^n`. A node has
 //! four slots of the same even order; a block of odd order fills two of them. The space only stores disjoint
-//! blocks; the ledger stores the claims that are nested in others.
+//! blocks; the ledger stores the holdings that are nested in others.
 //!
 //! The root is the smallest slot that contains everything covered. For example, a pool in `fd00::/40` needs no
 //! levels above /40 until a range outside of it is recorded. Everything outside the root is free.
 
 use super::cidr::ones;
-use super::claims::to_u32;
 use super::fits::FreeOrders;
+use super::holdings::to_u32;
 
-/// The value of a slot is `FREE`, the index of a child node with the bit [`CHILD`] set, or the number of a claim.
+/// The value of a slot is `FREE`, the index of a child node with the bit [`CHILD`] set, or the number of a holding.
 pub(super) const FREE: u32 = 0;
 pub(super) const CHILD: u32 = 1 << 31;
 
@@ -70,10 +70,10 @@ impl Default for Space {
 }
 
 impl Space {
-    /// Records that the claim with this number covers the block. The whole block must be free.
-    pub(crate) fn cover(&mut self, first: u128, order: u8, claim: u32) {
+    /// Records that the holding with this number covers the block. The whole block must be free.
+    pub(crate) fn cover(&mut self, first: u128, order: u8, holding: u32) {
         self.reach(first, order);
-        self.set(first, order, claim);
+        self.set(first, order, holding);
     }
 
     /// Frees a block that one call of `cover` has covered.
@@ -82,8 +82,8 @@ impl Space {
         self.narrow();
     }
 
-    /// Returns the lowest claim that covers `from` or begins above it. `None` means that no such claim begins at or
-    /// below `last`. The claim returned may nevertheless begin above `last`, so the caller has to check.
+    /// Returns the lowest holding that covers `from` or begins above it. `None` means that no such holding begins at or
+    /// below `last`. The holding returned may nevertheless begin above `last`, so the caller has to check.
     pub(crate) fn next(&self, from: u128, last: u128) -> Option<u32> {
         if self.root.entry == FREE || from > self.root.last() || last < self.root.base {
             return None;
@@ -105,7 +105,7 @@ impl Space {
         }
         match entry {
             FREE => above.map(|entry| self.lowest(entry)),
-            claim => Some(claim),
+            holding => Some(holding),
         }
     }
 
@@ -182,11 +182,11 @@ impl Space {
         }
     }
 
-    /// Writes `claim`, which is `FREE` for freeing, to the slot or pair of slots of the block.
-    fn set(&mut self, first: u128, order: u8, claim: u32) {
+    /// Writes `holding`, which is `FREE` for freeing, to the slot or pair of slots of the block.
+    fn set(&mut self, first: u128, order: u8, holding: u32) {
         if order == self.root.order {
-            self.root.entry = claim;
-            self.root.fits = if claim == FREE { order + 1 } else { 0 };
+            self.root.entry = holding;
+            self.root.fits = if holding == FREE { order + 1 } else { 0 };
             return;
         }
         let mut path = [FREE; LEVELS];
@@ -211,10 +211,10 @@ impl Space {
         let at = slot_of(first, below);
         let node = self.node_mut(entry);
         for at in at..=at + usize::from(order > below) {
-            node.slots[at] = claim;
+            node.slots[at] = holding;
             node.fits = node
                 .fits
-                .with(at, if claim == FREE { below + 1 } else { 0 });
+                .with(at, if holding == FREE { below + 1 } else { 0 });
         }
         let most = node.fits.most(below);
         self.pass_up(first, &path[..depth], below, entry, most);

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use cadastre_core::{Cidr, ClaimLedger, Dual, FamilyRanges, Holder, Pool};
+use cadastre_core::{Cidr, Dual, FamilyRanges, Holder, Pool, RangeLedger};
 
 const HELD: u32 = 1_000_000;
 
@@ -20,7 +20,7 @@ fn bytes_each(cidr: &str, block_len: u8) -> usize {
             v6: ranges,
         },
     });
-    let mut ledger = ClaimLedger::default();
+    let mut ledger = RangeLedger::default();
     for holder in 0..HELD {
         ledger.carve(&mut pool, Holder(holder), |_| None).unwrap();
     }

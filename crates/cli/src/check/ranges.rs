@@ -10,7 +10,7 @@ use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::allocations::foreign::{ADVICE, too_wide_text};
 use cadastre_controller::cluster::agent_report::ACCEPTED;
 use cadastre_controller::cluster::objects::Node;
-use cadastre_core::{Cidr, Claim, ClaimId, ClaimState};
+use cadastre_core::{Cidr, Holding, HoldingId, HoldingState};
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     overlaps(inventory, findings);
@@ -28,18 +28,21 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
 }
 
 /// Describes a range and its owner for users.
-fn whose(id: ClaimId, claim: &Claim, inventory: &Inventory) -> String {
+fn whose(id: HoldingId, claim: &Holding, inventory: &Inventory) -> String {
     let registry = &inventory.registry;
-    let block = registry.blocks.get(&claim.cidr).filter(|it| it.claim == id);
+    let block = registry
+        .blocks
+        .get(&claim.cidr)
+        .filter(|it| it.holding == id);
     let node = registry
         .node_of(claim.holder)
         .map_or("nobody", |(name, _)| name);
     match (block, claim.state) {
-        (Some(_), ClaimState::Quarantined) => {
+        (Some(_), HoldingState::Quarantined) => {
             format!("block {} (in quarantine, was {node}'s)", claim.cidr)
         }
         (Some(_), _) => format!("block {} of node {node}", claim.cidr),
-        (None, ClaimState::Quarantined) => {
+        (None, HoldingState::Quarantined) => {
             format!("podCIDR {} (in quarantine, was {node}'s)", claim.cidr)
         }
         (None, _) => format!("podCIDR {} of node {node}", claim.cidr),
@@ -52,9 +55,9 @@ fn overlaps(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for node in inventory.cache.nodes.iter() {
         cidrs.extend(node.pod_cidrs.iter().copied());
     }
-    let mut told: BTreeSet<(ClaimId, ClaimId)> = BTreeSet::new();
+    let mut told: BTreeSet<(HoldingId, HoldingId)> = BTreeSet::new();
     for cidr in cidrs {
-        let all: Vec<(ClaimId, Claim)> = registry.ledger.overlapping(&cidr).collect();
+        let all: Vec<(HoldingId, Holding)> = registry.ledger.overlapping(&cidr).collect();
         for (at, (id, claim)) in all.iter().enumerate() {
             for (other, theirs) in &all[at + 1..] {
                 if claim.holder == theirs.holder || !claim.cidr.overlaps(&theirs.cidr) {
@@ -63,8 +66,8 @@ fn overlaps(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 if !told.insert((*id.min(other), *id.max(other))) {
                     continue;
                 }
-                let rests = claim.state == ClaimState::Quarantined
-                    || theirs.state == ClaimState::Quarantined;
+                let rests = claim.state == HoldingState::Quarantined
+                    || theirs.state == HoldingState::Quarantined;
                 let severity = if rests {
                     Severity::Info
                 } else {

@@ -1,9 +1,9 @@
 //! Adoption of blocks that a node uses although the API has lost them, because the API server was restored from a
 //! backup.
 //!
-//! An agent reports every block with addresses in use, even if its NodeSubnet no longer lists the block. If no node has
-//! a claim to the range, the node gets the block back: its object is created and the NodeSubnet lists it again. If
-//! another node has a claim, or the pool would not allocate the block to the node now, the block waits until something
+//! An agent reports every block with addresses in use, even if its NodeSubnet no longer lists the block. If no node
+//! holds the range, the node gets the block back: its object is created and the NodeSubnet lists it again. If
+//! another node holds the range, or the pool would not allocate the block to the node now, the block waits until something
 //! becomes free. Meanwhile no part of the block is allocated to another node, and the condition `Accepted` of the
 //! NodeSubnet reports the block.
 //!
@@ -32,7 +32,7 @@ use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Blocks that agents report in use but that cannot be adopted now, by node name. Either another node has a claim to
+/// Blocks that agents report in use but that cannot be adopted now, by node name. Either another node holds
 /// part of the block, or the pool would not allocate it to the node now. No part of these blocks is allocated to
 /// another node.
 #[derive(Debug, Default)]
@@ -87,7 +87,7 @@ impl UnadoptedBlocks {
 }
 
 impl AllocationState {
-    /// Adopts the blocks that a node's agent uses and no node has a claim to. Returns the adopted blocks. Also returns
+    /// Adopts the blocks that a node's agent uses and no node holds. Returns the adopted blocks. Also returns
     /// whether any block waits for adoption no longer, in which case other nodes may be able to get it.
     pub fn adopt_of_node(
         &mut self,
@@ -96,13 +96,13 @@ impl AllocationState {
         now: Now,
     ) -> (Vec<Cidr>, bool) {
         let before = self.unadopted.remove(name);
-        let taken = self.adopt_unclaimed(name, cache, now);
+        let taken = self.adopt_unheld(name, cache, now);
         let still = |block: &Cidr| self.unadopted.of(name).contains(block);
         let ended = before.iter().any(|block| !still(block));
         (taken, ended)
     }
 
-    fn adopt_unclaimed(&mut self, name: &NodeName, cache: &ClusterCache, now: Now) -> Vec<Cidr> {
+    fn adopt_unheld(&mut self, name: &NodeName, cache: &ClusterCache, now: Now) -> Vec<Cidr> {
         let Some(node) = cache.nodes.get(name).cloned() else {
             return Vec::new();
         };
@@ -119,10 +119,10 @@ impl AllocationState {
             if !word.is_in_use() || is_theirs || unheard {
                 continue;
             }
-            let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
-            let is_claimed = is_claimed && !Mutation::ClaimedBlockAdopted.is_on();
+            let is_held = self.ledger.overlapping(&word.cidr).next().is_some();
+            let is_held = is_held && !Mutation::HeldBlockAdopted.is_on();
             let is_used = self.unadopted.conflict_with(&word.cidr, name);
-            let must_wait = is_claimed || is_used || self.in_agent_grace;
+            let must_wait = is_held || is_used || self.in_agent_grace;
             let more = strays.len();
             match self.could_get(word, &node, report, more) {
                 Some(held) if !must_wait => {
@@ -146,7 +146,7 @@ impl AllocationState {
         taken
     }
 
-    /// Records the blocks that the agent of a deleted node used and no node has a claim to. The caller then quarantines
+    /// Records the blocks that the agent of a deleted node used and no node holds. The caller then quarantines
     /// them.
     pub(crate) fn keep_for_quarantine(
         &mut self,
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_a_claim_to_waits_until_that_ends() {
+    fn what_another_node_holds_waits_until_that_ends() {
         let block = "10.0.0.16/28";
         let cache = cache(vec![using("n1", &[block], &[]), using("n2", &[], &[block])]);
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn no_part_of_what_an_agent_uses_goes_to_others() {
-        // Half of the block that n2 uses is claimed by n1, so n2 cannot get the block back. The other half is free.
+        // Half of the block that n2 uses is held by n1, so n2 cannot get the block back. The other half is free.
         let n1 = using("n1", &["10.0.0.16/29"], &[]);
         let cache = cache(vec![n1, using("n2", &[], &["10.0.0.16/28"])]);
         let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);

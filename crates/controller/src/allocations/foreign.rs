@@ -23,7 +23,7 @@ use crate::pools::PoolState;
 use crate::report::{EventRecord, PODCIDR_TOO_WIDE, Regarding};
 use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Claim, ClaimState, Family};
+use cadastre_core::{Cidr, Family, Holding, HoldingState};
 
 /// Prefix lengths of the widest podCIDRs that count without a pool of that block size. A migration to Cadastre must not
 /// lose podCIDRs, and other allocators are not known to give a node more than 4,000 IPv4 addresses or a /64.
@@ -139,13 +139,14 @@ impl AllocationState {
     /// Returns whether another node has addresses of the range, or had them and they are in quarantine. A quarantined
     /// range of an earlier Node of the same name does not count as another node's.
     fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
-        let is_own = |claim: &Claim| {
-            self.node_of(claim.holder).is_some_and(|(name, uid)| {
-                *uid == node.uid || (*name == node.name && claim.state == ClaimState::Quarantined)
+        let is_own = |holding: &Holding| {
+            self.node_of(holding.holder).is_some_and(|(name, uid)| {
+                *uid == node.uid
+                    || (*name == node.name && holding.state == HoldingState::Quarantined)
             })
         };
-        let mut claims = self.ledger.overlapping(range);
-        let of_another = claims.any(|(_, claim)| !is_own(&claim));
+        let mut holdings = self.ledger.overlapping(range);
+        let of_another = holdings.any(|(_, holding)| !is_own(&holding));
         of_another && !Mutation::ContestedPodCidrAllocated.is_on()
     }
 }

@@ -1,4 +1,4 @@
-//! Holders of ledger claims: small consecutive numbers, each of which stands for the UID of a node.
+//! Holders in the ledger: small consecutive numbers, each of which stands for the UID of a node.
 //!
 //! A node has one holder for its podCIDRs and one for its blocks.
 
@@ -58,7 +58,7 @@ impl HolderIds {
         self.nodes.get(holder.0 as usize)?.as_ref()
     }
 
-    /// Frees the UID's holder number for reuse. The holder must not have claims any more.
+    /// Frees the UID's holder number for reuse. The holder must not have holdings any more.
     pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &ObjectUid) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.clone())) {
             self.nodes[holder.0 as usize] = None;

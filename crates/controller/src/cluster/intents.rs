@@ -137,7 +137,7 @@ mod tests {
             "[]",
             r#"{"transitions":7}"#,
             r#"{"transitions":7,"nodes":[["n","u",["10.0.0.300/24"]]]}"#,
-            r#"{"transitions":7,"nodes":[],"claims":["c"]}"#,
+            r#"{"transitions":7,"nodes":[],"holdings":["c"]}"#,
         ] {
             assert_eq!(WriteIntents::read(text, 7), None, "{text}");
         }

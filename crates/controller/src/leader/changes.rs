@@ -62,7 +62,7 @@ impl Leader {
         }
     }
 
-    /// Adopts blocks that the node's agent uses, if nobody has a claim to them, and reports each by an event.
+    /// Adopts blocks that the node's agent uses, if nobody holds them, and reports each by an event.
     pub(super) fn adopt(
         &mut self,
         name: &NodeName,

@@ -1,4 +1,4 @@
-//! Compares the ledger and its pools with a model that has no index structures. The model keeps a list of claims, and
+//! Compares the ledger and its pools with a model that has no index structures. The model keeps a list of holdings, and
 //! its search tries every block of a pool in order.
 //!
 //! Each case applies a sequence of random operations to the ledger and to the model. The addresses come from small

@@ -1,7 +1,7 @@
 //! The model of the ledger: lists that are searched from end to end.
 
 use cadastre_core::{
-    Addr, BlockCounts, Cidr, Claim, ClaimId, ClaimState, Dual, Family, FamilyRanges, IpRange,
+    Addr, BlockCounts, Cidr, Dual, Family, FamilyRanges, Holding, HoldingId, HoldingState, IpRange,
 };
 
 /// The addresses of a case: four windows of 32 units in each family. The first and the last window lie at the two ends
@@ -70,29 +70,29 @@ fn meet(a: &Cidr, b: &Cidr) -> bool {
         && b.first().value <= a.last().value
 }
 
-/// Every claim, in the order of recording.
+/// Every holding, in the order of recording.
 #[derive(Default)]
-pub struct Claims(pub Vec<(ClaimId, Claim)>);
+pub struct Holdings(pub Vec<(HoldingId, Holding)>);
 
-impl Claims {
-    pub fn find(&mut self, id: ClaimId) -> Option<&mut Claim> {
+impl Holdings {
+    pub fn find(&mut self, id: HoldingId) -> Option<&mut Holding> {
         self.0
             .iter_mut()
             .find(|(own, _)| *own == id)
-            .map(|(_, claim)| claim)
+            .map(|(_, holding)| holding)
     }
 
-    pub fn remove(&mut self, id: ClaimId) -> Option<Claim> {
+    pub fn remove(&mut self, id: HoldingId) -> Option<Holding> {
         let at = self.0.iter().position(|(own, _)| *own == id)?;
         Some(self.0.remove(at).1)
     }
 
-    /// Returns the claims that overlap `cidr`, sorted by CIDR and then by id.
-    pub fn overlapping(&self, cidr: &Cidr) -> Vec<(Cidr, ClaimId)> {
+    /// Returns the holdings that overlap `cidr`, sorted by CIDR and then by id.
+    pub fn overlapping(&self, cidr: &Cidr) -> Vec<(Cidr, HoldingId)> {
         let mut found = Vec::new();
-        for (id, claim) in &self.0 {
-            if meet(&claim.cidr, cidr) {
-                found.push((claim.cidr, *id));
+        for (id, holding) in &self.0 {
+            if meet(&holding.cidr, cidr) {
+                found.push((holding.cidr, *id));
             }
         }
         found.sort_unstable();
@@ -100,7 +100,7 @@ impl Claims {
     }
 
     fn is_free(&self, cidr: &Cidr) -> bool {
-        !self.0.iter().any(|(_, claim)| meet(&claim.cidr, cidr))
+        !self.0.iter().any(|(_, holding)| meet(&holding.cidr, cidr))
     }
 }
 
@@ -169,7 +169,7 @@ impl Pool {
     }
 
     /// The free blocks, in the order in which they must be carved.
-    pub fn free(&self, claims: &Claims, family: Family) -> Vec<Cidr> {
+    pub fn free(&self, holdings: &Holdings, family: Family) -> Vec<Cidr> {
         let cursor = *self.cursors.get(family);
         let blocks = self.blocks(family);
         let (below, above): (Vec<_>, Vec<_>) = blocks
@@ -178,25 +178,25 @@ impl Pool {
         below
             .into_iter()
             .chain(above)
-            .filter(|block| claims.is_free(block))
+            .filter(|block| holdings.is_free(block))
             .collect()
     }
 
-    pub fn room(&self, claims: &Claims, family: Family) -> BlockCounts {
+    pub fn room(&self, holdings: &Holdings, family: Family) -> BlockCounts {
         let capacity = self.blocks(family).len() as u128;
-        let free = self.free(claims, family).len() as u128;
+        let free = self.free(holdings, family).len() as u128;
         BlockCounts { capacity, free }
     }
 
-    pub fn resting(&self, claims: &Claims, family: Family) -> usize {
+    pub fn resting(&self, holdings: &Holdings, family: Family) -> usize {
         let Some(ranges) = self.ranges.get(family) else {
             return 0;
         };
-        let touches = |claim: &Claim| ranges.cidrs.iter().any(|cidr| meet(cidr, &claim.cidr));
-        claims
+        let touches = |holding: &Holding| ranges.cidrs.iter().any(|cidr| meet(cidr, &holding.cidr));
+        holdings
             .0
             .iter()
-            .filter(|(_, claim)| claim.state == ClaimState::Quarantined && touches(claim))
+            .filter(|(_, holding)| holding.state == HoldingState::Quarantined && touches(holding))
             .count()
     }
 

@@ -1,8 +1,8 @@
 //! Random operations that are applied to the ledger and to the model.
 
 use cadastre_core::{
-    Addr, BlockCounts, Cidr, Claim, ClaimId, ClaimLedger, ClaimState, Dual, Family, FamilyRanges,
-    Holder, IpRange, Pool, PoolExhausted,
+    Addr, BlockCounts, Cidr, Dual, Family, FamilyRanges, Holder, Holding, HoldingId, HoldingState,
+    IpRange, Pool, PoolExhausted, RangeLedger,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,14 +18,14 @@ pub enum Op {
     Record {
         place: Place,
         holder: u32,
-        state: ClaimState,
+        state: HoldingState,
     },
     Carve {
         pool: usize,
         holder: u32,
         avoid: Vec<Place>,
     },
-    /// Releases the claim of any id that was ever returned; most of these claims no longer exist.
+    /// Releases the holding of any id that was ever returned; most of these holdings no longer exist.
     Release {
         any: usize,
     },
@@ -37,7 +37,7 @@ pub enum Op {
     },
     SetState {
         any: usize,
-        state: ClaimState,
+        state: HoldingState,
     },
     SetHolder {
         live: usize,
@@ -59,7 +59,7 @@ pub enum Op {
 
 pub fn op() -> impl Strategy<Value = Op> {
     let (pool, holder, index) = (0..POOLS, 0..HOLDERS, any::<u16>().prop_map(usize::from));
-    // Most claims are at most as large as a window, some up to sixteen times as large, and few a whole family.
+    // Most holdings are at most as large as a window, some up to sixteen times as large, and few a whole family.
     let recorded = prop_oneof![30 => 0..=6_u8, 1 => 7..=10_u8, 1 => Just(200)];
     let record = (place(recorded), holder.clone(), state());
     let carve = (
@@ -94,12 +94,12 @@ fn place(size: impl Strategy<Value = u8>) -> impl Strategy<Value = Place> {
     )
 }
 
-fn state() -> impl Strategy<Value = ClaimState> {
+fn state() -> impl Strategy<Value = HoldingState> {
     prop_oneof![
-        Just(ClaimState::InFlight),
-        Just(ClaimState::Indeterminate),
-        Just(ClaimState::Allocated),
-        Just(ClaimState::Quarantined)
+        Just(HoldingState::InFlight),
+        Just(HoldingState::Indeterminate),
+        Just(HoldingState::Allocated),
+        Just(HoldingState::Quarantined)
     ]
 }
 
@@ -116,11 +116,11 @@ fn ranges(family: Family) -> impl Strategy<Value = Option<(Vec<Place>, u8)>> {
 /// The ledger with its pools, and the model of both.
 pub struct Pair {
     universe: Universe,
-    ledger: ClaimLedger,
-    claims: model::Claims,
+    ledger: RangeLedger,
+    holdings: model::Holdings,
     pools: [(Pool, model::Pool); POOLS],
     /// Every id that was ever returned.
-    ids: Vec<ClaimId>,
+    ids: Vec<HoldingId>,
 }
 
 type Checked = Result<(), TestCaseError>;
@@ -130,8 +130,8 @@ impl Pair {
         let fresh = || (Pool::new(Dual::default()), model::Pool::default());
         let mut pair = Self {
             universe,
-            ledger: ClaimLedger::default(),
-            claims: model::Claims::default(),
+            ledger: RangeLedger::default(),
+            holdings: model::Holdings::default(),
             pools: [fresh(), fresh()],
             ids: Vec::new(),
         };
@@ -163,13 +163,15 @@ impl Pair {
                 holder,
                 state,
             } => {
-                let claim = Claim {
+                let holding = Holding {
                     holder: Holder(*holder),
                     cidr: self.universe.cidr(*place),
                     state: *state,
                 };
-                let id = self.ledger.record(claim.holder, claim.cidr, claim.state);
-                self.add(id, claim)?;
+                let id = self
+                    .ledger
+                    .record(holding.holder, holding.cidr, holding.state);
+                self.add(id, holding)?;
             }
             Op::Carve {
                 pool,
@@ -187,9 +189,9 @@ impl Pair {
                     return Ok(());
                 };
                 let found = self
-                    .claims
+                    .holdings
                     .find(id)
-                    .map(|claim| claim.state = *state)
+                    .map(|holding| holding.state = *state)
                     .is_some();
                 prop_assert_eq!(self.ledger.set_state(id, *state), found);
             }
@@ -198,9 +200,9 @@ impl Pair {
                     return Ok(());
                 };
                 let found = self
-                    .claims
+                    .holdings
                     .find(id)
-                    .map(|claim| claim.holder = Holder(*holder))
+                    .map(|holding| holding.holder = Holder(*holder))
                     .is_some();
                 prop_assert_eq!(self.ledger.set_holder(id, Holder(*holder)), found);
             }
@@ -213,7 +215,7 @@ impl Pair {
             Op::SetRanges { pool, v4, v6 } => self.set_ranges(*pool, v4.as_ref(), v6.as_ref()),
             Op::Ask { place } => self.ask(&self.universe.cidr(*place))?,
         }
-        prop_assert_eq!(self.ledger.len(), self.claims.0.len());
+        prop_assert_eq!(self.ledger.len(), self.holdings.0.len());
         Ok(())
     }
 
@@ -227,12 +229,12 @@ impl Pair {
         let answer = self.ledger.carve(pool, holder, avoid);
         let mut expected = Vec::new();
         for family in model.families() {
-            let free = model.free(&self.claims, family);
+            let free = model.free(&self.holdings, family);
             if let Some(block) = free.iter().find(|block| avoid(block).is_none()) {
                 expected.push(*block);
                 continue;
             }
-            let capacity = model.room(&self.claims, family).capacity;
+            let capacity = model.room(&self.holdings, family).capacity;
             let avoided = free.len() as u128;
             let full = PoolExhausted {
                 family,
@@ -240,7 +242,7 @@ impl Pair {
                 capacity,
                 held: capacity - avoided,
                 avoided,
-                quarantined: model.resting(&self.claims, family),
+                quarantined: model.resting(&self.holdings, family),
             };
             prop_assert_eq!(answer, Err(full));
             return Ok(());
@@ -255,39 +257,39 @@ impl Pair {
         for (id, cidr) in ids.into_iter().zip(expected) {
             self.add(
                 id,
-                Claim {
+                Holding {
                     holder,
                     cidr,
-                    state: ClaimState::InFlight,
+                    state: HoldingState::InFlight,
                 },
             )?;
         }
         Ok(())
     }
 
-    fn add(&mut self, id: ClaimId, claim: Claim) -> Checked {
+    fn add(&mut self, id: HoldingId, holding: Holding) -> Checked {
         prop_assert!(!self.ids.contains(&id), "{id:?} is given twice");
-        prop_assert_eq!(self.ledger.get(id), Some(claim));
+        prop_assert_eq!(self.ledger.get(id), Some(holding));
         self.ids.push(id);
-        self.claims.0.push((id, claim));
+        self.holdings.0.push((id, holding));
         Ok(())
     }
 
-    fn release(&mut self, id: Option<ClaimId>) -> Checked {
+    fn release(&mut self, id: Option<HoldingId>) -> Checked {
         let Some(id) = id else { return Ok(()) };
-        prop_assert_eq!(self.ledger.release(id), self.claims.remove(id));
+        prop_assert_eq!(self.ledger.release(id), self.holdings.remove(id));
         prop_assert_eq!(self.ledger.get(id), None);
         Ok(())
     }
 
-    fn any(&self, index: usize) -> Option<ClaimId> {
+    fn any(&self, index: usize) -> Option<HoldingId> {
         self.ids.get(index % self.ids.len().max(1)).copied()
     }
 
-    fn live(&self, index: usize) -> Option<ClaimId> {
-        self.claims
+    fn live(&self, index: usize) -> Option<HoldingId> {
+        self.holdings
             .0
-            .get(index % self.claims.0.len().max(1))
+            .get(index % self.holdings.0.len().max(1))
             .map(|(id, _)| *id)
     }
 
@@ -326,11 +328,11 @@ impl Pair {
         let mut answer: Vec<_> = self
             .ledger
             .overlapping(cidr)
-            .map(|(id, claim)| (claim.cidr, id))
+            .map(|(id, holding)| (holding.cidr, id))
             .collect();
         prop_assert!(answer.is_sorted_by_key(|(cidr, _)| *cidr), "{answer:?}");
         answer.sort_unstable();
-        prop_assert_eq!(answer, self.claims.overlapping(cidr));
+        prop_assert_eq!(answer, self.holdings.overlapping(cidr));
         for (pool, model) in &self.pools {
             prop_assert_eq!(pool.covers(cidr), model.covers(cidr));
             prop_assert_eq!(pool.touches(cidr), model.touches(cidr));
@@ -342,21 +344,21 @@ impl Pair {
     pub fn compare_all(&self) -> Checked {
         for id in &self.ids {
             let expected = self
-                .claims
+                .holdings
                 .0
                 .iter()
                 .find(|(own, _)| own == id)
-                .map(|(_, claim)| *claim);
+                .map(|(_, holding)| *holding);
             prop_assert_eq!(self.ledger.get(*id), expected);
         }
         for holder in (0..HOLDERS).map(Holder) {
             let mut of: Vec<_> = self.ledger.of(holder).map(|(id, _)| id).collect();
             of.sort_unstable();
             let held = self
-                .claims
+                .holdings
                 .0
                 .iter()
-                .filter(|(_, claim)| claim.holder == holder);
+                .filter(|(_, holding)| holding.holder == holder);
             let mut held: Vec<_> = held.map(|(id, _)| *id).collect();
             held.sort_unstable();
             prop_assert_eq!(of, held);
@@ -364,7 +366,7 @@ impl Pair {
         for family in Family::ALL {
             for (pool, model) in &self.pools {
                 let room: BlockCounts = self.ledger.block_counts(pool, family);
-                prop_assert_eq!(room, model.room(&self.claims, family));
+                prop_assert_eq!(room, model.room(&self.holdings, family));
             }
             for window in 0..Universe::WINDOWS {
                 for unit in 0..Universe::UNITS {
@@ -372,10 +374,10 @@ impl Pair {
                     let mut at: Vec<_> = self
                         .ledger
                         .at(addr)
-                        .map(|(id, claim)| (claim.cidr, id))
+                        .map(|(id, holding)| (holding.cidr, id))
                         .collect();
                     at.sort_unstable();
-                    prop_assert_eq!(at, self.claims.overlapping(&Cidr::host(addr)));
+                    prop_assert_eq!(at, self.holdings.overlapping(&Cidr::host(addr)));
                 }
             }
             self.ask(&Cidr::new(Addr { family, value: 0 }, 0).unwrap())?;

@@ -10,7 +10,7 @@ use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, BlockReport, BlockSpec, Owner};
 use crate::purpose::Step;
 use cadastre_api::Recall;
-use cadastre_core::{Cidr, ClaimId, ClaimState};
+use cadastre_core::{Cidr, HoldingId, HoldingState};
 
 /// State of one block.
 #[derive(Clone, Debug)]
@@ -27,8 +27,8 @@ pub struct BlockEntry {
     pub until: Option<Timestamp>,
     /// The same end by the monotonic clock
     pub rests_until: Option<Duration>,
-    /// The block's claim in the ledger
-    pub claim: ClaimId,
+    /// The block's holding in the ledger
+    pub holding: HoldingId,
     /// The last known UID of the block's object; `None` if no object is known yet
     pub uid: Option<ObjectUid>,
     /// Whether the block is no longer provisional
@@ -51,7 +51,13 @@ pub struct BlockEntry {
 
 impl BlockEntry {
     /// Creates a provisional block whose object is still to be created.
-    pub(crate) fn new(cidr: Cidr, pool: PoolName, owner: Owner, claim: ClaimId, now: Now) -> Self {
+    pub(crate) fn new(
+        cidr: Cidr,
+        pool: PoolName,
+        owner: Owner,
+        holding: HoldingId,
+        now: Now,
+    ) -> Self {
         BlockEntry {
             cidr,
             pool,
@@ -59,7 +65,7 @@ impl BlockEntry {
             since: whole_seconds(now.wall),
             until: None,
             rests_until: None,
-            claim,
+            holding,
             uid: None,
             confirmed: false,
             step: Step::Create,
@@ -72,12 +78,12 @@ impl BlockEntry {
         }
     }
 
-    /// Returns the state that the block's claim should have in the ledger.
-    pub(crate) fn state(&self) -> ClaimState {
+    /// Returns the state that the block's holding should have in the ledger.
+    pub(crate) fn state(&self) -> HoldingState {
         match (self.owner.quarantined, self.confirmed) {
-            (true, _) => ClaimState::Quarantined,
-            (false, true) => ClaimState::Allocated,
-            (false, false) => ClaimState::InFlight,
+            (true, _) => HoldingState::Quarantined,
+            (false, true) => HoldingState::Allocated,
+            (false, false) => HoldingState::InFlight,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::cluster::objects::{AgentReport, MachineIdentity, Owner};
 use crate::purpose::Step;
 use cadastre_api::{AllocatedBlock, MOST_RESERVED};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, ClaimState, IpRange};
+use cadastre_core::{Cidr, HoldingState, IpRange};
 
 impl AllocationState {
     /// Records all blocks: first those with objects, then those that NodeSubnets list. Afterwards quarantines the
@@ -54,7 +54,7 @@ impl AllocationState {
 
     /// Records a block that a NodeSubnet lists. If the node is live (`alive`), the block becomes the node's, even if
     /// the block's object names another owner. There is one exception: another node got the range later, under another
-    /// object. The list of a deleted node counts only if no other node has a claim to the range.
+    /// object. The list of a deleted node counts only if no other node holds the range.
     pub(crate) fn restore_listed(
         &mut self,
         name: &NodeName,
@@ -90,12 +90,12 @@ impl AllocationState {
         let owner = Owner::node(name, uid);
         let Some(known) = known else {
             let holder = self.holders.intern(HolderUse::Blocks, name, uid);
-            let claim = self.ledger.record(holder, cidr, ClaimState::Allocated);
+            let holding = self.ledger.record(holder, cidr, HoldingState::Allocated);
             self.blocks.insert(BlockEntry {
                 uid: Some(held.uid.as_str().into()),
                 confirmed: true,
                 recall: held.recall,
-                ..BlockEntry::new(cidr, held.pool.as_str().into(), owner, claim, now)
+                ..BlockEntry::new(cidr, held.pool.as_str().into(), owner, holding, now)
             });
             return;
         };

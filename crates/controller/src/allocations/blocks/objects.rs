@@ -9,7 +9,7 @@ use crate::cluster::objects::{Block, BlockSpec, MachineIdentity, Owner};
 use crate::purpose::Step;
 use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, ClaimState};
+use cadastre_core::{Cidr, HoldingState};
 
 impl AllocationState {
     /// Handles an object that was created or has changed.
@@ -30,7 +30,7 @@ impl AllocationState {
         let owner = entry.owner.name.clone();
         if !entry.confirmed && !ours {
             // Another writer created the object first, so the block belongs to the owner that the object names. The
-            // node of our claim needs another block.
+            // node of our holding needs another block.
             if let Some(entry) = self.drop_block(&cidr) {
                 noted.nodes.push(entry.owner.name);
             }
@@ -130,7 +130,9 @@ impl AllocationState {
         let holder = self
             .holders
             .intern(HolderUse::Blocks, &owner.name, &owner.uid);
-        let claim = self.ledger.record(holder, spec.cidr, ClaimState::InFlight);
+        let holding = self
+            .ledger
+            .record(holder, spec.cidr, HoldingState::InFlight);
         let rest = self.quarantine_of_block(&spec.pool);
         let left = spec.until.map_or(rest, |until| left_of(until, rest, now));
         let left = if Mutation::RecordedBlockQuarantineIgnored.is_on() {
@@ -146,9 +148,9 @@ impl AllocationState {
             // Only objects of confirmed blocks are written as quarantined, so a quarantined block was confirmed.
             confirmed: owner.quarantined,
             step: Step::Settled,
-            ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), claim, now)
+            ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), holding, now)
         };
-        self.ledger.set_state(claim, entry.state());
+        self.ledger.set_state(holding, entry.state());
         self.blocks.insert(entry);
         if !owner.quarantined {
             self.blocks.to_judge.insert(spec.cidr);
@@ -223,22 +225,22 @@ impl AllocationState {
         let Some(mine) = Self::age(cidr, cache) else {
             return false;
         };
-        let own = self.blocks.get(cidr).map(|entry| entry.claim);
+        let own = self.blocks.get(cidr).map(|entry| entry.holding);
         let mut others = self.ledger.overlapping(cidr);
-        others.all(|(id, claim)| {
+        others.all(|(id, holding)| {
             if Some(id) == own {
                 return true;
             }
             match self
                 .blocks
-                .get(&claim.cidr)
-                .filter(|other| other.claim == id)
+                .get(&holding.cidr)
+                .filter(|other| other.holding == id)
             {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
                 Some(other) if other.confirmed => false,
                 // The object of the other block is newer, or not created yet, so that block will yield to this one.
                 Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),
-                // The claim is for a podCIDR, which may be in quarantine: the block yields to it.
+                // The holding is for a podCIDR, which may be in quarantine: the block yields to it.
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })

@@ -11,20 +11,20 @@ use crate::cluster::objects::{MachineIdentity, Node, Owner};
 use crate::pools::DEFAULT_QUARANTINE;
 use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, ClaimId, ClaimState};
+use cadastre_core::{Cidr, HoldingId, HoldingState};
 
 impl AllocationState {
-    /// Records a block that was just allocated to a node, with its claim in the ledger.
+    /// Records a block that was just allocated to a node, with its holding in the ledger.
     pub(crate) fn begin_block(
         &mut self,
-        claim: ClaimId,
+        holding: HoldingId,
         cidr: Cidr,
         pool: &PoolName,
         node: &Node,
         now: Now,
     ) {
         let owner = Owner::node(&node.name, &node.uid);
-        let entry = BlockEntry::new(cidr, pool.clone(), owner, claim, now);
+        let entry = BlockEntry::new(cidr, pool.clone(), owner, holding, now);
         self.blocks.insert(entry);
     }
 
@@ -32,7 +32,7 @@ impl AllocationState {
         self.blocks.to_judge.remove(cidr);
         if let Some(entry) = self.blocks.get_mut(cidr) {
             entry.confirmed = true;
-            self.ledger.set_state(entry.claim, entry.state());
+            self.ledger.set_state(entry.holding, entry.state());
         }
     }
 
@@ -54,7 +54,7 @@ impl AllocationState {
                 continue;
             }
             if entry.is_unsent() {
-                if Mutation::DroppedBlockKeepsItsClaim.is_on() {
+                if Mutation::DroppedBlockKeepsItsHolding.is_on() {
                     self.blocks.remove(cidr);
                     continue;
                 }
@@ -132,22 +132,22 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether nothing else has a claim to part of the block. Smaller quarantined blocks of the same deleted
+    /// Returns whether nothing else holds part of the block. Smaller quarantined blocks of the same deleted
     /// node inside it do not count: they were created late, and stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
-        let holder = self.ledger.get(entry.claim).map(|own| own.holder);
-        self.ledger.overlapping(&entry.cidr).all(|(id, claim)| {
-            let rests_inside = claim.state == ClaimState::Quarantined
-                && Some(claim.holder) == holder
-                && claim.cidr.len() > entry.cidr.len();
-            id == entry.claim || rests_inside
+        let holder = self.ledger.get(entry.holding).map(|own| own.holder);
+        self.ledger.overlapping(&entry.cidr).all(|(id, holding)| {
+            let rests_inside = holding.state == HoldingState::Quarantined
+                && Some(holding.holder) == holder
+                && holding.cidr.len() > entry.cidr.len();
+            id == entry.holding || rests_inside
         })
     }
 
-    /// Removes a block and its claim. The range is free then, unless something else has a claim to it too.
+    /// Removes a block and its holding. The range is free then, unless something else holds it too.
     pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         let entry = self.blocks.remove(cidr)?;
-        self.ledger.release(entry.claim);
+        self.ledger.release(entry.holding);
         if !self.blocks.has(&entry.owner.uid) {
             self.holders.drop_uid(HolderUse::Blocks, &entry.owner.uid);
         }
@@ -162,12 +162,12 @@ impl AllocationState {
         let Some(mut entry) = self.blocks.remove(cidr) else {
             return;
         };
-        self.ledger.set_holder(entry.claim, holder);
+        self.ledger.set_holder(entry.holding, holder);
         if entry.owner.uid != owner.uid && !self.blocks.has(&entry.owner.uid) {
             self.holders.drop_uid(HolderUse::Blocks, &entry.owner.uid);
         }
         entry.owner = owner;
-        self.ledger.set_state(entry.claim, entry.state());
+        self.ledger.set_state(entry.holding, entry.state());
         self.blocks.insert(entry);
         if to_judge {
             self.blocks.to_judge.insert(*cidr);

@@ -15,7 +15,7 @@ use crate::purpose::Step;
 use crate::reconcile::{Loop as _, RequestAnswer};
 use crate::{Context, Now, Purpose};
 use cadastre_api::{AllocatedBlock, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
-use cadastre_core::{Cidr, ClaimState};
+use cadastre_core::{Cidr, HoldingState};
 use cadastre_daemon::watch::ObjectEvent;
 
 const BLOCK: &str = "10.0.0.0/26";
@@ -250,17 +250,21 @@ fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
     let holder = allocations.holder(&"z".into(), &"z".into());
     let earlier = allocations
         .ledger
-        .record(holder, cidr(BLOCK), ClaimState::Allocated);
+        .record(holder, cidr(BLOCK), HoldingState::Allocated);
     allocations.ledger.release(earlier);
     let entry = allocations.blocks.get_mut(&cidr(BLOCK)).unwrap();
     entry.in_flight = true;
-    let claim = entry.claim;
+    let holding = entry.holding;
     let mut reports = Vec::new();
     let mut cx = Context::new(&cache, &mut allocations, &mut reports, now());
     let mut blocks = BlockLoop::default();
-    for (claim, in_flight) in [(earlier, true), (claim, false)] {
+    for (holding, in_flight) in [(earlier, true), (holding, false)] {
         let (cidr, step) = (cidr(BLOCK), Some(Step::Delete));
-        let purpose = Purpose::Block { cidr, claim, step };
+        let purpose = Purpose::Block {
+            cidr,
+            holding,
+            step,
+        };
         blocks.answered(
             &RequestAnswer::to_write(&purpose, &RequestOutcome::Gone),
             &mut cx,
@@ -354,10 +358,10 @@ fn with_chosen_block(node: &Node) -> AllocationState {
     let holder = allocations
         .holders
         .intern(HolderUse::Blocks, &node.name, &node.uid);
-    let claim = allocations
+    let holding = allocations
         .ledger
-        .record(holder, cidr(BLOCK), ClaimState::InFlight);
-    allocations.begin_block(claim, cidr(BLOCK), &"p".into(), node, now());
+        .record(holder, cidr(BLOCK), HoldingState::InFlight);
+    allocations.begin_block(holding, cidr(BLOCK), &"p".into(), node, now());
     allocations
 }
 

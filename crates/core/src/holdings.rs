@@ -1,28 +1,28 @@
-//! Storage of claims in a slab, with a linked list for each holder.
+//! Storage of holdings in a slab, with a linked list for each holder.
 //!
-//! A record of a claim takes 40 bytes. There is a claim for every range of every node, so the records dominate the
+//! A record of a holding takes 40 bytes. There is a holding for every range of every node, so the records dominate the
 //! memory of the ledger; therefore the lists are linked through the records themselves. Ids contain a generation: the
-//! id of a released claim never becomes valid again, even if its record is reused. So a late response to an old write
-//! cannot change the claim of another holder.
+//! id of a released holding never becomes valid again, even if its record is reused. So a late response to an old write
+//! cannot change the holding of another holder.
 
 use super::cidr::{Cidr, Family};
 
-/// Who holds a claim: a number that the caller chooses for a node, a claim object or a quarantine.
+/// Who holds a range: a number that the caller chooses for a node, a claim object or a quarantine.
 ///
 /// The numbers should be dense: the ledger uses four bytes for every number up to the highest one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder(pub u32);
 
-/// Identifies one claim. The id is never reused for another claim.
+/// Identifies one holding. The id is never reused for another holding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ClaimId {
+pub struct HoldingId {
     number: u32,
     generation: u32,
 }
 
 /// How certain it is that the holder has the range. The range counts as allocated in every state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum ClaimState {
+pub enum HoldingState {
     /// A write that allocates the range was sent, and no response has arrived.
     InFlight,
     /// The outcome of the write is unknown. The range counts as allocated until a read proves otherwise.
@@ -35,20 +35,20 @@ pub enum ClaimState {
 
 /// A range with its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim {
+pub struct Holding {
     /// The holder, by the number that the caller chose.
     pub holder: Holder,
-    /// The claimed addresses; other claims may overlap them.
+    /// The held addresses; other holdings may overlap them.
     pub cidr: Cidr,
-    /// How certain the claim is.
-    pub state: ClaimState,
+    /// How certain the holding is.
+    pub state: HoldingState,
 }
 
-/// Claims by number. Numbers start at 1; the number 0 means that there is no claim.
+/// Holdings by number. Numbers start at 1; the number 0 means that there is no holding.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct Holdings {
     records: Vec<Record>,
-    /// The number of each holder's first claim, indexed by holder.
+    /// The number of each holder's first holding, indexed by holder.
     heads: Vec<u32>,
     /// The number of the first vacant record; `next` of a vacant record is the number of the next one.
     vacant: u32,
@@ -66,35 +66,35 @@ struct Record {
     next: u32,
     len: u8,
     family: Family,
-    state: ClaimState,
+    state: HoldingState,
 }
 
 const _: () = assert!(size_of::<Record>() == 40);
 
 impl Record {
-    fn new(claim: Claim, generation: u32) -> Self {
+    fn new(holding: Holding, generation: u32) -> Self {
         let mut record = Self {
             first: [0; 2],
             generation,
-            holder: claim.holder,
+            holder: holding.holder,
             prev: 0,
             next: 0,
-            len: claim.cidr.len(),
-            family: claim.cidr.family(),
-            state: claim.state,
+            len: holding.cidr.len(),
+            family: holding.cidr.family(),
+            state: holding.state,
         };
         #[expect(clippy::cast_possible_truncation, reason = "the two halves of it")]
         {
-            let value = claim.cidr.first().value;
+            let value = holding.cidr.first().value;
             record.first = [(value >> 64) as u64, value as u64];
         }
         record
     }
 
-    fn claim(&self) -> Claim {
+    fn holding(&self) -> Holding {
         let value = u128::from(self.first[0]) << 64 | u128::from(self.first[1]);
         let order = self.family.bits() - self.len;
-        Claim {
+        Holding {
             holder: self.holder,
             cidr: Cidr::of_order(self.family, value, order),
             state: self.state,
@@ -106,29 +106,29 @@ impl Record {
     }
 }
 
-impl Claims {
-    pub(crate) fn insert(&mut self, claim: Claim) -> ClaimId {
+impl Holdings {
+    pub(crate) fn insert(&mut self, holding: Holding) -> HoldingId {
         let number = if self.vacant == 0 {
-            self.records.push(Record::new(claim, 1));
+            self.records.push(Record::new(holding, 1));
             to_u32(self.records.len())
         } else {
             let number = self.vacant;
             let record = self.record_mut(number);
             let next = record.next;
-            *record = Record::new(claim, record.generation + 1);
+            *record = Record::new(holding, record.generation + 1);
             self.vacant = next;
             number
         };
         self.live += 1;
         self.link(number);
-        ClaimId {
+        HoldingId {
             number,
             generation: self.record(number).generation,
         }
     }
 
-    pub(crate) fn remove(&mut self, id: ClaimId) -> Option<Claim> {
-        let claim = self.get(id)?;
+    pub(crate) fn remove(&mut self, id: HoldingId) -> Option<Holding> {
+        let holding = self.get(id)?;
         self.unlink(id.number);
         self.live -= 1;
         let vacant = self.vacant;
@@ -139,15 +139,15 @@ impl Claims {
             record.next = vacant;
             self.vacant = id.number;
         }
-        Some(claim)
+        Some(holding)
     }
 
-    pub(crate) fn get(&self, id: ClaimId) -> Option<Claim> {
+    pub(crate) fn get(&self, id: HoldingId) -> Option<Holding> {
         let record = self.records.get(id.number as usize - 1)?;
-        (record.generation == id.generation).then(|| record.claim())
+        (record.generation == id.generation).then(|| record.holding())
     }
 
-    pub(crate) fn set_state(&mut self, id: ClaimId, state: ClaimState) -> bool {
+    pub(crate) fn set_state(&mut self, id: HoldingId, state: HoldingState) -> bool {
         let found = self.get(id).is_some();
         if found {
             self.record_mut(id.number).state = state;
@@ -155,7 +155,7 @@ impl Claims {
         found
     }
 
-    pub(crate) fn set_holder(&mut self, id: ClaimId, holder: Holder) -> bool {
+    pub(crate) fn set_holder(&mut self, id: HoldingId, holder: Holder) -> bool {
         let found = self.get(id).is_some();
         if found {
             self.unlink(id.number);
@@ -165,19 +165,22 @@ impl Claims {
         found
     }
 
-    /// Returns the claim with this number, which must exist.
-    pub(crate) fn numbered(&self, number: u32) -> (ClaimId, Claim) {
+    /// Returns the holding with this number, which must exist.
+    pub(crate) fn numbered(&self, number: u32) -> (HoldingId, Holding) {
         let record = self.record(number);
         (
-            ClaimId {
+            HoldingId {
                 number,
                 generation: record.generation,
             },
-            record.claim(),
+            record.holding(),
         )
     }
 
-    pub(crate) fn of(&self, holder: Holder) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    pub(crate) fn of(
+        &self,
+        holder: Holder,
+    ) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let head = self.heads.get(holder.0 as usize).copied().unwrap_or(0);
         std::iter::successors((head != 0).then_some(head), |&number| {
             Some(self.record(number).next).filter(|&next| next != 0)
@@ -185,17 +188,17 @@ impl Claims {
         .map(|number| self.numbered(number))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         (1..)
             .zip(&self.records)
             .filter(|(_, record)| record.is_live())
             .map(|(number, record)| {
                 (
-                    ClaimId {
+                    HoldingId {
                         number,
                         generation: record.generation,
                     },
-                    record.claim(),
+                    record.holding(),
                 )
             })
     }
@@ -244,8 +247,8 @@ impl Claims {
     }
 }
 
-impl ClaimId {
-    /// The number by which the space refers to the claim.
+impl HoldingId {
+    /// The number by which the space refers to the holding.
     pub(super) fn number(self) -> u32 {
         self.number
     }
@@ -261,60 +264,64 @@ pub(super) fn to_u32(count: usize) -> u32 {
 mod tests {
     use super::*;
 
-    fn claim(holder: u32, third_octet: u8) -> Claim {
+    fn holding(holder: u32, third_octet: u8) -> Holding {
         let cidr = Cidr::parse_strict(&format!("10.0.{third_octet}.0/24")).unwrap();
-        Claim {
+        Holding {
             holder: Holder(holder),
             cidr,
-            state: ClaimState::Allocated,
+            state: HoldingState::Allocated,
         }
     }
 
     #[test]
-    fn an_id_of_a_released_claim_is_never_valid_again() {
-        let mut claims = Claims::default();
-        let old = claims.insert(claim(0, 1));
-        assert_eq!(claims.remove(old), Some(claim(0, 1)));
-        let new = claims.insert(claim(0, 2));
+    fn an_id_of_a_released_holding_is_never_valid_again() {
+        let mut holdings = Holdings::default();
+        let old = holdings.insert(holding(0, 1));
+        assert_eq!(holdings.remove(old), Some(holding(0, 1)));
+        let new = holdings.insert(holding(0, 2));
         assert_eq!(new.number, old.number, "the place is used again");
-        assert_eq!((claims.get(old), claims.remove(old)), (None, None));
+        assert_eq!((holdings.get(old), holdings.remove(old)), (None, None));
         assert!(
-            !claims.set_state(old, ClaimState::Quarantined) && !claims.set_holder(old, Holder(9))
+            !holdings.set_state(old, HoldingState::Quarantined)
+                && !holdings.set_holder(old, Holder(9))
         );
-        assert_eq!(claims.get(new), Some(claim(0, 2)));
+        assert_eq!(holdings.get(new), Some(holding(0, 2)));
     }
 
     #[test]
     fn a_record_whose_generations_are_used_up_is_not_used_again() {
-        let mut claims = Claims::default();
-        let first = claims.insert(claim(0, 1));
-        claims.record_mut(first.number).generation = u32::MAX;
-        let last = claims.numbered(first.number).0;
-        assert!(claims.remove(last).is_some());
-        assert_ne!(claims.insert(claim(0, 2)).number, first.number);
-        assert_eq!(claims.len(), 1);
-        assert_eq!(claims.iter().count(), 1);
+        let mut holdings = Holdings::default();
+        let first = holdings.insert(holding(0, 1));
+        holdings.record_mut(first.number).generation = u32::MAX;
+        let last = holdings.numbered(first.number).0;
+        assert!(holdings.remove(last).is_some());
+        assert_ne!(holdings.insert(holding(0, 2)).number, first.number);
+        assert_eq!(holdings.len(), 1);
+        assert_eq!(holdings.iter().count(), 1);
     }
 
     #[test]
-    fn a_claim_is_in_the_list_of_its_holder_alone() {
-        let mut claims = Claims::default();
+    fn a_holding_is_in_the_list_of_its_holder_alone() {
+        let mut holdings = Holdings::default();
         let ids: Vec<_> = (0..4)
-            .map(|n| claims.insert(claim(u32::from(n % 2), n)))
+            .map(|n| holdings.insert(holding(u32::from(n % 2), n)))
             .collect();
-        let of = |claims: &Claims, holder| {
-            claims
+        let of = |holdings: &Holdings, holder| {
+            holdings
                 .of(Holder(holder))
                 .map(|(id, _)| id)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(of(&claims, 0), [ids[2], ids[0]]);
-        assert!(claims.set_holder(ids[0], Holder(7)));
-        assert!(claims.remove(ids[3]).is_some());
+        assert_eq!(of(&holdings, 0), [ids[2], ids[0]]);
+        assert!(holdings.set_holder(ids[0], Holder(7)));
+        assert!(holdings.remove(ids[3]).is_some());
         assert_eq!(
-            (of(&claims, 0), of(&claims, 1)),
+            (of(&holdings, 0), of(&holdings, 1)),
             (vec![ids[2]], vec![ids[1]])
         );
-        assert_eq!((of(&claims, 7), of(&claims, 100)), (vec![ids[0]], vec![]));
+        assert_eq!(
+            (of(&holdings, 7), of(&holdings, 100)),
+            (vec![ids[0]], vec![])
+        );
     }
 }
