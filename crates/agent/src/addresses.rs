@@ -35,9 +35,9 @@ pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 /// sandboxes.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     let superseded = superseded(&snapshot.attachments, boot);
-    let entry = |tenant: &AttachmentRecord| {
-        let is_superseded = superseded.contains(&tenant.attachment);
-        entry(tenant, is_superseded)
+    let entry = |record: &AttachmentRecord| {
+        let is_superseded = superseded.contains(&record.attachment);
+        entry(record, is_superseded)
     };
     let mut entries: Vec<AddressEntry> = snapshot.attachments.iter().map(entry).collect();
     entries.retain(|it| !it.addresses.is_empty());
@@ -56,17 +56,17 @@ pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     }
 }
 
-fn entry(tenant: &AttachmentRecord, superseded: bool) -> AddressEntry {
-    let pod = tenant.pod.as_ref();
-    let mut all: Vec<Addr> = addresses(tenant).collect();
+fn entry(record: &AttachmentRecord, superseded: bool) -> AddressEntry {
+    let pod = record.pod.as_ref();
+    let mut all: Vec<Addr> = addresses(record).collect();
     all.sort_unstable();
     AddressEntry {
         addresses: all,
-        handle: handle(&tenant.attachment),
-        interface: tenant.attachment.ifname.clone(),
+        handle: handle(&record.attachment),
+        interface: record.attachment.ifname.clone(),
         pod_uid: pod.map_or_else(String::new, |it| it.uid.clone()),
         pod: pod.map_or_else(String::new, pod_name),
-        since: Timestamp::from_second(tenant.since_ms.div_euclid(1000)).ok(),
+        since: Timestamp::from_second(record.since_ms.div_euclid(1000)).ok(),
         superseded,
     }
 }
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
     use crate::attached::{Attached, SecondNetworks};
     use crate::pods::testing::pod;
-    use crate::snapshot::testing::{snapshot, tenant};
+    use crate::snapshot::testing::{record, snapshot};
     use cadastre_daemon::watch::ObjectEvent;
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -237,8 +237,8 @@ mod tests {
     fn equal_state_gives_equal_text_in_whatever_order_it_is_kept() {
         let mut it = snapshot(&[], &[]);
         it.attachments = vec![
-            tenant("c1", "u1", &["10.0.0.9", "fd00::9"]),
-            tenant("c2", "", &["10.0.0.5", "fd00::5"]),
+            record("c1", "u1", &["10.0.0.9", "fd00::9"]),
+            record("c2", "", &["10.0.0.5", "fd00::5"]),
         ];
         let told = list(&it, "boot");
         it.attachments.reverse();
@@ -260,8 +260,8 @@ mod tests {
     fn what_a_newer_sandbox_of_its_pod_supersedes_is_told_so() {
         let mut it = snapshot(&[], &[]);
         it.attachments = vec![
-            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
-            tenant("c2", "u1", &["10.0.0.2", "fd00::2"]),
+            record("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            record("c2", "u1", &["10.0.0.2", "fd00::2"]),
         ];
         it.attachments[1].order = 2;
         let told: Vec<bool> = list(&it, "boot")
@@ -277,7 +277,7 @@ mod tests {
         let mut it = snapshot(&[], &[]);
         for n in 1..3_000u32 {
             let v4 = format!("10.1.{}.{}", n >> 8, n & 255);
-            it.attachments.push(tenant(&long, &long, &[&v4]));
+            it.attachments.push(record(&long, &long, &[&v4]));
         }
         let told = list(&it, &long);
         let bytes = serde_json::to_vec(&told).unwrap().len();
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn who_waits_for_an_address_hears_soon_that_it_was_given_back() {
         let mut it = snapshot(&[], &[]);
-        it.attachments = vec![tenant("c1", "u1", &["10.0.0.1"])];
+        it.attachments = vec![record("c1", "u1", &["10.0.0.1"])];
         let told = list(&it, "boot");
         let addr = Addr::parse_strict("10.0.0.1").unwrap();
         let urgent = |named: &[Addr], told: &NodeAddressesSpec, it: &Snapshot| {
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn what_nobody_else_would_know_of_is_told_soon() {
         let mut it = snapshot(&[], &[]);
-        it.attachments = vec![tenant("c1", "u1", &["10.0.0.1"])];
+        it.attachments = vec![record("c1", "u1", &["10.0.0.1"])];
         let since = it.attachments[0].since_ms;
         let nothing = NodeAddressesSpec::default();
         let mut pods = Pods::default();

@@ -2,8 +2,7 @@
 //! must be newer than the list of pods.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kube::api::ListParams;
@@ -12,8 +11,8 @@ use tracing::{debug, warn};
 
 use super::cri::{CriError, Runtime, Sandbox};
 use super::leaks::{LeakReason, LeakedAttachment, NodeEvidence};
+use super::netns;
 use super::pods::{Pods, read};
-use super::service::netns_root;
 use cadastre_api::PodLite;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::Attachment;
@@ -59,8 +58,8 @@ impl LeakVerifier {
             }
         }
         let paths = || candidates.iter().map(LeakedAttachment::netns);
-        evidence.gone = gone(paths(), &roots);
-        evidence.present = present(paths());
+        evidence.gone = netns::gone(paths(), &roots);
+        evidence.present = netns::present(paths());
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods.as_ref(), &evidence));
         proven.map(|it| (it.attachment, it.reason)).collect()
@@ -103,46 +102,6 @@ impl LeakVerifier {
     }
 }
 
-/// Returns the `paths` whose network namespaces are gone. A missing path proves this only if its directory is in
-/// `roots`, where such paths were seen before. Otherwise the agent might just have no access to the host's directory.
-pub(crate) fn gone<'a>(
-    paths: impl Iterator<Item = &'a str>,
-    roots: &BTreeSet<PathBuf>,
-) -> BTreeSet<String> {
-    let is_gone = |path: &&str| {
-        let path = Path::new(path);
-        let known = netns_root(path).is_some_and(|root| roots.contains(root) && root.is_dir());
-        let absent = || {
-            let found = std::fs::symlink_metadata(path);
-            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-        };
-        known && absent()
-    };
-    paths.filter(is_gone).map(str::to_owned).collect()
-}
-
-/// Returns the paths that exist, or whose absence is not certain.
-fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-    let is_there = |path: &&str| {
-        let found = std::fs::symlink_metadata(path);
-        !path.is_empty() && found.map_or_else(|it| it.kind() != io::ErrorKind::NotFound, |_| true)
-    };
-    paths.filter(is_there).map(str::to_owned).collect()
-}
-
-/// Adds to `roots` the directories of the `paths` that exist now. So the agent knows where it can see network
-/// namespaces even before it has handled an ADD.
-pub(crate) fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
-    for path in paths.map(Path::new) {
-        if let Some(root) = netns_root(path)
-            && !roots.contains(root)
-            && path.exists()
-        {
-            roots.insert(root.to_owned());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -156,7 +115,7 @@ mod tests {
     use crate::leaks::LeakDetector;
     use crate::leaks::testing::NO_CLAIMS;
     use crate::pods::testing::pod;
-    use crate::snapshot::testing::{snapshot, tenant};
+    use crate::snapshot::testing::{record, snapshot};
     use cadastre_node::Snapshot;
 
     /// Returns a client of an API server that gives this answer to every request.
@@ -178,10 +137,10 @@ mod tests {
     }
 
     /// Returns candidates: attachments of pods that the watch does not show.
-    fn suspicious(tenants: &[&str]) -> Vec<LeakedAttachment> {
-        let of = |id: &&str| tenant(id, &format!("uid-{id}"), &["10.0.0.9"]);
+    fn suspicious(records: &[&str]) -> Vec<LeakedAttachment> {
+        let of = |id: &&str| record(id, &format!("uid-{id}"), &["10.0.0.9"]);
         let snapshot = Snapshot {
-            attachments: tenants.iter().map(of).collect(),
+            attachments: records.iter().map(of).collect(),
             ..snapshot(&[], &[])
         };
         let mut pods = Pods::default();
@@ -272,36 +231,5 @@ mod tests {
         assert_eq!(fake.state.asked(), 0, "in vain");
         fake.kill().await;
         std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn an_absent_path_says_something_only_where_others_were_seen() {
-        let folder = crate::files::temp_folder();
-        let (there, absent) = (folder.join("there"), folder.join("absent"));
-        std::fs::write(&there, "").unwrap();
-        let paths = [there.to_str().unwrap(), absent.to_str().unwrap(), "", "x"];
-        let mut known = BTreeSet::new();
-        note_roots(paths[1..].iter().copied(), &mut known);
-        assert!(known.is_empty(), "none was seen");
-        note_roots(paths.into_iter(), &mut known);
-        assert_eq!(known, BTreeSet::from([folder.clone()]));
-        assert_eq!(
-            gone(paths.into_iter(), &known),
-            BTreeSet::from([paths[1].to_owned()])
-        );
-        assert!(gone(paths.into_iter(), &BTreeSet::new()).is_empty());
-        std::fs::remove_dir_all(&folder).unwrap();
-        assert!(
-            gone(paths.into_iter(), &known).is_empty(),
-            "the directory itself is not there"
-        );
-    }
-
-    #[test]
-    fn paths_of_processes_are_one_place() {
-        let root = |path| netns_root(Path::new(path)).map(Path::to_owned);
-        assert_eq!(root("/proc/1/ns/net"), Some(PathBuf::from("/proc")));
-        assert_eq!(root("/run/netns/cni-1"), Some(PathBuf::from("/run/netns")));
-        assert_eq!(root("netns/cni-1"), None);
     }
 }

@@ -188,9 +188,9 @@ impl LeakDetector {
         named: &BTreeSet<Addr>,
         now: Duration,
     ) -> Vec<(Addr, String)> {
-        let is_orphan = |tenant: &&AttachmentRecord| {
-            let is_named = || addresses(tenant).any(|addr| named.contains(&addr));
-            let suspicion = self.since.get(&tenant.attachment);
+        let is_orphan = |record: &&AttachmentRecord| {
+            let is_named = || addresses(record).any(|addr| named.contains(&addr));
+            let suspicion = self.since.get(&record.attachment);
             suspicion.is_some_and(|(reason, since)| {
                 reason.is_of_pod() && (*since + 2 * self.grace <= now || is_named())
             })
@@ -215,18 +215,18 @@ impl LeakDetector {
         let superseded = superseded(&snapshot.attachments, &evidence.boot);
         let before = std::mem::take(&mut self.since);
         let mut look = Look::default();
-        for tenant in &snapshot.attachments {
-            let is_superseded = superseded.contains(&tenant.attachment);
-            let confirmed = is_confirmed(tenant, claims.container_gone);
-            let reason = leak_reasons(tenant, is_superseded, pods, &named, evidence);
-            let nobodys = || pod_uid(tenant).is_empty().then_some(LeakReason::Confirmed);
+        for record in &snapshot.attachments {
+            let is_superseded = superseded.contains(&record.attachment);
+            let confirmed = is_confirmed(record, claims.container_gone);
+            let reason = leak_reasons(record, is_superseded, pods, &named, evidence);
+            let nobodys = || pod_uid(record).is_empty().then_some(LeakReason::Confirmed);
             let Some(reason) = reason.or_else(|| nobodys().filter(|_| confirmed)) else {
                 continue;
             };
-            let known = before.get(&tenant.attachment);
+            let known = before.get(&record.attachment);
             let since = known.map_or(now, |(_, since)| *since);
             self.since
-                .insert(tenant.attachment.clone(), (reason, since));
+                .insert(record.attachment.clone(), (reason, since));
             let grace = match reason {
                 // The controller or the user has waited already, so there is no grace period.
                 LeakReason::LeakCandidate => Duration::ZERO,
@@ -237,7 +237,7 @@ impl LeakDetector {
             let at = if since + grace <= now {
                 look.due.push(LeakedAttachment {
                     confirmed,
-                    ..LeakedAttachment::new(tenant, reason)
+                    ..LeakedAttachment::new(record, reason)
                 });
                 now + (self.grace / 2).clamp(LOOK_PAUSE.0, LOOK_PAUSE.1)
             } else {
@@ -250,13 +250,13 @@ impl LeakDetector {
 }
 
 impl LeakedAttachment {
-    fn new(tenant: &AttachmentRecord, reason: LeakReason) -> Self {
+    fn new(record: &AttachmentRecord, reason: LeakReason) -> Self {
         Self {
-            attachment: tenant.attachment.clone(),
+            attachment: record.attachment.clone(),
             reason,
-            pod_uid: pod_uid(tenant).to_owned(),
-            netns: tenant.netns.clone(),
-            boot: tenant.boot.clone(),
+            pod_uid: pod_uid(record).to_owned(),
+            netns: record.netns.clone(),
+            boot: record.boot.clone(),
             confirmed: false,
         }
     }
@@ -297,23 +297,23 @@ pub(crate) fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str>
     let others = snapshot
         .attachments
         .iter()
-        .filter(|tenant| pod_uid(tenant).is_empty());
+        .filter(|record| pod_uid(record).is_empty());
     others
-        .map(|tenant| tenant.netns.as_str())
+        .map(|record| record.netns.as_str())
         .filter(|it| !it.is_empty())
 }
 
 fn leak_reasons(
-    tenant: &AttachmentRecord,
+    record: &AttachmentRecord,
     is_superseded: bool,
     pods: &Pods,
     named: &BTreeSet<(Addr, &str)>,
     evidence: &NodeEvidence,
 ) -> Option<LeakReason> {
-    let uid = pod_uid(tenant);
-    let rebooted = tenant.boot != evidence.boot && !evidence.boot.is_empty();
+    let uid = pod_uid(record);
+    let rebooted = record.boot != evidence.boot && !evidence.boot.is_empty();
     if uid.is_empty() {
-        let gone = !tenant.netns.is_empty() && evidence.gone.contains(&tenant.netns);
+        let gone = !record.netns.is_empty() && evidence.gone.contains(&record.netns);
         return match (rebooted, gone) {
             (true, _) => Some(LeakReason::Reboot),
             (_, true) => Some(LeakReason::NoNetns),
@@ -331,7 +331,7 @@ fn leak_reasons(
         return None;
     }
     let is_named = |addr: &Addr| named.contains(&(*addr, uid));
-    if addresses(tenant).any(|addr| is_named(&addr)) {
+    if addresses(record).any(|addr| is_named(&addr)) {
         return Some(LeakReason::LeakCandidate);
     }
     if !pods.is_complete() {
@@ -352,9 +352,9 @@ fn named(suspects: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
 }
 
 /// Whether a user declared the attachment's container gone. A handle that was truncated for its length matches nothing.
-fn is_confirmed(tenant: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
-    let handle = handle(&tenant.attachment);
-    addresses(tenant).any(|addr| container_gone.contains(&(addr, handle.clone())))
+fn is_confirmed(record: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
+    let handle = handle(&record.attachment);
+    addresses(record).any(|addr| container_gone.contains(&(addr, handle.clone())))
 }
 
 fn is_live(pods: &Pods, uid: &str) -> bool {

@@ -37,11 +37,11 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`parts`] | settings from flags; clients, channels and shared state of the main loop |
 //! | [`run`] | the main loop: feeds watch events to the state machine, and starts the effects |
 //! | `carry`, `publish_io` | carry out effects: on the store, the files and the servers; on the API |
 //! | [`seen`] | what the agent reads of the objects of this node |
 //! | `leak_verifier` | asks the API, the runtime and the kernel about leak candidates |
+//! | `netns` | which network namespaces exist |
 //! | `store` | checks the store's file, and creates a new one in place of one that was lost |
 //! | [`ledger`] | access to the store thread for async tasks |
 //! | [`service`], [`shared`] | requests of the CNI plugin and of gRPC clients; state that loop and servers share |
@@ -78,8 +78,8 @@ pub mod machine;
 mod masquerade;
 pub mod metrics;
 pub mod namespaces;
+mod netns;
 mod notes;
-pub mod parts;
 mod pending_adds;
 pub mod plugin_socket;
 pub mod pods;

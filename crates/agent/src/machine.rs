@@ -79,10 +79,11 @@ use cycle::Asked;
 use opening::Opening;
 use publishing::{Files, Masquerade};
 
+pub use crate::files::kept::FilesReported;
 pub(crate) use messages::CountedEvent;
 pub use messages::{
-    AgentEffect, AgentEvent, FilesReported, LeakScan, ServiceView, StoreAnswer, StoreFound,
-    StoreQuestion, StoreTrouble, Transaction,
+    AgentEffect, AgentEvent, LeakScan, ServiceView, StoreAnswer, StoreFound, StoreQuestion,
+    StoreTrouble, Transaction,
 };
 
 /// The longest pause between checks that the store's file still exists.
@@ -156,7 +157,7 @@ pub struct AgentMachine {
     /// Whether a new list has shown the NodeSubnet, which then replaces whatever version was seen before
     relisted: bool,
     /// What the watches have shown, for the servers
-    shown: Arc<WatchState>,
+    watched: Arc<WatchState>,
     offer: PendingOffer,
     serving: ServiceView,
     /// Whether an event has come since the cycle began
@@ -233,7 +234,7 @@ impl AgentMachine {
             followed: false,
             listed: (false, false, false),
             relisted: false,
-            shown: Arc::default(),
+            watched: Arc::default(),
             offer: PendingOffer::Nothing,
             serving: ServiceView::default(),
             is_news: false,
@@ -288,9 +289,9 @@ impl AgentMachine {
             self.look_at = self.look_at.min(at + STORE_PAUSE);
         }
         self.emit_turned_away(at, effects);
-        let shown = &self.shown.namespaces;
-        if shown.wake().is_some_and(|wake| wake <= at) {
-            let due = self.show(PendingOffer::Changed).namespaces.due(at);
+        let watched = &self.watched.namespaces;
+        if watched.wake().is_some_and(|wake| wake <= at) {
+            let due = self.watched_mut(PendingOffer::Changed).namespaces.due(at);
             effects.extend(due.into_iter().map(AgentEffect::AskNamespace));
         }
         self.offer_first(effects);
@@ -305,8 +306,8 @@ impl AgentMachine {
 
     /// Returns the time since boot of the next turn.
     fn next_wake(&self, now: Duration) -> Duration {
-        let shown = &self.shown.namespaces;
-        let mut all = vec![shown.wake(), self.tell_turned_away_at()];
+        let watched = &self.watched.namespaces;
+        let mut all = vec![watched.wake(), self.tell_turned_away_at()];
         if self.asked.is_some() {
             all.push(Some(now + STORE_CHECK));
         } else if self.is_open {
@@ -323,15 +324,15 @@ impl AgentMachine {
     fn offer_first(&mut self, effects: &mut Vec<AgentEffect>) {
         let offer = mem::replace(&mut self.offer, PendingOffer::Nothing);
         if offer != PendingOffer::Nothing {
-            let (shown, is_news) = (Arc::clone(&self.shown), offer == PendingOffer::News);
-            effects.insert(0, AgentEffect::Offer { shown, is_news });
+            let (watched, is_news) = (Arc::clone(&self.watched), offer == PendingOffer::News);
+            effects.insert(0, AgentEffect::Offer { watched, is_news });
         }
     }
 
     /// Returns the state that the servers see, so that the caller can change it, and notes that it must be offered.
-    fn show(&mut self, offer: PendingOffer) -> &mut WatchState {
+    fn watched_mut(&mut self, offer: PendingOffer) -> &mut WatchState {
         self.offer = self.offer.max(offer);
-        Arc::make_mut(&mut self.shown)
+        Arc::make_mut(&mut self.watched)
     }
 
     /// Schedules a look at the store soon, because the store may have changed.
@@ -350,7 +351,7 @@ impl AgentMachine {
     fn emit_node_event(&self, reason: &'static str, text: String, effects: &mut Vec<AgentEffect>) {
         let uid = self.node_uid().unwrap_or_default();
         let notice = events::of_node(&self.settings.node, uid, reason, text);
-        effects.push(AgentEffect::Tell(notice));
+        effects.push(AgentEffect::Emit(notice));
     }
 
     /// Logs a problem with the store, unless it was logged last. An empty text means that there is no problem any more.

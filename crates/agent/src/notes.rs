@@ -121,14 +121,14 @@ fn note(pod: &Pod, known: &WatchState) -> Option<PodNote> {
         return None;
     }
     let choice = |ifname| {
-        let asked = PodRequest {
+        let request = PodRequest {
             ifname,
             pools: &[],
             addresses: &[],
             pod: Some(pod),
             namespace: known.namespaces.get(&pod.namespace).map(AsRef::as_ref),
         };
-        decide(&asked, &known.serving, &known.others).into_choice()
+        decide(&request, &known.serving, &known.others).0
     };
     Some(PodNote {
         pod: PodRef {

@@ -187,7 +187,7 @@ mod tests {
     use crate::attached::Attached;
     use crate::pods::Pod;
     use crate::pods::testing::pod;
-    use crate::snapshot::testing::{snapshot, tenant};
+    use crate::snapshot::testing::{record, snapshot};
     use cadastre_core::Cidr;
     use cadastre_core::node_allocation::Block;
     use cadastre_daemon::watch::ObjectEvent;
@@ -216,30 +216,30 @@ mod tests {
     fn what_was_published_comes_back_as_it_was() {
         let mut it = snapshot(&[], &[]);
         it.attachments = vec![
-            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
-            tenant("c2", "", &["10.0.0.2"]),
+            record("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            record("c2", "", &["10.0.0.2"]),
         ];
         let told = list(&it, "boot");
         let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
         assert_eq!(known.len(), 2);
-        for (known, tenant) in known.iter().zip(&it.attachments) {
-            assert_eq!(known.attachment, tenant.attachment);
-            assert_eq!(known.pod, tenant.pod);
-            assert_eq!(known.since_ms, tenant.since_ms);
+        for (known, record) in known.iter().zip(&it.attachments) {
+            assert_eq!(known.attachment, record.attachment);
+            assert_eq!(known.pod, record.pod);
+            assert_eq!(known.since_ms, record.since_ms);
             assert!(!known.superseded);
-            let has = tenant.given.addresses.iter().map(|it| it.address);
+            let has = record.given.addresses.iter().map(|it| it.address);
             assert_eq!(known.addresses, has.collect::<Vec<_>>());
         }
     }
 
     #[test]
     fn what_pods_had_comes_back_in_the_boot_in_which_it_was_published() {
-        let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+        let mut old = record("c1", "u1", &["10.0.0.1"]);
         old.order = 2;
-        let mut new = tenant("c2", "u1", &["10.0.0.2"]);
+        let mut new = record("c2", "u1", &["10.0.0.2"]);
         new.order = 3;
         let it = Snapshot {
-            attachments: vec![old, new, tenant("c3", "", &["10.0.0.3"])],
+            attachments: vec![old, new, record("c3", "", &["10.0.0.3"])],
             ..snapshot(&[], &[])
         };
         let told = list(&it, "boot");

@@ -2,25 +2,25 @@
 //! ADD wait for a block if no address is free.
 //!
 //! # Guarantees
-//! - No request is sent to the API server: operations read only what the agent's watches have shown.
+//! - No request is sent to the API server: operations read only what the agent's watches have watched.
 //! - Every wait ends when the first of these happens: the deadline of the request comes near, the configured wait for a
 //!   block is over, or the attachment that the ADD waits for is deleted.
 
 pub mod adding;
 
+use std::iter;
 use std::mem;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use prometheus::IntGauge;
 use tokio::sync::{Notify, broadcast, watch};
 use tracing::debug;
 
 use super::events::Events;
 use super::ledger::LedgerClient;
+use super::netns;
 use super::shared::{ServiceState, SharedState};
-use crate::metrics::AgentMetrics;
+use crate::metrics::{AgentMetrics, Counted};
 use adding::AddStep;
 use cadastre_node::store_thread::CallTimes;
 use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, clock};
@@ -30,7 +30,7 @@ pub struct Service {
     /// Runs operations on the store
     pub ledger: LedgerClient,
     /// The state that the main loop and the servers share
-    pub known: SharedState,
+    pub shared: SharedState,
     /// The longest wait of an ADD for a block
     pub add_wait: Duration,
     /// Counts requests and waiting ADDs
@@ -59,7 +59,7 @@ impl Service {
         let result = match op {
             Op::Add(add) => self.add(add, &call).await,
             Op::Del(attachment) => {
-                self.known.lock().pending_adds.remove(&attachment);
+                self.shared.lock().pending_adds.remove(&attachment);
                 let result = self.ledger.ask(Op::Del(attachment.clone()), call).await;
                 // `send` fails only if no ADD waits, so the error is ignored.
                 let _ = self.deleted.send(attachment);
@@ -87,7 +87,7 @@ impl Service {
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
             Err(refusal)
-                if refusal.why == OpErrorKind::NothingHeld && self.known.shown().may_ask() =>
+                if refusal.why == OpErrorKind::NothingHeld && self.shared.watched().may_ask() =>
             {
                 Ok(OpOutcome::Done)
             }
@@ -96,37 +96,35 @@ impl Service {
     }
 
     async fn add(&self, add: Add, call: &CallTimes) -> Result<OpOutcome, OpError> {
-        if !add.netns.is_empty() {
-            self.note_netns(Path::new(&add.netns));
-        }
+        netns::note_roots(iter::once(&*add.netns), &mut self.shared.lock().netns_roots);
         let attachment = add.attachment.clone();
-        let mut seen = self.known.follow();
+        let mut seen = self.shared.follow();
         let mut news = AddNews {
             held: self.held.subscribe(),
             deleted: self.deleted.subscribe(),
         };
         let deadline = call.deadline();
-        let shown = Arc::clone(&seen.borrow_and_update());
-        let mut step =
-            self.step(|desk, now| adding::begin(add, deadline, self.add_wait, &shown, desk, now));
+        let watched = Arc::clone(&seen.borrow_and_update());
+        let mut step = self
+            .step(|state, now| adding::begin(add, deadline, self.add_wait, &watched, state, now));
         let mut waiting = None;
         loop {
             match step {
                 AddStep::Done(result) => return result,
                 AddStep::Ask(add, asked) => {
                     let answer = self.ledger.ask(Op::Add(*add), call.clone()).await;
-                    let shown = Arc::clone(&seen.borrow_and_update());
-                    step = self.step(|desk, now| asked.answered(answer, &shown, desk, now));
+                    let watched = Arc::clone(&seen.borrow_and_update());
+                    step = self.step(|state, now| asked.answered(answer, &watched, state, now));
                 }
                 AddStep::ForPod(pod) => {
                     comes(seen.changed(), pod.until()).await;
-                    let shown = Arc::clone(&seen.borrow_and_update());
-                    step = self.step(|desk, now| pod.go(&shown, desk, now));
+                    let watched = Arc::clone(&seen.borrow_and_update());
+                    step = self.step(|state, now| pod.go(&watched, state, now));
                 }
                 AddStep::ForBlock(block) => {
-                    waiting.get_or_insert_with(|| Waiting::begin(&self.metrics));
+                    waiting.get_or_insert_with(|| Counted::new(&self.metrics.waiting));
                     let is_news = comes(news.wait(&attachment), block.until()).await;
-                    step = self.step(|desk, now| block.go(is_news, desk, now));
+                    step = self.step(|state, now| block.go(is_news, state, now));
                 }
             }
         }
@@ -134,11 +132,11 @@ impl Service {
 
     /// Runs a step of an ADD, then emits the events of the step and wakes the loop if the step asks for it.
     fn step(&self, step: impl FnOnce(&mut ServiceState, Duration) -> AddStep) -> AddStep {
-        let mut desk = self.known.lock();
-        let step = step(&mut desk, clock::since_boot());
-        let notices = mem::take(&mut desk.notices);
-        let is_changed = mem::take(&mut desk.is_changed);
-        drop(desk);
+        let mut state = self.shared.lock();
+        let step = step(&mut state, clock::since_boot());
+        let notices = mem::take(&mut state.notices);
+        let is_changed = mem::take(&mut state.is_changed);
+        drop(state);
         for notice in notices {
             self.events.emit(notice);
         }
@@ -146,17 +144,6 @@ impl Service {
             self.changed.notify_one();
         }
         step
-    }
-
-    /// Remembers the directory of a network namespace that exists. A missing path proves that a namespace is gone only
-    /// if the agent has seen such paths in the same directory.
-    fn note_netns(&self, path: &Path) {
-        if let Some(root) = netns_root(path) {
-            let mut known = self.known.lock();
-            if !known.netns_roots.contains(root) && path.exists() {
-                known.netns_roots.insert(root.to_owned());
-            }
-        }
     }
 }
 
@@ -172,23 +159,6 @@ pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
 async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     let left = until.saturating_sub(clock::since_boot());
     tokio::time::timeout(left, news).await.is_ok()
-}
-
-/// Counts an ADD as waiting for a block until dropped.
-struct Waiting(IntGauge);
-
-impl Waiting {
-    fn begin(metrics: &AgentMetrics) -> Self {
-        let gauge = metrics.waiting().clone();
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
 }
 
 /// The events that wake a waiting ADD.
@@ -210,18 +180,6 @@ impl AddNews {
             }
         }
     }
-}
-
-/// Returns the directory in which network namespaces such as `path` appear: its parent directory, or `/proc` for all
-/// paths below `/proc`. `None` for a relative path.
-pub(crate) fn netns_root(path: &Path) -> Option<&Path> {
-    if !path.is_absolute() {
-        return None;
-    }
-    if path.starts_with("/proc") {
-        return Some(Path::new("/proc"));
-    }
-    path.parent()
 }
 
 /// Returns the label of a kind of error, for metrics and for gRPC clients.

@@ -86,7 +86,7 @@ fn cut(text: &str, longest: usize) -> String {
 mod tests {
     use super::*;
     use crate::demand::{PendingAdds, wanted};
-    use crate::snapshot::testing::{block, pool, snapshot, tenant};
+    use crate::snapshot::testing::{block, pool, record, snapshot};
 
     fn told(snapshot: &Snapshot) -> NodeSubnetStatus {
         status(
@@ -149,7 +149,7 @@ mod tests {
         for n in 0..110 {
             let address = format!("10.244.123.{n}");
             it.attachments
-                .push(tenant(&format!("c{n}"), &format!("u{n}"), &[&address]));
+                .push(record(&format!("c{n}"), &format!("u{n}"), &[&address]));
         }
         let status = status(&it, &wanted(&it, &PendingAdds::new()), &[], uid);
         let size = serde_json::to_vec(&status).unwrap().len();

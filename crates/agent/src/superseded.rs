@@ -22,13 +22,13 @@ use cadastre_node::{Attachment, AttachmentRecord};
 
 /// Returns the attachments that a newer one supersedes. `boot` is the id of the current boot.
 pub(crate) fn superseded<'a>(
-    tenants: &'a [AttachmentRecord],
+    records: &'a [AttachmentRecord],
     boot: &str,
 ) -> BTreeSet<&'a Attachment> {
     let mut newest: BTreeMap<Key<'_>, Age> = BTreeMap::new();
-    for tenant in tenants {
-        if let Some(key) = key(tenant) {
-            let age = age(tenant, boot);
+    for record in records {
+        if let Some(key) = key(record) {
+            let age = age(record, boot);
             let newest = newest.entry(key).or_insert(age);
             *newest = age.max(*newest);
         }
@@ -37,7 +37,7 @@ pub(crate) fn superseded<'a>(
         let newest = key(it).and_then(|key| newest.get(&key));
         newest.is_some_and(|newest| age(it, boot) < *newest)
     };
-    let older = tenants.iter().filter(is_older);
+    let older = records.iter().filter(is_older);
     older.map(|it| &it.attachment).collect()
 }
 
@@ -47,33 +47,33 @@ type Key<'a> = (&'a str, &'a str, &'a str);
 /// Whether the attachment is of the current boot, and its place in the store's order. A greater value is newer.
 type Age = (bool, u64);
 
-fn key(tenant: &AttachmentRecord) -> Option<Key<'_>> {
-    let uid = pod_uid(tenant);
+fn key(record: &AttachmentRecord) -> Option<Key<'_>> {
+    let uid = pod_uid(record);
     let Attachment {
         network, ifname, ..
-    } = &tenant.attachment;
+    } = &record.attachment;
     (!uid.is_empty()).then_some((uid, network, ifname))
 }
 
-fn age(tenant: &AttachmentRecord, boot: &str) -> Age {
-    (tenant.boot == boot || boot.is_empty(), tenant.order)
+fn age(record: &AttachmentRecord, boot: &str) -> Age {
+    (record.boot == boot || boot.is_empty(), record.order)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::testing::tenant;
+    use crate::snapshot::testing::record;
 
     fn given(id: &str, uid: &str, boot: &str, order: u64) -> AttachmentRecord {
         AttachmentRecord {
             boot: boot.to_owned(),
             order,
-            ..tenant(id, uid, &["10.0.0.1"])
+            ..record(id, uid, &["10.0.0.1"])
         }
     }
 
-    fn of(tenants: &[AttachmentRecord]) -> Vec<&str> {
-        let all = superseded(tenants, "boot");
+    fn of(records: &[AttachmentRecord]) -> Vec<&str> {
+        let all = superseded(records, "boot");
         all.into_iter().map(|it| &*it.container_id).collect()
     }
 

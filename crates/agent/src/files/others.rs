@@ -97,7 +97,7 @@ impl OtherConfigs {
 
     /// Returns which network new pods get. `is_there`: the agent's file was written before; `over_others`: the agent
     /// writes its file in any case.
-    pub(crate) fn standing(
+    pub(crate) fn network_owner(
         &self,
         own: &Path,
         is_there: bool,
@@ -212,7 +212,7 @@ mod tests {
         let own = folder.join(OWN);
         let beside = OtherConfigs::look(&own, "cadastre").unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        beside.standing(&own, is_there, over_others)
+        beside.network_owner(&own, is_there, over_others)
     }
 
     fn left(names: &str) -> PodNetworkOwner {
@@ -334,12 +334,15 @@ mod tests {
         let own = folder.join(OWN);
         let beside = OtherConfigs::look(&own, "cadastre").unwrap();
         assert_eq!(
-            beside.standing(&own, false, false),
+            beside.network_owner(&own, false, false),
             left("10-linked.conflist")
         );
         fs::remove_dir_all(&folder).unwrap();
         let beside = OtherConfigs::look(&own, "cadastre").unwrap();
-        assert_eq!(beside.standing(&own, false, false), PodNetworkOwner::First);
+        assert_eq!(
+            beside.network_owner(&own, false, false),
+            PodNetworkOwner::First
+        );
     }
 
     #[test]

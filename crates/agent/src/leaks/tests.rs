@@ -2,7 +2,7 @@ use super::testing::NO_CLAIMS;
 use super::*;
 use crate::pods::Pod;
 use crate::pods::testing::pod;
-use crate::snapshot::testing::{snapshot, tenant};
+use crate::snapshot::testing::{record, snapshot};
 use cadastre_daemon::watch::ObjectEvent;
 
 const GRACE: Duration = Duration::from_secs(60);
@@ -27,9 +27,9 @@ fn finished(uid: &str) -> Pod {
     }
 }
 
-fn with(tenants: &[AttachmentRecord]) -> Snapshot {
+fn with(records: &[AttachmentRecord]) -> Snapshot {
     Snapshot {
-        attachments: tenants.to_vec(),
+        attachments: records.to_vec(),
         ..snapshot(&[], &[])
     }
 }
@@ -67,7 +67,7 @@ fn freed(
 
 #[test]
 fn both_proofs_are_needed() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
     let path = "/var/run/netns/c1";
     let live = pods(&[pod("u1", &[], &[])]);
     let gone = pods(&[pod("u2", &[], &[])]);
@@ -95,7 +95,7 @@ fn both_proofs_are_needed() {
 
 #[test]
 fn a_list_that_is_not_complete_proves_nothing() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
     let mut running = pods(&[]);
     running.change(ObjectEvent::Restarted {
         asked: Duration::ZERO,
@@ -111,7 +111,7 @@ fn a_list_that_is_not_complete_proves_nothing() {
 
 #[test]
 fn suspicion_has_to_last() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
     let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
     let evidence = evidence(Some(&[]), &[]);
     let mut leaks = LeakDetector::new(GRACE);
@@ -134,7 +134,7 @@ fn suspicion_has_to_last() {
 
 #[test]
 fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
     let suspect = |address: &str, uid: &str| LeakCandidate {
         address: address.to_owned(),
         pod_uid: uid.to_owned(),
@@ -167,13 +167,13 @@ fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
 
 #[test]
 fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
-    let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+    let mut old = record("c1", "u1", &["10.0.0.1"]);
     old.boot = "earlier".to_owned();
     let live = pods(&[pod("u1", &[], &[])]);
     let nothing = evidence(None, &[]);
     let alone = with(std::slice::from_ref(&old));
     assert!(freed(&alone, &live, &[], &nothing).is_empty());
-    let new = tenant("c2", "u1", &["10.0.0.2"]);
+    let new = record("c2", "u1", &["10.0.0.2"]);
     let both = with(&[old.clone(), new.clone()]);
     assert_eq!(
         freed(&both, &live, &[], &nothing),
@@ -191,7 +191,7 @@ fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
 fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_one_stays() {
     let given = |id: &str, order| AttachmentRecord {
         order,
-        ..tenant(id, "u1", &["10.0.0.1"])
+        ..record(id, "u1", &["10.0.0.1"])
     };
     let ids: Vec<String> = (0..16).map(|n| format!("c{n:02}")).collect();
     let all: Vec<AttachmentRecord> = (2..).zip(&ids).map(|(n, id)| given(id, n)).collect();
@@ -229,7 +229,7 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
 
 #[test]
 fn without_a_pod_the_node_s_word_decides_alone() {
-    let it = with(&[tenant("c1", "", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "", &["10.0.0.1"])]);
     let path = "/var/run/netns/c1";
     assert_eq!(netns_of_others(&it).collect::<Vec<_>>(), [path]);
     let no_pods = Pods::default();
@@ -255,7 +255,7 @@ fn without_a_pod_the_node_s_word_decides_alone() {
 
 #[test]
 fn a_static_pod_lives_by_its_mirror() {
-    let it = with(&[tenant("c1", "static", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "static", &["10.0.0.1"])]);
     let mirror = Pod {
         mirrors: Some("static".to_owned()),
         ..pod("api", &[], &[])
@@ -269,13 +269,13 @@ fn a_static_pod_lives_by_its_mirror() {
 
 #[test]
 fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_api() {
-    let mut of_pod = tenant("c1", "u1", &["10.0.0.1"]);
+    let mut of_pod = record("c1", "u1", &["10.0.0.1"]);
     of_pod.order = 2;
     let newer = AttachmentRecord {
         order: 3,
-        ..tenant("c3", "u1", &["10.0.0.3"])
+        ..record("c3", "u1", &["10.0.0.3"])
     };
-    let of_nobody = tenant("c2", "", &["10.0.0.2"]);
+    let of_nobody = record("c2", "", &["10.0.0.2"]);
     let it = with(&[of_pod.clone(), of_nobody.clone()]);
     let both = with(&[of_pod, of_nobody, newer]);
     let say = |all: &[(&str, &str)]| -> BTreeSet<(Addr, String)> {
@@ -333,9 +333,9 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
 #[test]
 fn what_the_node_could_not_free_by_itself_is_told() {
     let it = with(&[
-        tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
-        tenant("c2", "u2", &["10.0.0.2"]),
-        tenant("c3", "", &["10.0.0.3"]),
+        record("c1", "u1", &["10.0.0.1", "fd00::1"]),
+        record("c2", "u2", &["10.0.0.2"]),
+        record("c3", "", &["10.0.0.3"]),
     ]);
     let gone = pods(&[pod("u2", &[], &[])]);
     let mut leaks = LeakDetector::new(GRACE);

@@ -8,8 +8,7 @@ use tracing::{debug, info};
 
 use super::cycle::{Asked, Next, Phase};
 use super::{
-    AgentEffect, AgentMachine, Observed, PendingOffer, STORE_PAUSE, StoreQuestion, StoreTrouble,
-    Transaction,
+    AgentEffect, AgentMachine, Observed, PendingOffer, STORE_PAUSE, StoreQuestion, Transaction,
 };
 use crate::choice::serving;
 use crate::cri::Sandbox;
@@ -28,12 +27,12 @@ pub(super) struct PendingAllocation {
     /// The podCIDRs in `wanted` that are new to the store
     new: Vec<Block>,
     subnet: Option<Arc<SubnetSeen>>,
-    onto: Onto,
+    pub onto: Onto,
 }
 
 /// Which NodeSubnet later statuses are written to, once the ranges are in the store.
 #[derive(Debug)]
-enum Onto {
+pub(super) enum Onto {
     /// The same NodeSubnet as before
     Same,
     /// This NodeSubnet; `relisted` if it comes from a new list
@@ -73,7 +72,7 @@ impl AgentMachine {
         if taking.new.is_empty() {
             return self.store_allocation(taking, Vec::new());
         }
-        if !self.shown.pods.is_complete() {
+        if !self.watched.pods.is_complete() {
             self.log_once("no address of the new podCIDR is assigned yet: the API server has not reported this node's pods, which may have some of them".to_owned());
             return self.take_over_later(&taking.onto, now);
         }
@@ -102,7 +101,7 @@ impl AgentMachine {
             ..NodeAllocation::default()
         };
         let network = self.settings.network.as_deref().unwrap_or_default();
-        let known = rebuild::known(&new, None, &sandboxes, &self.shown.pods, network);
+        let known = rebuild::known(&new, None, &sandboxes, &self.watched.pods, network);
         if !known.is_empty() {
             info!(
                 attachments = known.len(),
@@ -127,15 +126,10 @@ impl AgentMachine {
     pub(super) fn taken_over(
         &mut self,
         taking: PendingAllocation,
-        held: Result<(), StoreTrouble>,
         now: Duration,
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let PendingAllocation { wanted, onto, .. } = taking;
-        if let Err(trouble) = held {
-            self.take_over_again(&onto);
-            return self.store_failed(&trouble, Phase::Look, now);
-        }
         // Statuses are written to this NodeSubnet only from now on, because a status must describe the ranges that are
         // in the store.
         self.write_onto(onto);
@@ -155,7 +149,7 @@ impl AgentMachine {
         Next::Go(Phase::Look)
     }
 
-    fn take_over_again(&mut self, onto: &Onto) {
+    pub(super) fn take_over_again(&mut self, onto: &Onto) {
         self.to_hold = true;
         self.relisted |= matches!(onto, Onto::This { relisted: true, .. });
     }
@@ -226,36 +220,36 @@ impl AgentMachine {
     /// Shows the servers which pools can serve pods, and from which pools blocks can be requested.
     fn offer_pools(&mut self, taking: &PendingAllocation) {
         let holding = &taking.wanted;
-        let shown = self.show(PendingOffer::News);
-        shown.automatic = holding
+        let watched = self.watched_mut(PendingOffer::News);
+        watched.automatic = holding
             .pools
             .iter()
             .filter(|it| it.automatic)
             .map(|it| it.name.clone())
             .collect();
         let giving = holding.blocks.iter().filter(|it| !it.draining);
-        shown.allocating_pools = giving.map(|it| it.pool.clone()).collect();
+        watched.allocating_pools = giving.map(|it| it.pool.clone()).collect();
         let spec = taking.subnet.as_deref().map(|it| &it.spec);
         let Some(Ok(spec)) = spec else { return };
-        let (pools, wrong) = serving(&spec.pools, &shown.allocating_pools);
+        let (pools, wrong) = serving(&spec.pools, &watched.allocating_pools);
         for text in wrong {
             debug!("{text}");
         }
         let askable = || spec.pools.iter().filter(|it| it.is_askable());
-        shown.askable = askable().map(|it| it.name.clone()).collect();
-        shown.gives_unasked = askable()
+        watched.askable = askable().map(|it| it.name.clone()).collect();
+        watched.gives_unasked = askable()
             .filter(|it| it.first_block == FirstBlock::Immediate)
-            .any(|it| shown.automatic.contains(&it.name));
-        shown.at_limit = at_limit(&spec.pools, &holding.blocks);
+            .any(|it| watched.automatic.contains(&it.name));
+        watched.at_limit = at_limit(&spec.pools, &holding.blocks);
         let named: BTreeSet<&str> = spec.pools.iter().map(|it| it.name.as_str()).collect();
         let others: BTreeSet<&String> = holding.blocks.iter().map(|it| &it.pool).collect();
-        shown.others = others
+        watched.others = others
             .into_iter()
             .filter(|it| !named.contains(it.as_str()))
             .cloned()
             .collect();
-        shown.serving = pools;
-        shown.pools_known = true;
+        watched.serving = pools;
+        watched.pools_known = true;
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
 use crate::demand::to_release;
 use crate::leaks::{LeakClaims, LeakReason, NodeEvidence};
 use crate::notes::UnsavedNotes;
-use crate::snapshot::as_holding;
+use crate::snapshot::allocation;
 use cadastre_api::Recall;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Attachment, Now};
@@ -162,9 +162,7 @@ impl AgentMachine {
                 self.freed(&attachment, reason, freed, at, effects)
             }
             (Asked::Use(taking), StoreAnswer::Sandboxes(told)) => self.used(taking, told, at),
-            (Asked::Hold(taking), StoreAnswer::Held(held)) => {
-                self.taken_over(*taking, held, at, effects)
-            }
+            (Asked::Hold(taking), StoreAnswer::Held) => self.taken_over(*taking, at, effects),
             (Asked::Look(then), StoreAnswer::Looked(Ok(looked))) => {
                 self.looked(looked, then, now, effects)
             }
@@ -172,24 +170,30 @@ impl AgentMachine {
                 self.apply_snapshot(looked, now, effects);
                 Next::Go(then)
             }
-            (Asked::Look(_) | Asked::LookAgain(_), StoreAnswer::Looked(Err(trouble))) => {
-                self.store_failed(&trouble, Phase::Notes, at)
+            (Asked::Release(releasing), StoreAnswer::Released(is_gone)) => {
+                self.released(*releasing, is_gone, now, effects)
             }
-            (Asked::Release(releasing), StoreAnswer::Released(released)) => {
-                self.released(*releasing, released, now, effects)
-            }
-            (Asked::ReadNotes, StoreAnswer::Notes(Ok(notes))) => {
+            (Asked::ReadNotes, StoreAnswer::Notes(notes)) => {
                 self.notes.read(notes);
                 self.compare_notes(at)
             }
-            (Asked::Note(news), StoreAnswer::Noted(Ok(()))) => {
-                self.notes.written(*news);
+            (Asked::Note(unsaved), StoreAnswer::Noted) => {
+                self.notes.written(*unsaved);
                 Next::Go(Phase::Tell)
             }
-            (Asked::ReadNotes, StoreAnswer::Notes(Err(trouble)))
-            | (Asked::Note(_), StoreAnswer::Noted(Err(trouble))) => {
-                self.notes.failed(at);
-                self.store_failed(&trouble, Phase::Tell, at)
+            (asked, StoreAnswer::Failed(trouble) | StoreAnswer::Looked(Err(trouble))) => {
+                let then = match asked {
+                    Asked::Hold(taking) => {
+                        self.take_over_again(&taking.onto);
+                        Phase::Look
+                    }
+                    Asked::ReadNotes | Asked::Note(_) => {
+                        self.notes.failed(at);
+                        Phase::Tell
+                    }
+                    _ => Phase::Notes,
+                };
+                self.store_failed(&trouble, then, at)
             }
             // This is the answer to another question, so the cycle waits for the right answer.
             (asked, _) => Next::Wait(asked),
@@ -305,25 +309,15 @@ impl AgentMachine {
     fn released(
         &mut self,
         it: Releasing,
-        released: Result<bool, StoreTrouble>,
+        is_gone: bool,
         now: &Now,
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
-        let Releasing {
-            cidr,
-            remaining: rest,
-            any,
-            looked,
-            then,
-        } = it;
-        let is_gone = match released {
-            Ok(is_gone) => is_gone,
-            Err(trouble) => return self.store_failed(&trouble, Phase::Notes, now.since_boot),
-        };
         if is_gone {
-            info!(block = %cidr, "let go of an empty block");
+            info!(block = %it.cidr, "let go of an empty block");
         }
-        self.release(rest, any || is_gone, looked, then, now, effects)
+        let any = it.any || is_gone;
+        self.release(it.remaining, any, it.looked, it.then, now, effects)
     }
 
     /// Records the result of a look as the known content of the store, and plans the next look.
@@ -333,7 +327,7 @@ impl AgentMachine {
         effects.push(AgentEffect::Count(CountedEvent::Snapshot(Arc::clone(
             &snapshot,
         ))));
-        let held = as_holding(&snapshot);
+        let held = allocation(&snapshot);
         if held != *self.held {
             self.held = Arc::new(held);
             effects.push(AgentEffect::Holding(Arc::clone(&self.held)));
@@ -363,11 +357,11 @@ impl AgentMachine {
         };
         let look = self
             .leaks
-            .look(&looked.snapshot, &self.shown.pods, claims, &evidence, at);
+            .look(&looked.snapshot, &self.watched.pods, claims, &evidence, at);
         let reasons = self.leaks.reasons();
         if reasons != *self.reasons {
             self.reasons = Arc::new(reasons);
-            effects.push(AgentEffect::Suspicious(Arc::clone(&self.reasons)));
+            effects.push(AgentEffect::LeakCandidates(Arc::clone(&self.reasons)));
         }
         if let Some(next) = look.next {
             self.look_at = self.look_at.min(next.max(at + LOOK_PAUSE.0));
@@ -393,7 +387,7 @@ impl AgentMachine {
     }
 
     fn compare_notes(&mut self, now: Duration) -> Next {
-        let news = self.notes.look(&self.shown, now);
+        let news = self.notes.look(&self.watched, now);
         if news.is_empty() {
             return Next::Go(Phase::Tell);
         }

@@ -50,7 +50,7 @@ pub(super) enum Then {
 pub(super) struct Memory {
     holding: NodeAllocation,
     list: Option<NodeAddressesSpec>,
-    shown: Arc<WatchState>,
+    watched: Arc<WatchState>,
 }
 
 impl Opening {
@@ -126,7 +126,7 @@ impl AgentMachine {
             _ if matches!(self.addresses, Observed::Unknown) => {
                 "the API server has not told of this node's NodeAddresses yet"
             }
-            _ if !self.shown.pods.is_complete() => {
+            _ if !self.watched.pods.is_complete() => {
                 "the API server has not told of this node's pods yet"
             }
             _ => "",
@@ -147,7 +147,7 @@ impl AgentMachine {
         let memory = Memory {
             holding: self.wanted_holding().unwrap_or_default(),
             list,
-            shown: Arc::clone(&self.shown),
+            watched: Arc::clone(&self.watched),
         };
         Next::Ask(Asked::Remember(Box::new(memory)), StoreQuestion::Sandboxes)
     }
@@ -168,10 +168,10 @@ impl AgentMachine {
         let Memory {
             holding,
             list,
-            shown,
+            watched,
         } = memory;
         let network = self.settings.network.as_deref().unwrap_or_default();
-        let known = rebuild::known(&holding, list.as_ref(), &sandboxes, &shown.pods, network);
+        let known = rebuild::known(&holding, list.as_ref(), &sandboxes, &watched.pods, network);
         Next::Ask(
             Asked::Make(known.len()),
             StoreQuestion::Make { holding, known },
@@ -220,7 +220,7 @@ impl AgentMachine {
         if spoke.is_none_or(|it| it.boot_id != now.boot) {
             return false;
         }
-        let unknown = rebuild::unknown(&self.shown.pods);
+        let unknown = rebuild::unknown(&self.watched.pods);
         if unknown.is_empty() {
             return false;
         }

@@ -70,7 +70,7 @@ impl Files {
     /// Returns the state before the first write of the files.
     pub(super) fn new(conf_is_wanted: bool) -> Self {
         let told = FilesReported {
-            standing: conf_is_wanted.then_some(PodNetworkOwner::Open),
+            network_owner: conf_is_wanted.then_some(PodNetworkOwner::Open),
             ..FilesReported::default()
         };
         Self {
@@ -99,7 +99,7 @@ impl Files {
 
     /// Whether another network serves the node's new pods.
     fn is_left(&self) -> bool {
-        matches!(self.reported.standing, Some(PodNetworkOwner::Left(_)))
+        matches!(self.reported.network_owner, Some(PodNetworkOwner::Left(_)))
     }
 }
 
@@ -143,13 +143,13 @@ impl AgentMachine {
         let named = self.subnet().map_or(&NOTHING, |it| &it.named);
         let orphans = self.leaks.orphans(snapshot, named, at);
         let mut told = status(snapshot, &wants, &orphans, &now.boot);
-        let standing = self.files.reported.standing.as_ref();
+        let standing = self.files.reported.network_owner.as_ref();
         let own = self.settings.cni_conf.as_deref();
         let is = self.publisher.conditions();
         told.conditions.extend(served::condition(standing, own, is));
         let next = self.publisher.next(&told, &wants, snapshot, at);
         let lag = self.publisher.lag(at).max(self.schedule.lag(at));
-        effects.push(AgentEffect::Count(CountedEvent::Behind(lag)));
+        effects.push(AgentEffect::Count(CountedEvent::PublishLag(lag)));
         match next {
             PublishStep::Nothing => {}
             PublishStep::At(at) => self.publish_at = Some(at),
@@ -207,7 +207,7 @@ impl AgentMachine {
                 (!told.list.is_same(&list) && !is_stored) || told.owner != subnet.uid
             }
         };
-        let (named, pods) = (&subnet.named, &self.shown.pods);
+        let (named, pods) = (&subnet.named, &self.watched.pods);
         let urgent = differs && addresses::is_urgent(told_list, named, snapshot, pods, now.wall_ms);
         let (owner, is_new, at) = (subnet.uid.clone(), told.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
@@ -245,7 +245,7 @@ impl AgentMachine {
         if self.snapshot.is_none() {
             return;
         }
-        let (holding, waits_for_pods) = (Arc::clone(&self.held), self.shown.waits_for_pods());
+        let (holding, waits_for_pods) = (Arc::clone(&self.held), self.watched.waits_for_pods());
         let wanted = (holding, waits_for_pods);
         if self.files.desired.is_due(&wanted, now) {
             let (holding, waits_for_pods) = wanted;
@@ -272,7 +272,7 @@ impl AgentMachine {
 
     /// Reports once per change, also across restarts, that the node's pods use another network.
     fn emit_served_by_others(&mut self, effects: &mut Vec<AgentEffect>) {
-        let standing = self.files.reported.standing.as_ref();
+        let standing = self.files.reported.network_owner.as_ref();
         if standing == self.served.as_ref() || standing == Some(&PodNetworkOwner::Open) {
             return;
         }

@@ -46,7 +46,7 @@ impl AgentMachine {
         // request a block can be ready without one.
         // without a block.
         let had_one = files.is_configured || self.has_let_go;
-        let may_ask = self.shown.waits_for_pods() || self.shown.may_ask() && had_one;
+        let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_one;
         let can_ask = self.followed && may_ask;
         if !gives && !can_ask {
             return not(match (&self.node, &self.subnet) {
@@ -71,7 +71,7 @@ impl AgentMachine {
         }
         // Another network serves the node's pods, and that is no fault of the agent. The agent is ready, because `helm`
         // would wait for readiness in vain.
-        if let Some(PodNetworkOwner::Left(names)) = &files.standing {
+        if let Some(PodNetworkOwner::Left(names)) = &files.network_owner {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
             return Some((true, says));
         }
@@ -105,6 +105,6 @@ impl AgentMachine {
             "pods are refused an address, and tried again, as nothing is known of them, {pod} the last: an annotation or a label might give them another pool or address. See that the API server can be reached from this node, and that the agent may read pods and namespaces. Pools with unknownPods: Serve give to such pods at once"
         );
         self.emit_node_event(PODS_UNKNOWN, text, effects);
-        effects.push(AgentEffect::ToldTurnedAway);
+        effects.push(AgentEffect::TurnedAwayReported);
     }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::cri::Sandbox;
 use crate::pods::testing::pod;
-use crate::snapshot::testing::tenant;
+use crate::snapshot::testing::record;
 use bench::{Bench, NODE, asked, blocks, pod_cidrs, written_onto};
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::Addr;
@@ -63,7 +63,7 @@ fn o1_while_a_question_is_in_flight_others_are_told_nothing_and_events_are_taken
         let effects = bench.turn();
         assert_eq!(asked(&effects), [""; 0], "during {kind}");
         assert_eq!(bench.told(), [""; 0], "during {kind}");
-        let offered = |it: &AgentEffect| matches!(it, AgentEffect::Offer { shown, .. } if shown.pods.by_uid("u2").is_some());
+        let offered = |it: &AgentEffect| matches!(it, AgentEffect::Offer { watched, .. } if watched.pods.by_uid("u2").is_some());
         assert!(effects.iter().any(offered), "during {kind}: {effects:#?}");
     }
 }
@@ -211,7 +211,7 @@ fn o6_a_block_goes_by_a_look_and_the_wishes_of_after_it_and_while_the_watch_gets
 #[test]
 fn o7_a_leak_is_freed_after_its_proof_and_one_proof_is_sought_at_a_time() {
     let mut bench = Bench::resting(blocks(&[A]));
-    bench.snapshot.attachments = vec![tenant("c1", "gone", &["10.0.0.9"])];
+    bench.snapshot.attachments = vec![record("c1", "gone", &["10.0.0.9"])];
     let proofs = |effects: &[AgentEffect]| {
         let proofs = effects.iter();
         proofs
@@ -257,7 +257,7 @@ fn o8_notes_are_read_before_they_are_compared_and_again_when_something_came_mean
 #[test]
 fn o9_a_lost_store_is_closed_and_forgotten_before_another_is_looked_for() {
     let mut bench = Bench::resting(blocks(&[A]));
-    let attachment = tenant("c1", "gone", &["10.0.0.9"]).attachment;
+    let attachment = record("c1", "gone", &["10.0.0.9"]).attachment;
     bench.pass(61 * SECOND);
     bench.run_to("look");
     bench.on(AgentEvent::Proven(vec![(attachment, LeakReason::PodGone)]));
@@ -324,8 +324,8 @@ fn o10_a_new_store_is_made_of_what_was_known_when_the_runtime_was_asked() {
     };
     let owner = "subnet".to_owned();
     let seen = AddressesSeen { owner, list };
-    let shown = ObjectEvent::Applied(seen.clone());
-    bench.on(AgentEvent::Addresses(WatchStep::Change(shown)));
+    let watched = ObjectEvent::Applied(seen.clone());
+    bench.on(AgentEvent::Addresses(WatchStep::Change(watched)));
     let mut reports = pod("u2", &[], &[]);
     reports.addresses = vec![Addr::parse_strict("10.0.0.8").unwrap()];
     bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(

@@ -1,6 +1,6 @@
 use super::*;
 use crate::demand::{PendingAdds, wanted};
-use crate::snapshot::testing::{block, pool, snapshot, tenant};
+use crate::snapshot::testing::{block, pool, record, snapshot};
 use crate::status::status;
 
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -381,7 +381,7 @@ fn a_status_of_another_node_of_the_name_says_nothing() {
     node.snapshot.node_uid = Some("second".to_owned());
     node.snapshot
         .attachments
-        .push(tenant("c", "u", &["10.0.0.1"]));
+        .push(record("c", "u", &["10.0.0.1"]));
     assert!(matches!(
         node.step(secs(1)),
         PublishStep::Write { urgent: true, .. }

@@ -56,7 +56,7 @@ impl Bench {
             snapshot: Snapshot::default(),
             sandboxes: Ok(Vec::new()),
             files: FilesReported {
-                standing: Some(PodNetworkOwner::First),
+                network_owner: Some(PodNetworkOwner::First),
                 ..FilesReported::default()
             },
             open: None,
@@ -224,19 +224,19 @@ impl Bench {
             StoreQuestion::Look => StoreAnswer::Looked(Ok(self.looked())),
             StoreQuestion::Transact(Transaction::Hold { holding, .. }) => {
                 self.hold(&holding);
-                StoreAnswer::Held(Ok(()))
+                StoreAnswer::Held
             }
             StoreQuestion::Transact(Transaction::Release(cidr, _)) => {
                 self.snapshot.blocks.retain(|it| it.cidr != cidr);
-                StoreAnswer::Released(Ok(true))
+                StoreAnswer::Released(true)
             }
             StoreQuestion::Free(attachment) => {
-                let tenants = &mut self.snapshot.attachments;
-                tenants.retain(|it| it.attachment != attachment);
+                let records = &mut self.snapshot.attachments;
+                records.retain(|it| it.attachment != attachment);
                 StoreAnswer::Freed(Ok(()))
             }
-            StoreQuestion::Transact(Transaction::ReadNotes) => StoreAnswer::Notes(Ok(Vec::new())),
-            StoreQuestion::Transact(Transaction::Note(..)) => StoreAnswer::Noted(Ok(())),
+            StoreQuestion::Transact(Transaction::ReadNotes) => StoreAnswer::Notes(Vec::new()),
+            StoreQuestion::Transact(Transaction::Note(..)) => StoreAnswer::Noted,
             StoreQuestion::Sandboxes => StoreAnswer::Sandboxes(self.sandboxes.clone()),
         }
     }

@@ -65,7 +65,7 @@ fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
         text: "no space".to_owned(),
         is_lost: false,
     };
-    bench.answer(StoreAnswer::Held(Err(full)));
+    bench.answer(StoreAnswer::Failed(full));
     bench.run();
     assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
 }
@@ -73,15 +73,15 @@ fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
 #[test]
 fn o12_one_status_and_one_list_are_on_their_way_at_a_time() {
     let mut bench = Bench::seen(blocks(&[A]));
-    bench.snapshot.attachments = vec![tenant("c1", "u1", &["10.0.0.9"])];
+    bench.snapshot.attachments = vec![record("c1", "u1", &["10.0.0.9"])];
     bench.pod("u1");
     bench.pass(400 * SECOND);
     for version in 2..5 {
         bench.run();
         bench.pass(400 * SECOND);
         let more = format!("10.0.0.{version}");
-        let tenants = &mut bench.snapshot.attachments;
-        tenants.push(tenant(&format!("c{version}"), "u1", &[&more]));
+        let records = &mut bench.snapshot.attachments;
+        records.push(record(&format!("c{version}"), "u1", &[&more]));
         bench.subnet(version, blocks(&[A]));
     }
     bench.run();
@@ -105,7 +105,7 @@ fn o13_what_has_changed_is_offered_before_anything_else_of_a_turn() {
     let effects = bench.turn();
     assert_eq!(asked(&effects), ["hold"]);
     assert!(
-        matches!(&effects[0], AgentEffect::Offer { shown, is_news: true } if shown.pools_known),
+        matches!(&effects[0], AgentEffect::Offer { watched, is_news: true } if watched.pools_known),
         "{effects:#?}"
     );
     let offers = effects.iter();
@@ -161,7 +161,7 @@ fn o15_nothing_is_masqueraded_before_it_is_known_whose_network_has_the_pods() {
     assert_eq!(bench.told(), ["not ready"]);
     let mut bench = masquerading();
     let standing = Some(PodNetworkOwner::Left("10-kindnet.conflist".to_owned()));
-    bench.files.standing = standing;
+    bench.files.network_owner = standing;
     bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
     let told = bench.told();
