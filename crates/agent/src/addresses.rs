@@ -24,10 +24,8 @@ use cadastre_api::addresses::{MOST_BYTES, MOST_ENTRIES};
 use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
-use cadastre_node::{Attachment, AttachmentRecord, PodRef, Snapshot};
+use cadastre_node::{Attachment, AttachmentRecord, OWN_INTERFACE, PodRef, Snapshot};
 
-/// The pod interface whose addresses the container runtime reports.
-const OWN_INTERFACE: &str = "eth0";
 /// A pod is expected to report an address by the time that the address reaches this age.
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 

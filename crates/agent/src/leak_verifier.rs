@@ -62,7 +62,7 @@ impl LeakVerifier {
         evidence.present = netns::present(paths());
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods.as_ref(), &evidence));
-        proven.map(|it| (it.attachment, it.reason)).collect()
+        proven.map(|it| (it.record.attachment, it.reason)).collect()
     }
 
     /// Returns all sandboxes of this node with their addresses; none if the agent must not ask the runtime.

@@ -135,13 +135,10 @@ pub(crate) struct LeakClaims<'a> {
 /// A leak candidate whose grace period is over.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeakedAttachment {
-    /// The attachment to release once the leak is proven
-    pub attachment: Attachment,
+    /// What the store has about the attachment
+    pub record: AttachmentRecord,
     /// Why the attachment is a candidate
     pub reason: LeakReason,
-    pod_uid: String,
-    netns: String,
-    boot: String,
     /// Whether a user declared the container gone
     confirmed: bool,
 }
@@ -236,8 +233,9 @@ impl LeakDetector {
             };
             let at = if since + grace <= now {
                 look.due.push(LeakedAttachment {
+                    record: record.clone(),
+                    reason,
                     confirmed,
-                    ..LeakedAttachment::new(record, reason)
                 });
                 now + (self.grace / 2).clamp(LOOK_PAUSE.0, LOOK_PAUSE.1)
             } else {
@@ -249,43 +247,44 @@ impl LeakDetector {
     }
 }
 
-impl LeakedAttachment {
-    fn new(record: &AttachmentRecord, reason: LeakReason) -> Self {
-        Self {
-            attachment: record.attachment.clone(),
-            reason,
-            pod_uid: pod_uid(record).to_owned(),
-            netns: record.netns.clone(),
-            boot: record.boot.clone(),
-            confirmed: false,
-        }
+impl NodeEvidence {
+    /// Whether the attachment is of an earlier boot.
+    fn is_of_earlier_boot(&self, record: &AttachmentRecord) -> bool {
+        record.boot != self.boot && !self.boot.is_empty()
     }
 
+    /// Whether the attachment's network namespace is gone.
+    fn is_netns_gone(&self, record: &AttachmentRecord) -> bool {
+        !record.netns.is_empty() && self.gone.contains(&record.netns)
+    }
+}
+
+impl LeakedAttachment {
     /// Returns the path of the network namespace to look up before [`Self::is_proven`]; empty if unknown.
     pub fn netns(&self) -> &str {
-        &self.netns
+        &self.record.netns
     }
 
     /// Whether it is proven that nothing uses the addresses any more. `pods`: a complete list, requested after the look
     /// that found the candidate. `evidence` must be newer than this list.
     pub fn is_proven(&self, pods: Option<&Pods>, evidence: &NodeEvidence) -> bool {
-        let rebooted = self.boot != evidence.boot && !evidence.boot.is_empty();
-        let gone = !self.netns.is_empty() && evidence.gone.contains(&self.netns);
-        let id = &self.attachment.container_id;
+        let rebooted = evidence.is_of_earlier_boot(&self.record);
+        let gone = evidence.is_netns_gone(&self.record);
+        let has = |all: &BTreeSet<String>| all.contains(&self.record.attachment.container_id);
         let sandboxes = evidence.sandboxes.as_ref();
-        let unknown = sandboxes.is_some_and(|all| !all.contains(id));
-        let is_there =
-            evidence.present.contains(&self.netns) || sandboxes.is_some_and(|all| all.contains(id));
+        let is_there = evidence.present.contains(self.netns()) || sandboxes.is_some_and(has);
         let confirmed = self.confirmed && !is_there;
-        let no_sandbox = unknown || gone || rebooted || confirmed;
+        let unlisted = sandboxes.is_some_and(|all| !has(all));
+        let no_sandbox = unlisted || gone || rebooted || confirmed;
         match self.reason {
             LeakReason::Reboot => rebooted,
             LeakReason::NoNetns => gone,
             LeakReason::Confirmed => confirmed,
             LeakReason::Superseded => no_sandbox,
             LeakReason::PodGone | LeakReason::PodFinished | LeakReason::LeakCandidate => {
-                let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
-                let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
+                let is_gone =
+                    |pods: &Pods| pods.is_complete() && !is_live(pods, pod_uid(&self.record));
+                let by_api = pods.is_some_and(is_gone);
                 by_api && (no_sandbox || Mutation::OneProofIsEnough.is_on())
             }
         }
@@ -311,10 +310,9 @@ fn leak_reasons(
     evidence: &NodeEvidence,
 ) -> Option<LeakReason> {
     let uid = pod_uid(record);
-    let rebooted = record.boot != evidence.boot && !evidence.boot.is_empty();
+    let rebooted = evidence.is_of_earlier_boot(record);
     if uid.is_empty() {
-        let gone = !record.netns.is_empty() && evidence.gone.contains(&record.netns);
-        return match (rebooted, gone) {
+        return match (rebooted, evidence.is_netns_gone(record)) {
             (true, _) => Some(LeakReason::Reboot),
             (_, true) => Some(LeakReason::NoNetns),
             _ => None,

@@ -200,7 +200,8 @@ pub fn look(
     Ok((tables.snapshot()?, tables.run(&Op::Status)?))
 }
 
-fn busy(text: String) -> OpError {
+/// Returns the error of a request that may succeed later.
+pub(crate) fn busy(text: String) -> OpError {
     OpError {
         why: OpErrorKind::Busy,
         text,

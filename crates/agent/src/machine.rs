@@ -70,7 +70,7 @@ use super::files::others::PodNetworkOwner;
 use super::leaks::{LeakDetector, LeakReason, Reasons};
 use super::notes::Notes;
 use super::publish::Publisher;
-use super::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use super::seen::{AddressesSeen, SubnetSeen};
 use super::shared::WatchState;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, Now, Snapshot};
@@ -147,7 +147,8 @@ impl<T> Observed<T> {
 pub struct AgentMachine {
     settings: MachineSettings,
 
-    node: Observed<NodeSeen>,
+    /// The UID of the Node
+    node: Observed<String>,
     subnet: Observed<Arc<SubnetSeen>>,
     addresses: Observed<AddressesSeen>,
     /// Whether the watch of the NodeSubnet is established
@@ -262,9 +263,9 @@ impl AgentMachine {
             schedule: Schedule::new(addresses, interval, seed.rotate_left(8), at),
             list_at: None,
             list_cut: None,
-            files: Files::new(settings.cni_conf.is_some()),
+            files: Files::NEW,
             served: None,
-            masquerade: settings.masquerade.then(Masquerade::default),
+            masquerade: settings.masquerade.then_some(Masquerade::NEW),
             turned_away_at: None,
             ready: None,
             settings,
@@ -341,7 +342,7 @@ impl AgentMachine {
     }
 
     fn node_uid(&self) -> Option<&str> {
-        self.node.there().map(|node| node.uid.as_str())
+        self.node.there().map(String::as_str)
     }
 
     fn subnet(&self) -> Option<&Arc<SubnetSeen>> {

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::jitter::backoff;
 use super::pods::Pods;
 use cadastre_api::choice::Label;
 
@@ -109,10 +110,9 @@ impl Namespaces {
             entry.known = Some(Arc::new(answer));
             entry.next_at = now + FRESH;
         } else {
-            let pause = PAUSE.0 * 2u32.saturating_pow(entry.failures.min(16));
+            entry.next_at = now + backoff(PAUSE, entry.failures);
             entry.failures += 1;
             entry.wanted = true;
-            entry.next_at = now + pause.min(PAUSE.1);
         }
     }
 }

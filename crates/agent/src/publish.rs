@@ -23,8 +23,8 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::demand::PoolWant;
-use super::jitter::Jitter;
-use super::served::is_said;
+use super::jitter::{Jitter, backoff};
+use super::served::has_all;
 use super::snapshot::{assigns, busy};
 use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand};
 use cadastre_node::{BlockState, Snapshot};
@@ -300,8 +300,7 @@ impl Publisher {
                 }
             }
             WriteOutcome::Failed => {
-                let pause = ERROR_PAUSE.0 * 2u32.saturating_pow(self.failures.min(16));
-                let pause = pause.min(ERROR_PAUSE.1);
+                let pause = backoff(ERROR_PAUSE, self.failures);
                 self.failures += 1;
                 self.retry_at = now + pause / 2 + self.jitter.part(pause);
             }
@@ -345,7 +344,7 @@ pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool 
         conditions: is.conditions.clone(),
         ..wanted.clone()
     };
-    *is == without && is_said(&is.conditions, &wanted.conditions)
+    *is == without && has_all(&is.conditions, &wanted.conditions)
 }
 
 /// Returns the pools and blocks in the stored status; none if the status is of another Node object.

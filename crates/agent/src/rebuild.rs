@@ -14,7 +14,7 @@
 //! An address that any source shows counts as in use. If it is not in use, it is released as a leak later. An address
 //! that is missing here, in contrast, would be assigned twice.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
@@ -25,10 +25,7 @@ use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
-use cadastre_node::{Attachment, PodRef, RememberedAttachment};
-
-/// The interface of a pod if no source names it.
-const INTERFACE: &str = "eth0";
+use cadastre_node::{Attachment, OWN_INTERFACE, PodRef, RememberedAttachment};
 
 /// Returns the attachments in use. `network`: the CNI network of the attachments if `list` names none.
 pub(crate) fn known(
@@ -53,7 +50,7 @@ pub(crate) fn known(
     let first = |id: String| Attachment {
         network: network.clone(),
         container_id: id,
-        ifname: INTERFACE.to_owned(),
+        ifname: OWN_INTERFACE.to_owned(),
     };
     let of_sandboxes = sandboxes.iter().map(|it| first(it.id.clone()));
     let of_others: BTreeSet<Attachment> = known
@@ -165,19 +162,13 @@ fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &s
 
 /// Returns the network that most attachments are in; `None` if no attachment names a network.
 fn usual_network(known: &[RememberedAttachment]) -> Option<String> {
-    let networks: BTreeSet<&str> = known
-        .iter()
-        .map(|it| it.attachment.network.as_str())
-        .filter(|it| !it.is_empty())
-        .collect();
-    let count = |name: &str| {
-        let of = known.iter().filter(|it| it.attachment.network == name);
-        of.count()
-    };
-    networks
-        .into_iter()
-        .max_by_key(|name| count(name))
-        .map(str::to_owned)
+    let networks = known.iter().map(|it| it.attachment.network.as_str());
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for network in networks.filter(|it| !it.is_empty()) {
+        *counts.entry(network).or_default() += 1;
+    }
+    let usual = counts.into_iter().max_by_key(|(_, count)| *count);
+    usual.map(|(network, _)| network.to_owned())
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> 
     watches.spawn(follow(
         source::<NodeLite>("nodes", &by_name, parts),
         out.clone(),
-        seen::node,
+        seen::node_uid,
         |step| Some(AgentEvent::Node(step)),
     ));
     watches.spawn(follow(

@@ -59,7 +59,7 @@ pub(crate) fn condition(
 }
 
 /// Whether `is` has all conditions of `wanted`. Their times are not compared.
-pub(crate) fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
+pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     let says = |a: &Condition, b: &Condition| {
         (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
     };
@@ -152,8 +152,8 @@ mod tests {
         assert_eq!(is.len(), 2);
         assert_eq!(is[0], accepted);
         assert_eq!(is[1].last_transition_time.0, second(1));
-        assert!(is_said(&is, &left("a")) && !is_said(&is, &left("b")));
-        assert!(is_said(&is, &[]) && !is_said(&[], &left("a")));
+        assert!(has_all(&is, &left("a")) && !has_all(&is, &left("b")));
+        assert!(has_all(&is, &[]) && !has_all(&[], &left("a")));
         let is = merged(&is, &left("b"), second(2));
         assert_eq!(
             is[1].last_transition_time.0,

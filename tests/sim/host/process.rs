@@ -322,7 +322,7 @@ impl Sim {
         };
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods, &evidence));
-        let proven = proven.map(|it| (it.attachment, it.reason)).collect();
+        let proven = proven.map(|it| (it.record.attachment, it.reason)).collect();
         if let Some(process) = &mut host.process {
             process.machine.on(AgentEvent::Proven(proven), &now);
         }

@@ -61,7 +61,7 @@ fn freed(
     look.due
         .iter()
         .filter(|it| it.is_proven(Some(pods), evidence))
-        .map(|it| (it.attachment.container_id.clone(), it.reason))
+        .map(|it| (it.record.attachment.container_id.clone(), it.reason))
         .collect()
 }
 
@@ -293,7 +293,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
             // The user has waited already, so there is no grace period.
             let look = LeakDetector::new(GRACE).look(it, pods, claims, proof, secs(0));
             let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
-            due.map(|it| (it.attachment.container_id.clone(), it.reason))
+            due.map(|it| (it.record.attachment.container_id.clone(), it.reason))
                 .collect::<Vec<_>>()
         };
     let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));

@@ -160,7 +160,7 @@ impl AgentMachine {
             Observed::Unknown => return None,
             // The ranges of a deleted Node are in quarantine, so no address of these ranges may be assigned.
             Observed::Absent => return Some(NodeAllocation::default()),
-            Observed::There(node) => node.uid.clone(),
+            Observed::There(uid) => uid.clone(),
         };
         if let Some(subnet) = self.subnet().cloned() {
             if let Err(why) = &subnet.spec {

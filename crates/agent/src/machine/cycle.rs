@@ -63,7 +63,7 @@ pub(super) enum Asked {
     Hold(Box<PendingAllocation>),
     /// Look, then release blocks, then continue with this phase
     Look(Phase),
-    Release(Box<Releasing>),
+    Release(Cidr, Box<Releasing>),
     /// Look after blocks were released, then continue with this phase
     LookAgain(Phase),
     ReadNotes,
@@ -73,9 +73,9 @@ pub(super) enum Asked {
 /// The release of the blocks that a look has shown not to be needed, one after the other.
 #[derive(Debug)]
 pub(super) struct Releasing {
-    /// The block whose release is in flight
-    cidr: Cidr,
+    /// The ranges and UIDs of the other blocks to release
     remaining: VecDeque<(Cidr, String)>,
+    /// Whether any block was released
     any: bool,
     looked: LeakScan,
     /// The phase that follows after the last release
@@ -170,8 +170,12 @@ impl AgentMachine {
                 self.apply_snapshot(looked, now, effects);
                 Next::Go(then)
             }
-            (Asked::Release(releasing), StoreAnswer::Released(is_gone)) => {
-                self.released(*releasing, is_gone, now, effects)
+            (Asked::Release(cidr, mut releasing), StoreAnswer::Released(is_gone)) => {
+                if is_gone {
+                    info!(block = %cidr, "let go of an empty block");
+                }
+                releasing.any |= is_gone;
+                self.release(*releasing, now, effects)
             }
             (Asked::ReadNotes, StoreAnswer::Notes(notes)) => {
                 self.notes.read(notes);
@@ -269,55 +273,29 @@ impl AgentMachine {
         now: &Now,
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
-        let going = to_release(
-            &looked.snapshot,
-            &self.serving.pending_adds,
-            &self.recalled(),
-        );
-        self.release(going.into(), false, looked, then, now, effects)
+        let pending_adds = &self.serving.pending_adds;
+        let remaining = to_release(&looked.snapshot, pending_adds, &self.recalled());
+        let releasing = Releasing {
+            remaining: remaining.into(),
+            any: false,
+            looked,
+            then,
+        };
+        self.release(releasing, now, effects)
     }
 
-    /// Releases the next block of `going`. After the last one, looks again if any block was released.
-    fn release(
-        &mut self,
-        mut going: VecDeque<(Cidr, String)>,
-        any: bool,
-        looked: LeakScan,
-        then: Phase,
-        now: &Now,
-        effects: &mut Vec<AgentEffect>,
-    ) -> Next {
-        if let Some((cidr, uid)) = going.pop_front().filter(|_| self.followed) {
-            let releasing = Releasing {
-                cidr,
-                remaining: going,
-                any,
-                looked,
-                then,
-            };
+    /// Releases the next block. After the last one, looks again if any block was released.
+    fn release(&mut self, mut it: Releasing, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
+        if let Some((cidr, uid)) = it.remaining.pop_front().filter(|_| self.followed) {
             let question = StoreQuestion::Transact(Transaction::Release(cidr, uid));
-            return Next::Ask(Asked::Release(Box::new(releasing)), question);
+            return Next::Ask(Asked::Release(cidr, Box::new(it)), question);
         }
-        if any {
+        if it.any {
             self.has_let_go = true;
-            return Next::Ask(Asked::LookAgain(then), StoreQuestion::Look);
+            return Next::Ask(Asked::LookAgain(it.then), StoreQuestion::Look);
         }
-        self.apply_snapshot(looked, now, effects);
-        Next::Go(then)
-    }
-
-    fn released(
-        &mut self,
-        it: Releasing,
-        is_gone: bool,
-        now: &Now,
-        effects: &mut Vec<AgentEffect>,
-    ) -> Next {
-        if is_gone {
-            info!(block = %it.cidr, "let go of an empty block");
-        }
-        let any = it.any || is_gone;
-        self.release(it.remaining, any, it.looked, it.then, now, effects)
+        self.apply_snapshot(it.looked, now, effects);
+        Next::Go(it.then)
     }
 
     /// Records the result of a look as the known content of the store, and plans the next look.

@@ -53,10 +53,10 @@ impl AgentMachine {
             }
             AgentEvent::Written(written) => self.status_written(written, now),
             AgentEvent::Listed(listed) => self.list_written(listed, now),
-            AgentEvent::Files(told) => self.files.written(told),
+            AgentEvent::Files(report) => self.files.ends(report),
             AgentEvent::Masqueraded(trouble) => {
                 if let Some(masquerade) = &mut self.masquerade {
-                    masquerade.written(trouble);
+                    masquerade.ends(trouble);
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::leaks::{LeakReason, LeakedAttachment, Reasons};
 use crate::namespaces::Namespace;
 use crate::pods::Pod;
 use crate::publish::WriteOutcome;
-use crate::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use crate::seen::{AddressesSeen, SubnetSeen};
 use crate::shared::WatchState;
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_core::Cidr;
@@ -28,8 +28,8 @@ use cadastre_node::{
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "short-lived, and few")]
 pub enum AgentEvent {
-    /// A step of the watch of the Node
-    Node(WatchStep<NodeSeen>),
+    /// A step of the watch of the Node, which shows the Node's UID
+    Node(WatchStep<String>),
     /// A step of the watch of the NodeSubnet
     Subnet(WatchStep<SubnetSeen>),
     /// A step of the watch of the NodeAddresses

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::publishing::Masquerade;
 use super::{AgentEffect, AgentMachine, Observed, STARTING};
 use crate::files::others::PodNetworkOwner;
 use crate::snapshot::assigns;
@@ -36,15 +35,15 @@ impl AgentMachine {
         let Some(snapshot) = &self.snapshot else {
             return not("starting");
         };
-        let is_masqueraded = |it: &Masquerade| it.is_settled();
-        if !self.files.is_settled() || !self.masquerade.as_ref().is_none_or(is_masqueraded) {
-            return None;
-        }
-        let files = &self.files.reported;
+        let files = self.files.settled()?;
+        let masquerade_error = match &self.masquerade {
+            Some(masquerade) if masquerade.is_writing() => return None,
+            Some(masquerade) => masquerade.settled().and_then(Option::as_ref),
+            None => None,
+        };
         let gives = snapshot.blocks.iter().any(assigns);
         // A node without a range gets a block when a pod comes, but pods come only to a ready node. So a node that may
-        // request a block can be ready without one.
-        // without a block.
+        // request a block can be ready without a range.
         let had_one = files.is_configured || self.has_let_go;
         let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_one;
         let can_ask = self.followed && may_ask;
@@ -66,7 +65,7 @@ impl AgentMachine {
         if let Some(why) = &files.unwritten {
             return not(why);
         }
-        if let Some(why) = self.masquerade.as_ref().and_then(Masquerade::trouble) {
+        if let Some(why) = masquerade_error {
             return not(why);
         }
         // Another network serves the node's pods, and that is no fault of the agent. The agent is ready, because `helm`

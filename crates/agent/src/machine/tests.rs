@@ -11,11 +11,11 @@ use super::*;
 use crate::cri::Sandbox;
 use crate::pods::testing::pod;
 use crate::snapshot::testing::record;
-use bench::{Bench, NODE, asked, blocks, pod_cidrs, written_onto};
+use bench::{Bench, asked, blocks, pod_cidrs, written_onto};
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::Addr;
-use cadastre_daemon::watch::ObjectEvent;
-use cadastre_daemon::watch::WatchStep;
+use cadastre_daemon::watch::ObjectEvent::{Applied, Deleted, Listed, Restarted};
+use cadastre_daemon::watch::WatchStep::{self, Change};
 use cadastre_node::PodRef;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -89,13 +89,13 @@ fn o3_what_is_in_use_of_a_new_pod_cidr_is_asked_before_and_taken_over_with_it() 
     let mut bench = Bench::blank();
     bench.show_all(pod_cidrs(&["10.9.0.0/24"]));
     let asked_at = SECOND;
-    let restarted = ObjectEvent::Restarted { asked: asked_at };
-    bench.on(AgentEvent::Pod(WatchStep::Change(restarted)));
+    let restarted = Restarted { asked: asked_at };
+    bench.on(AgentEvent::Pod(Change(restarted)));
     bench.sandboxes = Err("no answer".to_owned());
     let effects = bench.run();
     let pods_unknown = asked(&effects);
     assert!(!pods_unknown.contains(&"sandboxes") && !pods_unknown.contains(&"hold"));
-    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
+    bench.on(AgentEvent::Pod(Change(Listed)));
     let effects = bench.run();
     assert!(asked(&effects).contains(&"sandboxes"), "{effects:#?}");
     assert!(!asked(&effects).contains(&"hold"), "{effects:#?}");
@@ -279,20 +279,10 @@ fn o9_a_lost_store_is_closed_and_forgotten_before_another_is_looked_for() {
 
 #[test]
 fn o10_a_new_store_is_made_once_everybody_was_heard() {
-    let node = |bench: &mut Bench| {
-        let uid = NODE.to_owned();
-        bench.on(AgentEvent::Node(WatchStep::Change(ObjectEvent::Applied(
-            NodeSeen { uid },
-        ))));
-    };
+    let node = |bench: &mut Bench| bench.node();
     let subnet = |bench: &mut Bench| bench.subnet(1, blocks(&[A]));
-    let addresses = |bench: &mut Bench| {
-        bench.on(AgentEvent::Addresses(WatchStep::Change(
-            ObjectEvent::Listed,
-        )));
-    };
-    let pods =
-        |bench: &mut Bench| bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
+    let addresses = |bench: &mut Bench| bench.on(AgentEvent::Addresses(Change(Listed)));
+    let pods = |bench: &mut Bench| bench.on(AgentEvent::Pod(Change(Listed)));
     let all: [&dyn Fn(&mut Bench); 4] = [&node, &subnet, &addresses, &pods];
     for last in 0..all.len() {
         let mut bench = Bench::blank();
@@ -324,23 +314,17 @@ fn o10_a_new_store_is_made_of_what_was_known_when_the_runtime_was_asked() {
     };
     let owner = "subnet".to_owned();
     let seen = AddressesSeen { owner, list };
-    let watched = ObjectEvent::Applied(seen.clone());
-    bench.on(AgentEvent::Addresses(WatchStep::Change(watched)));
+    let watched = Applied(seen.clone());
+    bench.on(AgentEvent::Addresses(Change(watched)));
     let mut reports = pod("u2", &[], &[]);
     reports.addresses = vec![Addr::parse_strict("10.0.0.8").unwrap()];
-    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(
-        reports.clone(),
-    ))));
+    bench.on(AgentEvent::Pod(Change(Applied(reports.clone()))));
     bench.run_to("open");
     bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
     bench.run_to("sandboxes");
     // The objects still count if they are deleted meanwhile, because they existed when the runtime was asked.
-    bench.on(AgentEvent::Addresses(WatchStep::Change(
-        ObjectEvent::Deleted(seen),
-    )));
-    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Deleted(
-        reports,
-    ))));
+    bench.on(AgentEvent::Addresses(Change(Deleted(seen))));
+    bench.on(AgentEvent::Pod(Change(Deleted(reports))));
     bench.subnet(2, blocks(&[A, B]));
     bench.sandboxes = Ok(vec![sandbox("c3", "10.0.0.7")]);
     bench.run_to("make");

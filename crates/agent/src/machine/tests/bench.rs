@@ -1,17 +1,13 @@
 //! A test bench: a machine, together with an environment that answers the machine's questions.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::*;
-use crate::cri::Sandbox;
-use crate::files::others::PodNetworkOwner;
 use crate::namespaces::Namespace;
-use crate::pods::Pod;
-use crate::pods::testing::pod;
 use crate::publish::WriteOutcome;
-use cadastre_daemon::watch::ObjectEvent;
-use cadastre_daemon::watch::WatchStep;
-use cadastre_node::{AddressCounts, BlockCount, BlockState, PoolCount};
+use crate::snapshot::testing::{block, snapshot};
+use cadastre_core::node_allocation::Block;
+use cadastre_node::BlockCount;
 
 /// The UID of the Node.
 pub(super) const NODE: &str = "node";
@@ -83,30 +79,24 @@ impl Bench {
     }
 
     pub(crate) fn show_all(&mut self, spec: Value) {
-        let uid = NODE.to_owned();
-        self.on(AgentEvent::Node(WatchStep::Change(ObjectEvent::Applied(
-            NodeSeen { uid },
-        ))));
+        self.node();
         self.subnet(1, spec);
-        self.on(AgentEvent::Addresses(WatchStep::Change(
-            ObjectEvent::Listed,
-        )));
-        self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
+        self.on(AgentEvent::Addresses(Change(Listed)));
+        self.on(AgentEvent::Pod(Change(Listed)));
+    }
+
+    pub(super) fn node(&mut self) {
+        self.on(AgentEvent::Node(Change(Applied(NODE.to_owned()))));
     }
 
     /// Reports a NodeSubnet with this version and spec to the machine, as the watch would.
     pub(super) fn subnet(&mut self, version: u64, spec: Value) {
         let seen = subnet(version, spec);
-        self.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Applied(
-            seen,
-        ))));
+        self.on(AgentEvent::Subnet(Change(Applied(seen))));
     }
 
     pub(super) fn pod(&mut self, uid: &str) {
-        let pod: Pod = pod(uid, &[], &[]);
-        self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(
-            pod,
-        ))));
+        self.on(AgentEvent::Pod(Change(Applied(pod(uid, &[], &[])))));
     }
 
     pub(super) fn on(&mut self, event: AgentEvent) {
@@ -249,26 +239,15 @@ impl Bench {
     }
 
     fn hold(&mut self, holding: &NodeAllocation) {
-        let block = |it: &cadastre_core::node_allocation::Block| BlockCount {
-            cidr: it.cidr,
-            uid: it.uid.clone(),
-            pool: it.pool.clone(),
-            state: BlockState::Held,
-            counts: AddressCounts {
-                free: 60,
-                ..AddressCounts::default()
-            },
-            room: 60,
-        };
-        let pool = |terms: &cadastre_core::node_allocation::PoolTerms| PoolCount {
-            terms: terms.clone(),
-            counts: cadastre_core::Dual::default(),
-        };
+        let block = |it: &Block| block(&it.cidr.to_string(), &it.pool, 0, 0, 60);
+        let mut blocks: Vec<BlockCount> = holding.blocks.iter().map(block).collect();
+        for (block, held) in blocks.iter_mut().zip(&holding.blocks) {
+            block.uid.clone_from(&held.uid);
+        }
         self.snapshot = Snapshot {
             node_uid: Some(holding.node_uid.clone()),
-            blocks: holding.blocks.iter().map(block).collect(),
-            pools: holding.pools.iter().map(pool).collect(),
             attachments: mem::take(&mut self.snapshot.attachments),
+            ..snapshot(&holding.pools, &blocks)
         };
     }
 

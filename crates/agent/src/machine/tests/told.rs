@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::addresses::ListOutcome;
-use crate::files::others::PodNetworkOwner;
 use crate::publish::WriteOutcome;
 
 fn failed() -> AgentEvent {
@@ -18,8 +17,7 @@ fn after_a_failure(bench: &mut Bench) -> Vec<AgentEffect> {
 
 /// Reports that the watch begins a new list of NodeSubnets.
 fn list_begins(bench: &mut Bench) {
-    let restarted = ObjectEvent::Restarted { asked: SECOND };
-    bench.on(AgentEvent::Subnet(WatchStep::Change(restarted)));
+    bench.on(AgentEvent::Subnet(Change(Restarted { asked: SECOND })));
 }
 
 #[test]
@@ -47,7 +45,7 @@ fn o11_what_a_list_shows_is_written_onto_although_something_later_was_being_take
     // The API server was restored to an older state, so the list shows a lower version.
     list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
-    bench.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Listed)));
+    bench.on(AgentEvent::Subnet(Change(Listed)));
     bench.run();
     bench.run();
     assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
@@ -143,7 +141,7 @@ fn o14_nothing_is_ready_before_the_files_are_written_and_meanwhile_the_word_befo
 fn o15_nothing_is_masqueraded_before_it_is_known_whose_network_has_the_pods() {
     let masquerading = || {
         let mut bench = Bench::seen(blocks(&[A]));
-        bench.machine.masquerade = Some(Masquerade::default());
+        bench.machine.masquerade = Some(Masquerade::NEW);
         bench.run_until_files();
         assert!(!bench.told().contains(&"masquerade"), "nobody knows yet");
         bench
