@@ -214,18 +214,15 @@ mod tests {
 
     use super::*;
     use crate::files::temp_folder;
-    use cadastre_node::{Attachment, Store, clock};
+    use crate::snapshot::testing::attachment;
+    use cadastre_node::{Store, clock};
 
     fn call() -> CallTimes {
         CallTimes::until(clock::since_boot() + Duration::from_secs(20))
     }
 
     fn del() -> Op {
-        Op::Del(Attachment {
-            network: "net".to_owned(),
-            container_id: "c".to_owned(),
-            ifname: "eth0".to_owned(),
-        })
+        Op::Del(attachment("c"))
     }
 
     /// Returns a ledger whose file was looked at once, and the path of the file.
@@ -243,16 +240,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_written_is_told_by_status_at_once_and_until_it_can() {
+    async fn status_reports_a_failed_write_until_a_write_succeeds() {
         let (ledger, path) = opened().await;
         assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
         let aside = path.with_extension("aside");
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert_eq!(
-            ledger.ask(del(), call()).await.unwrap_err().why,
-            OpErrorKind::Store
-        );
+        let refusal = ledger.ask(del(), call()).await.unwrap_err();
+        assert_eq!(refusal.why, OpErrorKind::Store);
         assert_eq!(status(&ledger).await, OpErrorKind::Store);
         assert!(ledger.trouble().is_some());
         assert!(ledger.look().await.is_err());
@@ -266,14 +261,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_done_in_a_file_that_was_removed() {
+    async fn operations_on_a_removed_file_are_refused() {
         let (ledger, path) = opened().await;
         std::fs::remove_file(&path).unwrap();
         let refusal = ledger.ask(del(), call()).await.unwrap_err();
-        assert!(
-            refusal.why == OpErrorKind::Busy && refusal.text.contains("is missing"),
-            "{refusal}"
-        );
+        assert_eq!(refusal.why, OpErrorKind::Busy);
+        assert!(refusal.text.contains("is missing"), "{refusal}");
         assert!(ledger.look().await.unwrap_err().is_lost());
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }

@@ -178,29 +178,35 @@ mod tests {
     use crate::attached::Attached;
     use crate::pods::Pod;
     use crate::pods::testing::pod;
-    use crate::snapshot::testing::{record, snapshot};
-    use cadastre_core::Cidr;
-    use cadastre_core::node_allocation::Block;
+    use crate::snapshot::testing::{addr, allocation, record, snapshot};
     use cadastre_daemon::watch::ObjectEvent;
     use cadastre_node::Snapshot;
 
-    fn holding() -> NodeAllocation {
-        NodeAllocation {
-            node_uid: "node".to_owned(),
-            blocks: vec![Block {
-                cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
-                uid: "b".to_owned(),
-                pool: "a".to_owned(),
-                draining: false,
-                reserved: Vec::new(),
-                on_request: Vec::new(),
-            }],
-            pools: Vec::new(),
+    fn listed(entries: &[&str]) -> NodeAddressesSpec {
+        NodeAddressesSpec {
+            addresses: entries.iter().map(ToString::to_string).collect(),
+            ..NodeAddressesSpec::default()
         }
     }
 
-    fn addr(text: &str) -> Addr {
-        Addr::parse_strict(text).unwrap()
+    fn sandbox(id: &str, uid: &str, addresses: &[&str]) -> Sandbox {
+        Sandbox {
+            id: id.to_owned(),
+            pod: PodRef {
+                uid: uid.to_owned(),
+                ..PodRef::default()
+            },
+            addresses: addresses.iter().map(|it| addr(it)).collect(),
+        }
+    }
+
+    /// Returns the attachments in use on a node with the block 10.0.0.0/26.
+    fn remembered(
+        list: Option<&NodeAddressesSpec>,
+        sandboxes: &[Sandbox],
+        pods: &Pods,
+    ) -> Vec<RememberedAttachment> {
+        known(&allocation(&["10.0.0.0/26"]), list, sandboxes, pods, "conf")
     }
 
     #[test]
@@ -210,8 +216,8 @@ mod tests {
             record("c1", "u1", &["10.0.0.1", "fd00::1"]),
             record("c2", "", &["10.0.0.2"]),
         ];
-        let told = list(&it, "boot");
-        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+        let published = list(&it, "boot");
+        let known = remembered(Some(&published), &[], &Pods::default());
         assert_eq!(known.len(), 2);
         for (known, record) in known.iter().zip(&it.attachments) {
             assert_eq!(known.attachment, record.attachment);
@@ -224,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pods_had_comes_back_in_the_boot_in_which_it_was_published() {
+    fn addresses_of_pods_come_back_with_the_boot_of_the_list() {
         let mut old = record("c1", "u1", &["10.0.0.1"]);
         old.order = 2;
         let mut new = record("c2", "u1", &["10.0.0.2"]);
@@ -233,19 +239,9 @@ mod tests {
             attachments: vec![old, new, record("c3", "", &["10.0.0.3"])],
             ..snapshot(&[], &[])
         };
-        let told = list(&it, "boot");
-        let sandbox = Sandbox {
-            id: "c4".to_owned(),
-            pod: PodRef::default(),
-            addresses: vec![addr("10.0.0.4")],
-        };
-        let known = known(
-            &holding(),
-            Some(&told),
-            &[sandbox],
-            &Pods::default(),
-            "conf",
-        );
+        let published = list(&it, "boot");
+        let sandboxes = [sandbox("c4", "", &["10.0.0.4"])];
+        let known = remembered(Some(&published), &sandboxes, &Pods::default());
         let read = |it: &RememberedAttachment| {
             let id = it.attachment.container_id.clone();
             (id, it.boot.clone(), it.superseded)
@@ -262,23 +258,12 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_and_pods_add_what_was_not_published_yet() {
-        let told = NodeAddressesSpec {
-            addresses: vec!["10.0.0.1 net/c1 eth0".to_owned()],
-            ..NodeAddressesSpec::default()
-        };
-        let sandbox = |id: &str, address: &str| Sandbox {
-            id: id.to_owned(),
-            pod: PodRef {
-                uid: format!("uid-{id}"),
-                ..PodRef::default()
-            },
-            addresses: vec![addr(address)],
-        };
+    fn sandboxes_and_pods_add_addresses_that_the_list_lacks() {
+        let published = listed(&["10.0.0.1 net/c1 eth0"]);
         let sandboxes = [
-            sandbox("c1", "10.0.0.1"),
-            sandbox("c2", "10.0.0.2"),
-            sandbox("c3", "192.0.2.1"),
+            sandbox("c1", "uid-c1", &["10.0.0.1"]),
+            sandbox("c2", "uid-c2", &["10.0.0.2"]),
+            sandbox("c3", "uid-c3", &["192.0.2.1"]),
         ];
         let mut pods = Pods::default();
         for (uid, address, finished) in [
@@ -292,7 +277,7 @@ mod tests {
                 ..pod(uid, &[], &[])
             }));
         }
-        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
+        let known = remembered(Some(&published), &sandboxes, &pods);
         let ids: Vec<&str> = known
             .iter()
             .map(|it| it.attachment.container_id.as_str())
@@ -301,30 +286,15 @@ mod tests {
         assert!(known.iter().all(|it| it.attachment.network == "net"));
         assert_eq!(known[2].pod.as_ref().unwrap().uid, "p3");
         // Without a published list the network's name comes from the configuration.
-        let known = super::known(&holding(), None, &sandboxes, &pods, "conf");
+        let known = remembered(None, &sandboxes, &pods);
         assert_eq!(known[0].attachment.network, "conf");
     }
 
     #[test]
-    fn what_multus_told_of_second_networks_is_in_use_and_nothing_else_of_it() {
-        let told = NodeAddressesSpec {
-            addresses: vec!["10.0.0.1 storage/c1 net1 u1 default/pod-u1".to_owned()],
-            ..NodeAddressesSpec::default()
-        };
-        let sandbox = |id: &str, uid: &str| Sandbox {
-            id: id.to_owned(),
-            pod: PodRef {
-                uid: uid.to_owned(),
-                ..PodRef::default()
-            },
-            addresses: Vec::new(),
-        };
-        let sandboxes = [
-            sandbox("c1", "u1"),
-            sandbox("c2", "u2"),
-            sandbox("c3", "u3"),
-            sandbox("c4", "u3"),
-        ];
+    fn addresses_in_multus_annotations_are_in_use_if_no_better_source_contradicts() {
+        let published = listed(&["10.0.0.1 storage/c1 net1 u1 default/pod-u1"]);
+        let sandboxes = [("c1", "u1"), ("c2", "u2"), ("c3", "u3"), ("c4", "u3")];
+        let sandboxes = sandboxes.map(|(id, uid)| sandbox(id, uid, &[]));
         let mut pods = Pods::default();
         for (uid, address, finished) in [
             // The list has this attachment, so the address of the annotation gets an attachment of its own.
@@ -350,14 +320,14 @@ mod tests {
                 ..pod(uid, &[], &[])
             }));
         }
-        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
-        let read = |it: &RememberedAttachment| {
-            let Attachment {
-                network,
-                container_id,
-                ifname,
-            } = &it.attachment;
-            format!("{network}/{container_id}/{ifname} {}", it.addresses[0])
+        let known = remembered(Some(&published), &sandboxes, &pods);
+        let read = |RememberedAttachment {
+                        attachment: of,
+                        addresses,
+                        ..
+                    }: &_| {
+            let (network, id, ifname) = (&of.network, &of.container_id, &of.ifname);
+            format!("{network}/{id}/{ifname} {}", addresses[0])
         };
         let read: Vec<String> = known.iter().map(read).collect();
         assert_eq!(
@@ -381,14 +351,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_named_is_in_use_all_the_same() {
-        let told = NodeAddressesSpec {
-            addresses: ["10.0.0.1", "10.0.0.2", "nonsense"]
-                .map(str::to_owned)
-                .to_vec(),
-            ..NodeAddressesSpec::default()
-        };
-        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+    fn an_entry_without_a_handle_is_in_use_as_well() {
+        let published = listed(&["10.0.0.1", "10.0.0.2", "nonsense"]);
+        let known = remembered(Some(&published), &[], &Pods::default());
         let addresses: Vec<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
         assert_eq!(addresses, [addr("10.0.0.1"), addr("10.0.0.2")]);
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
 use super::conflist::{Facts, Template};
-use super::others::{OtherConfigs, PodNetworkOwner};
+use super::others::{PodNetworkOwner, network_owner};
 use super::subnet_env::{self, Links};
 use super::{FileError, put};
 use cadastre_core::node_allocation::NodeAllocation;
@@ -77,9 +77,10 @@ impl KeptFiles {
             // the agent writes it again.
             let is_ours = self.has_written_conf || path.exists();
             if is_ours || text.is_some() {
+                let network = template.network();
+                let owner = network_owner(path, network, is_ours, self.wanted.over_others);
                 // An error here also makes the write of the file fail, and that is reported.
-                let others = OtherConfigs::look(path, template.network()).unwrap_or_default();
-                self.network_owner = others.network_owner(path, is_ours, self.wanted.over_others);
+                self.network_owner = owner.unwrap_or(PodNetworkOwner::First);
             }
             let is_left = matches!(self.network_owner, PodNetworkOwner::Left(_));
             if let Some(text) = text.filter(|_| !is_left) {
