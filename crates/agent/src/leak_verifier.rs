@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// At most this many pods are in a page.
 const PAGE: u32 = 50;
 
-/// The sources of proof: the API server, the runtime and the node's network namespaces.
+/// Asks the sources of proof: the API server, the runtime and the node's network namespaces.
 #[derive(Clone)]
 pub(crate) struct LeakVerifier {
     /// Connects to the API server
@@ -47,11 +47,11 @@ impl LeakVerifier {
             boot,
             ..NodeEvidence::default()
         };
-        let asks = |it: &LeakedAttachment| {
+        let needs_runtime = |it: &LeakedAttachment| {
             it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some())
         };
-        let is_asked = candidates.iter().any(asks);
-        if let Some(runtime) = self.runtime.as_ref().filter(|_| is_asked) {
+        let is_needed = candidates.iter().any(needs_runtime);
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| is_needed) {
             match runtime.sandboxes().await {
                 Ok(sandboxes) => evidence.sandboxes = Some(sandboxes),
                 Err(error) => warn!("leaked addresses cannot be proven: {error}"),
@@ -111,9 +111,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cri::fake::{Fake, Mood, State};
-    use crate::leaks::LeakDetector;
-    use crate::leaks::testing::NO_CLAIMS;
+    use crate::cri::fake::{Behavior, Fake, State};
+    use crate::leaks::{LeakClaims, LeakDetector};
     use crate::pods::testing::pod;
     use crate::snapshot::testing::{record, snapshot};
     use cadastre_node::Snapshot;
@@ -137,7 +136,7 @@ mod tests {
     }
 
     /// Returns candidates: attachments of pods that the watch does not show.
-    fn suspicious(records: &[&str]) -> Vec<LeakedAttachment> {
+    fn candidates(records: &[&str]) -> Vec<LeakedAttachment> {
         let of = |id: &&str| record(id, &format!("uid-{id}"), &["10.0.0.9"]);
         let snapshot = Snapshot {
             attachments: records.iter().map(of).collect(),
@@ -152,40 +151,46 @@ mod tests {
         };
         let mut leaks = LeakDetector::new(Duration::ZERO);
         leaks
-            .look(&snapshot, &pods, NO_CLAIMS, &evidence, Duration::ZERO)
+            .look(
+                &snapshot,
+                &pods,
+                LeakClaims::NONE,
+                &evidence,
+                Duration::ZERO,
+            )
             .due
     }
 
     /// Returns the container ids of the leaks that these sources prove.
     async fn proven(client: Client, runtime: Option<Runtime>) -> Vec<String> {
-        let witnesses = LeakVerifier {
+        let verifier = LeakVerifier {
             client,
             node: "n1".to_owned(),
             runtime,
         };
-        let candidates = suspicious(&["c1", "c2"]);
+        let candidates = candidates(&["c1", "c2"]);
         assert_eq!(candidates.len(), 2);
-        let proven = witnesses.prove(candidates, "boot".to_owned(), BTreeSet::new());
+        let proven = verifier.prove(candidates, "boot".to_owned(), BTreeSet::new());
         let proven = proven.await.into_iter();
         proven.map(|(it, _)| it.container_id).collect()
     }
 
     #[tokio::test]
-    async fn what_the_runtime_does_not_list_is_free_if_the_api_agrees() {
+    async fn a_leak_is_proven_if_neither_the_runtime_nor_the_api_lists_it() {
         let folder = crate::files::temp_folder();
         let path = folder.join("cri.sock");
         let fake = Fake::start(&path, State::default());
         fake.state.add("c1", "uid-c1");
         let runtime = || Some(Runtime::new(&path));
         let good = StatusCode::OK;
-        let nobody = api(good, &listing(&["other"]));
-        assert_eq!(proven(nobody.clone(), runtime()).await, ["c2"]);
+        let without_pods = api(good, &listing(&["other"]));
+        assert_eq!(proven(without_pods.clone(), runtime()).await, ["c2"]);
         let live = api(good, &listing(&["other", "uid-c2"]));
         assert!(proven(live, runtime()).await.is_empty(), "the API has it");
         fake.state.remove("c1");
-        assert_eq!(proven(nobody.clone(), runtime()).await, ["c1", "c2"]);
+        assert_eq!(proven(without_pods.clone(), runtime()).await, ["c1", "c2"]);
         let fake = fake.restart().await;
-        assert_eq!(proven(nobody, runtime()).await, ["c1", "c2"]);
+        assert_eq!(proven(without_pods, runtime()).await, ["c1", "c2"]);
         fake.kill().await;
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -195,16 +200,16 @@ mod tests {
         let folder = crate::files::temp_folder();
         let path = folder.join("cri.sock");
         let fake = Fake::start(&path, State::default());
-        let nobody = api(StatusCode::OK, &listing(&["other"]));
+        let without_pods = api(StatusCode::OK, &listing(&["other"]));
         for code in [tonic::Code::Internal, tonic::Code::Unimplemented] {
-            fake.state.be(Mood::Failing(code));
-            let proven = proven(nobody.clone(), Some(Runtime::new(&path))).await;
+            fake.state.set(Behavior::Failing(code));
+            let proven = proven(without_pods.clone(), Some(Runtime::new(&path))).await;
             assert!(proven.is_empty(), "{code:?}: {proven:?}");
         }
         fake.kill().await;
         for runtime in [Some(Runtime::new(&path)), None] {
             assert!(
-                proven(nobody.clone(), runtime).await.is_empty(),
+                proven(without_pods.clone(), runtime).await.is_empty(),
                 "not there"
             );
         }
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_api_server_without_a_whole_answer_proves_nothing() {
+    async fn an_incomplete_answer_of_the_api_server_proves_nothing() {
         let folder = crate::files::temp_folder();
         let path = folder.join("cri.sock");
         let fake = Fake::start(&path, State::default());
@@ -228,7 +233,11 @@ mod tests {
             let proven = proven(client, Some(Runtime::new(&path))).await;
             assert!(proven.is_empty(), "{proven:?}");
         }
-        assert_eq!(fake.state.asked(), 0, "in vain");
+        assert_eq!(
+            fake.state.asked(),
+            0,
+            "the runtime is not asked without a list of pods"
+        );
         fake.kill().await;
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -1,7 +1,7 @@
 //! Finds leaked addresses, whose attachments are gone although no DEL came, and proves that they are leaked.
 //!
-//! Missing DELs are ordinary: a runtime runs DEL on the chain of CNI plugins in reverse, and stops at the first plugin
-//! that fails. Without a DEL, an address of a pod is released only on two proofs:
+//! A runtime runs DEL on the chain of CNI plugins in reverse, and stops at the first plugin that fails. So DELs are
+//! missing now and then. Without a DEL, an address of a pod is released only on two proofs:
 //!
 //! | proof | |
 //! |---|---|
@@ -19,10 +19,10 @@
 //! because the sandbox need not be the runtime's. If the path of the network namespace is unknown, only a reboot proves
 //! the leak.
 //!
-//! Where the node cannot tell (no runtime to ask, a network namespace whose path is unknown or out of sight), a user
-//! may confirm that a container is gone, by address and container id: see [`requests`](cadastre_api::Requests). The
-//! confirmation counts only while the node itself sees neither the sandbox nor its network namespace. It replaces no
-//! proof from the API.
+//! If the node has no proof (no runtime to ask, a network namespace whose path is unknown or invisible), a user may
+//! confirm that a container is gone, by address and container id: see [`requests`](cadastre_api::Requests). The
+//! confirmation counts only while the node sees neither the sandbox nor its network namespace. It replaces no proof
+//! from the API.
 //!
 //! # Guarantees
 //! - The watch of pods only makes an attachment a leak candidate. The proof is a list of pods requested afterwards,
@@ -132,6 +132,14 @@ pub(crate) struct LeakClaims<'a> {
     pub container_gone: &'a BTreeSet<(Addr, String)>,
 }
 
+impl LeakClaims<'static> {
+    /// Neither the controller nor a user claims anything.
+    pub(crate) const NONE: Self = Self {
+        leak_candidates: &[],
+        container_gone: &BTreeSet::new(),
+    };
+}
+
 /// A leak candidate whose grace period is over.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeakedAttachment {
@@ -187,8 +195,8 @@ impl LeakDetector {
     ) -> Vec<(Addr, String)> {
         let is_orphan = |record: &&AttachmentRecord| {
             let is_named = || addresses(record).any(|addr| named.contains(&addr));
-            let suspicion = self.since.get(&record.attachment);
-            suspicion.is_some_and(|(reason, since)| {
+            let candidate = self.since.get(&record.attachment);
+            candidate.is_some_and(|(reason, since)| {
                 reason.is_of_pod() && (*since + 2 * self.grace <= now || is_named())
             })
         };
@@ -215,13 +223,13 @@ impl LeakDetector {
         for record in &snapshot.attachments {
             let is_superseded = superseded.contains(&record.attachment);
             let confirmed = is_confirmed(record, claims.container_gone);
-            let reason = leak_reasons(record, is_superseded, pods, &named, evidence);
-            let nobodys = || pod_uid(record).is_empty().then_some(LeakReason::Confirmed);
-            let Some(reason) = reason.or_else(|| nobodys().filter(|_| confirmed)) else {
+            let reason = leak_reason(record, is_superseded, pods, &named, evidence);
+            let is_confirmed = confirmed && pod_uid(record).is_empty();
+            let Some(reason) = reason.or(is_confirmed.then_some(LeakReason::Confirmed)) else {
                 continue;
             };
-            let known = before.get(&record.attachment);
-            let since = known.map_or(now, |(_, since)| *since);
+            let earlier = before.get(&record.attachment);
+            let since = earlier.map_or(now, |(_, since)| *since);
             self.since
                 .insert(record.attachment.clone(), (reason, since));
             let grace = match reason {
@@ -302,7 +310,7 @@ pub(crate) fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str>
         .filter(|it| !it.is_empty())
 }
 
-fn leak_reasons(
+fn leak_reason(
     record: &AttachmentRecord,
     is_superseded: bool,
     pods: &Pods,
@@ -341,9 +349,9 @@ fn leak_reasons(
     }
 }
 
-fn named(suspects: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
+fn named(candidates: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
     let read = |it: &LeakCandidate| Addr::parse_lenient(&it.address);
-    suspects
+    candidates
         .iter()
         .filter_map(|it| Some((read(it)?, it.pod_uid.as_str())))
         .collect()
@@ -357,17 +365,6 @@ fn is_confirmed(record: &AttachmentRecord, container_gone: &BTreeSet<(Addr, Stri
 
 fn is_live(pods: &Pods, uid: &str) -> bool {
     pods.by_uid(uid).is_some_and(|pod| !pod.finished)
-}
-
-#[cfg(test)]
-pub(super) mod testing {
-    use super::*;
-
-    /// Neither the controller nor a user claims anything.
-    pub(crate) const NO_CLAIMS: LeakClaims<'static> = LeakClaims {
-        leak_candidates: &[],
-        container_gone: &BTreeSet::new(),
-    };
 }
 
 #[cfg(test)]

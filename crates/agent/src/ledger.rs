@@ -3,8 +3,8 @@
 //! Until the store is open, and after it was found damaged, every operation is refused with the reason.
 //!
 //! STATUS is answered from memory. Runtimes ask every few seconds, which would keep the file open, and then the CNI
-//! plugin could not open the file while the agent hangs. Therefore STATUS reports that the file could not be read or
-//! written until a later look succeeds. That look then also tries to write.
+//! plugin could not open the file while the agent hangs. So STATUS reports a failed read or write until a later look
+//! succeeds. After a failure, the look also tries to write.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ enum State {
         keeper: StoreThread,
         handle: StoreHandle,
         /// The answer to STATUS as of the last look
-        standing: Option<Result<OpOutcome, OpError>>,
+        status: Option<Result<OpOutcome, OpError>>,
         /// Why the file could not be read or written; cleared by the next look that succeeds
         trouble: Option<OpError>,
     },
@@ -63,7 +63,7 @@ impl LedgerClient {
         *self.lock() = State::Open {
             keeper,
             handle,
-            standing: None,
+            status: None,
             trouble: None,
         };
         Ok(())
@@ -86,9 +86,9 @@ impl LedgerClient {
     /// Performs an operation, unless the caller has gone away by the time the operation's turn comes.
     pub async fn ask(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         if op == Op::Status
-            && let Some(standing) = self.standing()
+            && let Some(status) = self.status()
         {
-            return standing;
+            return status;
         }
         let changes = !matches!(op, Op::Status | Op::Check(_));
         let handle = self.handle().map_err(|error| busy(error.to_string()))?;
@@ -156,10 +156,10 @@ impl LedgerClient {
         }
         let (snapshot, now) = seen?;
         if let State::Open {
-            standing, trouble, ..
+            status, trouble, ..
         } = &mut *self.lock()
         {
-            *standing = Some(now);
+            *status = Some(now);
             if had_trouble {
                 *trouble = None;
             }
@@ -167,11 +167,11 @@ impl LedgerClient {
         Ok(snapshot)
     }
 
-    fn standing(&self) -> Option<Result<OpOutcome, OpError>> {
+    fn status(&self) -> Option<Result<OpOutcome, OpError>> {
         match &*self.lock() {
             State::Open {
-                standing, trouble, ..
-            } => trouble.clone().map(Err).or_else(|| standing.clone()),
+                status, trouble, ..
+            } => trouble.clone().map(Err).or_else(|| status.clone()),
             State::Closed(_) => None,
         }
     }

@@ -69,13 +69,6 @@ fn log_failure(what: &str, error: &kube::Error) {
     }
 }
 
-fn patch_params() -> PatchParams {
-    PatchParams {
-        field_manager: Some(AGENT_MANAGER.to_owned()),
-        ..PatchParams::default()
-    }
-}
-
 /// Writes the list of addresses. The NodeSubnet becomes the owner of the NodeAddresses, so that both are deleted
 /// together.
 pub(super) async fn write_list(
@@ -109,7 +102,8 @@ pub(super) async fn write_list(
                 "asOf": object.spec.as_of, "addresses": object.spec.addresses,
             },
         }));
-        api.patch(name, &patch_params(), &patch).await
+        api.patch(name, &PatchParams::apply(AGENT_MANAGER), &patch)
+            .await
     });
     match written.await {
         Ok(stored) => {
@@ -142,7 +136,13 @@ pub(super) async fn write_status(
     if !status.conditions.is_empty() {
         body["status"]["conditions"] = json!(status.conditions);
     }
-    match send(api.patch_status(name, &patch_params(), &Patch::Merge(body))).await {
+    match send(api.patch_status(
+        name,
+        &PatchParams::apply(AGENT_MANAGER),
+        &Patch::Merge(body),
+    ))
+    .await
+    {
         Ok(object) => {
             let seen = seen::subnet(object);
             debug!(version = seen.version, "status written");

@@ -2,9 +2,9 @@
 //! ADD wait for a block if no address is free.
 //!
 //! # Guarantees
-//! - No request is sent to the API server: operations read only what the agent's watches have watched.
-//! - Every wait ends when the first of these happens: the deadline of the request comes near, the configured wait for a
-//!   block is over, or the attachment that the ADD waits for is deleted.
+//! - No request is sent to the API server: operations read only the objects that the agent's watches have shown.
+//! - A wait ends when the deadline of the request comes near, when the longest wait for a block is over, or when the
+//!   attachment is deleted.
 
 pub mod adding;
 
@@ -37,7 +37,7 @@ pub struct Service {
     pub metrics: AgentMetrics,
     /// Emits events about wrong annotations
     pub events: Events,
-    /// Wakes the loop when something in the store may have changed, or an ADD began to wait
+    /// Wakes the loop when the store may have changed, or an ADD began to wait
     pub changed: Notify,
     /// Incremented each time the node's ranges have been written to the store; the change wakes waiting ADDs
     pub held: watch::Sender<u64>,
@@ -87,7 +87,8 @@ impl Service {
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
             Err(refusal)
-                if refusal.why == OpErrorKind::NothingHeld && self.shared.watched().may_ask() =>
+                if refusal.why == OpErrorKind::NothingHeld
+                    && self.shared.follow().borrow().may_ask() =>
             {
                 Ok(OpOutcome::Done)
             }
@@ -98,13 +99,10 @@ impl Service {
     async fn add(&self, add: Add, call: &CallTimes) -> Result<OpOutcome, OpError> {
         netns::note_roots(iter::once(&*add.netns), &mut self.shared.lock().netns_roots);
         let attachment = add.attachment.clone();
-        let mut seen = self.shared.follow();
-        let mut news = AddNews {
-            held: self.held.subscribe(),
-            deleted: self.deleted.subscribe(),
-        };
+        let mut watches = self.shared.follow();
+        let (mut ranges, mut deleted) = (self.held.subscribe(), self.deleted.subscribe());
         let deadline = call.deadline();
-        let watched = Arc::clone(&seen.borrow_and_update());
+        let watched = Arc::clone(&watches.borrow_and_update());
         let mut step = self
             .step(|state, now| adding::begin(add, deadline, self.add_wait, &watched, state, now));
         let mut waiting = None;
@@ -113,17 +111,18 @@ impl Service {
                 AddStep::Done(result) => return result,
                 AddStep::Ask(add, asked) => {
                     let answer = self.ledger.ask(Op::Add(*add), call.clone()).await;
-                    let watched = Arc::clone(&seen.borrow_and_update());
+                    let watched = Arc::clone(&watches.borrow_and_update());
                     step = self.step(|state, now| asked.answered(answer, &watched, state, now));
                 }
                 AddStep::ForPod(pod) => {
-                    comes(seen.changed(), pod.until()).await;
-                    let watched = Arc::clone(&seen.borrow_and_update());
+                    comes(watches.changed(), pod.until()).await;
+                    let watched = Arc::clone(&watches.borrow_and_update());
                     step = self.step(|state, now| pod.go(&watched, state, now));
                 }
                 AddStep::ForBlock(block) => {
                     waiting.get_or_insert_with(|| Counted::new(&self.metrics.waiting));
-                    let is_news = comes(news.wait(&attachment), block.until()).await;
+                    let news = news(&mut ranges, &mut deleted, &attachment);
+                    let is_news = comes(news, block.until()).await;
                     step = self.step(|state, now| block.go(is_news, state, now));
                 }
             }
@@ -147,7 +146,7 @@ impl Service {
     }
 }
 
-/// Whether the loop should read the store again after this result. `changes`: the operation may have changed the store.
+/// Whether the loop should read the store again after this result. `changes`: the operation may change the store.
 pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     match result {
         Ok(_) => changes,
@@ -161,23 +160,19 @@ async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     tokio::time::timeout(left, news).await.is_ok()
 }
 
-/// The events that wake a waiting ADD.
-struct AddNews {
-    held: watch::Receiver<u64>,
-    deleted: broadcast::Receiver<Attachment>,
-}
-
-impl AddNews {
-    /// Returns when the ADD should be tried again, because an address may be free or the attachment was deleted.
-    async fn wait(&mut self, attachment: &Attachment) {
-        loop {
-            tokio::select! {
-                Ok(()) = self.held.changed() => return,
-                deleted = self.deleted.recv() => match deleted {
-                    Ok(other) if other != *attachment => {}
-                    _ => return,
-                },
-            }
+/// Returns when a waiting ADD should be tried again, because the node's ranges were written or the attachment was deleted.
+async fn news(
+    ranges: &mut watch::Receiver<u64>,
+    deleted: &mut broadcast::Receiver<Attachment>,
+    attachment: &Attachment,
+) {
+    loop {
+        tokio::select! {
+            Ok(()) = ranges.changed() => return,
+            deleted = deleted.recv() => match deleted {
+                Ok(other) if other != *attachment => {}
+                _ => return,
+            },
         }
     }
 }

@@ -72,11 +72,6 @@ pub struct ServiceState {
 }
 
 impl SharedState {
-    /// Returns the API as the loop has seen it last.
-    pub fn watched(&self) -> Arc<WatchState> {
-        Arc::clone(&self.watched.borrow())
-    }
-
     /// Replaces the state of the watches. `wakes_adds` wakes the ADDs that wait for their pod.
     pub(crate) fn set_watched(&self, watched: Arc<WatchState>, wakes_adds: bool) {
         let is_here = |uid: &String, _: &mut Vec<String>| watched.pods.by_uid(uid).is_some();
@@ -87,13 +82,13 @@ impl SharedState {
         });
     }
 
-    /// Returns a receiver that wakes when the state of the watches is replaced with `wakes_adds`.
-    pub fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
+    /// Returns a receiver of the state of the watches, which wakes when the state is replaced with `wakes_adds`.
+    pub(crate) fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
         self.watched.subscribe()
     }
 
     /// Locks the state that the servers write. The lock must not be held across an await.
-    pub fn lock(&self) -> MutexGuard<'_, ServiceState> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ServiceState> {
         self.service.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -137,7 +132,7 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether the agent knows enough about a pod, or waiting would bring no more knowledge soon.
+    /// Whether an ADD need not wait for more information about its pod.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

@@ -96,11 +96,7 @@ pub(crate) struct Peer {
 }
 
 /// One of the connections that a socket may have. The slot becomes free when this value is dropped.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    _permit: OwnedSemaphorePermit,
-    _counted: Counted,
-}
+pub(crate) type Slot = (OwnedSemaphorePermit, Counted);
 
 impl Socket {
     /// Listens on `path` with mode 0600, with at most `connections` connections at a time, which `open` counts. A
@@ -156,10 +152,7 @@ impl Socket {
             };
             match stream.peer_cred() {
                 Ok(peer) if may_ask(peer.uid(), geteuid().as_raw()) => {
-                    let slot = Slot {
-                        _permit: permit,
-                        _counted: Counted::new(&self.open),
-                    };
+                    let slot = (permit, Counted::new(&self.open));
                     return Peer { stream, slot };
                 }
                 Ok(peer) => {

@@ -23,7 +23,7 @@ pub struct WantedFiles {
 }
 
 /// Keeps the files up to date.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct KeptFiles {
     wanted: WantedFiles,
     /// Whether this process has written the CNI configuration
@@ -49,9 +49,7 @@ impl KeptFiles {
     pub fn new(wanted: WantedFiles) -> Self {
         Self {
             wanted,
-            has_written_conf: false,
-            network_owner: PodNetworkOwner::Open,
-            logged: String::new(),
+            ..Self::default()
         }
     }
 

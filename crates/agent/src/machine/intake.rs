@@ -16,25 +16,25 @@ impl AgentMachine {
         self.is_news |= !matches!(event, AgentEvent::Answer(_));
         match event {
             AgentEvent::Node(step) => {
-                if let Some(told) = observe(step, &mut self.listed.0) {
-                    self.node = told;
-                    self.to_hold = true;
+                if let Some(node) = observe(step, &mut self.listed.0) {
+                    self.node = node;
+                    self.ranges_changed = true;
                 }
             }
             AgentEvent::Subnet(step) => {
-                self.followed = gets_through(&step, self.followed);
+                self.subnet_followed = is_established(&step, self.subnet_followed);
                 let is_first = !self.listed.1;
                 if is_first && matches!(step, WatchStep::Change(ObjectEvent::Applied(_))) {
                     self.relisted = true;
                 }
-                if let Some(told) = observe(step, &mut self.listed.1) {
-                    self.subnet = told.map(Arc::new);
-                    self.to_hold = true;
+                if let Some(subnet) = observe(step, &mut self.listed.1) {
+                    self.subnet = subnet.map(Arc::new);
+                    self.ranges_changed = true;
                 }
             }
             AgentEvent::Addresses(step) => {
-                if let Some(told) = observe(step, &mut self.listed.2) {
-                    self.addresses = told;
+                if let Some(addresses) = observe(step, &mut self.listed.2) {
+                    self.addresses = addresses;
                 }
             }
             AgentEvent::Pod(step) => self.on_pod(step),
@@ -68,7 +68,7 @@ impl AgentMachine {
             return;
         }
         let watched = self.watched_mut(PendingOffer::Changed);
-        watched.pods_followed = gets_through(&step, watched.pods_followed);
+        watched.pods_followed = is_established(&step, watched.pods_followed);
         watched.pods_troubled |= matches!(step, WatchStep::Trouble);
         watched.pods_troubled &= !watched.pods_followed;
         let WatchStep::Change(change) = step else {
@@ -79,27 +79,27 @@ impl AgentMachine {
         {
             watched.namespaces.pod_came(&pod.namespace);
         }
-        let some_gone = matches!(change, ObjectEvent::Listed | ObjectEvent::Deleted(_));
+        let may_have_removed = matches!(change, ObjectEvent::Listed | ObjectEvent::Deleted(_));
         let is_news = !matches!(
             change,
             ObjectEvent::Restarted { .. } | ObjectEvent::Reached(_)
         );
         watched.pods.change(change);
-        if some_gone {
+        if may_have_removed {
             watched.namespaces.keep_those_of(&watched.pods);
         }
         if is_news {
             self.watched_mut(PendingOffer::News);
             self.notes.changed();
-            // The addresses of a deleted pod may be leaked, so the next look should come soon.
+            // The addresses of a deleted pod may be leaked.
             self.look_soon();
         }
     }
 }
 
 /// Returns whether a watch is established after this step; `before`: whether it was established before. The start of a
-/// list changes nothing until the API server answers.
-fn gets_through<T>(step: &WatchStep<T>, before: bool) -> bool {
+/// list alone does not show that the API server answers.
+fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     match step {
         WatchStep::Trouble => false,
         WatchStep::Change(ObjectEvent::Restarted { .. }) => before,
@@ -107,8 +107,8 @@ fn gets_through<T>(step: &WatchStep<T>, before: bool) -> bool {
     }
 }
 
-/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object. Returns what
-/// is known of the object now; `None` if the step says nothing new about it.
+/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object. Returns the
+/// object as it is now; `None` if the step does not change the object.
 fn observe<T>(step: WatchStep<T>, listed: &mut bool) -> Option<Observed<T>> {
     let WatchStep::Change(change) = step else {
         return None;
@@ -159,16 +159,16 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_begins_is_no_sign_that_a_watch_gets_through() {
+    fn the_start_of_a_list_does_not_establish_a_watch() {
         let begins = WatchStep::<u8>::Change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
-        assert!(!gets_through(&WatchStep::<u8>::Trouble, true));
-        assert!(!gets_through(&begins, false) && gets_through(&begins, true));
-        assert!(gets_through(
+        assert!(!is_established(&WatchStep::<u8>::Trouble, true));
+        assert!(!is_established(&begins, false) && is_established(&begins, true));
+        assert!(is_established(
             &WatchStep::Change(ObjectEvent::Applied(1)),
             false
         ));
-        assert!(gets_through(&WatchStep::<u8>::Recovered, false));
+        assert!(is_established(&WatchStep::<u8>::Recovered, false));
     }
 }

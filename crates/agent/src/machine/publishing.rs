@@ -24,12 +24,12 @@ use cadastre_node::Now;
 /// What users should do when the API server has stored only a part of an object.
 const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
 
-/// Reasons of the events that report that the node's pods use another network.
+/// Reasons of the events which report that the node's pods use another network.
 const LEFT_TO_OTHERS: &str = "LeftToOthers";
 const OTHERS_FIRST: &str = "OthersFirst";
 
-/// The longest pause between checks of files and masquerading, even if nothing changes. A check notices files that
-/// other programs added, and retries what failed.
+/// The longest pause between writes of files and tables, even if nothing changes. A write notices files that other
+/// programs have added or changed, and repeats a write that failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
 /// The addresses that the controller or a user wants released, while there is no NodeSubnet that names any.
@@ -143,13 +143,13 @@ impl AgentMachine {
 
     pub(super) fn status_written(&mut self, written: WriteOutcome, now: Duration) {
         if let WriteOutcome::Done { cut, .. } = &written {
-            if cut.is_some() && !self.is_cut {
+            if cut.is_some() && !self.is_status_partial {
                 warn!(
                     "NodeSubnet {} was stored without a part of what this agent tells: {OLDER_CRDS}",
                     self.settings.node
                 );
             }
-            self.is_cut = cut.is_some();
+            self.is_status_partial = cut.is_some();
         }
         self.publisher.written(written, now);
     }
@@ -160,34 +160,34 @@ impl AgentMachine {
         let (Some(snapshot), Some(subnet)) = (&self.snapshot, self.subnet()) else {
             return;
         };
-        let told = match &self.addresses {
+        let published = match &self.addresses {
             Observed::Unknown => return,
             Observed::Absent => None,
-            Observed::There(told) => Some(told),
+            Observed::There(published) => Some(published),
         };
         if !self.is_ours(subnet) {
             return;
         }
         let nothing = NodeAddressesSpec::default();
-        let told_list = told.map_or(&nothing, |it| &it.list);
+        let before = published.map_or(&nothing, |it| &it.list);
         let mut list = addresses::list(snapshot, &now.boot);
-        let differs = match told {
+        let differs = match published {
             None => !list.addresses.is_empty(),
-            Some(told) => {
+            Some(published) => {
                 // An older CRD drops a part of the list. If neither the list nor its stored part has changed since the
                 // last write, another write would change nothing.
-                let is_stored = self.list_cut.as_deref().is_some_and(|cut| {
-                    told.list.is_same(&cut.stored) && list.is_same(&cut.written)
+                let is_stored = self.partial_list.as_deref().is_some_and(|cut| {
+                    published.list.is_same(&cut.stored) && list.is_same(&cut.written)
                 });
-                (!told.list.is_same(&list) && !is_stored) || told.owner != subnet.uid
+                (!before.is_same(&list) && !is_stored) || published.owner != subnet.uid
             }
         };
         let (named, pods) = (&subnet.named, &self.watched.pods);
-        let urgent = differs && addresses::is_urgent(told_list, named, snapshot, pods, now.wall_ms);
-        let (owner, is_new, at) = (subnet.uid.clone(), told.is_none(), now.since_boot);
+        let urgent = differs && addresses::is_urgent(before, named, snapshot, pods, now.wall_ms);
+        let (owner, is_new, at) = (subnet.uid.clone(), published.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
-            // The mere passing of time can make a change urgent, so check again in time.
+            // A change can become urgent as time passes, so check again in time.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
@@ -205,13 +205,13 @@ impl AgentMachine {
         let ListOutcome::Done(cut) = listed else {
             return self.schedule.written(false, now);
         };
-        if cut.is_some() && self.list_cut.is_none() {
+        if cut.is_some() && self.partial_list.is_none() {
             warn!(
                 "NodeAddresses {} was stored without a part of what this agent tells: {OLDER_CRDS}",
                 self.settings.node
             );
         }
-        self.list_cut = cut;
+        self.partial_list = cut;
         self.schedule.written(true, now);
     }
 

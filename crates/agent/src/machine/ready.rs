@@ -7,7 +7,7 @@ use crate::files::others::PodNetworkOwner;
 use crate::snapshot::assigns;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// The shortest pause between reports that pods are refused because the agent knows nothing of them.
+/// The shortest pause between events about refused pods.
 const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
 /// The reason of the events that report refused pods.
 const PODS_UNKNOWN: &str = "PodsUnknown";
@@ -15,10 +15,10 @@ const PODS_UNKNOWN: &str = "PodsUnknown";
 impl AgentMachine {
     /// Reports readiness if it has changed, but not while files or masquerade rules are being written.
     pub(super) fn publish_readiness(&mut self, effects: &mut Vec<AgentEffect>) {
-        let told = self.readiness();
-        if told.is_some() && told != self.ready {
-            self.ready.clone_from(&told);
-            effects.extend(told.map(|(is_ready, why)| AgentEffect::Ready(is_ready, why)));
+        let ready = self.readiness();
+        if ready.is_some() && ready != self.ready {
+            self.ready.clone_from(&ready);
+            effects.extend(ready.map(|(is_ready, why)| AgentEffect::Ready(is_ready, why)));
         }
     }
 
@@ -26,7 +26,7 @@ impl AgentMachine {
     fn readiness(&self) -> Option<(bool, String)> {
         let not = |why: &str| Some((false, why.to_owned()));
         if !self.is_open {
-            let why = self.store_trouble.as_str();
+            let why = self.store_problem.as_str();
             return not(if why.is_empty() { STARTING } else { why });
         }
         if let Some(trouble) = &self.serving.trouble {
@@ -41,19 +41,19 @@ impl AgentMachine {
             Some(masquerade) => masquerade.settled().and_then(Option::as_ref),
             None => None,
         };
-        let gives = snapshot.blocks.iter().any(assigns);
+        let can_assign = snapshot.blocks.iter().any(assigns);
         // A node without a range gets a block when a pod comes, but pods come only to a ready node. So a node that may
         // request a block can be ready without a range.
-        let had_one = files.is_configured || self.has_let_go;
-        let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_one;
-        let can_ask = self.followed && may_ask;
-        if !gives && !can_ask {
+        let had_range = files.is_configured || self.has_released;
+        let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_range;
+        let can_ask = self.subnet_followed && may_ask;
+        if !can_assign && !can_ask {
             return not(match (&self.node, &self.subnet) {
                 (Observed::Absent, _) => "there is no Node object of this name: see --node-name",
                 (_, Observed::Absent) => {
                     "there is no NodeSubnet of this node: see that the controller runs and that a pool serves the node"
                 }
-                _ if !self.store_trouble.is_empty() => &self.store_trouble,
+                _ if !self.store_problem.is_empty() => &self.store_problem,
                 _ if !snapshot.blocks.is_empty() => {
                     "nothing that this node holds gives new addresses: its blocks are asked back, withdrawn or let go; see that a pool serves the node"
                 }
@@ -68,15 +68,15 @@ impl AgentMachine {
         if let Some(why) = masquerade_error {
             return not(why);
         }
-        // Another network serves the node's pods, and that is no fault of the agent. The agent is ready, because `helm`
-        // would wait for readiness in vain.
+        // If another network serves the node's pods, the agent is ready all the same. Otherwise `helm --wait` would fail
+        // on such nodes.
         if let Some(PodNetworkOwner::Left(names)) = &files.network_owner {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
             return Some((true, says));
         }
-        let says = if !gives {
+        let says = if !can_assign {
             "asks for a block when a pod comes"
-        } else if self.followed {
+        } else if self.subnet_followed {
             "gives addresses"
         } else {
             "gives addresses from what was held last: the API server does not answer"
@@ -84,16 +84,17 @@ impl AgentMachine {
         Some((true, says.to_owned()))
     }
 
-    /// Returns when the next report about refused pods is allowed; `None` if there is nothing to report, or if a report
-    /// is allowed at once.
-    pub(super) fn tell_turned_away_at(&self) -> Option<Duration> {
+    /// Returns when the next event about refused pods is allowed; `None` if no pod was refused, or if an event is allowed
+    /// at once.
+    pub(super) fn report_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
     }
 
-    /// Reports that pods are refused because the agent knows nothing of them, at most once per [`TURNED_AWAY_PAUSE`].
-    pub(super) fn emit_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
-        if self.tell_turned_away_at().is_some_and(|at| at > now) {
+    /// Reports that pods are refused because the agent has no information about them, at most once per
+    /// [`TURNED_AWAY_PAUSE`].
+    pub(super) fn report_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
+        if self.report_turned_away_at().is_some_and(|at| at > now) {
             return;
         }
         let Some(pod) = self.serving.turned_away.take() else {

@@ -1,4 +1,4 @@
-//! A test bench: a machine, together with an environment that answers the machine's questions.
+//! A machine with an environment that answers the machine's questions.
 
 use serde_json::Value;
 
@@ -24,8 +24,8 @@ pub(crate) struct Bench {
     pub files: FilesReported,
     /// The question that has no answer yet
     pub open: Option<StoreQuestion>,
-    /// What was published since the last call of [`Bench::told`]
-    pub on_their_way: Vec<&'static str>,
+    /// What was published since the last call of [`Bench::published`]
+    pub published: Vec<&'static str>,
 }
 
 impl Bench {
@@ -56,7 +56,7 @@ impl Bench {
                 ..FilesReported::default()
             },
             open: None,
-            on_their_way: Vec::new(),
+            published: Vec::new(),
         }
     }
 
@@ -68,13 +68,13 @@ impl Bench {
     }
 
     /// Returns a bench that has handled all objects and has nothing left to do.
-    pub(super) fn resting(spec: Value) -> Self {
+    pub(super) fn idle(spec: Value) -> Self {
         let mut bench = Self::seen(spec);
         bench.run();
         if bench.machine.publisher.is_writing() {
             bench.on(AgentEvent::Written(WriteOutcome::Failed));
         }
-        bench.told();
+        bench.published();
         bench
     }
 
@@ -114,7 +114,7 @@ impl Bench {
         let serving = self.serving.clone();
         let wake = self.machine.turn(serving, &self.now, &mut effects);
         assert!(
-            wake > self.now.since_boot || self.machine.asked.is_none(),
+            wake > self.now.since_boot || self.machine.in_flight.is_none(),
             "it spins while it waits"
         );
         for effect in &effects {
@@ -123,7 +123,7 @@ impl Bench {
                     let before = self.open.replace(question.clone());
                     assert_eq!(before, None, "two questions in flight");
                 }
-                other => self.on_their_way.extend(told(other)),
+                other => self.published.extend(published(other)),
             }
         }
         effects
@@ -169,7 +169,7 @@ impl Bench {
                 return all;
             }
         }
-        panic!("it does not come to rest: {all:#?}")
+        panic!("there are always further effects: {all:#?}")
     }
 
     pub(super) fn run(&mut self) -> Vec<AgentEffect> {
@@ -196,7 +196,7 @@ impl Bench {
         all
     }
 
-    /// Answers the request for the namespace `default`, which all pods are in.
+    /// Answers the request for the namespace `default`, in which all pods are.
     pub(crate) fn answer_namespace(&mut self) {
         let answer = Some(Namespace::default());
         self.on(AgentEvent::Namespace("default".to_owned(), answer));
@@ -252,8 +252,8 @@ impl Bench {
     }
 
     /// Returns what was published since the last call.
-    pub(super) fn told(&mut self) -> Vec<&'static str> {
-        mem::take(&mut self.on_their_way)
+    pub(super) fn published(&mut self) -> Vec<&'static str> {
+        mem::take(&mut self.published)
     }
 }
 
@@ -287,7 +287,7 @@ pub(super) fn pod_cidrs(cidrs: &[&str]) -> Value {
 }
 
 /// Returns the name of what an effect publishes; `None` if it publishes nothing.
-fn told(effect: &AgentEffect) -> Option<&'static str> {
+fn published(effect: &AgentEffect) -> Option<&'static str> {
     match effect {
         AgentEffect::WriteStatus { .. } => Some("status"),
         AgentEffect::WriteList { .. } => Some("list"),
@@ -325,7 +325,7 @@ pub(super) fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
 }
 
 /// Returns the resource versions that the status writes among the effects require.
-pub(crate) fn written_onto(effects: &[AgentEffect]) -> Vec<&str> {
+pub(crate) fn target_versions(effects: &[AgentEffect]) -> Vec<&str> {
     let versions = effects.iter().filter_map(|it| match it {
         AgentEffect::WriteStatus { version, .. } => Some(version.as_str()),
         _ => None,
