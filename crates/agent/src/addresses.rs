@@ -1,4 +1,4 @@
-//! What the agent publishes in the node's NodeAddresses, and when: pure functions without IO or clock.
+//! The content of the node's NodeAddresses, and when it is written: pure functions without IO or clock.
 //!
 //! | what changed | when it is published |
 //! |---|---|

@@ -5,9 +5,8 @@
 //! | pools | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
 //! | addresses | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
 //!
-//! Annotations apply only to the pod's own interface, `eth0`: other interfaces belong to other networks, whose
-//! CNI configs name their own pools. Addresses from a CNI config or the runtime are meant for one attachment, so
-//! they take precedence.
+//! Annotations apply only to the pod's interface `eth0`, because other interfaces belong to networks whose CNI configs
+//! name pools. Addresses from a CNI config or the runtime are for one attachment, so they take precedence.
 //!
 //! # Guarantees
 //! - An annotation that cannot be parsed is ignored and reported, so that a typo keeps no pod from starting.
@@ -103,9 +102,9 @@ pub(crate) fn serving(
     (serving, wrong)
 }
 
-/// Chooses pools and addresses for an ADD, and returns in addition what is wrong with the annotations of the pod and its
-/// namespace. `serving` is sorted best first. `others` are pools with ranges on this node that are not in `serving`,
-/// such as the pool of a podCIDR; they serve any pod, but are tried last.
+/// Chooses pools and addresses for an ADD, and returns in addition what is wrong with the annotations of the pod and
+/// its namespace. `serving` is sorted best first. `others` are pools with ranges on this node that are not in
+/// `serving`, such as the pool of a podCIDR; they serve any pod, but are tried last.
 pub(crate) fn decide(
     request: &PodRequest,
     serving: &[ServingPool],

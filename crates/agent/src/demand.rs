@@ -47,7 +47,7 @@ struct Sums {
     count: Dual<usize>,
 }
 
-/// Returns the demand and capacity of each pool that may be asked for blocks. Pools without demand are left out.
+/// Returns the demand and capacity of each pool from which blocks can be requested. Pools without demand are left out.
 pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<String, PoolWant> {
     let sums = sums(snapshot);
     let fixed = of_pod_cidrs(snapshot);

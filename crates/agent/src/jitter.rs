@@ -21,7 +21,8 @@ impl Jitter {
     }
 }
 
-/// Returns the pause after a failure: the `first` pause, doubled for each of the `failures` before, up to the `longest`.
+/// Returns the pause after a failure: the `first` pause, doubled for each of the `failures` before, up to the
+/// `longest`.
 pub(crate) fn backoff((first, longest): (Duration, Duration), failures: u32) -> Duration {
     longest.min(first * 2u32.pow(failures.min(16)))
 }

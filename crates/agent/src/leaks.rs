@@ -8,7 +8,7 @@
 //! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller, which has waited before, named the address |
 //! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
-//! A pod that lives may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are
+//! A live pod may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are
 //! released when it is [`superseded`]: the same pod has the same interface on the same network in a newer sandbox. The
 //! newer sandbox replaces the proof from the API, because the runtime has set the pod up again. The proof from the node
 //! is needed as before. The same applies after a reboot, when the same pods have new sandboxes.
@@ -27,7 +27,7 @@
 //! # Guarantees
 //! - The watch of pods only makes an attachment a leak candidate. The proof is a list of pods requested afterwards,
 //!   together with evidence that the node shows after that list.
-//! - The newest sandbox of a pod in that list keeps its addresses, whatever the controller or a user claims.
+//! - The newest sandbox of a pod in that list keeps its addresses, even if the controller or a user claims a leak.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -116,8 +116,7 @@ pub struct NodeEvidence {
     pub boot: String,
     /// Ids of all sandboxes of the runtime; `None` if the runtime was not asked or did not answer
     pub sandboxes: Option<BTreeSet<String>>,
-    /// Paths of network namespaces that are gone: other such paths were seen in the same directory, but this one is not
-    /// there
+    /// Paths of network namespaces that are gone: see [`netns`](super::netns)
     pub gone: BTreeSet<String>,
     /// Paths of network namespaces that exist
     pub present: BTreeSet<String>,

@@ -147,7 +147,7 @@ impl LedgerClient {
         Ok(answer.await.map_err(|_| stops())??)
     }
 
-    /// Reads the whole store. From now on STATUS is answered by what was read.
+    /// Reads the whole store, and keeps the answer to STATUS.
     pub async fn look(&self) -> Result<Snapshot, LedgerError> {
         let had_trouble = self.trouble().is_some();
         let seen = self.with(move |it| look(it, had_trouble)).await;

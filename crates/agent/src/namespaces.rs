@@ -4,7 +4,7 @@
 //! not watch namespaces, because the API server would send each change of a namespace to every node.
 //!
 //! # Guarantees
-//! - A namespace that was read stays known while it is read again, even if that fails.
+//! - While a namespace is read again, and if that fails, its earlier labels and pools apply.
 //! - Failures are followed by growing pauses, separately for each namespace.
 //! - Namespaces without a pod on this node are forgotten.
 //!

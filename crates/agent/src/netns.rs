@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Returns the `paths` whose network namespaces are gone. `roots`: the directories in which network namespaces were seen.
+/// Returns the `paths` whose network namespaces are gone. `roots`: the directories in which network namespaces were
+/// seen.
 pub(crate) fn gone<'a>(
     paths: impl Iterator<Item = &'a str>,
     roots: &BTreeSet<PathBuf>,

@@ -18,7 +18,8 @@ const MOST: usize = 1024;
 pub struct PendingAddBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
 
 impl PendingAddBook {
-    /// Records that an attachment wants an address of any of these pools. Ignored if there are too many entries already.
+    /// Records that an attachment wants an address of any of these pools. Ignored if there are too many entries
+    /// already.
     pub fn add(&mut self, attachment: &Attachment, pools: &[String], now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(attachment) {
             return;
@@ -27,7 +28,8 @@ impl PendingAddBook {
         self.0.insert(attachment.clone(), request);
     }
 
-    /// Removes the entry of an attachment that has an address or wants none any more. Returns whether there was an entry.
+    /// Removes the entry of an attachment that has an address or wants none any more. Returns whether there was an
+    /// entry.
     pub fn remove(&mut self, attachment: &Attachment) -> bool {
         self.0.remove(attachment).is_some()
     }

@@ -101,7 +101,7 @@ impl Pace {
 #[derive(Clone, Copy, Debug)]
 struct BlockRequest {
     /// The pool's capacity when the request was made. If the capacity has changed since, the request was answered, and
-    /// what is still lacking is a new request.
+    /// a further lack is a new request.
     capacity: u64,
     pace: Pace,
 }
@@ -402,8 +402,7 @@ fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot
         let stored = blocks.find(&block.cidr, &block.uid);
         block.released && stored.is_none_or(|it| !it.released)
     });
-    // The controller does not know that such a block is in use, and may allocate it to another node, so report it at
-    // once.
+    // The controller does not know that the block is in use, and may allocate the block to another node.
     let is_unknown = snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Withdrawn
             && busy(it) > 0

@@ -11,8 +11,8 @@
 //! published list and from Multus' annotations. While a pod asks for second networks and no source shows its addresses
 //! there (see [`unknown`]), a lost store is not replaced, for as long as a sandbox may still be set up.
 //!
-//! An address that any source shows counts as in use. If it is not in use, it is released as a leak later. An address
-//! that is missing here, in contrast, would be assigned twice.
+//! An address that any source shows counts as in use. An address that is not in use is released as a leak later, but an
+//! address that is missing here would be assigned twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,7 +85,7 @@ pub(crate) fn known(
             name: pod.name.clone(),
             uid,
         };
-        // No container has such an id, so no sandbox can be mistaken for the one of this attachment.
+        // No container has an id of this form, so the attachment belongs to no sandbox.
         let no_id = format!("pod-{}", pod.uid);
         if let SecondNetworks::Known(all) = &pod.second_networks {
             let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
@@ -249,7 +249,7 @@ mod tests {
         let expected = [
             ("c1", "boot", true),
             ("c2", "boot", false),
-            // The container may have been started again under its id, so its boot is not known.
+            // The container may have been started again under its id, so its boot is unknown.
             ("c3", "", false),
             ("c4", "", false),
         ];

@@ -117,8 +117,7 @@ impl WatchState {
         self.may_ask() && !self.gives_unasked
     }
 
-    /// Whether the result of an ADD depends on labels or annotations of its pod. Until the pools are known, the answer
-    /// is yes.
+    /// Whether the result of an ADD depends on labels or annotations of its pod; true until the pools are known.
     pub(crate) fn depends_on_pod(&self, add: &Add) -> bool {
         let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))

@@ -53,7 +53,8 @@ impl KeptFiles {
         }
     }
 
-    /// Writes the files that are out of date or were changed on the disk. A problem is logged unless it was logged last.
+    /// Writes the files that are out of date or were changed on the disk. A problem is logged unless it was logged
+    /// last.
     /// `waits_for_pods`: the node gets its first range only when a pod needs it.
     pub(crate) fn refresh(
         &mut self,

@@ -109,8 +109,8 @@ fn is_loaded(name: &OsStr) -> bool {
 
 /// Classifies the file at `path`. `own` is the name of the agent's file, `network` the name of Cadastre's network.
 fn kind(path: &Path, own: &str, network: &str) -> Kind {
-    // A link may lead to a place that only the runtime can read, and a read of a pipe would block. So a path that is not
-    // a regular file counts as another network.
+    // A link may lead to a place that only the runtime can read, and a read of a pipe would block. So a path that is
+    // not a regular file counts as another network.
     let found = fs::metadata(path);
     if !found.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
         return Kind::OtherNetwork;

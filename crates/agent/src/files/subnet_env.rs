@@ -84,11 +84,11 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    fn terms(cidrs: &[&str]) -> Option<FamilyTerms> {
-        Some(FamilyTerms {
+    fn terms(cidrs: &[&str]) -> FamilyTerms {
+        FamilyTerms {
             cidrs: cidrs.iter().map(|it| cidr(it)).collect(),
             ..FamilyTerms::default()
-        })
+        }
     }
 
     #[test]
@@ -96,8 +96,8 @@ mod tests {
         let mut it = allocation(&["10.9.0.0/26"]);
         it.blocks.push(range("10.244.3.0/24", "node"));
         it.blocks.push(range("fd00:244:0:3::/64", "node"));
-        it.pools[0].ipv4 = terms(&["10.244.0.0/16"]);
-        it.pools[0].ipv6 = terms(&["fd00:244::/48"]);
+        it.pools[0].ipv4 = Some(terms(&["10.244.0.0/16"]));
+        it.pools[0].ipv6 = Some(terms(&["fd00:244::/48"]));
         assert_eq!(
             render(&it, LINKS).unwrap(),
             "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\n\
@@ -110,7 +110,7 @@ mod tests {
     fn every_line_has_a_key_and_a_value() {
         let mut it = allocation(&[]);
         it.blocks.push(range("10.244.3.0/24", "node"));
-        it.pools[0].ipv4 = terms(&["10.244.0.0/16", "10.250.0.0/16"]);
+        it.pools[0].ipv4 = Some(terms(&["10.244.0.0/16", "10.250.0.0/16"]));
         let text = render(&it, LINKS).unwrap();
         assert!(text.starts_with("FLANNEL_NETWORK=10.244.0.0/16,10.250.0.0/16\n"));
         assert!(!text.contains("IPV6"));

@@ -4,7 +4,7 @@
 //! - The size of messages and the numbers of streams, concurrent calls and connections are bounded.
 //! - Every call ends, even if its message never arrives. A `Watch` ends when its peer disconnects or the agent stops.
 //! - A peer that sends nothing and answers no pings is disconnected, and its slot goes to a peer that waits.
-//! - Requests are handled whatever the peer sends as `:authority`.
+//! - Requests are handled with any `:authority`, even with an invalid one.
 //!
 //! | file | subject |
 //! |---|---|

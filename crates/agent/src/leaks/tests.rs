@@ -80,7 +80,7 @@ fn both_proofs_are_needed() {
             evidence(Some(&["c2"]), &[]),
             Some(LeakReason::PodFinished),
         ),
-        // The node still has the sandbox, or cannot tell, so nothing is proven.
+        // The node still has the sandbox, or has no evidence, so nothing is proven.
         (&gone, evidence(Some(&["c1"]), &[]), None),
         (&gone, evidence(None, &[]), None),
         (&gone, evidence(None, &["/var/run/netns/other"]), None),
@@ -215,7 +215,7 @@ fn older_sandboxes_of_a_live_pod_are_released_on_proof_from_the_node() {
         .collect();
     let netns: Vec<&str> = netns.iter().map(String::as_str).collect();
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
-    // The node cannot tell which sandboxes are gone, so nothing is proven.
+    // The node has no evidence that a sandbox is gone.
     assert!(ids_of(&evidence(None, &[])).is_empty());
     // No list of pods is needed to supersede a sandbox, and the grace period is short.
     let mut leaks = LeakDetector::new(Duration::from_secs(3600));
@@ -323,7 +323,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         [superseded, second],
         "the newest sandbox stays"
     );
-    // A sandbox that the node sees is not gone, whatever a user claims.
+    // A sandbox that the node sees is not gone, even if a user claims it.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
     assert!(freed(&it, &gone, &claimed, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");

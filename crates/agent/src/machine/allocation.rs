@@ -159,8 +159,8 @@ impl AgentMachine {
         self.relisted |= matches!(target, StatusTarget::This { relisted: true, .. });
     }
 
-    /// Returns the ranges that the store should have; `None` if the store should stay as it is, because the API does not
-    /// show the ranges.
+    /// Returns the ranges that the store should have; `None` if the store should stay as it is, because the API does
+    /// not show the ranges.
     pub(super) fn wanted_holding(&mut self) -> Option<NodeAllocation> {
         let uid = match &self.node {
             Observed::Unknown => return None,

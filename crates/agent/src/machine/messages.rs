@@ -70,8 +70,8 @@ pub struct ServiceView {
     pub is_missing: bool,
 }
 
-/// A question to the store, or one to the runtime that decides what is written to the store. One is in flight at a
-/// time. Each question is documented with its answer.
+/// A question to the store, or a question to the runtime whose answer decides what is written to the store. One
+/// question is in flight at a time. Each is documented with its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StoreQuestion {
     /// Open the file unless it is missing or damaged: [`StoreAnswer::Opened`]
@@ -165,7 +165,7 @@ pub enum StoreFound {
         /// What is wrong with the file, as a text for users
         what: String,
     },
-    /// It is not known whether there is a usable file, for this reason
+    /// Whether there is a usable file is unclear, for this reason
     Unclear(String),
 }
 

@@ -1,4 +1,4 @@
-//! Opens the store, or decides when and from what to create a new one in place of one that was lost.
+//! Opens the store, or decides when to create a new store in place of a lost one, and with which content.
 
 use std::sync::Arc;
 use std::time::Duration;

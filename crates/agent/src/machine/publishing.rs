@@ -253,8 +253,8 @@ impl AgentMachine {
         if owner == self.served || owner == Some(PodNetworkOwner::Open) {
             return;
         }
-        // The conditions of the NodeSubnet show what an earlier agent process reported, so a restart does not repeat
-        // it.
+        // The conditions of the NodeSubnet show the report of an earlier agent process, so a restart does not repeat
+        // the event.
         let is: &[Condition] = match &self.subnet {
             Observed::Unknown => return,
             Observed::Absent => &[],

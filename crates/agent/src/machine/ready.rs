@@ -68,8 +68,8 @@ impl AgentMachine {
         if let Some(why) = masquerade_error {
             return not(why);
         }
-        // If another network serves the node's pods, the agent is ready all the same. Otherwise `helm --wait` would fail
-        // on such nodes.
+        // If another network serves the node's pods, the agent is ready all the same. Otherwise `helm --wait` would
+        // fail on this node.
         if let Some(PodNetworkOwner::Left(names)) = &files.network_owner {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
             return Some((true, says));
@@ -84,8 +84,8 @@ impl AgentMachine {
         Some((true, says.to_owned()))
     }
 
-    /// Returns when the next event about refused pods is allowed; `None` if no pod was refused, or if an event is allowed
-    /// at once.
+    /// Returns when the next event about refused pods is allowed; `None` if no pod was refused, or if an event is
+    /// allowed at once.
     pub(super) fn report_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)

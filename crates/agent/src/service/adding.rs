@@ -1,12 +1,12 @@
-//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] says what to ask the store or what to
-//! wait for; [`super::Service`] then does so.
+//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] is a request to the store or a wait,
+//! which [`super::Service`] carries out.
 //!
 //! ```text
 //! wait for the pod ──► ask the store: best pool alone ──► all pools of the ADD ──► wait for a block, ask again ──► done
 //! ```
 //!
 //! # Guarantees
-//! - Every wait of an ADD ends when its caller's deadline comes near, or earlier: after the longest wait for a block.
+//! - A wait of an ADD ends when the caller's deadline comes near, or earlier after the longest wait for a block.
 //! - The store is asked once more at the end of the wait, because an address in cooldown may be free by then.
 
 use std::collections::BTreeMap;
@@ -232,9 +232,9 @@ impl Adding {
     }
 
     /// Returns the time until which to wait for the best of several pools alone, even if other pools have free
-    /// addresses. `None`: do not wait, because the node has a block of the best pool, or cannot request one, or the wait
-    /// is over. The wait lasts half of the longest wait for a block, counted from the first waiting ADD that asked for
-    /// the pool.
+    /// addresses. `None`: do not wait, because the node has a block of the best pool, or cannot request one, or the
+    /// wait is over. The wait lasts half of the longest wait for a block, counted from the first waiting ADD that asked
+    /// for the pool.
     fn until_for_best(
         &self,
         pools: &PoolOrder,
@@ -489,7 +489,8 @@ mod tests {
     }
 
     impl Bench {
-        /// Starts the ADD on a node that has blocks of the pools `allocating`, and may request more blocks of both pools.
+        /// Starts the ADD on a node that has blocks of the pools `allocating`, and may request more blocks of both
+        /// pools.
         fn new(allocating: &[&str]) -> Self {
             let both = || vec!["a".to_owned(), "b".to_owned()];
             let watched = WatchState {

@@ -286,7 +286,7 @@ pub(super) fn pod_cidrs(cidrs: &[&str]) -> Value {
     json!({"podCIDRs": cidrs})
 }
 
-/// Returns the name of what an effect publishes; `None` if it publishes nothing.
+/// Returns a name for an effect that publishes something; `None` for other effects.
 fn published(effect: &AgentEffect) -> Option<&'static str> {
     match effect {
         AgentEffect::WriteStatus { .. } => Some("status"),
