@@ -18,12 +18,13 @@ use cadastre_agent::files::kept::{KeptFiles, WantedFiles};
 use cadastre_agent::files::subnet_env::Links;
 use cadastre_agent::leaks::Reasons;
 use cadastre_agent::ledger::LedgerClient;
+use cadastre_agent::machine::{MachineSettings, STARTING};
 use cadastre_agent::metrics::AgentMetrics;
-use cadastre_agent::parts::{AgentParts, AgentSettings};
+use cadastre_agent::run::AgentParts;
 use cadastre_agent::service::Service;
 use cadastre_agent::shared::SharedState;
 use cadastre_agent::unix::{OnlyOne, Socket};
-use cadastre_agent::{files, grpc, machine, plugin_socket, run};
+use cadastre_agent::{files, grpc, plugin_socket, run};
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_daemon::client;
 use cadastre_daemon::client::Options;
@@ -248,10 +249,10 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         review.by(client.clone());
     }
     let events = Events::start(client.clone(), metrics.clone());
-    let ledger = LedgerClient::closed(machine::STARTING);
+    let ledger = LedgerClient::closed(STARTING);
     let service = Arc::new(Service {
         ledger: ledger.clone(),
-        known: SharedState::default(),
+        shared: SharedState::default(),
         add_wait: args.add_wait,
         metrics: metrics.clone(),
         events: events.clone(),
@@ -284,24 +285,27 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         node: node.clone(),
         mtu: args.mtu,
     };
+    let settings = MachineSettings {
+        node,
+        publish_interval: args.publish_interval,
+        addresses_interval: args.addresses_interval,
+        leak_grace: args.leak_grace,
+        masquerade: args.masquerade,
+        cni_conf: args.cni_conf.clone(),
+        network: args.cni_conf.is_some().then(|| template.network().to_owned()),
+    };
     let files = KeptFiles::new(WantedFiles {
         subnet_env: args.subnet_env.map(|path| (path, links)),
         cni_conf: args.cni_conf.clone().map(|path| (path, template, facts)),
         over_others: args.cni_conf_over_others,
     });
-    let settings = AgentSettings {
-        node,
-        store: args.store,
-        is_store_locked: is_locked,
-        publish_interval: args.publish_interval,
-        addresses_interval: args.addresses_interval,
-        leak_grace: args.leak_grace,
-        cri: args.cri_socket,
-        masquerade: args.masquerade,
-    };
     let parts = AgentParts {
         client,
+        store: args.store,
+        is_store_locked: is_locked,
         ledger: ledger.clone(),
+        cri: args.cri_socket,
+        files,
         service,
         readiness,
         metrics,
@@ -310,7 +314,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         holding,
         stop: stop.clone(),
     };
-    let mut agent = tokio::spawn(run::run(settings, parts, files));
+    let mut agent = tokio::spawn(run::run(settings, parts));
 
     tokio::select! {
         signal = daemon::shutdown() => info!(signal = signal?, "shutting down"),

@@ -1,9 +1,9 @@
-//! What the agent publishes in the node's NodeAddresses, and when: pure functions without IO or clock.
+//! The content of the node's NodeAddresses, and when it is written: pure functions without IO or clock.
 //!
 //! | what changed | when it is published |
 //! |---|---|
 //! | an address was released that the controller or a user has named, or that a newer sandbox supersedes | once [`Schedule`]'s `soon` has passed since the last write, because the controller or a user waits for the release |
-//! | an address was assigned on a second network, or to something that is no pod, and no pod reports it | likewise, because only this list can restore it if the store is lost |
+//! | an address was assigned on a second network, or to a container without a pod, and no pod reports it | likewise, because only this list can restore it if the store is lost |
 //! | anything else | once per interval, with jitter |
 //! | nothing | never |
 //!
@@ -24,10 +24,8 @@ use cadastre_api::addresses::{MOST_BYTES, MOST_ENTRIES};
 use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
-use cadastre_node::{Attachment, AttachmentRecord, PodRef, Snapshot};
+use cadastre_node::{Attachment, AttachmentRecord, OWN_INTERFACE, PodRef, Snapshot};
 
-/// The pod interface whose addresses the container runtime reports.
-const OWN_INTERFACE: &str = "eth0";
 /// A pod is expected to report an address by the time that the address reaches this age.
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
@@ -35,9 +33,9 @@ pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 /// sandboxes.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     let superseded = superseded(&snapshot.attachments, boot);
-    let entry = |tenant: &AttachmentRecord| {
-        let is_superseded = superseded.contains(&tenant.attachment);
-        entry(tenant, is_superseded)
+    let entry = |record: &AttachmentRecord| {
+        let is_superseded = superseded.contains(&record.attachment);
+        entry(record, is_superseded)
     };
     let mut entries: Vec<AddressEntry> = snapshot.attachments.iter().map(entry).collect();
     entries.retain(|it| !it.addresses.is_empty());
@@ -56,17 +54,17 @@ pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     }
 }
 
-fn entry(tenant: &AttachmentRecord, superseded: bool) -> AddressEntry {
-    let pod = tenant.pod.as_ref();
-    let mut all: Vec<Addr> = addresses(tenant).collect();
+fn entry(record: &AttachmentRecord, superseded: bool) -> AddressEntry {
+    let pod = record.pod.as_ref();
+    let mut all: Vec<Addr> = addresses(record).collect();
     all.sort_unstable();
     AddressEntry {
         addresses: all,
-        handle: handle(&tenant.attachment),
-        interface: tenant.attachment.ifname.clone(),
+        handle: handle(&record.attachment),
+        interface: record.attachment.ifname.clone(),
         pod_uid: pod.map_or_else(String::new, |it| it.uid.clone()),
         pod: pod.map_or_else(String::new, pod_name),
-        since: Timestamp::from_second(tenant.since_ms.div_euclid(1000)).ok(),
+        since: Timestamp::from_second(record.since_ms.div_euclid(1000)).ok(),
         superseded,
     }
 }
@@ -92,14 +90,14 @@ pub(crate) fn is_urgent(
     pods: &Pods,
     wall_ms: i64,
 ) -> bool {
-    let held: BTreeSet<Addr> = snapshot.attachments.iter().flat_map(addresses).collect();
-    let mut known = BTreeSet::new();
+    let in_use: BTreeSet<Addr> = snapshot.attachments.iter().flat_map(addresses).collect();
+    let mut listed = BTreeSet::new();
     let mut is_awaited = false;
     for entry in published.entries() {
         for addr in entry.addresses {
             let awaited = entry.superseded || named.contains(&addr);
-            is_awaited |= awaited && !held.contains(&addr);
-            known.insert(addr);
+            is_awaited |= awaited && !in_use.contains(&addr);
+            listed.insert(addr);
         }
     }
     let young = |it: &AttachmentRecord| {
@@ -111,10 +109,10 @@ pub(crate) fn is_urgent(
         |it: &AttachmentRecord| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
     let others = snapshot.attachments.iter();
     let mut others = others.filter(|it| !of_runtime(it) && !young(it));
-    let nobody_else = |it: &AttachmentRecord| {
-        addresses(it).any(|addr| !known.contains(&addr) && !pods.report(addr))
+    let is_unlisted = |it: &AttachmentRecord| {
+        addresses(it).any(|addr| !listed.contains(&addr) && !pods.report(addr))
     };
-    let is_unknown = others.any(nobody_else) && !Mutation::UnknownAddressesListedLate.is_on();
+    let is_unknown = others.any(is_unlisted) && !Mutation::UnknownAddressesListedLate.is_on();
     is_awaited || is_unknown
 }
 
@@ -163,19 +161,19 @@ impl Schedule {
     /// Returns a schedule that writes once per `interval`, or after `soon` if the change is urgent. `random` seeds the
     /// jitter, so that it differs between nodes.
     pub(crate) fn new(interval: Duration, soon: Duration, random: u64, now: Duration) -> Self {
-        let mut new = Self {
+        let mut jitter = Jitter::new(random);
+        let soon = soon.min(interval);
+        Self {
             interval,
-            soon: soon.min(interval),
-            jitter: Jitter::new(random),
+            soon,
             is_writing: false,
-            next_at: now,
-            soon_at: now,
+            // The first writes are delayed by random times, so that agents that are started together do not write at
+            // once.
+            next_at: now + jitter.part(interval / 4),
+            soon_at: now + jitter.part(soon / 4),
             overdue_since: None,
-        };
-        // The first writes are delayed by random times, so that agents that are started together do not write at once.
-        new.next_at = now + new.jitter.part(interval / 4);
-        new.soon_at = now + new.jitter.part(new.soon / 4);
-        new
+            jitter,
+        }
     }
 
     /// Returns what to do now. `differs`: whether the addresses in use differ from the published list.
@@ -228,79 +226,79 @@ mod tests {
     use super::*;
     use crate::attached::{Attached, SecondNetworks};
     use crate::pods::testing::pod;
-    use crate::snapshot::testing::{snapshot, tenant};
+    use crate::snapshot::testing::{record, snapshot};
     use cadastre_daemon::watch::ObjectEvent;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn equal_state_gives_equal_text_in_whatever_order_it_is_kept() {
+    fn the_list_does_not_depend_on_the_order_in_the_store() {
         let mut it = snapshot(&[], &[]);
         it.attachments = vec![
-            tenant("c1", "u1", &["10.0.0.9", "fd00::9"]),
-            tenant("c2", "", &["10.0.0.5", "fd00::5"]),
+            record("c1", "u1", &["10.0.0.9", "fd00::9"]),
+            record("c2", "", &["10.0.0.5", "fd00::5"]),
         ];
-        let told = list(&it, "boot");
+        let published = list(&it, "boot");
         it.attachments.reverse();
-        assert_eq!(list(&it, "boot"), told);
+        assert_eq!(list(&it, "boot"), published);
         assert_eq!(
-            told.addresses,
+            published.addresses,
             [
                 "10.0.0.5,fd00::5 net/c2 eth0 - - 2027-01-15T08:00:00Z",
                 "10.0.0.9,fd00::9 net/c1 eth0 u1 default/pod-u1 2027-01-15T08:00:00Z",
             ]
         );
         assert_eq!(
-            (told.node_uid.as_str(), told.boot_id.as_str()),
+            (published.node_uid.as_str(), published.boot_id.as_str()),
             ("node", "boot")
         );
     }
 
     #[test]
-    fn what_a_newer_sandbox_of_its_pod_supersedes_is_told_so() {
+    fn superseded_attachments_are_marked() {
         let mut it = snapshot(&[], &[]);
         it.attachments = vec![
-            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
-            tenant("c2", "u1", &["10.0.0.2", "fd00::2"]),
+            record("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            record("c2", "u1", &["10.0.0.2", "fd00::2"]),
         ];
         it.attachments[1].order = 2;
-        let told: Vec<bool> = list(&it, "boot")
+        let marks: Vec<bool> = list(&it, "boot")
             .entries()
             .map(|it| it.superseded)
             .collect();
-        assert_eq!(told, [true, false]);
+        assert_eq!(marks, [true, false]);
     }
 
     #[test]
-    fn it_fits_whatever_is_held() {
+    fn the_list_is_never_too_large() {
         let long = "x".repeat(10_000);
         let mut it = snapshot(&[], &[]);
         for n in 1..3_000u32 {
             let v4 = format!("10.1.{}.{}", n >> 8, n & 255);
-            it.attachments.push(tenant(&long, &long, &[&v4]));
+            it.attachments.push(record(&long, &long, &[&v4]));
         }
-        let told = list(&it, &long);
-        let bytes = serde_json::to_vec(&told).unwrap().len();
+        let published = list(&it, &long);
+        let bytes = serde_json::to_vec(&published).unwrap().len();
         assert!(bytes < MOST_BYTES + 1_000, "{bytes}");
-        assert_eq!(told.addresses.len(), told.entries().count());
-        assert!(told.addresses.len() > 1_000);
+        assert_eq!(published.addresses.len(), published.entries().count());
+        assert!(published.addresses.len() > 1_000);
     }
 
     #[test]
-    fn who_waits_for_an_address_hears_soon_that_it_was_given_back() {
+    fn the_release_of_a_named_or_superseded_address_is_urgent() {
         let mut it = snapshot(&[], &[]);
-        it.attachments = vec![tenant("c1", "u1", &["10.0.0.1"])];
-        let told = list(&it, "boot");
+        it.attachments = vec![record("c1", "u1", &["10.0.0.1"])];
+        let published = list(&it, "boot");
         let addr = Addr::parse_strict("10.0.0.1").unwrap();
-        let urgent = |named: &[Addr], told: &NodeAddressesSpec, it: &Snapshot| {
+        let urgent = |named: &[Addr], published: &NodeAddressesSpec, it: &Snapshot| {
             let named = named.iter().copied().collect();
-            is_urgent(told, &named, it, &Pods::default(), i64::MAX)
+            is_urgent(published, &named, it, &Pods::default(), i64::MAX)
         };
-        assert!(!urgent(&[addr], &told, &it), "it is there");
+        assert!(!urgent(&[addr], &published, &it), "the address is in use");
         it.attachments.clear();
-        assert!(!urgent(&[], &told, &it));
-        assert!(urgent(&[addr], &told, &it));
-        let mut old = told.clone();
+        assert!(!urgent(&[], &published, &it));
+        assert!(urgent(&[addr], &published, &it));
+        let mut old = published.clone();
         old.addresses[0] += " superseded";
         assert!(urgent(&[], &old, &it));
     }
@@ -308,23 +306,29 @@ mod tests {
     #[test]
     fn what_nobody_else_would_know_of_is_told_soon() {
         let mut it = snapshot(&[], &[]);
-        it.attachments = vec![tenant("c1", "u1", &["10.0.0.1"])];
+        it.attachments = vec![record("c1", "u1", &["10.0.0.1"])];
         let since = it.attachments[0].since_ms;
         let nothing = NodeAddressesSpec::default();
         let mut pods = Pods::default();
         let urgent = |it: &Snapshot, pods: &Pods, age| {
             is_urgent(&nothing, &BTreeSet::new(), it, pods, since + age)
         };
-        assert!(!urgent(&it, &pods, 60_000), "the runtime knows");
+        assert!(
+            !urgent(&it, &pods, 60_000),
+            "the runtime reports the address"
+        );
         let had = it.attachments[0].pod.take();
-        assert!(urgent(&it, &pods, 60_000), "it is no pod's");
+        assert!(urgent(&it, &pods, 60_000), "the attachment has no pod");
         it.attachments[0].pod = had;
         it.attachments[0].attachment.ifname = "net1".to_owned();
         assert!(urgent(&it, &pods, 60_000));
-        assert!(!urgent(&it, &pods, 9_000), "its pod may still tell");
-        let told = list(&it, "boot");
-        let soon = is_urgent(&told, &BTreeSet::new(), &it, &pods, since + 60_000);
-        assert!(!soon, "it is told");
+        assert!(
+            !urgent(&it, &pods, 9_000),
+            "the pod may still report the address"
+        );
+        let published = list(&it, "boot");
+        let soon = is_urgent(&published, &BTreeSet::new(), &it, &pods, since + 60_000);
+        assert!(!soon, "the list has the address");
         let attached = Attached {
             network: "net".to_owned(),
             interface: "net1".to_owned(),
@@ -334,11 +338,14 @@ mod tests {
             second_networks: SecondNetworks::Known(vec![attached]),
             ..pod("u1", &[], &[])
         }));
-        assert!(!urgent(&it, &pods, 60_000), "Multus has told");
+        assert!(
+            !urgent(&it, &pods, 60_000),
+            "Multus has reported the address"
+        );
     }
 
     #[test]
-    fn it_is_written_once_in_the_interval_and_sooner_where_it_is_urgent() {
+    fn the_list_is_written_once_per_interval_and_sooner_if_urgent() {
         let mut it = Schedule::new(5 * MINUTE, MINUTE / 2, 7, Duration::ZERO);
         assert_eq!(it.next(false, false, 10 * MINUTE), ListStep::Nothing);
         let mut now = 10 * MINUTE;
@@ -360,7 +367,7 @@ mod tests {
         let ListStep::At(at) = it.next(true, false, now) else {
             panic!("at once")
         };
-        assert!(at <= now + MINUTE, "refused, it comes again soon");
+        assert!(at <= now + MINUTE, "a failed write is repeated soon");
         assert_eq!(it.next(true, false, at), ListStep::Write);
         it.written(true, at);
         assert_eq!(it.lag(at), Duration::ZERO);

@@ -2,13 +2,13 @@
 //! them.
 //!
 //! The annotation `networks` asks for second networks. Multus writes the annotation `network-status` to a pod once all
-//! networks of the pod are set up, before the sandbox is ready. Everybody who may edit a pod can write both, so neither
-//! is trusted.
+//! networks of the pod are set up, before the sandbox is ready. Users who may edit a pod can write both annotations, so
+//! the agent trusts neither.
 //!
 //! # Guarantees
 //! - The length of an annotation and the number of addresses read from it are bounded.
-//! - The annotations can only keep addresses from being assigned, never release any. This concerns only addresses in
-//!   ranges of the pod's own node that no other attachment is known to have.
+//! - The annotations can only keep addresses from being assigned; they release no address. They concern only addresses
+//!   in ranges of the pod's node that no other attachment has.
 
 use serde::Deserialize;
 
@@ -37,7 +37,7 @@ pub struct Attached {
     pub addresses: Vec<Addr>,
 }
 
-/// What is known of a pod's second networks.
+/// The second networks of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SecondNetworks {
     /// The pod asks for none.
@@ -75,17 +75,17 @@ pub(crate) fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNe
     let Ok(entries) = serde_json::from_str::<Vec<Entry>>(text) else {
         return unknown;
     };
-    let mut left = MOST_ADDRESSES;
+    let mut remaining = MOST_ADDRESSES;
     let mut all = Vec::new();
     // The entry marked as default is the interface that the runtime set up, so it is no second network.
     for entry in entries.into_iter().filter(|it| !it.default) {
         let addresses = entry.ips.iter().filter_map(|it| Addr::parse_lenient(it));
-        let addresses: Vec<Addr> = addresses.take(left).collect();
+        let addresses: Vec<Addr> = addresses.take(remaining).collect();
         let network = entry.name.rsplit('/').next().unwrap_or_default();
         if entry.interface.len() > LONGEST.0 || network.len() > LONGEST.1 {
             continue;
         }
-        left -= addresses.len();
+        remaining -= addresses.len();
         all.push(Attached {
             network: network.to_owned(),
             interface: entry.interface,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_multus_tells_is_read_and_the_first_network_is_not_in_it() {
+    fn second_networks_are_read_and_the_first_network_is_left_out() {
         let status = json!([
             {"name": "cbr0", "interface": "eth0", "ips": ["10.0.0.2"], "default": true, "dns": {}},
             {"name": "default/storage", "interface": "net1", "ips": ["10.1.0.2", "fd00::2", "x"], "mac": "0"},
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_second_networks_and_tells_of_none_has_what_nobody_knows() {
+    fn a_pod_that_asks_for_second_networks_without_a_status_has_unknown_ones() {
         let first =
             r#"[{"name": "cbr0", "interface": "eth0", "ips": ["10.0.0.2"], "default": true}]"#;
         let long = " ".repeat(MOST_TEXT + 1);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_can_keep_out_of_use_is_bounded() {
+    fn the_number_of_addresses_of_a_pod_is_bounded() {
         let ips: Vec<String> = (0..200).map(|n| format!("10.1.0.{n}")).collect();
         let entry = |interface: &str| json!({"name": "a", "interface": interface, "ips": ips});
         let status = json!([entry(&"x".repeat(16)), entry("net1"), entry("net2")]).to_string();

@@ -1,105 +1,135 @@
 //! Carries out the effects of the state machine on the store, the runtime, the node's files and the servers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::Client;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::cri::Runtime;
+use super::events::Events;
 use super::files::kept::KeptFiles;
-use super::leak_verifier::{LeakVerifier, gone, note_roots};
-use super::leaks::netns_of_others;
+use super::leak_verifier::LeakVerifier;
+use super::leaks::{Reasons, netns_of_others};
 use super::ledger::{LedgerClient, LedgerError};
 use super::machine::{
-    AgentEffect, AgentEvent, CountedEvent, FilesReported, LeakScan, ServiceView, StoreAnswer,
-    StoreFound, StoreQuestion, StoreTrouble,
+    AgentEffect, AgentEvent, CountedEvent, LeakScan, ServiceView, StoreAnswer, StoreFound,
+    StoreQuestion, StoreTrouble,
 };
 use super::masquerade::Masquerade;
-use super::parts::{AgentParts, AgentSettings};
+use super::netns;
 use super::publish::WriteOutcome;
 use super::publish_io;
 use super::service::Service;
 use super::store;
 use super::unix::{OnlyOne, SocketError};
+use crate::metrics::{AgentMetrics, figure};
+use cadastre_core::node_allocation::NodeAllocation;
+use cadastre_daemon::telemetry::Readiness;
 use cadastre_node::store_thread::CallTimes;
 use cadastre_node::{Op, Snapshot, clock};
 
 /// The time limit of a DEL for a leaked address.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 
+/// What the main loop uses besides the state machine.
+pub struct AgentParts {
+    /// Connects to the API server
+    pub client: Client,
+    /// The path of the store's file
+    pub store: PathBuf,
+    /// Whether this process already holds the lock of the store's directory
+    pub is_store_locked: bool,
+    /// Runs transactions on the store
+    pub ledger: LedgerClient,
+    /// The path of the container runtime's socket; `None` if the agent must not ask the runtime
+    pub cri: Option<PathBuf>,
+    /// The files that other programs read
+    pub files: KeptFiles,
+    /// Handles the requests of the CNI plugin and of gRPC clients
+    pub service: Arc<Service>,
+    /// The state of `/readyz`
+    pub readiness: Readiness,
+    /// Updated after each read of the store
+    pub metrics: AgentMetrics,
+    /// Logs and emits events
+    pub events: Events,
+    /// The leak candidates, for the gRPC API
+    pub leaks: watch::Sender<Arc<Reasons>>,
+    /// The node's ranges, for the gRPC API
+    pub holding: watch::Sender<Arc<NodeAllocation>>,
+    /// Cancelled to end the loop
+    pub stop: CancellationToken,
+}
+
 /// Carries out effects: short ones at once, others in tasks.
 pub(super) struct Carrier {
-    settings: AgentSettings,
-    parts: AgentParts,
-    witnesses: LeakVerifier,
+    /// The name of the Node
+    node: String,
+    pub parts: AgentParts,
+    leak_verifier: LeakVerifier,
     /// Keeps other agent processes from using the store
     store_lock: Option<OnlyOne>,
-    files: KeptFiles,
     masquerade: Masquerade,
     tasks: JoinSet<anyhow::Result<AgentEvent>>,
 }
 
 impl Carrier {
-    pub(crate) fn new(
-        settings: AgentSettings,
-        parts: AgentParts,
-        witnesses: LeakVerifier,
-        files: KeptFiles,
-    ) -> Self {
+    pub(super) fn new(node: String, parts: AgentParts) -> Self {
+        let leak_verifier = LeakVerifier {
+            client: parts.client.clone(),
+            node: node.clone(),
+            runtime: parts.cri.as_deref().map(Runtime::new),
+        };
         Self {
-            settings,
+            node,
             parts,
-            witnesses,
+            leak_verifier,
             store_lock: None,
-            files,
             masquerade: Masquerade::default(),
             tasks: JoinSet::new(),
         }
     }
 
-    pub(crate) fn service(&self) -> Arc<Service> {
-        Arc::clone(&self.parts.service)
-    }
-
-    pub(crate) fn stop(&self) -> CancellationToken {
-        self.parts.stop.clone()
-    }
-
     /// Returns what the servers on the node's sockets have recorded: waiting ADDs, refused pods and problems with the
     /// store.
-    pub(crate) fn serving(&self, now: Duration) -> ServiceView {
+    pub(super) fn service_view(&self, now: Duration) -> ServiceView {
         let ledger = &self.parts.ledger;
         let (trouble, is_open) = (ledger.trouble(), ledger.is_open());
-        let mut desk = self.parts.service.known.lock();
-        let (wishes, wishes_end) = desk.pending_adds.count(now);
+        let mut state = self.parts.service.shared.lock();
+        let (pending_adds, wishes_end) = state.pending_adds.count(now);
         ServiceView {
-            pending_adds: wishes,
+            pending_adds,
             wishes_end,
-            turned_away: desk.turned_away.clone(),
+            turned_away: state.turned_away.clone(),
             trouble: trouble.map(|refusal| refusal.text),
-            is_missing: is_open && !self.settings.store.exists(),
+            is_missing: is_open && !self.parts.store.exists(),
         }
     }
 
     /// Waits for the next task to end and returns its event; `None` if no task is running. Returns only errors that an
     /// administrator must resolve.
-    pub(crate) async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
+    pub(super) async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
         let done = self.tasks.join_next().await?;
         Some(done.unwrap_or_else(|error| Err(error.into())))
     }
 
     /// Starts an effect. Returns its event if the effect is done at once; otherwise [`Self::answer`] returns the event
     /// later.
-    pub(crate) fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
+    pub(super) fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
         let service = &self.parts.service;
+        let metrics = &self.parts.metrics;
+        let (client, node) = (self.parts.client.clone(), self.node.clone());
         match effect {
             AgentEffect::Ask(question) => return self.ask(question),
             AgentEffect::Prove(candidates, boot) => {
-                let witnesses = self.witnesses.clone();
-                let roots = service.known.lock().netns_roots.clone();
+                let verifier = self.leak_verifier.clone();
+                let roots = service.shared.lock().netns_roots.clone();
                 self.tasks.spawn(async move {
-                    let proven = witnesses.prove(candidates, boot, roots).await;
+                    let proven = verifier.prove(candidates, boot, roots).await;
                     Ok(AgentEvent::Proven(proven))
                 });
             }
@@ -108,16 +138,15 @@ impl Carrier {
                 status,
                 urgent,
             } => {
-                let (client, name) = (self.parts.client.clone(), self.settings.node.clone());
-                let metrics = self.parts.metrics.clone();
+                let metrics = metrics.clone();
                 self.tasks.spawn(async move {
-                    let written = publish_io::write_status(client, &name, &version, &status).await;
+                    let written = publish_io::write_status(client, &node, &version, &status).await;
                     let result = match &written {
                         WriteOutcome::Done { .. } => "done",
                         WriteOutcome::Outdated => "outdated",
                         WriteOutcome::Failed => "failed",
                     };
-                    metrics.wrote(urgent, result);
+                    metrics.status_written(urgent, result);
                     Ok(AgentEvent::Written(written))
                 });
             }
@@ -126,14 +155,13 @@ impl Carrier {
                 is_new,
                 list,
             } => {
-                let (client, name) = (self.parts.client.clone(), self.settings.node.clone());
                 self.tasks.spawn(async move {
-                    let listed = publish_io::write_list(client, &name, &owner, is_new, *list).await;
-                    Ok(AgentEvent::Listed(listed))
+                    let written =
+                        publish_io::write_list(client, &node, &owner, is_new, *list).await;
+                    Ok(AgentEvent::Listed(written))
                 });
             }
             AgentEffect::AskNamespace(name) => {
-                let client = self.parts.client.clone();
                 self.tasks.spawn(async move {
                     let answer = publish_io::namespace(client, &name).await;
                     Ok(AgentEvent::Namespace(name, answer))
@@ -143,47 +171,36 @@ impl Carrier {
                 holding,
                 waits_for_pods,
             } => {
-                let files = &mut self.files;
-                files.refresh(&holding, waits_for_pods, clock::since_boot());
-                return Ok(Some(AgentEvent::Files(FilesReported {
-                    standing: files.standing().cloned(),
-                    unwritten: files.unwritten().map(ToOwned::to_owned),
-                    is_configured: files.is_configured(),
-                })));
+                let report = self.parts.files.refresh(&holding, waits_for_pods);
+                return Ok(Some(AgentEvent::Files(report)));
             }
             AgentEffect::Masquerade { ranges, holding } => {
                 let now = clock::since_boot();
-                self.masquerade.refresh(ranges.as_deref(), &holding, now);
-                let trouble = self.masquerade.trouble().map(ToOwned::to_owned);
+                let trouble = self.masquerade.refresh(ranges.as_deref(), &holding, now);
                 return Ok(Some(AgentEvent::Masqueraded(trouble)));
             }
-            AgentEffect::Offer { shown, is_news } => {
-                service.known.update_served_pools(shown, is_news);
+            AgentEffect::Offer { watched, is_news } => {
+                service.shared.set_watched(watched, is_news);
             }
             AgentEffect::Held => service.held.send_modify(|count| *count += 1),
             AgentEffect::Holding(holding) => _ = self.parts.holding.send_replace(holding),
-            AgentEffect::Suspicious(reasons) => {
-                self.parts.metrics.set_leak_candidates(reasons.len());
+            AgentEffect::LeakCandidates(reasons) => {
+                metrics.leak_candidates.set(figure(reasons.len()));
                 self.parts.leaks.send_replace(reasons);
             }
-            AgentEffect::Tell(notice) => self.parts.events.emit(notice),
-            AgentEffect::ToldTurnedAway => service.known.lock().turned_away = None,
+            AgentEffect::Emit(notice) => self.parts.events.emit(notice),
+            AgentEffect::TurnedAwayReported => service.shared.lock().turned_away = None,
             AgentEffect::Ready(is_ready, why) => {
                 self.parts.readiness.set_without_api(is_ready, &why);
             }
-            AgentEffect::Count(figure) => self.count(&figure),
+            AgentEffect::Count(CountedEvent::Snapshot(snapshot)) => metrics.set(&snapshot),
+            AgentEffect::Count(CountedEvent::Freed(reason)) => metrics.leak_freed(reason),
+            AgentEffect::Count(CountedEvent::PublishLag(lag)) => {
+                metrics.publish_lag.set(lag.as_secs_f64());
+            }
+            AgentEffect::Count(CountedEvent::Damaged) => metrics.damaged.inc(),
         }
         Ok(None)
-    }
-
-    fn count(&self, figure: &CountedEvent) {
-        let metrics = &self.parts.metrics;
-        match figure {
-            CountedEvent::Snapshot(snapshot) => metrics.set(snapshot),
-            CountedEvent::Freed(reason) => metrics.freed(*reason),
-            CountedEvent::Behind(lag) => metrics.set_publish_lag(*lag),
-            CountedEvent::Damaged => metrics.damaged(),
-        }
     }
 
     fn ask(&mut self, question: StoreQuestion) -> anyhow::Result<Option<AgentEvent>> {
@@ -193,12 +210,18 @@ impl Carrier {
             return Ok(Some(AgentEvent::Answer(StoreAnswer::Opened(unclear))));
         }
         let ledger = self.parts.ledger.clone();
-        let path = self.settings.store.clone();
+        let path = self.parts.store.clone();
         let service = Arc::clone(&self.parts.service);
-        let witnesses = self.witnesses.clone();
+        let verifier = self.leak_verifier.clone();
         self.tasks.spawn(async move {
             let answer = match question {
-                StoreQuestion::Open => StoreAnswer::Opened(open(&ledger, &path).await?),
+                StoreQuestion::Open => {
+                    let found = store::find(&path).await?;
+                    if matches!(found, StoreFound::Open) {
+                        ledger.open(&path)?;
+                    }
+                    StoreAnswer::Opened(found)
+                }
                 StoreQuestion::Close(why) => {
                     ledger.close(why).await;
                     StoreAnswer::Closed
@@ -215,18 +238,17 @@ impl Carrier {
                     StoreAnswer::Looked(looked.map(|snapshot| with_netns(snapshot, &service)))
                 }
                 StoreQuestion::Transact(transaction) => {
-                    let failed = transaction.clone();
                     let done = ledger.with(move |it| transaction.run(it)).await;
-                    done.unwrap_or_else(|error| failed.failed(error.into()))
+                    done.unwrap_or_else(|error| StoreAnswer::Failed(error.into()))
                 }
                 StoreQuestion::Free(attachment) => {
                     let call = CallTimes::until(clock::since_boot() + FREE_LIMIT);
                     let freed = ledger.ask(Op::Del(attachment), call).await;
-                    StoreAnswer::Freed(freed.map(|_| ()).map_err(|refusal| refusal.to_string()))
+                    StoreAnswer::Freed(freed.map(drop).map_err(|refusal| refusal.to_string()))
                 }
                 StoreQuestion::Sandboxes => {
-                    let told = witnesses.sandboxes().await;
-                    StoreAnswer::Sandboxes(told.map_err(|error| error.to_string()))
+                    let sandboxes = verifier.sandboxes().await;
+                    StoreAnswer::Sandboxes(sandboxes.map_err(|error| error.to_string()))
                 }
             };
             Ok(AgentEvent::Answer(answer))
@@ -237,10 +259,10 @@ impl Carrier {
     /// Locks the store against other agent processes. Returns `None` if this process has the lock, or why that is
     /// unclear. Fails if another process has the lock.
     fn lock_store(&mut self) -> anyhow::Result<Option<StoreFound>> {
-        if self.settings.is_store_locked || self.store_lock.is_some() {
+        if self.parts.is_store_locked || self.store_lock.is_some() {
             return Ok(None);
         }
-        let folder = self.settings.store.parent();
+        let folder = self.parts.store.parent();
         match OnlyOne::lock(folder.unwrap_or(Path::new("/"))) {
             Ok(lock) => {
                 self.store_lock = Some(lock);
@@ -252,26 +274,12 @@ impl Carrier {
     }
 }
 
-/// Opens the store unless it is missing or damaged.
-async fn open(ledger: &LedgerClient, path: &Path) -> anyhow::Result<StoreFound> {
-    match store::find(path).await {
-        Ok(store::Found::Whole) => {
-            ledger.open(path)?;
-            Ok(StoreFound::Open)
-        }
-        Ok(store::Found::Nothing) => Ok(StoreFound::Nothing),
-        Ok(store::Found::Damaged { aside, what }) => Ok(StoreFound::Damaged { aside, what }),
-        Err(error) if store::is_final(&error) => Err(error.into()),
-        Err(error) => Ok(StoreFound::Unclear(error.to_string())),
-    }
-}
-
 /// Adds to a snapshot which network namespaces are gone. Their paths are looked up right after the snapshot was taken.
 fn with_netns(snapshot: Snapshot, service: &Service) -> LeakScan {
-    let mut desk = service.known.lock();
+    let mut state = service.shared.lock();
     let paths = snapshot.attachments.iter().map(|it| it.netns.as_str());
-    note_roots(paths, &mut desk.netns_roots);
-    let gone = gone(netns_of_others(&snapshot), &desk.netns_roots);
+    netns::note_roots(paths, &mut state.netns_roots);
+    let gone = netns::gone(netns_of_others(&snapshot), &state.netns_roots);
     LeakScan { snapshot, gone }
 }
 

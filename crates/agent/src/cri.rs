@@ -72,7 +72,7 @@ impl Runtime {
         }
     }
 
-    /// Returns the ids of all sandboxes, including those that have ended but are not removed yet.
+    /// Returns the ids of all sandboxes, including sandboxes that have ended but are not removed yet.
     pub(crate) async fn sandboxes(&self) -> Result<BTreeSet<String>, CriError> {
         let all = self.list(&mut self.client()).await?;
         Ok(all.into_iter().map(|it| it.id).collect())
@@ -169,7 +169,7 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::net::UnixListener;
 
-    use super::fake::{Fake, Mood, State};
+    use super::fake::{Behavior, Fake, State};
     use super::*;
     use crate::files::temp_folder;
 
@@ -201,30 +201,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_gives_no_answer_is_told_so_in_time_and_asked_again_when_it_does() {
+    async fn a_runtime_without_an_answer_is_an_error_in_time_and_can_be_asked_again() {
         let folder = temp_folder();
         let path = folder.join("cri.sock");
         let fake = Fake::start(&path, State::default());
         fake.state.add("one", "u1");
         let runtime = runtime(&path);
-        for (mood, says) in [
+        for (behavior, says) in [
             // This runtime would answer after the time limit.
-            (Mood::Slow(20 * SOON), "no answer within 300ms"),
-            (Mood::Failing(tonic::Code::Internal), "is not well"),
-            (Mood::Failing(tonic::Code::Unimplemented), "is not well"),
-            (Mood::Failing(tonic::Code::NotFound), "is not well"),
+            (Behavior::Slow(20 * SOON), "no answer within 300ms"),
+            (Behavior::Failing(tonic::Code::Internal), "is not well"),
+            (Behavior::Failing(tonic::Code::Unimplemented), "is not well"),
+            (Behavior::Failing(tonic::Code::NotFound), "is not well"),
         ] {
-            fake.state.be(mood.clone());
+            fake.state.set(behavior.clone());
             for error in [
                 runtime.sandboxes().await.unwrap_err(),
                 runtime.addresses().await.unwrap_err(),
             ] {
                 let text = error.to_string();
-                assert!(text.contains(says), "{mood:?}: {text}");
+                assert!(text.contains(says), "{behavior:?}: {text}");
                 assert!(text.contains("check --cri-socket") && text.contains("cri.sock"));
             }
         }
-        fake.state.be(Mood::Well);
+        fake.state.set(Behavior::Healthy);
         assert_eq!(runtime.sandboxes().await.unwrap().len(), 1);
         let fake = fake.restart().await;
         assert_eq!(runtime.sandboxes().await.unwrap().len(), 1);
@@ -235,13 +235,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn something_else_on_its_socket_is_no_runtime() {
+    async fn another_server_on_the_socket_is_an_error() {
         let folder = temp_folder();
         let path = folder.join("cri.sock");
         let runtime = runtime(&path);
         assert!(runtime.sandboxes().await.is_err(), "no socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let talks = std::thread::spawn(move || {
+        let server = std::thread::spawn(move || {
             let (mut peer, _) = listener.accept().unwrap();
             peer.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").unwrap();
             listener
@@ -249,7 +249,7 @@ mod tests {
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("does not answer"), "{error}");
         // From here on the runtime accepts connections and never answers, so calls reach their time limit.
-        let _silent = talks.join().unwrap();
+        let _silent = server.join().unwrap();
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("no answer within"), "{error}");
         std::fs::remove_dir_all(folder).unwrap();

@@ -1,13 +1,11 @@
 //! How many addresses the node wants of each pool, and which empty blocks it can release.
 //!
-//! Demand is the total of addresses wanted: those in use, those in cooldown, the pool's low mark, and one for each
-//! waiting ADD. If the demand is more than the addresses in use and in cooldown plus the low mark, pods wait, and the
-//! controller sees that.
+//! Demand is the sum of the addresses in use, the addresses in cooldown, the pool's low mark, and one address for each
+//! waiting ADD. So the controller sees from the demand whether pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
-//! controller counts a block by the agent's figures (used + cooling + free), which leave these addresses out as well,
-//! so both sides count alike. For a block without figures the controller leaves out as many addresses as in a pool
-//! without a configured gateway.
+//! controller counts a block by the agent's figures (used + cooling + free), which leave these addresses out as well.
+//! For a block without figures the controller leaves out as many addresses as in a pool without a configured gateway.
 //!
 //! # Guarantees
 //! - Blocks of a pool that has none on this node are requested only while an ADD wants that pool. So nothing is
@@ -49,30 +47,31 @@ struct Sums {
     count: Dual<usize>,
 }
 
-/// Returns the demand and capacity of each pool that may be asked for blocks. Pools without demand are left out.
-pub(crate) fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<String, PoolWant> {
+/// Returns the demand and capacity of each pool from which blocks can be requested. Pools without demand are left out.
+pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<String, PoolWant> {
     let sums = sums(snapshot);
     let fixed = of_pod_cidrs(snapshot);
     let with_blocks = sums.keys().copied();
-    let with_wishes = wishes.keys().map(String::as_str);
+    let with_adds = pending.keys().map(String::as_str);
     let known = |pool: &&str| terms(snapshot, pool).is_some();
-    let pools: BTreeSet<&str> = with_blocks.chain(with_wishes.filter(known)).collect();
-    let ask = |pool: &str| {
-        let wish = wishes.get(pool).copied().unwrap_or(0);
+    let pools: BTreeSet<&str> = with_blocks.chain(with_adds.filter(known)).collect();
+    let want = |pool: &str| {
+        let adds = pending.get(pool).copied().unwrap_or(0);
         let nothing = Sums::default();
         let sums = sums.get(pool).unwrap_or(&nothing);
         let families = families(snapshot, pool, sums);
         let of = |sums: &Dual<u64>| families.iter().map(|it| *sums.get(*it)).collect::<Vec<_>>();
         let busy = of(&sums.busy).into_iter().max().unwrap_or(0);
+        let low = terms(snapshot, pool).map_or(0, |terms| terms.warm.0);
         PoolWant {
-            demand: busy.saturating_add(reserve(snapshot, pool, wish)),
+            demand: busy.saturating_add(low.into()).saturating_add(adds),
             capacity: of(&sums.capacity).into_iter().min().unwrap_or(0),
         }
     };
     pools
         .into_iter()
         .filter(|pool| !pool.is_empty() && !fixed.contains(pool))
-        .map(|pool| (pool.to_owned(), ask(pool)))
+        .map(|pool| (pool.to_owned(), want(pool)))
         .filter(|(_, want)| want.demand > 0)
         .collect()
 }
@@ -80,7 +79,7 @@ pub(crate) fn wanted(snapshot: &Snapshot, wishes: &PendingAdds) -> BTreeMap<Stri
 /// Returns the empty blocks to release, with their UIDs: draining blocks, recalled blocks and surplus blocks.
 pub(crate) fn to_release(
     snapshot: &Snapshot,
-    wishes: &PendingAdds,
+    pending: &PendingAdds,
     recalled: &BTreeSet<Cidr>,
 ) -> Vec<(Cidr, String)> {
     let mut sums = sums(snapshot);
@@ -99,12 +98,12 @@ pub(crate) fn to_release(
         };
         let busy = *sum.busy.get(family);
         let left = sum.capacity.get(family).saturating_sub(capacity(block));
-        let wish = wishes.get(&block.pool).copied().unwrap_or(0);
+        let adds = pending.get(&block.pool).copied().unwrap_or(0);
         let is_recalled = recalled.contains(&block.cidr);
         let keep = if is_recalled {
-            wish
+            adds
         } else {
-            high(snapshot, &block.pool).saturating_add(wish)
+            high(snapshot, &block.pool).saturating_add(adds)
         };
         let may_go = is_recalled || *sum.count.get(family) > 1;
         if may_go && left >= busy.saturating_add(keep) {
@@ -150,11 +149,6 @@ fn families(snapshot: &Snapshot, pool: &str, sums: &Sums) -> Vec<Family> {
     Family::ALL.into_iter().filter(has).collect()
 }
 
-fn reserve(snapshot: &Snapshot, pool: &str, wish: u64) -> u64 {
-    let low = terms(snapshot, pool).map_or(0, |terms| terms.warm.0);
-    u64::from(low).saturating_add(wish)
-}
-
 fn high(snapshot: &Snapshot, pool: &str) -> u64 {
     let known = terms(snapshot, pool).map(|terms| terms.warm);
     let (low, high) = known.unwrap_or_else(|| PoolTerms::named(pool).warm);
@@ -167,18 +161,18 @@ mod tests {
     use crate::snapshot::testing::{block, pool, snapshot};
     use cadastre_node::BlockState;
 
-    fn wish(pool: &str, count: u64) -> PendingAdds {
+    fn adds(pool: &str, count: u64) -> PendingAdds {
         PendingAdds::from([(pool.to_owned(), count)])
     }
 
-    fn go(snapshot: &Snapshot, recalled: &[&str]) -> Vec<String> {
+    fn released(snapshot: &Snapshot, recalled: &[&str]) -> Vec<String> {
         let recalled = recalled.iter().map(|it| Cidr::parse_strict(it).unwrap());
         let going = to_release(snapshot, &PendingAdds::new(), &recalled.collect());
         going.iter().map(|(cidr, _)| cidr.to_string()).collect()
     }
 
     #[test]
-    fn what_is_busy_and_the_low_mark_are_wanted() {
+    fn busy_addresses_and_the_low_mark_are_the_demand() {
         let it = snapshot(
             &[pool("a", (3, 50), true, false)],
             &[
@@ -189,12 +183,12 @@ mod tests {
         let want = wanted(&it, &PendingAdds::new())["a"];
         assert_eq!((want.demand, want.capacity), (53, 122));
         assert!(!want.is_lacking());
-        let many = wanted(&it, &wish("a", 80))["a"];
+        let many = wanted(&it, &adds("a", 80))["a"];
         assert!(many.is_lacking() && many.demand == 133);
     }
 
     #[test]
-    fn of_two_families_the_fuller_one_is_wanted_and_the_emptier_one_is_what_there_is() {
+    fn demand_is_that_of_the_fuller_family_and_capacity_that_of_the_smaller() {
         let both = pool("a", (3, 50), true, true);
         let it = snapshot(
             std::slice::from_ref(&both),
@@ -210,17 +204,17 @@ mod tests {
     }
 
     #[test]
-    fn blocks_with_more_addresses_than_can_be_counted_are_enough() {
+    fn blocks_with_more_addresses_than_can_be_counted_suffice() {
         let blocks = ["fd00::/48", "fd00:0:1::/48", "fd00:0:2::/48"];
         let blocks = blocks.map(|it| block(it, "a", 1, 1, u64::MAX - 2));
         let it = snapshot(&[pool("a", (3, 50), false, true)], &blocks);
-        let want = wanted(&it, &wish("a", 9))["a"];
+        let want = wanted(&it, &adds("a", 9))["a"];
         assert_eq!((want.demand, want.capacity), (18, u64::MAX));
-        assert!(!want.is_lacking() && go(&it, &["fd00::/48"]).is_empty());
+        assert!(!want.is_lacking() && released(&it, &["fd00::/48"]).is_empty());
     }
 
     #[test]
-    fn a_pool_without_a_block_is_asked_only_by_name() {
+    fn a_pool_without_a_block_is_wanted_only_by_adds() {
         let it = snapshot(
             &[
                 pool("a", (3, 50), true, false),
@@ -229,12 +223,12 @@ mod tests {
             &[block("10.0.0.0/26", "a", 1, 0, 60)],
         );
         assert_eq!(wanted(&it, &PendingAdds::new()).len(), 1);
-        assert_eq!(wanted(&it, &wish("b", 2))["b"].demand, 2);
-        assert!(!wanted(&it, &wish("unknown", 2)).contains_key("unknown"));
+        assert_eq!(wanted(&it, &adds("b", 2))["b"].demand, 2);
+        assert!(!wanted(&it, &adds("unknown", 2)).contains_key("unknown"));
     }
 
     #[test]
-    fn a_block_that_gives_nothing_new_does_not_count() {
+    fn a_block_that_assigns_no_new_address_does_not_count() {
         let mut draining = block("10.0.0.0/26", "a", 50, 0, 11);
         draining.state = BlockState::Draining;
         let mut withdrawn = block("10.0.0.64/26", "a", 20, 0, 0);
@@ -253,18 +247,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_cidr_is_neither_asked_for_nor_let_go() {
+    fn a_pod_cidr_is_neither_requested_nor_released() {
         let mut range = block("10.0.0.0/24", "a", 0, 0, 253);
         range.uid = "node".to_owned();
         let mut other = range.clone();
         other.cidr = Cidr::parse_strict("10.0.1.0/24").unwrap();
         let it = snapshot(&[pool("a", (3, 50), true, false)], &[range, other]);
-        assert!(wanted(&it, &wish("a", 9)).is_empty());
-        assert!(go(&it, &["10.0.0.0/24"]).is_empty());
+        assert!(wanted(&it, &adds("a", 9)).is_empty());
+        assert!(released(&it, &["10.0.0.0/24"]).is_empty());
     }
 
     #[test]
-    fn surplus_goes_from_the_top_while_the_high_mark_stays_free() {
+    fn surplus_blocks_are_released_from_the_highest_while_the_high_mark_stays_free() {
         let blocks = |used| {
             [
                 block("10.0.0.0/26", "a", used, 0, 61 - used),
@@ -274,9 +268,9 @@ mod tests {
         };
         let pools = [pool("a", (3, 50), true, false)];
         let it = snapshot(&pools, &blocks(5));
-        assert_eq!(go(&it, &[]), ["10.0.0.128/26", "10.0.0.64/26"]);
+        assert_eq!(released(&it, &[]), ["10.0.0.128/26", "10.0.0.64/26"]);
         let fuller = snapshot(&pools, &blocks(40));
-        assert_eq!(go(&fuller, &[]), ["10.0.0.128/26"]);
+        assert_eq!(released(&fuller, &[]), ["10.0.0.128/26"]);
         // A released block is not requested again, however many addresses are in use.
         for used in 0..=61 {
             let mut it = snapshot(&pools, &blocks(used));
@@ -291,26 +285,26 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_of_a_family_stays_unless_it_is_drained_or_asked_back() {
+    fn the_last_block_of_a_family_stays_unless_it_drains_or_is_recalled() {
         let pools = [pool("a", (0, 0), true, true)];
         let blocks = [
             block("10.0.0.0/26", "a", 0, 0, 61),
             block("fd00::/122", "a", 0, 0, 62),
         ];
         let mut it = snapshot(&pools, &blocks);
-        assert!(go(&it, &[]).is_empty());
+        assert!(released(&it, &[]).is_empty());
         let both = ["fd00::/122", "10.0.0.0/26"];
-        assert_eq!(go(&it, &both), both);
+        assert_eq!(released(&it, &both), both);
         let recalled = both.map(|it| Cidr::parse_strict(it).unwrap()).into();
-        assert!(to_release(&it, &wish("a", 1), &recalled).is_empty());
+        assert!(to_release(&it, &adds("a", 1), &recalled).is_empty());
         it.blocks[0].state = BlockState::Draining;
-        assert_eq!(go(&it, &[]), ["10.0.0.0/26"]);
+        assert_eq!(released(&it, &[]), ["10.0.0.0/26"]);
         it.blocks[0].counts.cooling = 1;
-        assert!(go(&it, &[]).is_empty(), "what cools is not empty");
+        assert!(released(&it, &[]).is_empty(), "an address is in cooldown");
     }
 
     #[test]
-    fn a_block_asked_back_goes_if_nothing_waits_for_it() {
+    fn a_recalled_block_is_released_if_no_add_waits_for_it() {
         let it = snapshot(
             &[pool("a", (3, 50), true, false)],
             &[
@@ -318,9 +312,9 @@ mod tests {
                 block("10.0.0.64/26", "a", 0, 0, 61),
             ],
         );
-        assert!(go(&it, &[]).is_empty());
-        assert_eq!(go(&it, &["10.0.0.64/26"]), ["10.0.0.64/26"]);
+        assert!(released(&it, &[]).is_empty());
+        assert_eq!(released(&it, &["10.0.0.64/26"]), ["10.0.0.64/26"]);
         let recalled = BTreeSet::from([Cidr::parse_strict("10.0.0.64/26").unwrap()]);
-        assert!(to_release(&it, &wish("a", 7), &recalled).is_empty());
+        assert!(to_release(&it, &adds("a", 7), &recalled).is_empty());
     }
 }

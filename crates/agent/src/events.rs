@@ -33,14 +33,14 @@ fn warning(
     reason: &'static str,
     note: String,
 ) -> EventNote {
-    let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let present = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     EventNote {
         about: ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some(kind.to_owned()),
-            namespace: known(namespace),
-            name: known(name),
-            uid: known(uid),
+            namespace: present(namespace),
+            name: present(name),
+            uid: present(uid),
             ..ObjectReference::default()
         },
         warning: true,
@@ -59,8 +59,8 @@ pub struct Events {
 impl Events {
     /// Starts a task that writes events one after the other.
     pub fn start(client: Client, metrics: AgentMetrics) -> Self {
-        let counted = metrics.clone();
-        let lost = move || counted.event_dropped();
+        let dropped = metrics.events_dropped.clone();
+        let lost = move || dropped.inc();
         Self {
             sender: events::spawn(client, AGENT_MANAGER, BACKLOG, lost),
             metrics,
@@ -76,7 +76,7 @@ impl Events {
             warn!(reason = notice.reason, "{}", notice.note);
         }
         if self.sender.try_send(notice).is_err() {
-            self.metrics.event_dropped();
+            self.metrics.events_dropped.inc();
         }
     }
 }
@@ -87,7 +87,7 @@ mod tests {
     use crate::pods::testing::pod;
 
     #[test]
-    fn what_is_not_known_is_absent() {
+    fn an_unknown_namespace_or_uid_is_absent() {
         let about = of_pod(&pod("u", &[], &[]), "InvalidAnnotation", String::new()).about;
         assert_eq!(about.namespace.as_deref(), Some("default"));
         assert_eq!(

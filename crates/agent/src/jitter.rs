@@ -1,4 +1,4 @@
-//! Random delays, so that agents that are started together do not all write at once.
+//! Random delays, so that agents that are started together do not all write at once, and delays after failures.
 
 use std::time::Duration;
 
@@ -19,4 +19,10 @@ impl Jitter {
         let thousandths = u32::try_from(self.0 % 1000).unwrap_or(0);
         of * thousandths / 1000
     }
+}
+
+/// Returns the pause after a failure: the `first` pause, doubled for each of the `failures` before, up to the
+/// `longest`.
+pub(crate) fn backoff((first, longest): (Duration, Duration), failures: u32) -> Duration {
+    longest.min(first * 2u32.pow(failures.min(16)))
 }

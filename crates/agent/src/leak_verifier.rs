@@ -2,8 +2,7 @@
 //! must be newer than the list of pods.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kube::api::ListParams;
@@ -12,8 +11,8 @@ use tracing::{debug, warn};
 
 use super::cri::{CriError, Runtime, Sandbox};
 use super::leaks::{LeakReason, LeakedAttachment, NodeEvidence};
+use super::netns;
 use super::pods::{Pods, read};
-use super::service::netns_root;
 use cadastre_api::PodLite;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::Attachment;
@@ -23,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// At most this many pods are in a page.
 const PAGE: u32 = 50;
 
-/// The sources of proof: the API server, the runtime and the node's network namespaces.
+/// Asks the sources of proof: the API server, the runtime and the node's network namespaces.
 #[derive(Clone)]
 pub(crate) struct LeakVerifier {
     /// Connects to the API server
@@ -48,22 +47,22 @@ impl LeakVerifier {
             boot,
             ..NodeEvidence::default()
         };
-        let asks = |it: &LeakedAttachment| {
+        let needs_runtime = |it: &LeakedAttachment| {
             it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some())
         };
-        let is_asked = candidates.iter().any(asks);
-        if let Some(runtime) = self.runtime.as_ref().filter(|_| is_asked) {
+        let is_needed = candidates.iter().any(needs_runtime);
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| is_needed) {
             match runtime.sandboxes().await {
                 Ok(sandboxes) => evidence.sandboxes = Some(sandboxes),
                 Err(error) => warn!("leaked addresses cannot be proven: {error}"),
             }
         }
         let paths = || candidates.iter().map(LeakedAttachment::netns);
-        evidence.gone = gone(paths(), &roots);
-        evidence.present = present(paths());
+        evidence.gone = netns::gone(paths(), &roots);
+        evidence.present = netns::present(paths());
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods.as_ref(), &evidence));
-        proven.map(|it| (it.attachment, it.reason)).collect()
+        proven.map(|it| (it.record.attachment, it.reason)).collect()
     }
 
     /// Returns all sandboxes of this node with their addresses; none if the agent must not ask the runtime.
@@ -103,46 +102,6 @@ impl LeakVerifier {
     }
 }
 
-/// Returns the `paths` whose network namespaces are gone. A missing path proves this only if its directory is in
-/// `roots`, where such paths were seen before. Otherwise the agent might just have no access to the host's directory.
-pub(crate) fn gone<'a>(
-    paths: impl Iterator<Item = &'a str>,
-    roots: &BTreeSet<PathBuf>,
-) -> BTreeSet<String> {
-    let is_gone = |path: &&str| {
-        let path = Path::new(path);
-        let known = netns_root(path).is_some_and(|root| roots.contains(root) && root.is_dir());
-        let absent = || {
-            let found = std::fs::symlink_metadata(path);
-            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-        };
-        known && absent()
-    };
-    paths.filter(is_gone).map(str::to_owned).collect()
-}
-
-/// Returns the paths that exist, or whose absence is not certain.
-fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-    let is_there = |path: &&str| {
-        let found = std::fs::symlink_metadata(path);
-        !path.is_empty() && found.map_or_else(|it| it.kind() != io::ErrorKind::NotFound, |_| true)
-    };
-    paths.filter(is_there).map(str::to_owned).collect()
-}
-
-/// Adds to `roots` the directories of the `paths` that exist now. So the agent knows where it can see network
-/// namespaces even before it has handled an ADD.
-pub(crate) fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
-    for path in paths.map(Path::new) {
-        if let Some(root) = netns_root(path)
-            && !roots.contains(root)
-            && path.exists()
-        {
-            roots.insert(root.to_owned());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -152,11 +111,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cri::fake::{Fake, Mood, State};
-    use crate::leaks::LeakDetector;
-    use crate::leaks::testing::NO_CLAIMS;
+    use crate::cri::fake::{Behavior, Fake, State};
+    use crate::leaks::{LeakClaims, LeakDetector};
     use crate::pods::testing::pod;
-    use crate::snapshot::testing::{snapshot, tenant};
+    use crate::snapshot::testing::{record, snapshot};
     use cadastre_node::Snapshot;
 
     /// Returns a client of an API server that gives this answer to every request.
@@ -178,10 +136,10 @@ mod tests {
     }
 
     /// Returns candidates: attachments of pods that the watch does not show.
-    fn suspicious(tenants: &[&str]) -> Vec<LeakedAttachment> {
-        let of = |id: &&str| tenant(id, &format!("uid-{id}"), &["10.0.0.9"]);
+    fn candidates(records: &[&str]) -> Vec<LeakedAttachment> {
+        let of = |id: &&str| record(id, &format!("uid-{id}"), &["10.0.0.9"]);
         let snapshot = Snapshot {
-            attachments: tenants.iter().map(of).collect(),
+            attachments: records.iter().map(of).collect(),
             ..snapshot(&[], &[])
         };
         let mut pods = Pods::default();
@@ -193,40 +151,46 @@ mod tests {
         };
         let mut leaks = LeakDetector::new(Duration::ZERO);
         leaks
-            .look(&snapshot, &pods, NO_CLAIMS, &evidence, Duration::ZERO)
+            .look(
+                &snapshot,
+                &pods,
+                LeakClaims::NONE,
+                &evidence,
+                Duration::ZERO,
+            )
             .due
     }
 
     /// Returns the container ids of the leaks that these sources prove.
     async fn proven(client: Client, runtime: Option<Runtime>) -> Vec<String> {
-        let witnesses = LeakVerifier {
+        let verifier = LeakVerifier {
             client,
             node: "n1".to_owned(),
             runtime,
         };
-        let candidates = suspicious(&["c1", "c2"]);
+        let candidates = candidates(&["c1", "c2"]);
         assert_eq!(candidates.len(), 2);
-        let proven = witnesses.prove(candidates, "boot".to_owned(), BTreeSet::new());
+        let proven = verifier.prove(candidates, "boot".to_owned(), BTreeSet::new());
         let proven = proven.await.into_iter();
         proven.map(|(it, _)| it.container_id).collect()
     }
 
     #[tokio::test]
-    async fn what_the_runtime_does_not_list_is_free_if_the_api_agrees() {
+    async fn a_leak_is_proven_if_neither_the_runtime_nor_the_api_lists_it() {
         let folder = crate::files::temp_folder();
         let path = folder.join("cri.sock");
         let fake = Fake::start(&path, State::default());
         fake.state.add("c1", "uid-c1");
         let runtime = || Some(Runtime::new(&path));
         let good = StatusCode::OK;
-        let nobody = api(good, &listing(&["other"]));
-        assert_eq!(proven(nobody.clone(), runtime()).await, ["c2"]);
+        let without_pods = api(good, &listing(&["other"]));
+        assert_eq!(proven(without_pods.clone(), runtime()).await, ["c2"]);
         let live = api(good, &listing(&["other", "uid-c2"]));
         assert!(proven(live, runtime()).await.is_empty(), "the API has it");
         fake.state.remove("c1");
-        assert_eq!(proven(nobody.clone(), runtime()).await, ["c1", "c2"]);
+        assert_eq!(proven(without_pods.clone(), runtime()).await, ["c1", "c2"]);
         let fake = fake.restart().await;
-        assert_eq!(proven(nobody, runtime()).await, ["c1", "c2"]);
+        assert_eq!(proven(without_pods, runtime()).await, ["c1", "c2"]);
         fake.kill().await;
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -236,16 +200,16 @@ mod tests {
         let folder = crate::files::temp_folder();
         let path = folder.join("cri.sock");
         let fake = Fake::start(&path, State::default());
-        let nobody = api(StatusCode::OK, &listing(&["other"]));
+        let without_pods = api(StatusCode::OK, &listing(&["other"]));
         for code in [tonic::Code::Internal, tonic::Code::Unimplemented] {
-            fake.state.be(Mood::Failing(code));
-            let proven = proven(nobody.clone(), Some(Runtime::new(&path))).await;
+            fake.state.set(Behavior::Failing(code));
+            let proven = proven(without_pods.clone(), Some(Runtime::new(&path))).await;
             assert!(proven.is_empty(), "{code:?}: {proven:?}");
         }
         fake.kill().await;
         for runtime in [Some(Runtime::new(&path)), None] {
             assert!(
-                proven(nobody.clone(), runtime).await.is_empty(),
+                proven(without_pods.clone(), runtime).await.is_empty(),
                 "not there"
             );
         }
@@ -253,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_api_server_without_a_whole_answer_proves_nothing() {
+    async fn an_incomplete_answer_of_the_api_server_proves_nothing() {
         let folder = crate::files::temp_folder();
         let path = folder.join("cri.sock");
         let fake = Fake::start(&path, State::default());
@@ -269,39 +233,12 @@ mod tests {
             let proven = proven(client, Some(Runtime::new(&path))).await;
             assert!(proven.is_empty(), "{proven:?}");
         }
-        assert_eq!(fake.state.asked(), 0, "in vain");
+        assert_eq!(
+            fake.state.asked(),
+            0,
+            "the runtime is not asked without a list of pods"
+        );
         fake.kill().await;
         std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn an_absent_path_says_something_only_where_others_were_seen() {
-        let folder = crate::files::temp_folder();
-        let (there, absent) = (folder.join("there"), folder.join("absent"));
-        std::fs::write(&there, "").unwrap();
-        let paths = [there.to_str().unwrap(), absent.to_str().unwrap(), "", "x"];
-        let mut known = BTreeSet::new();
-        note_roots(paths[1..].iter().copied(), &mut known);
-        assert!(known.is_empty(), "none was seen");
-        note_roots(paths.into_iter(), &mut known);
-        assert_eq!(known, BTreeSet::from([folder.clone()]));
-        assert_eq!(
-            gone(paths.into_iter(), &known),
-            BTreeSet::from([paths[1].to_owned()])
-        );
-        assert!(gone(paths.into_iter(), &BTreeSet::new()).is_empty());
-        std::fs::remove_dir_all(&folder).unwrap();
-        assert!(
-            gone(paths.into_iter(), &known).is_empty(),
-            "the directory itself is not there"
-        );
-    }
-
-    #[test]
-    fn paths_of_processes_are_one_place() {
-        let root = |path| netns_root(Path::new(path)).map(Path::to_owned);
-        assert_eq!(root("/proc/1/ns/net"), Some(PathBuf::from("/proc")));
-        assert_eq!(root("/run/netns/cni-1"), Some(PathBuf::from("/run/netns")));
-        assert_eq!(root("netns/cni-1"), None);
     }
 }

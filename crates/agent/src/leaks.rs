@@ -1,14 +1,14 @@
 //! Finds leaked addresses, whose attachments are gone although no DEL came, and proves that they are leaked.
 //!
-//! Missing DELs are ordinary: a runtime runs DEL on the chain of CNI plugins in reverse, and stops at the first plugin
-//! that fails. Without a DEL, an address of a pod is released only on two proofs:
+//! A runtime runs DEL on the chain of CNI plugins in reverse, and stops at the first plugin that fails. So DELs are
+//! missing now and then. Without a DEL, an address of a pod is released only on two proofs:
 //!
 //! | proof | |
 //! |---|---|
 //! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller, which has waited before, named the address |
 //! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
-//! A pod that lives may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are
+//! A live pod may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are
 //! released when it is [`superseded`]: the same pod has the same interface on the same network in a newer sandbox. The
 //! newer sandbox replaces the proof from the API, because the runtime has set the pod up again. The proof from the node
 //! is needed as before. The same applies after a reboot, when the same pods have new sandboxes.
@@ -19,15 +19,15 @@
 //! because the sandbox need not be the runtime's. If the path of the network namespace is unknown, only a reboot proves
 //! the leak.
 //!
-//! Where the node cannot tell (no runtime to ask, a network namespace whose path is unknown or out of sight), a user
-//! may confirm that a container is gone, by address and container id: see [`requests`](cadastre_api::Requests). The
-//! confirmation counts only while the node itself sees neither the sandbox nor its network namespace. It replaces no
-//! proof from the API.
+//! If the node has no proof (no runtime to ask, a network namespace whose path is unknown or invisible), a user may
+//! confirm that a container is gone, by address and container id: see [`requests`](cadastre_api::Requests). The
+//! confirmation counts only while the node sees neither the sandbox nor its network namespace. It replaces no proof
+//! from the API.
 //!
 //! # Guarantees
 //! - The watch of pods only makes an attachment a leak candidate. The proof is a list of pods requested afterwards,
 //!   together with evidence that the node shows after that list.
-//! - The newest sandbox of a pod in that list keeps its addresses, whatever the controller or a user claims.
+//! - The newest sandbox of a pod in that list keeps its addresses, even if the controller or a user claims a leak.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -116,8 +116,7 @@ pub struct NodeEvidence {
     pub boot: String,
     /// Ids of all sandboxes of the runtime; `None` if the runtime was not asked or did not answer
     pub sandboxes: Option<BTreeSet<String>>,
-    /// Paths of network namespaces that are gone: other such paths were seen in the same directory, but this one is not
-    /// there
+    /// Paths of network namespaces that are gone: see [`netns`](super::netns)
     pub gone: BTreeSet<String>,
     /// Paths of network namespaces that exist
     pub present: BTreeSet<String>,
@@ -132,16 +131,21 @@ pub(crate) struct LeakClaims<'a> {
     pub container_gone: &'a BTreeSet<(Addr, String)>,
 }
 
+impl LeakClaims<'static> {
+    /// Neither the controller nor a user claims anything.
+    pub(crate) const NONE: Self = Self {
+        leak_candidates: &[],
+        container_gone: &BTreeSet::new(),
+    };
+}
+
 /// A leak candidate whose grace period is over.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeakedAttachment {
-    /// The attachment to release once the leak is proven
-    pub attachment: Attachment,
+    /// What the store has about the attachment
+    pub record: AttachmentRecord,
     /// Why the attachment is a candidate
     pub reason: LeakReason,
-    pod_uid: String,
-    netns: String,
-    boot: String,
     /// Whether a user declared the container gone
     confirmed: bool,
 }
@@ -188,10 +192,10 @@ impl LeakDetector {
         named: &BTreeSet<Addr>,
         now: Duration,
     ) -> Vec<(Addr, String)> {
-        let is_orphan = |tenant: &&AttachmentRecord| {
-            let is_named = || addresses(tenant).any(|addr| named.contains(&addr));
-            let suspicion = self.since.get(&tenant.attachment);
-            suspicion.is_some_and(|(reason, since)| {
+        let is_orphan = |record: &&AttachmentRecord| {
+            let is_named = || addresses(record).any(|addr| named.contains(&addr));
+            let candidate = self.since.get(&record.attachment);
+            candidate.is_some_and(|(reason, since)| {
                 reason.is_of_pod() && (*since + 2 * self.grace <= now || is_named())
             })
         };
@@ -215,18 +219,18 @@ impl LeakDetector {
         let superseded = superseded(&snapshot.attachments, &evidence.boot);
         let before = std::mem::take(&mut self.since);
         let mut look = Look::default();
-        for tenant in &snapshot.attachments {
-            let is_superseded = superseded.contains(&tenant.attachment);
-            let confirmed = is_confirmed(tenant, claims.container_gone);
-            let reason = leak_reasons(tenant, is_superseded, pods, &named, evidence);
-            let nobodys = || pod_uid(tenant).is_empty().then_some(LeakReason::Confirmed);
-            let Some(reason) = reason.or_else(|| nobodys().filter(|_| confirmed)) else {
+        for record in &snapshot.attachments {
+            let is_superseded = superseded.contains(&record.attachment);
+            let confirmed = is_confirmed(record, claims.container_gone);
+            let reason = leak_reason(record, is_superseded, pods, &named, evidence);
+            let is_confirmed = confirmed && pod_uid(record).is_empty();
+            let Some(reason) = reason.or(is_confirmed.then_some(LeakReason::Confirmed)) else {
                 continue;
             };
-            let known = before.get(&tenant.attachment);
-            let since = known.map_or(now, |(_, since)| *since);
+            let earlier = before.get(&record.attachment);
+            let since = earlier.map_or(now, |(_, since)| *since);
             self.since
-                .insert(tenant.attachment.clone(), (reason, since));
+                .insert(record.attachment.clone(), (reason, since));
             let grace = match reason {
                 // The controller or the user has waited already, so there is no grace period.
                 LeakReason::LeakCandidate => Duration::ZERO,
@@ -236,8 +240,9 @@ impl LeakDetector {
             };
             let at = if since + grace <= now {
                 look.due.push(LeakedAttachment {
+                    record: record.clone(),
+                    reason,
                     confirmed,
-                    ..LeakedAttachment::new(tenant, reason)
                 });
                 now + (self.grace / 2).clamp(LOOK_PAUSE.0, LOOK_PAUSE.1)
             } else {
@@ -249,43 +254,44 @@ impl LeakDetector {
     }
 }
 
-impl LeakedAttachment {
-    fn new(tenant: &AttachmentRecord, reason: LeakReason) -> Self {
-        Self {
-            attachment: tenant.attachment.clone(),
-            reason,
-            pod_uid: pod_uid(tenant).to_owned(),
-            netns: tenant.netns.clone(),
-            boot: tenant.boot.clone(),
-            confirmed: false,
-        }
+impl NodeEvidence {
+    /// Whether the attachment is of an earlier boot.
+    fn is_of_earlier_boot(&self, record: &AttachmentRecord) -> bool {
+        record.boot != self.boot && !self.boot.is_empty()
     }
 
+    /// Whether the attachment's network namespace is gone.
+    fn is_netns_gone(&self, record: &AttachmentRecord) -> bool {
+        !record.netns.is_empty() && self.gone.contains(&record.netns)
+    }
+}
+
+impl LeakedAttachment {
     /// Returns the path of the network namespace to look up before [`Self::is_proven`]; empty if unknown.
     pub fn netns(&self) -> &str {
-        &self.netns
+        &self.record.netns
     }
 
     /// Whether it is proven that nothing uses the addresses any more. `pods`: a complete list, requested after the look
     /// that found the candidate. `evidence` must be newer than this list.
     pub fn is_proven(&self, pods: Option<&Pods>, evidence: &NodeEvidence) -> bool {
-        let rebooted = self.boot != evidence.boot && !evidence.boot.is_empty();
-        let gone = !self.netns.is_empty() && evidence.gone.contains(&self.netns);
-        let id = &self.attachment.container_id;
+        let rebooted = evidence.is_of_earlier_boot(&self.record);
+        let gone = evidence.is_netns_gone(&self.record);
+        let has = |all: &BTreeSet<String>| all.contains(&self.record.attachment.container_id);
         let sandboxes = evidence.sandboxes.as_ref();
-        let unknown = sandboxes.is_some_and(|all| !all.contains(id));
-        let is_there =
-            evidence.present.contains(&self.netns) || sandboxes.is_some_and(|all| all.contains(id));
+        let is_there = evidence.present.contains(self.netns()) || sandboxes.is_some_and(has);
         let confirmed = self.confirmed && !is_there;
-        let no_sandbox = unknown || gone || rebooted || confirmed;
+        let unlisted = sandboxes.is_some_and(|all| !has(all));
+        let no_sandbox = unlisted || gone || rebooted || confirmed;
         match self.reason {
             LeakReason::Reboot => rebooted,
             LeakReason::NoNetns => gone,
             LeakReason::Confirmed => confirmed,
             LeakReason::Superseded => no_sandbox,
             LeakReason::PodGone | LeakReason::PodFinished | LeakReason::LeakCandidate => {
-                let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
-                let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
+                let is_gone =
+                    |pods: &Pods| pods.is_complete() && !is_live(pods, pod_uid(&self.record));
+                let by_api = pods.is_some_and(is_gone);
                 by_api && (no_sandbox || Mutation::OneProofIsEnough.is_on())
             }
         }
@@ -297,24 +303,23 @@ pub(crate) fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str>
     let others = snapshot
         .attachments
         .iter()
-        .filter(|tenant| pod_uid(tenant).is_empty());
+        .filter(|record| pod_uid(record).is_empty());
     others
-        .map(|tenant| tenant.netns.as_str())
+        .map(|record| record.netns.as_str())
         .filter(|it| !it.is_empty())
 }
 
-fn leak_reasons(
-    tenant: &AttachmentRecord,
+fn leak_reason(
+    record: &AttachmentRecord,
     is_superseded: bool,
     pods: &Pods,
     named: &BTreeSet<(Addr, &str)>,
     evidence: &NodeEvidence,
 ) -> Option<LeakReason> {
-    let uid = pod_uid(tenant);
-    let rebooted = tenant.boot != evidence.boot && !evidence.boot.is_empty();
+    let uid = pod_uid(record);
+    let rebooted = evidence.is_of_earlier_boot(record);
     if uid.is_empty() {
-        let gone = !tenant.netns.is_empty() && evidence.gone.contains(&tenant.netns);
-        return match (rebooted, gone) {
+        return match (rebooted, evidence.is_netns_gone(record)) {
             (true, _) => Some(LeakReason::Reboot),
             (_, true) => Some(LeakReason::NoNetns),
             _ => None,
@@ -331,7 +336,7 @@ fn leak_reasons(
         return None;
     }
     let is_named = |addr: &Addr| named.contains(&(*addr, uid));
-    if addresses(tenant).any(|addr| is_named(&addr)) {
+    if addresses(record).any(|addr| is_named(&addr)) {
         return Some(LeakReason::LeakCandidate);
     }
     if !pods.is_complete() {
@@ -343,33 +348,22 @@ fn leak_reasons(
     }
 }
 
-fn named(suspects: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
+fn named(candidates: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
     let read = |it: &LeakCandidate| Addr::parse_lenient(&it.address);
-    suspects
+    candidates
         .iter()
         .filter_map(|it| Some((read(it)?, it.pod_uid.as_str())))
         .collect()
 }
 
 /// Whether a user declared the attachment's container gone. A handle that was truncated for its length matches nothing.
-fn is_confirmed(tenant: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
-    let handle = handle(&tenant.attachment);
-    addresses(tenant).any(|addr| container_gone.contains(&(addr, handle.clone())))
+fn is_confirmed(record: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
+    let handle = handle(&record.attachment);
+    addresses(record).any(|addr| container_gone.contains(&(addr, handle.clone())))
 }
 
 fn is_live(pods: &Pods, uid: &str) -> bool {
     pods.by_uid(uid).is_some_and(|pod| !pod.finished)
-}
-
-#[cfg(test)]
-pub(super) mod testing {
-    use super::*;
-
-    /// Neither the controller nor a user claims anything.
-    pub(crate) const NO_CLAIMS: LeakClaims<'static> = LeakClaims {
-        leak_candidates: &[],
-        container_gone: &BTreeSet::new(),
-    };
 }
 
 #[cfg(test)]

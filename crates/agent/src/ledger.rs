@@ -3,8 +3,8 @@
 //! Until the store is open, and after it was found damaged, every operation is refused with the reason.
 //!
 //! STATUS is answered from memory. Runtimes ask every few seconds, which would keep the file open, and then the CNI
-//! plugin could not open the file while the agent hangs. Therefore STATUS reports that the file could not be read or
-//! written until a later look succeeds. That look then also tries to write.
+//! plugin could not open the file while the agent hangs. So STATUS reports a failed read or write until a later look
+//! succeeds. After a failure, the look also tries to write.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ enum State {
         keeper: StoreThread,
         handle: StoreHandle,
         /// The answer to STATUS as of the last look
-        standing: Option<Result<OpOutcome, OpError>>,
+        status: Option<Result<OpOutcome, OpError>>,
         /// Why the file could not be read or written; cleared by the next look that succeeds
         trouble: Option<OpError>,
     },
@@ -63,7 +63,7 @@ impl LedgerClient {
         *self.lock() = State::Open {
             keeper,
             handle,
-            standing: None,
+            status: None,
             trouble: None,
         };
         Ok(())
@@ -86,9 +86,9 @@ impl LedgerClient {
     /// Performs an operation, unless the caller has gone away by the time the operation's turn comes.
     pub async fn ask(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         if op == Op::Status
-            && let Some(standing) = self.standing()
+            && let Some(status) = self.status()
         {
-            return standing;
+            return status;
         }
         let changes = !matches!(op, Op::Status | Op::Check(_));
         let handle = self.handle().map_err(|error| busy(error.to_string()))?;
@@ -147,7 +147,7 @@ impl LedgerClient {
         Ok(answer.await.map_err(|_| stops())??)
     }
 
-    /// Reads the whole store. From now on STATUS is answered by what was read.
+    /// Reads the whole store, and keeps the answer to STATUS.
     pub async fn look(&self) -> Result<Snapshot, LedgerError> {
         let had_trouble = self.trouble().is_some();
         let seen = self.with(move |it| look(it, had_trouble)).await;
@@ -156,10 +156,10 @@ impl LedgerClient {
         }
         let (snapshot, now) = seen?;
         if let State::Open {
-            standing, trouble, ..
+            status, trouble, ..
         } = &mut *self.lock()
         {
-            *standing = Some(now);
+            *status = Some(now);
             if had_trouble {
                 *trouble = None;
             }
@@ -167,11 +167,11 @@ impl LedgerClient {
         Ok(snapshot)
     }
 
-    fn standing(&self) -> Option<Result<OpOutcome, OpError>> {
+    fn status(&self) -> Option<Result<OpOutcome, OpError>> {
         match &*self.lock() {
             State::Open {
-                standing, trouble, ..
-            } => trouble.clone().map(Err).or_else(|| standing.clone()),
+                status, trouble, ..
+            } => trouble.clone().map(Err).or_else(|| status.clone()),
             State::Closed(_) => None,
         }
     }
@@ -200,7 +200,8 @@ pub fn look(
     Ok((tables.snapshot()?, tables.run(&Op::Status)?))
 }
 
-fn busy(text: String) -> OpError {
+/// Returns the error of a request that may succeed later.
+pub(crate) fn busy(text: String) -> OpError {
     OpError {
         why: OpErrorKind::Busy,
         text,
@@ -213,18 +214,15 @@ mod tests {
 
     use super::*;
     use crate::files::temp_folder;
-    use cadastre_node::{Attachment, Store, clock};
+    use crate::snapshot::testing::attachment;
+    use cadastre_node::{Store, clock};
 
     fn call() -> CallTimes {
         CallTimes::until(clock::since_boot() + Duration::from_secs(20))
     }
 
     fn del() -> Op {
-        Op::Del(Attachment {
-            network: "net".to_owned(),
-            container_id: "c".to_owned(),
-            ifname: "eth0".to_owned(),
-        })
+        Op::Del(attachment("c"))
     }
 
     /// Returns a ledger whose file was looked at once, and the path of the file.
@@ -242,16 +240,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_written_is_told_by_status_at_once_and_until_it_can() {
+    async fn status_reports_a_failed_write_until_a_write_succeeds() {
         let (ledger, path) = opened().await;
         assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
         let aside = path.with_extension("aside");
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert_eq!(
-            ledger.ask(del(), call()).await.unwrap_err().why,
-            OpErrorKind::Store
-        );
+        let refusal = ledger.ask(del(), call()).await.unwrap_err();
+        assert_eq!(refusal.why, OpErrorKind::Store);
         assert_eq!(status(&ledger).await, OpErrorKind::Store);
         assert!(ledger.trouble().is_some());
         assert!(ledger.look().await.is_err());
@@ -265,14 +261,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_done_in_a_file_that_was_removed() {
+    async fn operations_on_a_removed_file_are_refused() {
         let (ledger, path) = opened().await;
         std::fs::remove_file(&path).unwrap();
         let refusal = ledger.ask(del(), call()).await.unwrap_err();
-        assert!(
-            refusal.why == OpErrorKind::Busy && refusal.text.contains("is missing"),
-            "{refusal}"
-        );
+        assert_eq!(refusal.why, OpErrorKind::Busy);
+        assert!(refusal.text.contains("is missing"), "{refusal}");
         assert!(ledger.look().await.unwrap_err().is_lost());
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }

@@ -21,7 +21,7 @@
 //! | [`addresses`] | what is published in NodeAddresses, and when |
 //! | [`pods`] | the pods of this node |
 //! | [`namespaces`] | the namespaces of these pods |
-//! | `notes` | what the store keeps about pods and namespaces |
+//! | `notes` | the store's notes on the pools that each pod may use |
 //! | `choice` | which pools serve a pod |
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
 //! | `pending_adds` | ADDs that wait because no address was free |
@@ -32,16 +32,16 @@
 //! | [`metrics`] | figures for Prometheus |
 //! | `masquerade` | which packets of pods leave with the node's address |
 //!
-//! The modules above make the decisions, and use neither a clock nor the API. The modules below carry the decisions
-//! out:
+//! The modules above make the decisions, and use neither a clock nor the API. The modules below carry out the
+//! decisions:
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`parts`] | settings from flags; clients, channels and shared state of the main loop |
 //! | [`run`] | the main loop: feeds watch events to the state machine, and starts the effects |
 //! | `carry`, `publish_io` | carry out effects: on the store, the files and the servers; on the API |
 //! | [`seen`] | what the agent reads of the objects of this node |
 //! | `leak_verifier` | asks the API, the runtime and the kernel about leak candidates |
+//! | `netns` | which network namespaces exist |
 //! | `store` | checks the store's file, and creates a new one in place of one that was lost |
 //! | [`ledger`] | access to the store thread for async tasks |
 //! | [`service`], [`shared`] | requests of the CNI plugin and of gRPC clients; state that loop and servers share |
@@ -51,8 +51,8 @@
 //! | [`events`] | Kubernetes events |
 //!
 //! # Guarantees
-//! - No request of a pod waits for the API server, with one exception: an ADD on a node without a free address waits
-//!   for a block, for a bounded time.
+//! - An ADD waits for the API server only on a node without a free address, for a bounded time. Other requests never
+//!   wait for the API server.
 //! - While the API server cannot be reached, addresses are assigned from the last known ranges, also after a restart of
 //!   the agent.
 //! - No new address is assigned from the ranges of an earlier Node object with the name of this node.
@@ -78,8 +78,8 @@ pub mod machine;
 mod masquerade;
 pub mod metrics;
 pub mod namespaces;
+mod netns;
 mod notes;
-pub mod parts;
 mod pending_adds;
 pub mod plugin_socket;
 pub mod pods;

@@ -1,23 +1,23 @@
 //! The agent as a state machine: events in, effects out. It reads no clock and does no IO; [`super::run`] carries
 //! its effects out.
 //!
-//! The machine is level-triggered: each turn compares the actual state with the desired one, whatever led to it. A turn
-//! goes through the phases of a cycle in order. The cycle pauses where it needs an answer from the store, or an answer
-//! of the runtime that decides what is written to the store; the answer resumes the cycle. Events that arrive meanwhile
-//! are recorded, and another cycle for them follows at once.
+//! The machine is level-triggered: each turn compares the actual state with the desired state. A turn goes through the
+//! phases of a cycle in order. The cycle stops when it needs an answer from the store, or an answer of the runtime that
+//! decides what is written to the store; the answer resumes the cycle. Events that arrive meanwhile are recorded, and
+//! another cycle for them follows at once.
 //!
 //! A *look* is a read of the whole store.
 //!
 //! ```text
 //!  store closed:  open ──► close a lost store ──► ask the runtime ──► create a new one
-//!  store open:    release proven leaks ──► adopt ──► look, release blocks ──► note pods ──► publish ──► idle
+//!  store open:    release proven leaks ──► write ranges ──► look, release blocks ──► note pods ──► publish ──► idle
 //! ```
 //!
 //! # Guarantees
 //!
 //! Of the store:
-//! 1. At most one question is in flight. Meanwhile no status, list, file or readiness is decided, so that what is
-//!    published describes the store at one moment.
+//! 1. At most one question is in flight. Meanwhile no status, list, file or readiness is decided, so that each of them
+//!    describes the store at one moment.
 //! 2. After the store is opened, a look comes before the first write of ranges. The look shows for which Node the store
 //!    was written, and which ranges are new to the store.
 //! 3. When a podCIDR is new to the store, the runtime is asked which of its addresses are in use. The machine asks
@@ -30,12 +30,12 @@
 //!    uses the waiting ADDs as read after that look. Another look comes before anything is published.
 //! 7. A leaked attachment is released only after its leak is proven. At most one request for proofs is under way. A
 //!    look follows the release.
-//! 8. The store's notes of pods are read before they are compared with the pods. What changes while notes are written
-//!    is compared again.
+//! 8. The store's notes on pods are read before they are compared with the pods. Pods that change while notes are
+//!    written are compared again.
 //! 9. A lost store is closed, and its content forgotten, before another store is opened.
 //! 10. A new store is created only after the API has shown the Node, the NodeSubnet, the NodeAddresses and all pods,
-//!     and the runtime has then listed its sandboxes. The content of the new store is what was known when the runtime
-//!     was asked.
+//!     and the runtime has then listed its sandboxes. The content of the new store comes from these objects as they
+//!     were when the runtime was asked.
 //!
 //! Of what is published:
 //! 11. A status is written with the resourceVersion of the NodeSubnet whose ranges the store has, never with a later
@@ -70,19 +70,20 @@ use super::files::others::PodNetworkOwner;
 use super::leaks::{LeakDetector, LeakReason, Reasons};
 use super::notes::Notes;
 use super::publish::Publisher;
-use super::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use super::seen::{AddressesSeen, SubnetSeen};
 use super::shared::WatchState;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, Now, Snapshot};
 
-use cycle::Asked;
+use cycle::InFlight;
 use opening::Opening;
 use publishing::{Files, Masquerade};
 
+pub use crate::files::kept::FilesReported;
 pub(crate) use messages::CountedEvent;
 pub use messages::{
-    AgentEffect, AgentEvent, FilesReported, LeakScan, ServiceView, StoreAnswer, StoreFound,
-    StoreQuestion, StoreTrouble, Transaction,
+    AgentEffect, AgentEvent, LeakScan, ServiceView, StoreAnswer, StoreFound, StoreQuestion,
+    StoreTrouble, Transaction,
 };
 
 /// The longest pause between checks that the store's file still exists.
@@ -112,7 +113,7 @@ pub struct MachineSettings {
     pub network: Option<String>,
 }
 
-/// What the API server has shown of an object of this node.
+/// An object of this node, according to its watch.
 #[derive(Clone, Debug, Default)]
 enum Observed<T> {
     /// Not read yet
@@ -142,21 +143,22 @@ impl<T> Observed<T> {
 }
 
 /// The state of the agent.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct AgentMachine {
     settings: MachineSettings,
 
-    node: Observed<NodeSeen>,
+    /// The UID of the Node
+    node: Observed<String>,
     subnet: Observed<Arc<SubnetSeen>>,
     addresses: Observed<AddressesSeen>,
     /// Whether the watch of the NodeSubnet is established
-    followed: bool,
+    subnet_followed: bool,
     /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
     listed: (bool, bool, bool),
-    /// Whether a new list has shown the NodeSubnet, which then replaces whatever version was seen before
+    /// Whether a new list has shown the NodeSubnet. The listed version replaces an earlier one even if it is older.
     relisted: bool,
-    /// What the watches have shown, for the servers
-    shown: Arc<WatchState>,
+    /// The state that the watches have shown, for the servers
+    watched: Arc<WatchState>,
     offer: PendingOffer,
     serving: ServiceView,
     /// Whether an event has come since the cycle began
@@ -165,53 +167,53 @@ pub struct AgentMachine {
     is_open: bool,
     opening: Opening,
     /// The question in flight
-    asked: Option<Asked>,
-    /// The answer to `asked`, once it has arrived
+    in_flight: Option<InFlight>,
+    /// The answer to `in_flight`, once it has arrived
     answer: Option<StoreAnswer>,
     /// The problem with the store that was logged last; empty if there is none
-    store_trouble: String,
+    store_problem: String,
     /// Whether the ranges in the API may differ from those in the store
-    to_hold: bool,
+    ranges_changed: bool,
     /// The ranges written to the store last
     holding: NodeAllocation,
-    /// Errors about parts of the NodeSubnet that could not be parsed
-    wrong: Vec<String>,
+    /// The errors about parts of the NodeSubnet that were logged last
+    parse_errors: Vec<String>,
     snapshot: Option<Arc<Snapshot>>,
-    /// The ranges in `snapshot`, shared with files and the gRPC API
+    /// The ranges in `snapshot`, for the files and the gRPC API
     held: Arc<NodeAllocation>,
     /// When to look at the store again
     look_at: Duration,
     looked_at: Duration,
     /// Whether a block was released since the start
-    has_let_go: bool,
+    has_released: bool,
     leaks: LeakDetector,
     reasons: Arc<Reasons>,
     is_proving: bool,
     proven: VecDeque<(Attachment, LeakReason)>,
-    /// What the store keeps about pods and the pools they may use
+    /// The store's notes on the pools that each pod may use
     notes: Notes,
 
     publisher: Publisher,
     publish_at: Option<Duration>,
     /// Whether the API server stored only a part of the last status
-    is_cut: bool,
+    is_status_partial: bool,
     /// Decides when the list of addresses is written
     schedule: Schedule,
     list_at: Option<Duration>,
     /// The last list, if the API server stored only a part of it
-    list_cut: Option<Box<PartialList>>,
+    partial_list: Option<Box<PartialList>>,
     files: Files,
     /// The last report of whether the node's pods use another network
     served: Option<PodNetworkOwner>,
     /// `None` if the agent does not masquerade
     masquerade: Option<Masquerade>,
-    /// When it was last reported that pods are refused because the agent knows nothing of them
+    /// When an event last reported pods that were refused because the agent has no information about them
     turned_away_at: Option<Duration>,
     /// The readiness that was reported last
     ready: Option<(bool, String)>,
 }
 
-/// Whether the servers must be told of a change in what the watches have shown.
+/// Whether the servers must get a changed [`WatchState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PendingOffer {
     Nothing,
@@ -222,7 +224,7 @@ enum PendingOffer {
 }
 
 impl AgentMachine {
-    /// Returns a machine that knows nothing yet. `seed` makes the jitter differ between nodes.
+    /// Returns the state of an agent that has just started. `seed` makes the jitter differ between nodes.
     pub fn new(settings: MachineSettings, seed: u64, now: &Now) -> Self {
         let at = now.since_boot;
         let (interval, addresses) = (settings.publish_interval, settings.addresses_interval);
@@ -230,26 +232,26 @@ impl AgentMachine {
             node: Observed::Unknown,
             subnet: Observed::Unknown,
             addresses: Observed::Unknown,
-            followed: false,
+            subnet_followed: false,
             listed: (false, false, false),
             relisted: false,
-            shown: Arc::default(),
+            watched: Arc::default(),
             offer: PendingOffer::Nothing,
             serving: ServiceView::default(),
             is_news: false,
             is_open: false,
-            opening: Opening::new(at),
-            asked: None,
+            opening: Opening::default(),
+            in_flight: None,
             answer: None,
-            store_trouble: String::new(),
-            to_hold: false,
+            store_problem: String::new(),
+            ranges_changed: false,
             holding: NodeAllocation::default(),
-            wrong: Vec::new(),
+            parse_errors: Vec::new(),
             snapshot: None,
             held: Arc::default(),
             look_at: at,
             looked_at: Duration::ZERO,
-            has_let_go: false,
+            has_released: false,
             leaks: LeakDetector::new(settings.leak_grace),
             reasons: Arc::default(),
             is_proving: false,
@@ -257,13 +259,13 @@ impl AgentMachine {
             notes: Notes::default(),
             publisher: Publisher::new(interval, seed, at),
             publish_at: None,
-            is_cut: false,
+            is_status_partial: false,
             schedule: Schedule::new(addresses, interval, seed.rotate_left(8), at),
             list_at: None,
-            list_cut: None,
-            files: Files::new(settings.cni_conf.is_some()),
+            partial_list: None,
+            files: Files::NEW,
             served: None,
-            masquerade: settings.masquerade.then(Masquerade::default),
+            masquerade: settings.masquerade.then_some(Masquerade::NEW),
             turned_away_at: None,
             ready: None,
             settings,
@@ -287,10 +289,10 @@ impl AgentMachine {
         if self.serving.trouble.is_some() {
             self.look_at = self.look_at.min(at + STORE_PAUSE);
         }
-        self.emit_turned_away(at, effects);
-        let shown = &self.shown.namespaces;
-        if shown.wake().is_some_and(|wake| wake <= at) {
-            let due = self.show(PendingOffer::Changed).namespaces.due(at);
+        self.report_turned_away(at, effects);
+        let watched = &self.watched.namespaces;
+        if watched.wake().is_some_and(|wake| wake <= at) {
+            let due = self.watched_mut(PendingOffer::Changed).namespaces.due(at);
             effects.extend(due.into_iter().map(AgentEffect::AskNamespace));
         }
         self.offer_first(effects);
@@ -299,15 +301,15 @@ impl AgentMachine {
 
     /// Whether a question or a write is under way whose answer the agent should wait for before it exits.
     pub(crate) fn is_busy(&self) -> bool {
-        let is_asked = self.asked.is_some() && self.answer.is_none();
+        let is_asked = self.in_flight.is_some() && self.answer.is_none();
         is_asked || self.publisher.is_writing() || self.schedule.is_writing()
     }
 
     /// Returns the time since boot of the next turn.
     fn next_wake(&self, now: Duration) -> Duration {
-        let shown = &self.shown.namespaces;
-        let mut all = vec![shown.wake(), self.tell_turned_away_at()];
-        if self.asked.is_some() {
+        let watched = &self.watched.namespaces;
+        let mut all = vec![watched.wake(), self.report_turned_away_at()];
+        if self.in_flight.is_some() {
             all.push(Some(now + STORE_CHECK));
         } else if self.is_open {
             all.extend([Some(self.look_at), Some(now + STORE_CHECK)]);
@@ -323,15 +325,15 @@ impl AgentMachine {
     fn offer_first(&mut self, effects: &mut Vec<AgentEffect>) {
         let offer = mem::replace(&mut self.offer, PendingOffer::Nothing);
         if offer != PendingOffer::Nothing {
-            let (shown, is_news) = (Arc::clone(&self.shown), offer == PendingOffer::News);
-            effects.insert(0, AgentEffect::Offer { shown, is_news });
+            let (watched, is_news) = (Arc::clone(&self.watched), offer == PendingOffer::News);
+            effects.insert(0, AgentEffect::Offer { watched, is_news });
         }
     }
 
-    /// Returns the state that the servers see, so that the caller can change it, and notes that it must be offered.
-    fn show(&mut self, offer: PendingOffer) -> &mut WatchState {
+    /// Returns the state that the servers get, for a change, and records that the servers must get the change.
+    fn watched_mut(&mut self, offer: PendingOffer) -> &mut WatchState {
         self.offer = self.offer.max(offer);
-        Arc::make_mut(&mut self.shown)
+        Arc::make_mut(&mut self.watched)
     }
 
     /// Schedules a look at the store soon, because the store may have changed.
@@ -340,7 +342,7 @@ impl AgentMachine {
     }
 
     fn node_uid(&self) -> Option<&str> {
-        self.node.there().map(|node| node.uid.as_str())
+        self.node.there().map(String::as_str)
     }
 
     fn subnet(&self) -> Option<&Arc<SubnetSeen>> {
@@ -350,26 +352,26 @@ impl AgentMachine {
     fn emit_node_event(&self, reason: &'static str, text: String, effects: &mut Vec<AgentEffect>) {
         let uid = self.node_uid().unwrap_or_default();
         let notice = events::of_node(&self.settings.node, uid, reason, text);
-        effects.push(AgentEffect::Tell(notice));
+        effects.push(AgentEffect::Emit(notice));
     }
 
     /// Logs a problem with the store, unless it was logged last. An empty text means that there is no problem any more.
-    fn log_once(&mut self, text: String) {
-        if self.store_trouble != text {
+    fn log_store_problem(&mut self, text: String) {
+        if self.store_problem != text {
             if !text.is_empty() {
                 info!("{text}");
             }
-            self.store_trouble = text;
+            self.store_problem = text;
         }
     }
 
-    /// Logs parts of the NodeSubnet that could not be parsed, when they change.
-    fn log_errors(&mut self, wrong: Vec<String>) {
-        if self.wrong != wrong {
-            for text in &wrong {
-                warn!("{text}");
+    /// Logs errors about parts of the NodeSubnet, unless they were logged last.
+    fn log_parse_errors(&mut self, errors: Vec<String>) {
+        if self.parse_errors != errors {
+            for error in &errors {
+                warn!("{error}");
             }
-            self.wrong = wrong;
+            self.parse_errors = errors;
         }
     }
 }

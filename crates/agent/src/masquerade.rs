@@ -2,9 +2,9 @@
 //! pod's address.
 //!
 //! The main CNI plugins exempt only the prefix of one address from masquerading. Only the agent knows the ranges of all
-//! pools, including pools that serve other nodes, and follows their changes. So the agent keeps the rule in nftables
-//! tables of its own, named `cadastre`, of the families `ip` and `ip6`. A table is replaced as a whole. No other table
-//! is read or written.
+//! pools, including pools that serve other nodes, and follows their changes. So the agent writes the rule to the
+//! nftables tables `ip cadastre` and `ip6 cadastre`. A table is replaced as a whole. The agent neither reads nor writes
+//! other tables.
 //!
 //! ```text
 //! table ip cadastre {
@@ -29,12 +29,12 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use super::snapshot::pool_cidrs;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Addr, Cidr, Family};
 
 /// A table that was deleted is restored within this time.
 const CHECK_PAUSE: Duration = Duration::from_secs(60);
-const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 /// The first and last address of a run of adjacent ranges.
 type Run = (Addr, Addr);
@@ -48,24 +48,18 @@ pub(crate) struct Masquerade {
 }
 
 impl Masquerade {
-    /// Returns why packets are not masqueraded as they should be.
-    pub(crate) fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref()
-    }
-
-    /// Writes the tables that are out of date. `pod_ranges` are the ranges of all pools as in the NodeSubnet; `None`
-    /// until the NodeSubnet has been read.
+    /// Writes the tables that are out of date, and returns why packets are not masqueraded as they should be.
+    /// `pod_ranges` are the ranges of all pools as in the NodeSubnet; `None` until the NodeSubnet has been read.
     pub(crate) fn refresh(
         &mut self,
         pod_ranges: Option<&[String]>,
         holding: &NodeAllocation,
         now: Duration,
-    ) {
-        let wanted = spared(pod_ranges.unwrap_or_default(), holding);
-        let is_overdue = self.next_check <= now;
-        if !is_overdue && (self.trouble.is_some() || pod_ranges.is_none() || wanted == self.written)
-        {
-            return;
+    ) -> Option<String> {
+        let wanted = exempt(pod_ranges.unwrap_or_default(), holding);
+        let is_current = pod_ranges.is_none() || wanted == self.written;
+        if self.trouble.is_none() && is_current && now < self.next_check {
+            return None;
         }
         self.next_check = now + CHECK_PAUSE;
         let mut trouble = None;
@@ -84,13 +78,13 @@ impl Masquerade {
                 Err(error) => trouble = Some(explain(family, &error)),
             }
         }
-        if let Some(text) = &trouble {
-            self.next_check = now + RETRY_PAUSE;
-            if self.trouble != trouble {
-                warn!("{text}");
-            }
+        if let Some(text) = &trouble
+            && self.trouble != trouble
+        {
+            warn!("{text}");
         }
-        self.trouble = trouble;
+        self.trouble.clone_from(&trouble);
+        trouble
     }
 }
 
@@ -109,26 +103,19 @@ fn explain(family: Family, error: &io::Error) -> String {
 
 /// Returns the ranges between which packets are not masqueraded, merged and sorted, for each family of which there are
 /// any. These are the ranges of all pools, of the node's own pools and blocks, and multicast, which is never a source.
-fn spared(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
-    let told = pod_ranges
-        .iter()
-        .filter_map(|it| Cidr::parse_strict(it).ok());
-    let own = holding.blocks.iter().map(|it| it.cidr);
-    let sides = |family| holding.pools.iter().filter_map(move |it| it.family(family));
-    let of_pools = Family::ALL
-        .into_iter()
-        .flat_map(sides)
-        .flat_map(|side| side.cidrs.iter().copied());
-    let mut all: Vec<Cidr> = told.chain(own).chain(of_pools).collect();
-    let families: Vec<Family> = Family::ALL
-        .into_iter()
+fn exempt(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
+    let parse = |it: &str| Cidr::parse_strict(it).ok();
+    let of_cluster = pod_ranges.iter().filter_map(|it| parse(it));
+    let of_node = holding.blocks.iter().map(|it| it.cidr);
+    let mut all: Vec<Cidr> = of_cluster
+        .chain(of_node)
+        .chain(pool_cidrs(holding))
+        .collect();
+    let families = Family::ALL.into_iter();
+    let families: Vec<Family> = families
         .filter(|family| all.iter().any(|it| it.family() == *family))
         .collect();
-    all.extend(
-        ["224.0.0.0/4", "ff00::/8"]
-            .iter()
-            .filter_map(|it| Cidr::parse_strict(it).ok()),
-    );
+    all.extend(["224.0.0.0/4", "ff00::/8"].into_iter().filter_map(parse));
     all.sort();
     let runs = |family| {
         let mut runs: Vec<Run> = Vec::new();
@@ -151,24 +138,18 @@ fn spared(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cadastre_core::node_allocation::Block;
+    use crate::snapshot::testing::range;
 
     #[test]
-    fn all_pools_the_nodes_own_blocks_and_multicast_are_spared_and_neighbours_are_one_range() {
-        let block = |cidr: &str| Block {
-            cidr: Cidr::parse_strict(cidr).unwrap(),
-            uid: "u".to_owned(),
-            pool: "p".to_owned(),
-            draining: true,
-            reserved: Vec::new(),
-            on_request: Vec::new(),
-        };
+    fn ranges_of_pools_and_blocks_and_multicast_are_exempt_and_adjacent_ranges_are_merged() {
         let holding = NodeAllocation {
-            blocks: vec![block("10.1.2.0/26"), block("10.9.0.0/26")],
+            blocks: ["10.1.2.0/26", "10.9.0.0/26"]
+                .map(|it| range(it, "u"))
+                .to_vec(),
             ..NodeAllocation::default()
         };
-        let told = ["10.0.0.0/16", "10.1.0.0/16", "what?"].map(str::to_owned);
-        let all = spared(&told, &holding);
+        let of_cluster = ["10.0.0.0/16", "10.1.0.0/16", "what?"].map(str::to_owned);
+        let all = exempt(&of_cluster, &holding);
         let texts: Vec<String> = all[&Family::V4]
             .iter()
             .map(|(first, last)| format!("{first}-{last}"))
@@ -181,8 +162,8 @@ mod tests {
                 "224.0.0.0-239.255.255.255"
             ]
         );
-        assert!(!all.contains_key(&Family::V6), "the node has no such pods");
-        let both = spared(&["fd00::/64".to_owned()], &holding);
+        assert!(!all.contains_key(&Family::V6), "the node has no IPv6 pods");
+        let both = exempt(&["fd00::/64".to_owned()], &holding);
         assert_eq!(both[&Family::V6].len(), 2);
     }
 }

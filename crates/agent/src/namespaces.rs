@@ -1,10 +1,10 @@
 //! The namespaces of this node's pods: the labels by which pools select, and the pools that a namespace names.
 //!
 //! A namespace is read when its first pod comes, and again when another pod comes at least [`FRESH`] later. Agents do
-//! not watch namespaces, because each change of a namespace would go to every node.
+//! not watch namespaces, because the API server would send each change of a namespace to every node.
 //!
 //! # Guarantees
-//! - A namespace that was read stays known while it is read again, even if that fails.
+//! - While a namespace is read again, and if that fails, its earlier labels and pools apply.
 //! - Failures are followed by growing pauses, separately for each namespace.
 //! - Namespaces without a pod on this node are forgotten.
 //!
@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::jitter::backoff;
 use super::pods::Pods;
 use cadastre_api::choice::Label;
 
@@ -39,8 +40,8 @@ pub struct Namespaces(BTreeMap<String, Entry>);
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    known: Option<Arc<Namespace>>,
-    asking: bool,
+    read: Option<Arc<Namespace>>,
+    is_reading: bool,
     /// Whether a pod came since the last read began, so that another read is needed
     wanted: bool,
     /// The earliest time of the next read
@@ -70,12 +71,12 @@ impl Namespaces {
 
     /// Returns a namespace as it was read last; `None` if it never was.
     pub fn get(&self, name: &str) -> Option<&Arc<Namespace>> {
-        self.0.get(name)?.known.as_ref()
+        self.0.get(name)?.read.as_ref()
     }
 
-    /// Whether waiting would bring no more knowledge soon, because the namespace is known, or reading it failed.
+    /// Whether the namespace was read, or the last read failed, so that a wait for it is of no use.
     pub fn is_settled(&self, name: &str) -> bool {
-        let settled = |entry: &Entry| entry.known.is_some() || entry.failures > 0;
+        let settled = |entry: &Entry| entry.read.is_some() || entry.failures > 0;
         self.0.get(name).is_some_and(settled)
     }
 
@@ -83,8 +84,8 @@ impl Namespaces {
     pub fn due(&mut self, now: Duration) -> Vec<String> {
         let mut due = Vec::new();
         for (name, entry) in &mut self.0 {
-            if entry.wanted && !entry.asking && entry.next_at <= now {
-                entry.asking = true;
+            if entry.wanted && !entry.is_reading && entry.next_at <= now {
+                entry.is_reading = true;
                 entry.wanted = false;
                 due.push(name.clone());
             }
@@ -94,7 +95,7 @@ impl Namespaces {
 
     /// Returns when the next namespace should be read; `None` if none should.
     pub fn wake(&self) -> Option<Duration> {
-        let waiting = self.0.values().filter(|it| it.wanted && !it.asking);
+        let waiting = self.0.values().filter(|it| it.wanted && !it.is_reading);
         waiting.map(|it| it.next_at).min()
     }
 
@@ -103,16 +104,15 @@ impl Namespaces {
         let Some(entry) = self.0.get_mut(name) else {
             return;
         };
-        entry.asking = false;
+        entry.is_reading = false;
         if let Some(answer) = answer {
             entry.failures = 0;
-            entry.known = Some(Arc::new(answer));
+            entry.read = Some(Arc::new(answer));
             entry.next_at = now + FRESH;
         } else {
-            let pause = PAUSE.0 * 2u32.saturating_pow(entry.failures.min(16));
+            entry.next_at = now + backoff(PAUSE, entry.failures);
             entry.failures += 1;
             entry.wanted = true;
-            entry.next_at = now + pause.min(PAUSE.1);
         }
     }
 }
@@ -135,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn one_is_asked_for_once_however_many_pods_come() {
+    fn a_namespace_is_read_once_for_many_pods() {
         let mut all = Namespaces::default();
         for _ in 0..100 {
             all.pod_came("a");
         }
         assert!(!all.is_settled("a"));
         assert_eq!(all.due(secs(0)), ["a"]);
-        assert!(all.due(secs(1)).is_empty(), "on its way");
+        assert!(all.due(secs(1)).is_empty(), "a read is under way");
         all.answered("a", Some(naming("x")), secs(1));
         assert_eq!(all.get("a").unwrap().pools.as_deref(), Some("x"));
         assert!(all.is_settled("a") && all.wake().is_none());
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_comes_later_has_it_read_anew_and_the_old_word_stands_until_then() {
+    fn a_later_pod_causes_another_read_and_the_earlier_values_apply_until_then() {
         let mut all = Namespaces::default();
         all.pod_came("a");
         all.due(secs(0));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_followed_by_growing_pauses_and_hold_nobody_up() {
+    fn failures_are_followed_by_growing_pauses_and_delay_no_other_namespace() {
         let mut all = Namespaces::default();
         all.pod_came("a");
         let (mut now, mut asked) = (secs(0), Vec::new());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn those_without_pods_are_forgotten() {
+    fn namespaces_without_pods_are_forgotten() {
         let mut pods = Pods::default();
         pods.change(ObjectEvent::Applied(pod("u", &[], &[])));
         let mut all = Namespaces::default();

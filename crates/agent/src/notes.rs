@@ -1,5 +1,5 @@
-//! Notes in the store about which pools each pod may use. The CNI plugin uses them while no agent runs, and the agent
-//! uses them when it starts before the API server answers.
+//! Notes in the store on the pools that each pod may use. The CNI plugin uses the notes while no agent runs. The agent
+//! uses them after its start until the API server answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,18 +11,18 @@ use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
 /// The shortest pause between writes of notes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Stands for all interfaces except the pod's own, because the choice of pools is the same for all of these.
+/// An example of an interface other than the pod's own. The choice of pools is the same for all such interfaces.
 const OTHER_INTERFACE: &str = "net1";
 
-/// The notes in the store, and whether they may be out of date.
+/// The notes that the store has.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     /// The notes by the pod's namespace and name; `None` until they have been read
-    kept: Option<BTreeMap<(String, String), PodNote>>,
+    stored: Option<BTreeMap<(String, String), PodNote>>,
     /// Whether something changed since the notes were last compared with the pods
     is_due: bool,
     /// When the notes were last compared with the pods, since boot
-    looked_at: Duration,
+    compared_at: Duration,
 }
 
 /// The notes to write and to delete.
@@ -42,50 +42,50 @@ impl Notes {
 
     /// Returns when to compare the notes with the pods; `None` if nothing has changed.
     pub(crate) fn due_at(&self) -> Option<Duration> {
-        self.is_due.then(|| self.looked_at + PAUSE)
+        self.is_due.then(|| self.compared_at + PAUSE)
     }
 
     /// Whether the notes have to be read from the store first.
     pub(crate) fn is_unread(&self) -> bool {
-        self.kept.is_none()
+        self.stored.is_none()
     }
 
     /// Records the notes that the store has.
     pub(crate) fn read(&mut self, notes: Vec<PodNote>) {
         let by_name = notes.into_iter().map(|note| (name(&note.pod), note));
-        self.kept = Some(by_name.collect());
+        self.stored = Some(by_name.collect());
     }
 
-    /// Forgets the notes, because the store may be another one now.
+    /// Forgets the notes, because the store may have been replaced.
     pub(crate) fn forget(&mut self) {
-        self.kept = None;
+        self.stored = None;
         self.is_due = true;
     }
 
     /// Records that the store could not be read or written; the next attempt follows after a pause.
     pub(crate) fn failed(&mut self, now: Duration) {
-        (self.looked_at, self.is_due) = (now, true);
+        (self.compared_at, self.is_due) = (now, true);
     }
 
-    /// Compares the notes with the pods and returns the changes to write; none until all pods and pools are known.
-    pub(crate) fn look(&mut self, known: &WatchState, now: Duration) -> UnsavedNotes {
+    /// Compares the notes with the pods and returns the changes to write; none until all pods and pools are watched.
+    pub(crate) fn look(&mut self, watched: &WatchState, now: Duration) -> UnsavedNotes {
         self.is_due = false;
-        let Some(kept) = &self.kept else {
+        let Some(stored) = &self.stored else {
             return UnsavedNotes::default();
         };
-        if !known.pools_known || !known.pods.is_complete() {
+        if !watched.pools_known || !watched.pods.is_complete() {
             return UnsavedNotes::default();
         }
-        self.looked_at = now;
-        let notes = known.pods.iter().filter_map(|pod| note(pod, known));
-        let notes = notes.filter(|note| kept.get(&name(&note.pod)) != Some(note));
-        let here: BTreeSet<(&str, &str)> = known
+        self.compared_at = now;
+        let notes = watched.pods.iter().filter_map(|pod| note(pod, watched));
+        let notes = notes.filter(|note| stored.get(&name(&note.pod)) != Some(note));
+        let here: BTreeSet<(&str, &str)> = watched
             .pods
             .iter()
             .map(|pod| (pod.namespace.as_str(), pod.name.as_str()))
             .collect();
         let is_gone = |pod: &&PodRef| !here.contains(&(&*pod.namespace, &*pod.name));
-        let gone = kept.values().map(|note| &note.pod).filter(is_gone);
+        let gone = stored.values().map(|note| &note.pod).filter(is_gone);
         UnsavedNotes {
             notes: notes.collect(),
             gone: gone.cloned().collect(),
@@ -93,15 +93,18 @@ impl Notes {
     }
 
     /// Records that these changes were written.
-    pub(crate) fn written(&mut self, news: UnsavedNotes) {
-        let Some(kept) = &mut self.kept else {
+    pub(crate) fn written(&mut self, unsaved: UnsavedNotes) {
+        let Some(stored) = &mut self.stored else {
             return;
         };
-        for pod in &news.gone {
-            kept.remove(&name(pod));
+        for pod in &unsaved.gone {
+            stored.remove(&name(pod));
         }
-        let notes = news.notes.into_iter().map(|note| (name(&note.pod), note));
-        kept.extend(notes);
+        let notes = unsaved
+            .notes
+            .into_iter()
+            .map(|note| (name(&note.pod), note));
+        stored.extend(notes);
     }
 }
 
@@ -116,19 +119,19 @@ fn name(pod: &PodRef) -> (String, String) {
 }
 
 /// Returns the note of a pod; `None` while its namespace is unknown.
-fn note(pod: &Pod, known: &WatchState) -> Option<PodNote> {
-    if !known.is_decidable(pod) {
+fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
+    if !watched.is_decidable(pod) {
         return None;
     }
     let choice = |ifname| {
-        let asked = PodRequest {
+        let request = PodRequest {
             ifname,
             pools: &[],
             addresses: &[],
             pod: Some(pod),
-            namespace: known.namespaces.get(&pod.namespace).map(AsRef::as_ref),
+            namespace: watched.namespaces.get(&pod.namespace).map(AsRef::as_ref),
         };
-        decide(&asked, &known.serving, &known.others).into_choice()
+        decide(&request, &watched.serving, &watched.others).0
     };
     Some(PodNote {
         pod: PodRef {
@@ -150,28 +153,30 @@ mod tests {
     use cadastre_daemon::watch::ObjectEvent;
     use cadastre_node::{PodChoice, PoolOrder};
 
-    fn known(pods: &[Pod]) -> WatchState {
-        let mut known = WatchState::default();
+    fn watched(pods: &[Pod]) -> WatchState {
+        let mut watched = WatchState::default();
         for pod in pods {
-            known.pods.change(ObjectEvent::Applied(pod.clone()));
+            watched.pods.change(ObjectEvent::Applied(pod.clone()));
         }
-        known.pods.change(ObjectEvent::Listed);
-        known.pools_known = true;
-        known.namespaces.pod_came("default");
-        known.namespaces.due(Duration::ZERO);
+        watched.pods.change(ObjectEvent::Listed);
+        watched.pools_known = true;
+        watched.namespaces.pod_came("default");
+        watched.namespaces.due(Duration::ZERO);
         let answer = Some(Namespace::default());
-        known.namespaces.answered("default", answer, Duration::ZERO);
-        known
+        watched
+            .namespaces
+            .answered("default", answer, Duration::ZERO);
+        watched
     }
 
-    fn notes(kept: Vec<PodNote>) -> Notes {
+    fn notes(stored: Vec<PodNote>) -> Notes {
         let mut notes = Notes::default();
-        notes.read(kept);
+        notes.read(stored);
         notes
     }
 
     #[test]
-    fn what_a_pod_may_have_is_noted_once_and_forgotten_with_it() {
+    fn a_note_is_written_once_and_deleted_with_its_pod() {
         let asks = pod(
             "a",
             &[],
@@ -180,46 +185,46 @@ mod tests {
                 ("cadastre.dev/addresses", "10.0.0.9"),
             ],
         );
-        let known_both = known(&[asks.clone(), pod("b", &[], &[])]);
+        let both = watched(&[asks.clone(), pod("b", &[], &[])]);
         let mut notes = notes(Vec::new());
-        let news = notes.look(&known_both, Duration::ZERO);
-        assert!(news.gone.is_empty() && news.notes.len() == 2);
-        let note = &news.notes[0];
+        let unsaved = notes.look(&both, Duration::ZERO);
+        assert!(unsaved.gone.is_empty() && unsaved.notes.len() == 2);
+        let note = &unsaved.notes[0];
         assert_eq!(note.own.pools, PoolOrder::Named(vec!["x".to_owned()]));
         assert_eq!(note.own.addresses[0].to_string(), "10.0.0.9");
         assert_eq!(
             note.other,
             PodChoice::default(),
-            "annotations speak of the pod's own interface"
+            "annotations apply to the pod's own interface"
         );
-        notes.written(news);
-        assert!(notes.look(&known_both, Duration::ZERO).is_empty());
-        let left = notes.look(&known(&[asks]), Duration::ZERO);
+        notes.written(unsaved);
+        assert!(notes.look(&both, Duration::ZERO).is_empty());
+        let left = notes.look(&watched(&[asks]), Duration::ZERO);
         assert!(left.notes.is_empty());
         assert_eq!(left.gone[0].uid, "b");
     }
 
     #[test]
-    fn nothing_is_noted_or_forgotten_before_all_is_known() {
-        let mut of_before = notes(Vec::new());
-        of_before.written(before_news());
+    fn notes_change_only_when_all_pods_and_pools_are_known() {
+        let mut notes = notes(Vec::new());
+        notes.written(written_note());
         let mut blind = WatchState::default();
         blind.pods.change(ObjectEvent::Applied(pod("b", &[], &[])));
-        assert!(
-            of_before.look(&blind, Duration::ZERO).is_empty(),
-            "no list yet"
-        );
-        let mut no_pools = known(&[pod("b", &[], &[])]);
+        assert!(notes.look(&blind, Duration::ZERO).is_empty(), "no list yet");
+        let mut no_pools = watched(&[pod("b", &[], &[])]);
         no_pools.pools_known = false;
-        assert!(of_before.look(&no_pools, Duration::ZERO).is_empty());
-        let mut no_namespace = known(&[pod("b", &[], &[])]);
+        assert!(notes.look(&no_pools, Duration::ZERO).is_empty());
+        let mut no_namespace = watched(&[pod("b", &[], &[])]);
         no_namespace.namespaces = crate::namespaces::Namespaces::default();
-        let news = of_before.look(&no_namespace, Duration::ZERO);
-        assert!(news.notes.is_empty(), "it may name pools: {news:?}");
+        let unsaved = notes.look(&no_namespace, Duration::ZERO);
+        assert!(
+            unsaved.notes.is_empty(),
+            "the namespace may name pools: {unsaved:?}"
+        );
     }
 
     #[test]
-    fn a_store_that_fails_is_not_asked_again_at_once() {
+    fn a_failed_write_is_repeated_after_a_pause() {
         let mut notes = Notes::default();
         let now = Duration::from_secs(100);
         notes.changed();
@@ -228,8 +233,8 @@ mod tests {
         assert_eq!(notes.due_at(), Some(now + PAUSE));
     }
 
-    fn before_news() -> UnsavedNotes {
+    fn written_note() -> UnsavedNotes {
         let mut notes = notes(Vec::new());
-        notes.look(&known(&[pod("a", &[], &[])]), Duration::ZERO)
+        notes.look(&watched(&[pod("a", &[], &[])]), Duration::ZERO)
     }
 }

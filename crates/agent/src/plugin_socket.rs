@@ -15,12 +15,12 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::ledger::busy;
 use super::service::Service;
 use super::unix::{Peer, Socket};
 use cadastre_node::store_thread::CallTimes;
 use cadastre_node::wire;
 use cadastre_node::wire::{Request, Response};
-use cadastre_node::{OpError, OpErrorKind};
 
 /// At most this many connections are open; further ones wait until one is closed.
 pub const CONNECTIONS: usize = 256;
@@ -63,20 +63,21 @@ async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
             let call = CallTimes::until(request.deadline())
                 .asked(request.asked())
                 .while_waited_for(is_there(&stream)?);
+            let mut ignored = tokio::io::sink();
             tokio::select! {
                 result = service.serve(request.op, call) => Response::from(result),
-                // The caller has gone away and does not wait for the answer any more, so none is written.
-                () = hung_up(&mut stream) => return Ok(()),
+                // The peer has closed its end, so it does not wait for the answer any more.
+                _ = tokio::io::copy(&mut stream, &mut ignored) => return Ok(()),
             }
         }
-        Ok(request) => refuse(format!(
+        Ok(request) => Response::Refusal(busy(format!(
             "this agent speaks version {} of the protocol, the plugin version {}: install the plugin that came with the agent",
             wire::VERSION,
             request.version
-        )),
-        Err(error) => refuse(format!(
+        ))),
+        Err(error) => Response::Refusal(busy(format!(
             "the agent cannot read this request: {error}: install the plugin that came with the agent"
-        )),
+        ))),
     };
     let frame = wire::encode(&response)?;
     timeout(PATIENCE, stream.write_all(&frame)).await?
@@ -105,23 +106,5 @@ fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync +
             Ok((count, _)) => count > 0,
             Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
         }
-    })
-}
-
-/// Returns when the peer has closed its end. Ignores what the peer still sends.
-async fn hung_up(stream: &mut UnixStream) {
-    let mut rest = [0; 64];
-    loop {
-        match stream.read(&mut rest).await {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-    }
-}
-
-fn refuse(text: String) -> Response {
-    Response::Refusal(OpError {
-        why: OpErrorKind::Busy,
-        text,
     })
 }

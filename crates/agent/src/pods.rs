@@ -93,7 +93,7 @@ impl Pods {
     }
 
     /// Whether a pod that has not finished reports this address, on its own interface or on a second network.
-    pub fn report(&self, addr: Addr) -> bool {
+    pub(crate) fn report(&self, addr: Addr) -> bool {
         let has = |pod: &Arc<Pod>| {
             let others = match &pod.second_networks {
                 SecondNetworks::Known(all) => all.as_slice(),
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_found_by_its_uid_by_its_name_and_by_what_it_mirrors() {
+    fn a_pod_is_found_by_uid_by_name_and_by_the_static_pod_that_it_mirrors() {
         let mut pods = Pods::default();
         let mut mirror = pod("api", &[], &[]);
         mirror.mirrors = Some("static".to_owned());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_made_anew_under_its_name_is_another_one() {
+    fn a_recreated_pod_replaces_the_earlier_pod_of_its_name() {
         let mut pods = Pods::default();
         let named = |uid: &str| Pod {
             name: "web-0".to_owned(),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_drops_what_it_does_not_name() {
+    fn a_new_list_removes_pods_that_it_lacks() {
         let mut pods = Pods::default();
         pods.change(ObjectEvent::Applied(pod("a", &[], &[])));
         assert!(!pods.is_complete());
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_counts_is_kept_of_a_pod() {
+    fn only_the_needed_parts_of_a_pod_are_kept() {
         let lite: PodLite = serde_json::from_value(json!({
             "metadata": {
                 "name": "p", "namespace": "ns", "uid": "u", "labels": {"b": "2", "a": "1"},

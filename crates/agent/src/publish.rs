@@ -9,7 +9,7 @@
 //!
 //! # Guarantees
 //! - At most one write is under way. Each write requires the version of the NodeSubnet by which it was decided, so that
-//!   whatever the controller has written meanwhile is read first.
+//!   the agent reads a later change of the controller first.
 //! - A pool that allocates nothing delays no request to another pool. A pool that does allocate is asked for more at
 //!   once, because an ADD waits only for a few seconds.
 //! - Growth that existing blocks cover causes no urgent write: pods that start one by one cost one write per block.
@@ -23,8 +23,8 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::demand::PoolWant;
-use super::jitter::Jitter;
-use super::served::is_said;
+use super::jitter::{Jitter, backoff};
+use super::served::has_all;
 use super::snapshot::{assigns, busy};
 use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand};
 use cadastre_node::{BlockState, Snapshot};
@@ -42,66 +42,66 @@ pub(crate) struct Publisher {
     interval: Duration,
     jitter: Jitter,
     seen: Option<Seen>,
-    /// The next version seen comes from a list, and replaces whatever version was seen before
+    /// Whether the next version comes from a list, and replaces an earlier version even if it is older
     relisted: bool,
     /// The version that the write under way requires
     in_flight: Option<String>,
     /// When to write changes that are not urgent
     next_at: Duration,
     /// Requests for blocks, by pool, while the pool's demand exceeds its capacity
-    questions: BTreeMap<String, Question>,
+    requests: BTreeMap<String, BlockRequest>,
     /// The pace of urgent writes that are not requests for blocks
-    others: Pace,
+    other_pace: Pace,
     /// The earliest time of a write after an error
     retry_at: Duration,
     failures: u32,
     /// Since when the stored status has differed from the wanted one
     behind_since: Option<Duration>,
     /// The resourceVersion and the content of the status written last, if only a part of it was stored
-    cut: Option<(String, Box<NodeSubnetStatus>)>,
+    partial: Option<(String, Box<NodeSubnetStatus>)>,
     /// The version for which a write was rejected as outdated, and until when to wait for another version
     outdated: Option<(String, Duration)>,
 }
 
-/// The pace of urgent writes for one reason: the first is due at once, further ones in a row ever less often.
+/// The pace of urgent writes for one reason: the first write is due at once, further writes in a row ever less often.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     /// When the status was last written for this reason
-    told_at: Option<Duration>,
+    written_at: Option<Duration>,
     /// The shortest time from that write to the next one for this reason
     pause: Duration,
 }
 
 impl Pace {
     const NEW: Self = Self {
-        told_at: None,
+        written_at: None,
         pause: URGENT_PAUSE.0,
     };
 
     fn next_at(&self, now: Duration) -> Duration {
-        self.told_at.map_or(now, |at| at + self.pause)
+        self.written_at.map_or(now, |at| at + self.pause)
     }
 
     fn make_due(&mut self, now: Duration) {
-        self.told_at = Some(now.saturating_sub(self.pause));
+        self.written_at = Some(now.saturating_sub(self.pause));
     }
 
-    fn record_report(&mut self, now: Duration) {
+    fn record_write(&mut self, now: Duration) {
         let is_row = |at: Duration| now.saturating_sub(at) <= 4 * self.pause;
-        self.pause = if self.told_at.is_some_and(is_row) {
+        self.pause = if self.written_at.is_some_and(is_row) {
             (2 * self.pause).min(URGENT_PAUSE.1)
         } else {
             URGENT_PAUSE.0
         };
-        self.told_at = Some(now);
+        self.written_at = Some(now);
     }
 }
 
 /// A request for blocks of a pool that has not been answered.
 #[derive(Clone, Copy, Debug)]
-struct Question {
+struct BlockRequest {
     /// The pool's capacity when the request was made. If the capacity has changed since, the request was answered, and
-    /// what is still lacking is a new request.
+    /// a further lack is a new request.
     capacity: u64,
     pace: Pace,
 }
@@ -150,24 +150,24 @@ impl Publisher {
     /// Returns a publisher that writes changes that are not urgent once per `interval`. `seed` makes the jitter differ
     /// between nodes.
     pub(crate) fn new(interval: Duration, seed: u64, now: Duration) -> Self {
-        let mut new = Self {
+        let mut jitter = Jitter::new(seed);
+        Self {
             interval,
-            jitter: Jitter::new(seed),
+            // The first write is delayed by a random time, so that agents that are started together do not write at
+            // once.
+            next_at: now + jitter.part(interval / 4),
+            jitter,
             seen: None,
             relisted: false,
             in_flight: None,
-            next_at: now,
-            questions: BTreeMap::new(),
-            others: Pace::NEW,
+            requests: BTreeMap::new(),
+            other_pace: Pace::NEW,
             retry_at: now,
             failures: 0,
             behind_since: None,
-            cut: None,
+            partial: None,
             outdated: None,
-        };
-        // The first write is delayed by a random time, so that agents that are started together do not write at once.
-        new.next_at = now + new.jitter.part(interval / 4);
-        new
+        }
     }
 
     /// Announces that the next call of [`Self::seen`] has its version from a list.
@@ -203,7 +203,7 @@ impl Publisher {
     pub(crate) fn lost(&mut self) {
         self.seen = None;
         self.behind_since = None;
-        self.cut = None;
+        self.partial = None;
         self.outdated = None;
         self.failures = 0;
         self.retry_at = Duration::ZERO;
@@ -237,25 +237,25 @@ impl Publisher {
             return PublishStep::Nothing;
         };
         // An older CRD would drop the same part again, so a write is of no use.
-        let as_far_as_it_goes = |(version, told): &(String, Box<NodeSubnetStatus>)| {
-            *version == seen.version && is_same(told, status)
+        let is_partial = |(version, sent): &(String, Box<NodeSubnetStatus>)| {
+            *version == seen.version && is_same(sent, status)
         };
-        if is_same(&seen.status, status) || self.cut.as_ref().is_some_and(as_far_as_it_goes) {
+        if is_same(&seen.status, status) || self.partial.as_ref().is_some_and(is_partial) {
             self.behind_since = None;
             return PublishStep::Nothing;
         }
         self.behind_since.get_or_insert(now);
-        let lacking = not_asked(&seen.status, status, wants, snapshot);
+        let lacking = unrequested(&seen.status, status, wants, snapshot);
         let other = is_news(&seen.status, status, snapshot);
         let urgent = other || !lacking.is_empty();
-        let questions = lacking
+        let requests = lacking
             .iter()
-            .map(|(pool, want)| match self.questions.get(pool) {
+            .map(|(pool, want)| match self.requests.get(pool) {
                 Some(it) if it.capacity == want.capacity => it.pace.next_at(now),
                 _ => now,
             });
-        let others = other.then(|| self.others.next_at(now));
-        let soonest = questions.chain(others).min();
+        let others = other.then(|| self.other_pace.next_at(now));
+        let soonest = requests.chain(others).min();
         let mut at = self.retry_at;
         at = at.max(soonest.unwrap_or(self.next_at));
         if let Some((_, until)) = &self.outdated {
@@ -267,22 +267,22 @@ impl Publisher {
         let version = seen.version.clone();
         self.in_flight = Some(version.clone());
         if other {
-            self.others.record_report(now);
+            self.other_pace.record_write(now);
         }
-        self.asked(lacking, wants, now);
+        self.record_requests(lacking, wants, now);
         PublishStep::Write { version, urgent }
     }
 
     /// Records the outcome of the write under way.
     pub(crate) fn written(&mut self, written: WriteOutcome, now: Duration) {
-        let onto = self.in_flight.take();
+        let target = self.in_flight.take();
         match written {
             WriteOutcome::Done {
                 version,
                 status,
                 cut,
             } => {
-                self.cut = cut.map(|told| (version.clone(), told));
+                self.partial = cut.map(|sent| (version.clone(), sent));
                 self.failures = 0;
                 self.behind_since = None;
                 self.next_at = now + self.interval + self.jitter.part(self.interval / 5);
@@ -291,17 +291,16 @@ impl Publisher {
             WriteOutcome::Outdated => {
                 // The watch may have shown a newer version during the write; then there is nothing to wait for.
                 let seen = self.seen.as_ref().map(|seen| &seen.version);
-                let is_behind = onto.filter(|onto| Some(onto) == seen);
+                let is_behind = target.filter(|target| Some(target) == seen);
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
                 // Nothing was written, so urgent changes are due again at once.
-                self.others.make_due(now);
-                for question in self.questions.values_mut() {
-                    question.pace.make_due(now);
+                self.other_pace.make_due(now);
+                for request in self.requests.values_mut() {
+                    request.pace.make_due(now);
                 }
             }
             WriteOutcome::Failed => {
-                let pause = ERROR_PAUSE.0 * 2u32.saturating_pow(self.failures.min(16));
-                let pause = pause.min(ERROR_PAUSE.1);
+                let pause = backoff(ERROR_PAUSE, self.failures);
                 self.failures += 1;
                 self.retry_at = now + pause / 2 + self.jitter.part(pause);
             }
@@ -309,23 +308,23 @@ impl Publisher {
     }
 
     /// Records of which pools a write requests blocks.
-    fn asked(
+    fn record_requests(
         &mut self,
         lacking: Vec<(String, PoolWant)>,
         wants: &BTreeMap<String, PoolWant>,
         now: Duration,
     ) {
-        self.questions.retain(|pool, _| wants.contains_key(pool));
+        self.requests.retain(|pool, _| wants.contains_key(pool));
         for (pool, PoolWant { capacity, .. }) in lacking {
-            let new = Question {
+            let new = BlockRequest {
                 capacity,
                 pace: Pace::NEW,
             };
-            let question = self.questions.entry(pool).or_insert(new);
-            if question.capacity != capacity {
-                *question = new;
+            let request = self.requests.entry(pool).or_insert(new);
+            if request.capacity != capacity {
+                *request = new;
             }
-            question.pace.record_report(now);
+            request.pace.record_write(now);
         }
     }
 }
@@ -345,7 +344,7 @@ pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool 
         conditions: is.conditions.clone(),
         ..wanted.clone()
     };
-    *is == without && is_said(&is.conditions, &wanted.conditions)
+    *is == without && has_all(&is.conditions, &wanted.conditions)
 }
 
 /// Returns the pools and blocks in the stored status; none if the status is of another Node object.
@@ -369,16 +368,16 @@ impl Blocks<'_> {
 }
 
 /// Returns the pools that need more blocks than the stored status requests.
-fn not_asked(
+fn unrequested(
     is: &NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
     wants: &BTreeMap<String, PoolWant>,
     snapshot: &Snapshot,
 ) -> Vec<(String, PoolWant)> {
     let (pools, blocks) = reported_parts(is, wanted);
-    let is_asked = |it: &PoolDemand| {
+    let is_requested = |it: &PoolDemand| {
         let mut pools = pools.iter();
-        pools.any(|told| told.pool == it.pool && told.demand >= it.demand)
+        pools.any(|of| of.pool == it.pool && of.demand >= it.demand)
     };
     // The controller counts a block without the agent's figures by its size, and may take the block for sufficient.
     let is_counted = |pool: &str| {
@@ -390,8 +389,8 @@ fn not_asked(
     };
     let lacking = |it: &PoolDemand| {
         let want = wants.get(&it.pool).filter(|want| want.is_lacking())?;
-        let is_known = is_asked(it) && is_counted(&it.pool);
-        (!is_known).then(|| (it.pool.clone(), *want))
+        let is_stored = is_requested(it) && is_counted(&it.pool);
+        (!is_stored).then(|| (it.pool.clone(), *want))
     };
     wanted.pools.iter().filter_map(lacking).collect()
 }
@@ -399,18 +398,17 @@ fn not_asked(
 /// Whether a block has changed in a way on which the controller has to act.
 fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = reported_parts(is, wanted);
-    let let_go = wanted.blocks.iter().any(|block| {
-        let told = blocks.find(&block.cidr, &block.uid);
-        block.released && told.is_none_or(|told| !told.released)
+    let is_release = wanted.blocks.iter().any(|block| {
+        let stored = blocks.find(&block.cidr, &block.uid);
+        block.released && stored.is_none_or(|it| !it.released)
     });
-    // The controller does not know that such a block is in use, and may allocate it to another node, so report it at
-    // once.
+    // The controller does not know that the block is in use, and may allocate the block to another node.
     let is_unknown = snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Withdrawn
             && busy(it) > 0
             && blocks.find(&it.cidr.to_string(), &it.uid).is_none()
     });
-    let_go || is_unknown
+    is_release || is_unknown
 }
 
 #[cfg(test)]

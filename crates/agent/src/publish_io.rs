@@ -1,9 +1,7 @@
 //! Requests to the API server: reads namespaces, writes NodeSubnet.status and NodeAddresses.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
@@ -16,7 +14,6 @@ use super::addresses::{ListOutcome, PartialList};
 use super::namespaces::Namespace;
 use super::publish::{WriteOutcome, is_same};
 use super::seen;
-use cadastre_api::choice::Label;
 use cadastre_api::{
     AGENT_MANAGER, NodeAddresses, NodeAddressesSpec, NodeSubnet, NodeSubnetLite, NodeSubnetStatus,
     POOLS_ANNOTATION,
@@ -25,39 +22,51 @@ use cadastre_api::{
 /// The time limit of a request to the API server.
 const API_LIMIT: Duration = Duration::from_secs(10);
 
+/// Sends a request, and waits for the answer for at most [`API_LIMIT`].
+async fn send<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let answer = tokio::time::timeout(API_LIMIT, request).await;
+    let timeout = || kube::Error::Service(format!("no answer within {API_LIMIT:?}").into());
+    answer.unwrap_or_else(|_| Err(timeout()))
+}
+
 /// Reads a namespace from the API server's cache. If it is not there, reads it consistently, because a namespace
 /// created a moment ago may not be in the cache yet. `None` if the request fails.
 pub(super) async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     let api: Api<PartialObjectMeta<v1::Namespace>> = Api::all(client);
-    let asked = async {
-        match api.get_metadata_opt_with(name, &GetParams::any()).await {
-            Ok(Some(found)) => Ok(found),
-            Ok(None) => api.get_metadata(name).await,
-            Err(error) => Err(error),
+    let read = send(async {
+        match api.get_metadata_opt_with(name, &GetParams::any()).await? {
+            Some(found) => Ok(found),
+            None => api.get_metadata(name).await,
         }
-    };
-    let why = match tokio::time::timeout(API_LIMIT, asked).await {
-        Ok(Ok(found)) => {
-            return Some(Namespace {
-                labels: labels(found.labels()),
+    });
+    match read.await {
+        Ok(found) => {
+            let labels = found.labels().iter();
+            let labels = labels.map(|(key, value)| (key.as_str().into(), value.as_str().into()));
+            Some(Namespace {
+                labels: labels.collect(),
                 pools: found.annotations().get(POOLS_ANNOTATION).cloned(),
-            });
+            })
         }
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {API_LIMIT:?}"),
-    };
-    warn!(
-        namespace = name,
-        "its labels and pools are not known, and its pods wait where these might matter: {why}"
-    );
-    None
+        Err(why) => {
+            warn!(
+                namespace = name,
+                "its labels and pools are not known, and its pods wait where these might matter: {why}"
+            );
+            None
+        }
+    }
 }
 
-fn labels(labels: &BTreeMap<String, String>) -> Vec<Label> {
-    let labels = labels.iter();
-    labels
-        .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
-        .collect()
+/// Logs why a write failed. Errors that an administrator should resolve are warnings.
+fn log_failure(what: &str, error: &kube::Error) {
+    match error {
+        kube::Error::Api(answer) if matches!(answer.code, 403 | 413 | 422) => warn!(
+            "{what} is refused: {} ({}): check the agent's ClusterRole, and that CRDs and agent are of one version",
+            answer.message, answer.code
+        ),
+        error => debug!("{what} not written: {error}"),
+    }
 }
 
 /// Writes the list of addresses. The NodeSubnet becomes the owner of the NodeAddresses, so that both are deleted
@@ -78,11 +87,10 @@ pub(super) async fn write_list(
         uid: owner.to_owned(),
         ..OwnerReference::default()
     }]);
-    let manager = Some(AGENT_MANAGER.to_owned());
-    let asked = async {
+    let written = send(async {
         if is_new {
             let params = PostParams {
-                field_manager: manager,
+                field_manager: Some(AGENT_MANAGER.to_owned()),
                 ..PostParams::default()
             };
             return api.create(&params, &object).await;
@@ -94,32 +102,19 @@ pub(super) async fn write_list(
                 "asOf": object.spec.as_of, "addresses": object.spec.addresses,
             },
         }));
-        let params = PatchParams {
-            field_manager: manager,
-            ..PatchParams::default()
-        };
-        api.patch(name, &params, &patch).await
-    };
-    match tokio::time::timeout(API_LIMIT, asked).await {
-        Ok(Ok(stored)) => {
+        api.patch(name, &PatchParams::apply(AGENT_MANAGER), &patch)
+            .await
+    });
+    match written.await {
+        Ok(stored) => {
             let (written, stored) = (object.spec, stored.spec);
             let is_whole = stored.is_same(&written);
             ListOutcome::Done((!is_whole).then(|| Box::new(PartialList { written, stored })))
         }
-        // After a conflict the watch will show the current version, so there is nothing to report.
-        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => ListOutcome::Failed,
-        Ok(Err(kube::Error::Api(answer))) => {
-            warn!(
-                "NodeAddresses {name} is refused: {} ({}): check the agent's ClusterRole, and that the CRDs are those of the agent's version",
-                answer.message, answer.code
-            );
+        Err(error) => {
+            log_failure(&format!("NodeAddresses {name}"), &error);
             ListOutcome::Failed
         }
-        Ok(Err(error)) => {
-            debug!("NodeAddresses {name} not written: {error}");
-            ListOutcome::Failed
-        }
-        Err(_) => ListOutcome::Failed,
     }
 }
 
@@ -141,15 +136,14 @@ pub(super) async fn write_status(
     if !status.conditions.is_empty() {
         body["status"]["conditions"] = json!(status.conditions);
     }
-    let patch = Patch::Merge(body);
-    let params = PatchParams {
-        field_manager: Some(AGENT_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
-    let begun = Timestamp::now();
-    let answer = tokio::time::timeout(API_LIMIT, api.patch_status(name, &params, &patch)).await;
-    match answer {
-        Ok(Ok(object)) => {
+    match send(api.patch_status(
+        name,
+        &PatchParams::apply(AGENT_MANAGER),
+        &Patch::Merge(body),
+    ))
+    .await
+    {
+        Ok(object) => {
             let seen = seen::subnet(object);
             debug!(version = seen.version, "status written");
             let is_whole = is_same(&seen.status, status);
@@ -159,22 +153,10 @@ pub(super) async fn write_status(
                 cut: (!is_whole).then(|| Box::new(status.clone())),
             }
         }
-        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => WriteOutcome::Outdated,
-        Ok(Err(kube::Error::Api(answer))) if answer.code == 404 => {
-            debug!("there is no NodeSubnet to write to");
+        Err(kube::Error::Api(answer)) if answer.code == 409 => WriteOutcome::Outdated,
+        Err(error) => {
+            log_failure(&format!("the status of NodeSubnet {name}"), &error);
             WriteOutcome::Failed
         }
-        Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 403 | 413 | 422) => {
-            warn!(
-                "the status of NodeSubnet {name} is refused: {} ({}): check the agent's ClusterRole, and that CRDs and agent are of one version",
-                answer.message, answer.code
-            );
-            WriteOutcome::Failed
-        }
-        Ok(Err(error)) => {
-            debug!(%begun, "status not written: {error}");
-            WriteOutcome::Failed
-        }
-        Err(_) => WriteOutcome::Failed,
     }
 }

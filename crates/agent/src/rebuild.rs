@@ -11,10 +11,10 @@
 //! published list and from Multus' annotations. While a pod asks for second networks and no source shows its addresses
 //! there (see [`unknown`]), a lost store is not replaced, for as long as a sandbox may still be set up.
 //!
-//! An address that any source shows counts as in use. If it is not in use, it is released as a leak later. An address
-//! that is missing here, in contrast, would be assigned twice.
+//! An address that any source shows counts as in use. An address that is not in use is released as a leak later, but an
+//! address that is missing here would be assigned twice.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
@@ -25,10 +25,7 @@ use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
-use cadastre_node::{Attachment, PodRef, RememberedAttachment};
-
-/// The interface of a pod if no source names it.
-const INTERFACE: &str = "eth0";
+use cadastre_node::{Attachment, OWN_INTERFACE, PodRef, RememberedAttachment};
 
 /// Returns the attachments in use. `network`: the CNI network of the attachments if `list` names none.
 pub(crate) fn known(
@@ -53,7 +50,7 @@ pub(crate) fn known(
     let first = |id: String| Attachment {
         network: network.clone(),
         container_id: id,
-        ifname: INTERFACE.to_owned(),
+        ifname: OWN_INTERFACE.to_owned(),
     };
     let of_sandboxes = sandboxes.iter().map(|it| first(it.id.clone()));
     let of_others: BTreeSet<Attachment> = known
@@ -88,7 +85,7 @@ pub(crate) fn known(
             name: pod.name.clone(),
             uid,
         };
-        // No container has such an id, so no sandbox can be mistaken for the one of this attachment.
+        // No container has an id of this form, so the attachment belongs to no sandbox.
         let no_id = format!("pod-{}", pod.uid);
         if let SecondNetworks::Known(all) = &pod.second_networks {
             let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
@@ -165,19 +162,13 @@ fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &s
 
 /// Returns the network that most attachments are in; `None` if no attachment names a network.
 fn usual_network(known: &[RememberedAttachment]) -> Option<String> {
-    let networks: BTreeSet<&str> = known
-        .iter()
-        .map(|it| it.attachment.network.as_str())
-        .filter(|it| !it.is_empty())
-        .collect();
-    let count = |name: &str| {
-        let of = known.iter().filter(|it| it.attachment.network == name);
-        of.count()
-    };
-    networks
-        .into_iter()
-        .max_by_key(|name| count(name))
-        .map(str::to_owned)
+    let networks = known.iter().map(|it| it.attachment.network.as_str());
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for network in networks.filter(|it| !it.is_empty()) {
+        *counts.entry(network).or_default() += 1;
+    }
+    let usual = counts.into_iter().max_by_key(|(_, count)| *count);
+    usual.map(|(network, _)| network.to_owned())
 }
 
 #[cfg(test)]
@@ -187,74 +178,70 @@ mod tests {
     use crate::attached::Attached;
     use crate::pods::Pod;
     use crate::pods::testing::pod;
-    use crate::snapshot::testing::{snapshot, tenant};
-    use cadastre_core::Cidr;
-    use cadastre_core::node_allocation::Block;
+    use crate::snapshot::testing::{addr, allocation, record, snapshot};
     use cadastre_daemon::watch::ObjectEvent;
     use cadastre_node::Snapshot;
 
-    fn holding() -> NodeAllocation {
-        NodeAllocation {
-            node_uid: "node".to_owned(),
-            blocks: vec![Block {
-                cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
-                uid: "b".to_owned(),
-                pool: "a".to_owned(),
-                draining: false,
-                reserved: Vec::new(),
-                on_request: Vec::new(),
-            }],
-            pools: Vec::new(),
+    fn listed(entries: &[&str]) -> NodeAddressesSpec {
+        NodeAddressesSpec {
+            addresses: entries.iter().map(ToString::to_string).collect(),
+            ..NodeAddressesSpec::default()
         }
     }
 
-    fn addr(text: &str) -> Addr {
-        Addr::parse_strict(text).unwrap()
+    fn sandbox(id: &str, uid: &str, addresses: &[&str]) -> Sandbox {
+        Sandbox {
+            id: id.to_owned(),
+            pod: PodRef {
+                uid: uid.to_owned(),
+                ..PodRef::default()
+            },
+            addresses: addresses.iter().map(|it| addr(it)).collect(),
+        }
+    }
+
+    /// Returns the attachments in use on a node with the block 10.0.0.0/26.
+    fn remembered(
+        list: Option<&NodeAddressesSpec>,
+        sandboxes: &[Sandbox],
+        pods: &Pods,
+    ) -> Vec<RememberedAttachment> {
+        known(&allocation(&["10.0.0.0/26"]), list, sandboxes, pods, "conf")
     }
 
     #[test]
     fn what_was_published_comes_back_as_it_was() {
         let mut it = snapshot(&[], &[]);
         it.attachments = vec![
-            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
-            tenant("c2", "", &["10.0.0.2"]),
+            record("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            record("c2", "", &["10.0.0.2"]),
         ];
-        let told = list(&it, "boot");
-        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+        let published = list(&it, "boot");
+        let known = remembered(Some(&published), &[], &Pods::default());
         assert_eq!(known.len(), 2);
-        for (known, tenant) in known.iter().zip(&it.attachments) {
-            assert_eq!(known.attachment, tenant.attachment);
-            assert_eq!(known.pod, tenant.pod);
-            assert_eq!(known.since_ms, tenant.since_ms);
+        for (known, record) in known.iter().zip(&it.attachments) {
+            assert_eq!(known.attachment, record.attachment);
+            assert_eq!(known.pod, record.pod);
+            assert_eq!(known.since_ms, record.since_ms);
             assert!(!known.superseded);
-            let has = tenant.given.addresses.iter().map(|it| it.address);
+            let has = record.given.addresses.iter().map(|it| it.address);
             assert_eq!(known.addresses, has.collect::<Vec<_>>());
         }
     }
 
     #[test]
-    fn what_pods_had_comes_back_in_the_boot_in_which_it_was_published() {
-        let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+    fn addresses_of_pods_come_back_with_the_boot_of_the_list() {
+        let mut old = record("c1", "u1", &["10.0.0.1"]);
         old.order = 2;
-        let mut new = tenant("c2", "u1", &["10.0.0.2"]);
+        let mut new = record("c2", "u1", &["10.0.0.2"]);
         new.order = 3;
         let it = Snapshot {
-            attachments: vec![old, new, tenant("c3", "", &["10.0.0.3"])],
+            attachments: vec![old, new, record("c3", "", &["10.0.0.3"])],
             ..snapshot(&[], &[])
         };
-        let told = list(&it, "boot");
-        let sandbox = Sandbox {
-            id: "c4".to_owned(),
-            pod: PodRef::default(),
-            addresses: vec![addr("10.0.0.4")],
-        };
-        let known = known(
-            &holding(),
-            Some(&told),
-            &[sandbox],
-            &Pods::default(),
-            "conf",
-        );
+        let published = list(&it, "boot");
+        let sandboxes = [sandbox("c4", "", &["10.0.0.4"])];
+        let known = remembered(Some(&published), &sandboxes, &Pods::default());
         let read = |it: &RememberedAttachment| {
             let id = it.attachment.container_id.clone();
             (id, it.boot.clone(), it.superseded)
@@ -262,7 +249,7 @@ mod tests {
         let expected = [
             ("c1", "boot", true),
             ("c2", "boot", false),
-            // The container may have been started again under its id, so its boot is not known.
+            // The container may have been started again under its id, so its boot is unknown.
             ("c3", "", false),
             ("c4", "", false),
         ];
@@ -271,23 +258,12 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_and_pods_add_what_was_not_published_yet() {
-        let told = NodeAddressesSpec {
-            addresses: vec!["10.0.0.1 net/c1 eth0".to_owned()],
-            ..NodeAddressesSpec::default()
-        };
-        let sandbox = |id: &str, address: &str| Sandbox {
-            id: id.to_owned(),
-            pod: PodRef {
-                uid: format!("uid-{id}"),
-                ..PodRef::default()
-            },
-            addresses: vec![addr(address)],
-        };
+    fn sandboxes_and_pods_add_addresses_that_the_list_lacks() {
+        let published = listed(&["10.0.0.1 net/c1 eth0"]);
         let sandboxes = [
-            sandbox("c1", "10.0.0.1"),
-            sandbox("c2", "10.0.0.2"),
-            sandbox("c3", "192.0.2.1"),
+            sandbox("c1", "uid-c1", &["10.0.0.1"]),
+            sandbox("c2", "uid-c2", &["10.0.0.2"]),
+            sandbox("c3", "uid-c3", &["192.0.2.1"]),
         ];
         let mut pods = Pods::default();
         for (uid, address, finished) in [
@@ -301,7 +277,7 @@ mod tests {
                 ..pod(uid, &[], &[])
             }));
         }
-        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
+        let known = remembered(Some(&published), &sandboxes, &pods);
         let ids: Vec<&str> = known
             .iter()
             .map(|it| it.attachment.container_id.as_str())
@@ -310,30 +286,15 @@ mod tests {
         assert!(known.iter().all(|it| it.attachment.network == "net"));
         assert_eq!(known[2].pod.as_ref().unwrap().uid, "p3");
         // Without a published list the network's name comes from the configuration.
-        let known = super::known(&holding(), None, &sandboxes, &pods, "conf");
+        let known = remembered(None, &sandboxes, &pods);
         assert_eq!(known[0].attachment.network, "conf");
     }
 
     #[test]
-    fn what_multus_told_of_second_networks_is_in_use_and_nothing_else_of_it() {
-        let told = NodeAddressesSpec {
-            addresses: vec!["10.0.0.1 storage/c1 net1 u1 default/pod-u1".to_owned()],
-            ..NodeAddressesSpec::default()
-        };
-        let sandbox = |id: &str, uid: &str| Sandbox {
-            id: id.to_owned(),
-            pod: PodRef {
-                uid: uid.to_owned(),
-                ..PodRef::default()
-            },
-            addresses: Vec::new(),
-        };
-        let sandboxes = [
-            sandbox("c1", "u1"),
-            sandbox("c2", "u2"),
-            sandbox("c3", "u3"),
-            sandbox("c4", "u3"),
-        ];
+    fn addresses_in_multus_annotations_are_in_use_if_no_better_source_contradicts() {
+        let published = listed(&["10.0.0.1 storage/c1 net1 u1 default/pod-u1"]);
+        let sandboxes = [("c1", "u1"), ("c2", "u2"), ("c3", "u3"), ("c4", "u3")];
+        let sandboxes = sandboxes.map(|(id, uid)| sandbox(id, uid, &[]));
         let mut pods = Pods::default();
         for (uid, address, finished) in [
             // The list has this attachment, so the address of the annotation gets an attachment of its own.
@@ -359,14 +320,14 @@ mod tests {
                 ..pod(uid, &[], &[])
             }));
         }
-        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
-        let read = |it: &RememberedAttachment| {
-            let Attachment {
-                network,
-                container_id,
-                ifname,
-            } = &it.attachment;
-            format!("{network}/{container_id}/{ifname} {}", it.addresses[0])
+        let known = remembered(Some(&published), &sandboxes, &pods);
+        let read = |RememberedAttachment {
+                        attachment: of,
+                        addresses,
+                        ..
+                    }: &_| {
+            let (network, id, ifname) = (&of.network, &of.container_id, &of.ifname);
+            format!("{network}/{id}/{ifname} {}", addresses[0])
         };
         let read: Vec<String> = known.iter().map(read).collect();
         assert_eq!(
@@ -390,14 +351,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_named_is_in_use_all_the_same() {
-        let told = NodeAddressesSpec {
-            addresses: ["10.0.0.1", "10.0.0.2", "nonsense"]
-                .map(str::to_owned)
-                .to_vec(),
-            ..NodeAddressesSpec::default()
-        };
-        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+    fn an_entry_without_a_handle_is_in_use_as_well() {
+        let published = listed(&["10.0.0.1", "10.0.0.2", "nonsense"]);
+        let known = remembered(Some(&published), &[], &Pods::default());
         let addresses: Vec<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
         assert_eq!(addresses, [addr("10.0.0.1"), addr("10.0.0.2")]);
     }

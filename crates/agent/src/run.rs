@@ -4,23 +4,23 @@
 //! One task owns the [`AgentMachine`]. Slow work (the store, the runtime, the API server) runs in other tasks, whose
 //! results come back as events.
 
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
-use kube::{Api, Client};
+use kube::Api;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::carry::Carrier;
-use super::cri::Runtime;
-use super::files::kept::KeptFiles;
-use super::leak_verifier::LeakVerifier;
-use super::machine::{self, AgentEvent, AgentMachine};
-use super::parts::{AgentParts, AgentSettings};
+use super::machine::{AgentEvent, AgentMachine, MachineSettings};
 use super::pods;
 use super::seen;
 use cadastre_api::{NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
-use cadastre_daemon::watch::{LastHeard, Pauses, SilenceTimeouts, WatchSource, follow};
+use cadastre_daemon::watch::{Pauses, SilenceTimeouts, WatchSource, follow};
 use cadastre_node::clock;
+
+pub use super::carry::AgentParts;
 
 /// At most this many watch events wait for the loop; then the watches pause.
 const BACKLOG: usize = 256;
@@ -31,184 +31,109 @@ const PAGE: u32 = 50;
 
 /// Runs the loop until the stop token is cancelled, and then until the questions and writes under way are answered.
 /// Returns only errors that an administrator must resolve.
-pub async fn run(
-    settings: AgentSettings,
-    parts: AgentParts,
-    files: KeptFiles,
-) -> anyhow::Result<()> {
-    let (out, events) = mpsc::channel(BACKLOG);
-    let seed = seed(&settings.node);
-    let _following = follow_all(&settings.node, &parts, seed, out);
-    let decisions = machine::MachineSettings {
-        node: settings.node.clone(),
-        publish_interval: settings.publish_interval,
-        addresses_interval: settings.addresses_interval,
-        leak_grace: settings.leak_grace,
-        masquerade: settings.masquerade,
-        cni_conf: files.cni_conf().map(ToOwned::to_owned),
-        network: files.network(),
-    };
-    let witnesses = LeakVerifier {
-        client: parts.client.clone(),
-        node: settings.node.clone(),
-        runtime: settings.cri.as_deref().map(Runtime::new),
-    };
-    let shell = Shell {
-        machine: AgentMachine::new(decisions, seed, &clock::now()),
-        carrier: Carrier::new(settings, parts, witnesses, files),
-    };
-    shell.run(events).await
+pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result<()> {
+    let (sender, mut events) = mpsc::channel(BACKLOG);
+    let _watches = follow_all(&settings.node, &parts, sender);
+    let (service, stop) = (Arc::clone(&parts.service), parts.stop.clone());
+    let mut carrier = Carrier::new(settings.node.clone(), parts);
+    let mut machine = AgentMachine::new(settings, random(), &clock::now());
+    loop {
+        let wake = turn(&mut machine, &mut carrier)?;
+        let pause = wake.saturating_sub(clock::since_boot());
+        tokio::select! {
+            Some(event) = events.recv() => {
+                machine.on(event, &clock::now());
+                // Record all events that have arrived before the next turn, so that its decisions take account of
+                // them all.
+                while let Ok(event) = events.try_recv() {
+                    machine.on(event, &clock::now());
+                }
+            }
+            Some(answer) = carrier.answer() => machine.on(answer?, &clock::now()),
+            () = service.changed.notified() => machine.on(AgentEvent::Changed, &clock::now()),
+            () = tokio::time::sleep(pause) => {}
+            () = stop.cancelled() => break,
+        }
+    }
+    while machine.is_busy() {
+        match carrier.answer().await {
+            Some(answer) => machine.on(answer?, &clock::now()),
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+/// Returns a seed for jitter.
+fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+/// Runs turns of the machine until no effect has an immediate answer. Returns the time since boot of the next turn.
+fn turn(machine: &mut AgentMachine, carrier: &mut Carrier) -> anyhow::Result<Duration> {
+    loop {
+        let now = clock::now();
+        let mut effects = Vec::new();
+        let wake = machine.turn(carrier.service_view(now.since_boot), &now, &mut effects);
+        let mut is_answered = false;
+        for effect in effects {
+            if let Some(answer) = carrier.begin(effect)? {
+                machine.on(answer, &clock::now());
+                is_answered = true;
+            }
+        }
+        if !is_answered {
+            return Ok(wake);
+        }
+    }
 }
 
 /// Starts the watches of the objects of this node.
-fn follow_all(
-    node: &str,
-    parts: &AgentParts,
-    seed: u64,
-    out: mpsc::Sender<AgentEvent>,
-) -> JoinSet<()> {
+fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> JoinSet<()> {
     let by_name = format!("metadata.name={node}");
     let of_node = format!("spec.nodeName={node}");
-    let client = || parts.client.clone();
-    let heard = || parts.readiness.last_heard();
-    let mut following = JoinSet::new();
-    following.spawn(follow(
-        source::<NodeLite>("nodes", client(), &by_name, seed, heard()),
+    let mut watches = JoinSet::new();
+    watches.spawn(follow(
+        source::<NodeLite>("nodes", &by_name, parts),
         out.clone(),
-        seen::node,
+        seen::node_uid,
         |step| Some(AgentEvent::Node(step)),
     ));
-    following.spawn(follow(
-        source::<NodeSubnetLite>(
-            "nodesubnets",
-            client(),
-            &by_name,
-            seed.rotate_left(16),
-            heard(),
-        ),
+    watches.spawn(follow(
+        source::<NodeSubnetLite>("nodesubnets", &by_name, parts),
         out.clone(),
         seen::subnet,
         |step| Some(AgentEvent::Subnet(step)),
     ));
-    following.spawn(follow(
-        source::<NodeAddressesLite>(
-            "nodeaddresses",
-            client(),
-            &by_name,
-            seed.rotate_left(48),
-            heard(),
-        ),
+    watches.spawn(follow(
+        source::<NodeAddressesLite>("nodeaddresses", &by_name, parts),
         out.clone(),
         seen::addresses,
         |step| Some(AgentEvent::Addresses(step)),
     ));
-    following.spawn(follow(
-        source::<PodLite>("pods", client(), &of_node, seed.rotate_left(32), heard()),
+    watches.spawn(follow(
+        source::<PodLite>("pods", &of_node, parts),
         out,
         pods::read,
         |step| Some(AgentEvent::Pod(step)),
     ));
-    following
+    watches
 }
 
 /// Returns the source of a watch of the objects that the field selector `fields` selects. The API server has an index
 /// for the fields that the agent selects by.
-fn source<K>(
-    kind: &'static str,
-    client: Client,
-    fields: &str,
-    seed: u64,
-    heard: LastHeard,
-) -> WatchSource<K>
+fn source<K>(kind: &'static str, fields: &str, parts: &AgentParts) -> WatchSource<K>
 where
     K: kube::Resource<DynamicType = ()>,
 {
     WatchSource {
         kind,
-        api: Api::all(client),
+        api: Api::all(parts.client.clone()),
         fields: Some(fields.to_owned()),
         page: Some(PAGE),
-        pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
+        pauses: Pauses::new(PAUSE.0, PAUSE.1, random()),
         doubtful: true,
         patience: SilenceTimeouts::default(),
-        heard,
-    }
-}
-
-/// Returns a hash of the node's name: the same at each start, and different between nodes.
-fn seed(node: &str) -> u64 {
-    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    node.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
-}
-
-struct Shell {
-    machine: AgentMachine,
-    carrier: Carrier,
-}
-
-impl Shell {
-    async fn run(mut self, mut events: mpsc::Receiver<AgentEvent>) -> anyhow::Result<()> {
-        let service = self.carrier.service();
-        let stop = self.carrier.stop();
-        loop {
-            let wake = self.turn()?;
-            let pause = wake.saturating_sub(clock::since_boot());
-            tokio::select! {
-                Some(event) = events.recv() => {
-                    self.on(event);
-                    // Record all events that have arrived before the next turn, so that its decisions take account of
-                    // them all.
-                    while let Ok(event) = events.try_recv() {
-                        self.on(event);
-                    }
-                }
-                Some(answer) = self.carrier.answer() => self.on(answer?),
-                () = service.changed.notified() => self.on(AgentEvent::Changed),
-                () = tokio::time::sleep(pause) => {}
-                () = stop.cancelled() => break,
-            }
-        }
-        while self.machine.is_busy() {
-            match self.carrier.answer().await {
-                Some(answer) => self.on(answer?),
-                None => break,
-            }
-        }
-        Ok(())
-    }
-
-    fn on(&mut self, event: AgentEvent) {
-        self.machine.on(event, &clock::now());
-    }
-
-    /// Runs turns of the machine until no effect has an immediate answer. Returns the time since boot of the next turn.
-    fn turn(&mut self) -> anyhow::Result<Duration> {
-        loop {
-            let now = clock::now();
-            let serving = self.carrier.serving(now.since_boot);
-            let mut effects = Vec::new();
-            let wake = self.machine.turn(serving, &now, &mut effects);
-            let mut answers = Vec::new();
-            for effect in effects {
-                answers.extend(self.carrier.begin(effect)?);
-            }
-            if answers.is_empty() {
-                return Ok(wake);
-            }
-            for answer in answers {
-                self.on(answer);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nodes_differ_in_their_seed() {
-        assert_ne!(seed("n1"), seed("n2"));
-        assert_eq!(seed("n1"), seed("n1"));
+        heard: parts.readiness.last_heard(),
     }
 }

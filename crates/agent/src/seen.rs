@@ -1,4 +1,4 @@
-//! The parts of this node's Node, NodeSubnet and NodeAddresses objects that the agent needs.
+//! Extracts the parts of this node's Node, NodeSubnet and NodeAddresses objects that the agent needs.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,6 @@ use cadastre_api::{
     NodeSubnetStatus, Requests,
 };
 use cadastre_core::Addr;
-
-/// The parts of a Node object.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NodeSeen {
-    /// The UID, which distinguishes this Node from earlier Nodes of the same name
-    pub uid: String,
-}
 
 /// The parts of a NodeSubnet object.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +17,7 @@ pub struct SubnetSeen {
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// The status. If it cannot be parsed: the default, because the agent will replace it
+    /// The status; the default if it cannot be parsed, because the agent will replace it
     pub status: NodeSubnetStatus,
     /// Addresses that the controller or a user wants released
     pub named: BTreeSet<Addr>,
@@ -61,11 +54,9 @@ impl SubnetSeen {
     }
 }
 
-/// Extracts the parts of a Node object.
-pub fn node(node: NodeLite) -> NodeSeen {
-    NodeSeen {
-        uid: node.metadata.uid.unwrap_or_default(),
-    }
+/// Extracts the UID of a Node object, which distinguishes the Node from earlier Nodes of the same name.
+pub fn node_uid(node: NodeLite) -> String {
+    node.metadata.uid.unwrap_or_default()
 }
 
 /// Extracts the parts of a NodeSubnet object.
@@ -87,7 +78,7 @@ pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
 pub struct AddressesSeen {
     /// The UID of the NodeSubnet that owns the NodeAddresses; empty if there is no owner
     pub owner: String,
-    /// The list. If it cannot be parsed: the default, because the agent will replace it
+    /// The list; the default if it cannot be parsed, because the agent will replace it
     pub list: NodeAddressesSpec,
 }
 
@@ -110,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_that_cannot_be_read_spoils_only_itself() {
+    fn a_part_that_cannot_be_parsed_leaves_the_other_parts_readable() {
         let lite = |spec, status| -> NodeSubnetLite {
             serde_json::from_value(json!({
                 "metadata": {"name": "n1", "resourceVersion": "7"}, "spec": spec, "status": status,

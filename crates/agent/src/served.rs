@@ -1,7 +1,5 @@
 //! The condition `ServedByOthers` of the NodeSubnet: it reports that new pods of the node use another network, and what
-//! to do.
-//!
-//! The other network makes the node ready, so nothing else would report this.
+//! to do. The other network makes the node ready, so the Node itself does not show the problem.
 
 use std::path::Path;
 
@@ -11,16 +9,16 @@ use super::files::others::PodNetworkOwner;
 use cadastre_api::SERVED_BY_OTHERS;
 
 /// Returns the condition to set, without its times; `None` to leave the condition in `before` as it is. `own` is the
-/// path of the agent's CNI configuration, `None` if the agent writes none. That all is well is reported only if
-/// `before` has the condition already.
+/// path of the agent's CNI configuration, `None` if the agent writes none. The condition is set to `False` only if
+/// `before` has it already.
 pub(crate) fn condition(
-    standing: Option<&PodNetworkOwner>,
+    owner: Option<&PodNetworkOwner>,
     own: Option<&Path>,
     before: &[Condition],
 ) -> Option<Condition> {
     let own = own.and_then(Path::file_name).unwrap_or_default();
     let own = own.to_string_lossy();
-    let (told, reason, message) = match standing {
+    let (is_true, reason, message) = match owner {
         Some(PodNetworkOwner::Open) => return None,
         Some(PodNetworkOwner::Left(names)) => (
             true,
@@ -48,9 +46,9 @@ pub(crate) fn condition(
         ),
     };
     let is_there = || before.iter().any(|it| it.type_ == SERVED_BY_OTHERS);
-    (told || is_there()).then(|| Condition {
+    (is_true || is_there()).then(|| Condition {
         type_: SERVED_BY_OTHERS.to_owned(),
-        status: if told { "True" } else { "False" }.to_owned(),
+        status: if is_true { "True" } else { "False" }.to_owned(),
         reason: reason.to_owned(),
         message,
         last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
@@ -59,7 +57,7 @@ pub(crate) fn condition(
 }
 
 /// Whether `is` has all conditions of `wanted`. Their times are not compared.
-pub(crate) fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
+pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     let says = |a: &Condition, b: &Condition| {
         (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
     };
@@ -95,9 +93,9 @@ pub(crate) fn merged(
 mod tests {
     use super::*;
 
-    fn said(standing: Option<&PodNetworkOwner>, before: &[Condition]) -> Option<Condition> {
+    fn set(owner: Option<&PodNetworkOwner>, before: &[Condition]) -> Option<Condition> {
         let own = Path::new("/host/cni-conf/05-cadastre.conflist");
-        condition(standing, Some(own), before)
+        condition(owner, Some(own), before)
     }
 
     fn second(at: i64) -> jiff::Timestamp {
@@ -105,11 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_to_do_and_what_is_well_only_after_that() {
-        assert_eq!(said(Some(&PodNetworkOwner::First), &[]), None);
-        assert_eq!(said(None, &[]), None);
+    fn a_true_condition_says_what_to_do_and_a_false_one_only_replaces_it() {
+        assert_eq!(set(Some(&PodNetworkOwner::First), &[]), None);
+        assert_eq!(set(None, &[]), None);
         let left = PodNetworkOwner::Left("10-kindnet.conflist".to_owned());
-        let left = said(Some(&left), &[]).unwrap();
+        let left = set(Some(&left), &[]).unwrap();
         assert_eq!((&*left.status, &*left.reason), ("True", "LeftToOthers"));
         for part in [
             "10-kindnet.conflist is in",
@@ -120,7 +118,7 @@ mod tests {
             assert!(left.message.contains(part), "{part}: {}", left.message);
         }
         let behind = PodNetworkOwner::Behind("00-multus.conf".to_owned());
-        let behind = said(Some(&behind), &[]).unwrap();
+        let behind = set(Some(&behind), &[]).unwrap();
         assert_eq!((&*behind.status, &*behind.reason), ("True", "OthersFirst"));
         for part in [
             "00-multus.conf comes before 05-cadastre",
@@ -130,37 +128,37 @@ mod tests {
         }
         let before = [left];
         assert_eq!(
-            said(Some(&PodNetworkOwner::Open), &before),
+            set(Some(&PodNetworkOwner::Open), &before),
             None,
-            "nothing is known yet"
+            "the owner is unknown"
         );
-        let well = said(Some(&PodNetworkOwner::First), &before).unwrap();
+        let well = set(Some(&PodNetworkOwner::First), &before).unwrap();
         assert_eq!((&*well.status, &*well.reason), ("False", "OursFirst"));
-        let gone = said(None, &before).unwrap();
+        let gone = set(None, &before).unwrap();
         assert_eq!((&*gone.status, &*gone.reason), ("False", "NotWanted"));
     }
 
     #[test]
-    fn the_controllers_conditions_stay_and_times_are_those_of_changes() {
+    fn other_conditions_stay_and_transition_times_are_those_of_changes() {
         let accepted = Condition {
             type_: "Accepted".to_owned(),
-            ..said(Some(&PodNetworkOwner::Behind("x".to_owned())), &[]).unwrap()
+            ..set(Some(&PodNetworkOwner::Behind("x".to_owned())), &[]).unwrap()
         };
         let left =
-            |name: &str| vec![said(Some(&PodNetworkOwner::Left(name.to_owned())), &[]).unwrap()];
+            |name: &str| vec![set(Some(&PodNetworkOwner::Left(name.to_owned())), &[]).unwrap()];
         let is = merged(std::slice::from_ref(&accepted), &left("a"), second(1));
         assert_eq!(is.len(), 2);
         assert_eq!(is[0], accepted);
         assert_eq!(is[1].last_transition_time.0, second(1));
-        assert!(is_said(&is, &left("a")) && !is_said(&is, &left("b")));
-        assert!(is_said(&is, &[]) && !is_said(&[], &left("a")));
+        assert!(has_all(&is, &left("a")) && !has_all(&is, &left("b")));
+        assert!(has_all(&is, &[]) && !has_all(&[], &left("a")));
         let is = merged(&is, &left("b"), second(2));
         assert_eq!(
             is[1].last_transition_time.0,
             second(1),
-            "it is true as before"
+            "the status has not changed"
         );
-        let well = vec![said(Some(&PodNetworkOwner::First), &is).unwrap()];
+        let well = vec![set(Some(&PodNetworkOwner::First), &is).unwrap()];
         let is = merged(&is, &well, second(3));
         assert_eq!((is.len(), is[1].last_transition_time.0), (2, second(3)));
     }

@@ -1,7 +1,7 @@
 //! The state that the agent's main loop and the servers on the node's sockets share.
 //!
-//! The loop owns [`WatchState`], its view of the API, and replaces it as a whole when it has changed, so that nothing
-//! changes under its readers. The servers write the [`ServiceState`], which the loop reads before each turn.
+//! The loop writes [`WatchState`], its view of the API, and replaces the whole value at each change, so that readers
+//! never see a part of a change. The servers write [`ServiceState`], which the loop reads before each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,13 +20,13 @@ use cadastre_node::Add;
 /// The state that the loop and the servers share.
 #[derive(Default)]
 pub struct SharedState {
-    shown: watch::Sender<Arc<WatchState>>,
-    desk: Mutex<ServiceState>,
+    watched: watch::Sender<Arc<WatchState>>,
+    service: Mutex<ServiceState>,
 }
 
-/// The API as the loop last saw it, for the servers.
+/// The API as the watches of the loop have shown it.
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct WatchState {
     /// The pods of this node
     pub pods: Pods,
@@ -44,7 +44,7 @@ pub struct WatchState {
     pub askable: Vec<String>,
     /// The pools that serve every pod that does not ask for a pool by name
     pub automatic: BTreeSet<String>,
-    /// Whether a pool that is both in `askable` and `automatic` allocates a block to this node before any pod needs one
+    /// Whether a pool that is both in `askable` and `automatic` allocates a block to this node before any pod needs it
     pub gives_unasked: bool,
     /// Pools of which the node has as many blocks of a family as its limit allows, with that limit
     pub at_limit: BTreeMap<String, u32>,
@@ -54,12 +54,12 @@ pub struct WatchState {
     pub namespaces: Namespaces,
 }
 
-/// What the servers have recorded for the loop while they handled requests.
+/// What the servers record for the loop while they handle requests.
 #[derive(Debug, Default)]
 pub struct ServiceState {
-    /// A pod that was refused because the agent knows nothing about it
+    /// The pod that was last refused because the agent has no information about the pod
     pub turned_away: Option<String>,
-    /// The waiting ADDs, and the pools that they want addresses of
+    /// The waiting ADDs, and the pools from which they want addresses
     pub pending_adds: PendingAddBook,
     /// Whether the loop should act on a change in this state
     pub is_changed: bool,
@@ -68,48 +68,41 @@ pub struct ServiceState {
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,
     /// The errors reported last about the annotations of each pod, by pod UID
-    complained: BTreeMap<String, Vec<String>>,
+    reported: BTreeMap<String, Vec<String>>,
 }
 
 impl SharedState {
-    /// Returns the last state that the loop has shown.
-    pub fn shown(&self) -> Arc<WatchState> {
-        Arc::clone(&self.shown.borrow())
-    }
-
-    /// Replaces the state that is shown. `is_news` wakes the ADDs that wait for their pod.
-    pub(crate) fn update_served_pools(&self, shown: Arc<WatchState>, is_news: bool) {
-        let pods = &shown.pods;
-        let is_here = |uid: &String, _: &mut Vec<String>| pods.by_uid(uid).is_some();
-        self.lock().complained.retain(is_here);
-        self.shown.send_if_modified(|is| {
-            *is = shown;
-            is_news
+    /// Replaces the state of the watches. `wakes_adds` wakes the ADDs that wait for their pod.
+    pub(crate) fn set_watched(&self, watched: Arc<WatchState>, wakes_adds: bool) {
+        let is_here = |uid: &String, _: &mut Vec<String>| watched.pods.by_uid(uid).is_some();
+        self.lock().reported.retain(is_here);
+        self.watched.send_if_modified(|is| {
+            *is = watched;
+            wakes_adds
         });
     }
 
-    /// Returns a receiver that wakes when the state is replaced with `is_news` from now on.
-    pub fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
-        self.shown.subscribe()
+    /// Returns a receiver of the state of the watches, which wakes when the state is replaced with `wakes_adds`.
+    pub(crate) fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
+        self.watched.subscribe()
     }
 
     /// Locks the state that the servers write. The lock must not be held across an await.
-    pub fn lock(&self) -> MutexGuard<'_, ServiceState> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ServiceState> {
+        self.service.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ServiceState {
     /// Records the errors that a pod's annotations have now. Returns those that were not recorded before.
-    pub(crate) fn report_errors(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
-        let told = self.complained.entry(uid.to_owned()).or_default();
-        let fresh = |it: &&String| !told.contains(it);
-        let fresh: Vec<String> = complaints.iter().filter(fresh).cloned().collect();
-        *told = complaints.to_vec();
-        if told.is_empty() {
-            self.complained.remove(uid);
+    pub(crate) fn report_errors(&mut self, uid: &str, errors: Vec<String>) -> Vec<String> {
+        let before = self.reported.remove(uid).unwrap_or_default();
+        let new = errors.iter().filter(|it| !before.contains(it)).cloned();
+        let new = new.collect();
+        if !errors.is_empty() {
+            self.reported.insert(uid.to_owned(), errors);
         }
-        fresh
+        new
     }
 }
 
@@ -124,8 +117,7 @@ impl WatchState {
         self.may_ask() && !self.gives_unasked
     }
 
-    /// Whether the result of an ADD depends on labels or annotations of its pod. Until the pools are known, the answer
-    /// is yes.
+    /// Whether the result of an ADD depends on labels or annotations of its pod; true until the pools are known.
     pub(crate) fn depends_on_pod(&self, add: &Add) -> bool {
         let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
@@ -139,7 +131,7 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether the agent knows enough about a pod, or waiting would bring no more knowledge soon.
+    /// Whether an ADD need not wait for more information about its pod.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

@@ -1,7 +1,7 @@
 //! Values that the agent derives from a snapshot of the store.
 
-use cadastre_core::Addr;
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
+use cadastre_core::{Addr, Cidr, Family};
 use cadastre_node::{AttachmentRecord, BlockCount, BlockState, Snapshot};
 
 /// Whether a range is a podCIDR. The agent neither requests nor releases podCIDRs.
@@ -31,19 +31,26 @@ pub(crate) fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTe
 }
 
 /// Returns the addresses of an attachment.
-pub(crate) fn addresses(tenant: &AttachmentRecord) -> impl Iterator<Item = Addr> {
-    tenant.given.addresses.iter().map(|it| it.address)
+pub(crate) fn addresses(record: &AttachmentRecord) -> impl Iterator<Item = Addr> {
+    record.given.addresses.iter().map(|it| it.address)
 }
 
 /// Returns the UID of the attachment's pod; empty if the runtime passed none.
-pub(crate) fn pod_uid(tenant: &AttachmentRecord) -> &str {
-    tenant.pod.as_ref().map_or("", |pod| pod.uid.as_str())
+pub(crate) fn pod_uid(record: &AttachmentRecord) -> &str {
+    record.pod.as_ref().map_or("", |pod| pod.uid.as_str())
 }
 
-/// Returns the node's ranges as far as the store knows them, so that files and gRPC clients get them even without the
-/// API. Reserved addresses are left out.
-pub(crate) fn as_holding(snapshot: &Snapshot) -> NodeAllocation {
-    let listed = |it: &&BlockCount| it.state.is_listed();
+/// Returns all ranges of the node's pools, also those in which the node has no block.
+pub(crate) fn pool_cidrs(allocation: &NodeAllocation) -> impl Iterator<Item = Cidr> {
+    let pools = allocation.pools.iter();
+    let families = pools.flat_map(|pool| Family::ALL.map(|it| pool.family(it)));
+    families.flatten().flat_map(|it| it.cidrs.iter().copied())
+}
+
+/// Returns the node's ranges as far as the store knows them, so that files and gRPC clients get them even if the API
+/// server does not answer. Reserved addresses are left out.
+pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
+    let listed = snapshot.blocks.iter().filter(|it| it.state.is_listed());
     let block = |it: &BlockCount| Block {
         cidr: it.cidr,
         uid: it.uid.clone(),
@@ -54,7 +61,7 @@ pub(crate) fn as_holding(snapshot: &Snapshot) -> NodeAllocation {
     };
     NodeAllocation {
         node_uid: snapshot.node_uid.clone().unwrap_or_default(),
-        blocks: snapshot.blocks.iter().filter(listed).map(block).collect(),
+        blocks: listed.map(block).collect(),
         pools: snapshot.pools.iter().map(|it| it.terms.clone()).collect(),
     }
 }
@@ -62,7 +69,6 @@ pub(crate) fn as_holding(snapshot: &Snapshot) -> NodeAllocation {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use cadastre_core::Cidr;
     use cadastre_core::node_allocation::FamilyTerms;
     use cadastre_node::{
         AddressAssignment, AddressCounts, AssignedAddress, Attachment, PodRef, PoolCount,
@@ -108,10 +114,19 @@ pub(crate) mod testing {
         }
     }
 
-    /// Returns an attachment `net`/`container`/`eth0` of a pod in the boot `boot`; without a pod if `pod_uid` is empty.
-    pub(crate) fn tenant(container: &str, pod_uid: &str, addresses: &[&str]) -> AttachmentRecord {
-        let given = |text: &&str| {
-            let address = Addr::parse_strict(text).unwrap();
+    /// Returns the attachment of the interface `eth0` of a container on the network `net`.
+    pub(crate) fn attachment(container: &str) -> Attachment {
+        Attachment {
+            network: "net".to_owned(),
+            container_id: container.to_owned(),
+            ifname: "eth0".to_owned(),
+        }
+    }
+
+    /// Returns the record of an attachment in the boot `boot`; without a pod if `pod_uid` is empty.
+    pub(crate) fn record(container: &str, pod_uid: &str, addresses: &[&str]) -> AttachmentRecord {
+        let assigned = |text: &&str| {
+            let address = addr(text);
             AssignedAddress {
                 address,
                 prefix: 32,
@@ -121,13 +136,9 @@ pub(crate) mod testing {
             }
         };
         AttachmentRecord {
-            attachment: Attachment {
-                network: "net".to_owned(),
-                container_id: container.to_owned(),
-                ifname: "eth0".to_owned(),
-            },
+            attachment: attachment(container),
             given: AddressAssignment {
-                addresses: addresses.iter().map(given).collect(),
+                addresses: addresses.iter().map(assigned).collect(),
                 ..AddressAssignment::default()
             },
             pod: (!pod_uid.is_empty()).then(|| PodRef {
@@ -139,6 +150,38 @@ pub(crate) mod testing {
             since_ms: 1_800_000_000_000,
             boot: "boot".to_owned(),
             order: 1,
+        }
+    }
+
+    pub(crate) fn addr(text: &str) -> Addr {
+        Addr::parse_strict(text).unwrap()
+    }
+
+    /// Returns a range of the pool `p` as the API allocates it; a podCIDR of the Node `node` if `uid` is `node`.
+    pub(crate) fn range(cidr: &str, uid: &str) -> Block {
+        Block {
+            cidr: Cidr::parse_strict(cidr).unwrap(),
+            uid: uid.to_owned(),
+            pool: "p".to_owned(),
+            draining: false,
+            reserved: Vec::new(),
+            on_request: Vec::new(),
+        }
+    }
+
+    /// Returns these blocks of the pool `p`, allocated to the Node `node`. The pool has the range 10.0.0.0/16.
+    pub(crate) fn allocation(cidrs: &[&str]) -> NodeAllocation {
+        let ipv4 = FamilyTerms {
+            cidrs: vec![Cidr::parse_strict("10.0.0.0/16").unwrap()],
+            ..FamilyTerms::default()
+        };
+        NodeAllocation {
+            node_uid: "node".to_owned(),
+            blocks: cidrs.iter().map(|it| range(it, "block")).collect(),
+            pools: vec![PoolTerms {
+                ipv4: Some(ipv4),
+                ..PoolTerms::named("p")
+            }],
         }
     }
 }

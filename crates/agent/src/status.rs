@@ -2,13 +2,13 @@
 //!
 //! # Guarantees
 //! - Equal state gives equal text: lists are sorted, and no time of writing is included.
-//! - No list and no text is longer than the API accepts. Longer ones are cut off, which loses nothing that a decision
-//!   depends on: the controller has the blocks' counts.
+//! - Lists and texts that are longer than the API accepts are cut off. No decision of the controller depends on the
+//!   rest.
 
 use std::collections::BTreeMap;
 
 use super::demand::PoolWant;
-use super::snapshot::is_pod_cidr;
+use super::snapshot::{busy, is_pod_cidr};
 use cadastre_api::{
     AgentInfo, BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS,
     NodeSubnetStatus, PoolDemand,
@@ -59,7 +59,7 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
     let mut blocks: Vec<_> = blocks.collect();
     blocks.sort_by_key(|it| it.cidr);
     let report = |it: &BlockCount| {
-        let is_unused = it.counts.used + it.counts.cooling == 0;
+        let is_unused = busy(it) == 0;
         let early = is_unused && Mutation::ReleaseReportedBeforeStored.is_on();
         let released = it.state == BlockState::Released || early;
         BlockStatus {
@@ -86,19 +86,15 @@ fn cut(text: &str, longest: usize) -> String {
 mod tests {
     use super::*;
     use crate::demand::{PendingAdds, wanted};
-    use crate::snapshot::testing::{block, pool, snapshot, tenant};
+    use crate::snapshot::testing::{block, pool, record, snapshot};
 
-    fn told(snapshot: &Snapshot) -> NodeSubnetStatus {
-        status(
-            snapshot,
-            &wanted(snapshot, &PendingAdds::new()),
-            &[],
-            "boot",
-        )
+    fn status_of(snapshot: &Snapshot) -> NodeSubnetStatus {
+        let wants = wanted(snapshot, &PendingAdds::new());
+        status(snapshot, &wants, &[], "boot")
     }
 
     #[test]
-    fn equal_state_gives_equal_text_in_whatever_order_it_is_kept() {
+    fn the_text_does_not_depend_on_the_order_in_the_store() {
         let mut it = snapshot(
             &[
                 pool("a", (3, 50), true, true),
@@ -110,17 +106,17 @@ mod tests {
                 block("fd00::/122", "a", 2, 0, 60),
             ],
         );
-        let text = serde_json::to_string(&told(&it)).unwrap();
+        let text = serde_json::to_string(&status_of(&it)).unwrap();
         it.blocks.reverse();
         it.pools.reverse();
-        assert_eq!(serde_json::to_string(&told(&it)).unwrap(), text);
-        let status = told(&it);
+        assert_eq!(serde_json::to_string(&status_of(&it)).unwrap(), text);
+        let status = status_of(&it);
         assert_eq!(status.pools.len(), 2);
         assert_eq!((status.pools[0].demand, status.pools[1].demand), (6, 1));
     }
 
     #[test]
-    fn it_fits_whatever_is_held() {
+    fn the_status_is_never_too_large() {
         let long = "x".repeat(10_000);
         let mut it = snapshot(&[], &[block("fd00::/64", "a", 0, 0, u64::MAX)]);
         it.blocks[0].uid.clone_from(&long);
@@ -135,7 +131,7 @@ mod tests {
 
     /// The whole object is written to etcd each time, on thousands of nodes, so it must be small.
     #[test]
-    fn a_node_with_two_blocks_and_110_pods_tells_less_than_a_kilobyte() {
+    fn the_status_of_a_node_with_two_blocks_and_110_pods_is_less_than_a_kilobyte() {
         let uid = "01234567-89ab-cdef-0123-456789abcdef";
         let mut blocks = [
             block("10.244.123.64/26", "production", 61, 0, 0),
@@ -149,7 +145,7 @@ mod tests {
         for n in 0..110 {
             let address = format!("10.244.123.{n}");
             it.attachments
-                .push(tenant(&format!("c{n}"), &format!("u{n}"), &[&address]));
+                .push(record(&format!("c{n}"), &format!("u{n}"), &[&address]));
         }
         let status = status(&it, &wanted(&it, &PendingAdds::new()), &[], uid);
         let size = serde_json::to_vec(&status).unwrap().len();
@@ -162,7 +158,7 @@ mod tests {
         gone.state = BlockState::Released;
         let mut range = block("10.1.0.0/24", "b", 5, 0, 10);
         range.uid = "node".to_owned();
-        let status = told(&snapshot(&[], &[gone, range]));
+        let status = status_of(&snapshot(&[], &[gone, range]));
         assert_eq!(status.blocks.len(), 1);
         assert!(status.blocks[0].released && status.blocks[0].free == 0);
     }

@@ -1,52 +1,33 @@
 //! Checks the store's file before it is opened, and creates a new file in place of one that was lost.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
+use super::machine::StoreFound;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{RememberedAttachment, Store, StoreError, clock, set_aside};
 
 /// How long to wait while another process has the file open.
 const WAIT: Duration = Duration::from_secs(3);
 
-/// The state of the store's file.
-#[derive(Debug)]
-pub(crate) enum Found {
-    /// The file can be used
-    Whole,
-    /// There is no file
-    Nothing,
-    /// The file was damaged, and has been renamed
-    Damaged {
-        /// The new path of the damaged file
-        aside: PathBuf,
-        /// What is wrong with the file, as a text for users
-        what: String,
-    },
-}
-
-/// Checks the store's file, and renames a damaged one. The text of an error says what to do. After an error for which
-/// [`is_final`] is true, a retry is of no use.
-pub(crate) async fn find(path: &Path) -> Result<Found, StoreError> {
+/// Checks the store's file, and renames a damaged one. Returns [`StoreFound::Open`] if the file can be opened. Returns
+/// only errors that an administrator must resolve; their text says what to do.
+pub(crate) async fn find(path: &Path) -> Result<StoreFound, StoreError> {
     let path = path.to_owned();
-    blocking(move || match Store::open_existing(&path, WAIT) {
-        Ok(_) => Ok(Found::Whole),
-        Err(StoreError::Missing { .. }) => Ok(Found::Nothing),
-        Err(error @ StoreError::Damaged { .. }) => {
-            let aside = set_aside(&path)?;
-            Ok(Found::Damaged {
-                aside,
-                what: error.to_string(),
-            })
-        }
+    let found = blocking(move || match Store::open_existing(&path, WAIT) {
+        Ok(_) => Ok(StoreFound::Open),
+        Err(StoreError::Missing { .. }) => Ok(StoreFound::Nothing),
+        Err(error @ StoreError::Damaged { .. }) => Ok(StoreFound::Damaged {
+            aside: set_aside(&path)?,
+            what: error.to_string(),
+        }),
         Err(error) => Err(error),
-    })
-    .await
-}
-
-/// Whether only an administrator can resolve the error.
-pub(crate) fn is_final(error: &StoreError) -> bool {
-    matches!(error, StoreError::Format { .. })
+    });
+    match found.await {
+        Err(error @ StoreError::Format { .. }) => Err(error),
+        Err(error) => Ok(StoreFound::Unclear(error.to_string())),
+        found => found,
+    }
 }
 
 /// Creates a new file with the node's ranges and the addresses that other sources show as in use. Returns how many

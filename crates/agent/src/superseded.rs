@@ -22,13 +22,13 @@ use cadastre_node::{Attachment, AttachmentRecord};
 
 /// Returns the attachments that a newer one supersedes. `boot` is the id of the current boot.
 pub(crate) fn superseded<'a>(
-    tenants: &'a [AttachmentRecord],
+    records: &'a [AttachmentRecord],
     boot: &str,
 ) -> BTreeSet<&'a Attachment> {
     let mut newest: BTreeMap<Key<'_>, Age> = BTreeMap::new();
-    for tenant in tenants {
-        if let Some(key) = key(tenant) {
-            let age = age(tenant, boot);
+    for record in records {
+        if let Some(key) = key(record) {
+            let age = age(record, boot);
             let newest = newest.entry(key).or_insert(age);
             *newest = age.max(*newest);
         }
@@ -37,7 +37,7 @@ pub(crate) fn superseded<'a>(
         let newest = key(it).and_then(|key| newest.get(&key));
         newest.is_some_and(|newest| age(it, boot) < *newest)
     };
-    let older = tenants.iter().filter(is_older);
+    let older = records.iter().filter(is_older);
     older.map(|it| &it.attachment).collect()
 }
 
@@ -47,40 +47,40 @@ type Key<'a> = (&'a str, &'a str, &'a str);
 /// Whether the attachment is of the current boot, and its place in the store's order. A greater value is newer.
 type Age = (bool, u64);
 
-fn key(tenant: &AttachmentRecord) -> Option<Key<'_>> {
-    let uid = pod_uid(tenant);
+fn key(record: &AttachmentRecord) -> Option<Key<'_>> {
+    let uid = pod_uid(record);
     let Attachment {
         network, ifname, ..
-    } = &tenant.attachment;
+    } = &record.attachment;
     (!uid.is_empty()).then_some((uid, network, ifname))
 }
 
-fn age(tenant: &AttachmentRecord, boot: &str) -> Age {
-    (tenant.boot == boot || boot.is_empty(), tenant.order)
+fn age(record: &AttachmentRecord, boot: &str) -> Age {
+    (record.boot == boot || boot.is_empty(), record.order)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::testing::tenant;
+    use crate::snapshot::testing::record;
 
-    fn given(id: &str, uid: &str, boot: &str, order: u64) -> AttachmentRecord {
+    fn assigned(id: &str, uid: &str, boot: &str, order: u64) -> AttachmentRecord {
         AttachmentRecord {
             boot: boot.to_owned(),
             order,
-            ..tenant(id, uid, &["10.0.0.1"])
+            ..record(id, uid, &["10.0.0.1"])
         }
     }
 
-    fn of(tenants: &[AttachmentRecord]) -> Vec<&str> {
-        let all = superseded(tenants, "boot");
+    fn of(records: &[AttachmentRecord]) -> Vec<&str> {
+        let all = superseded(records, "boot");
         all.into_iter().map(|it| &*it.container_id).collect()
     }
 
     #[test]
-    fn all_but_the_newest_of_a_pod_s_interface_are_superseded() {
+    fn all_but_the_newest_attachment_of_an_interface_are_superseded() {
         let mut all: Vec<AttachmentRecord> = (0..16)
-            .map(|n| given(&format!("c{n:02}"), "u1", "boot", n + 2))
+            .map(|n| assigned(&format!("c{n:02}"), "u1", "boot", n + 2))
             .collect();
         all.reverse();
         let older: Vec<String> = (0..15).map(|n| format!("c{n:02}")).collect();
@@ -88,14 +88,14 @@ mod tests {
         // The wall clock makes no difference, because only the order of assignment counts.
         all[0].since_ms = 0;
         assert_eq!(of(&all), older);
-        assert!(of(&all[..1]).is_empty(), "a single one stays");
+        assert!(of(&all[..1]).is_empty(), "a single attachment stays");
     }
 
     #[test]
     fn another_pod_network_or_interface_supersedes_nothing() {
-        let old = given("c1", "u1", "boot", 2);
+        let old = assigned("c1", "u1", "boot", 2);
         let newer = |change: fn(&mut AttachmentRecord)| {
-            let mut newer = given("c2", "u1", "boot", 3);
+            let mut newer = assigned("c2", "u1", "boot", 3);
             change(&mut newer);
             [old.clone(), newer]
         };
@@ -104,21 +104,24 @@ mod tests {
         assert!(of(&newer(|it| it.attachment.network = "other".to_owned())).is_empty());
         assert!(of(&newer(|it| it.pod.as_mut().unwrap().uid = "u2".to_owned())).is_empty());
         // Nothing shows that attachments without a pod belong together, so none supersedes another.
-        let nobody = [given("c1", "", "boot", 2), given("c2", "", "boot", 3)];
-        assert!(of(&nobody).is_empty());
+        let without_pod = [assigned("c1", "", "boot", 2), assigned("c2", "", "boot", 3)];
+        assert!(of(&without_pod).is_empty());
     }
 
     #[test]
-    fn what_is_of_this_boot_is_newer_and_what_was_adopted_is_older_than_what_was_given() {
+    fn attachments_of_this_boot_are_newer_and_adopted_attachments_are_older() {
         let reboot = [
-            given("c1", "u1", "earlier", 9),
-            given("c2", "u1", "boot", 2),
+            assigned("c1", "u1", "earlier", 9),
+            assigned("c2", "u1", "boot", 2),
         ];
         assert_eq!(of(&reboot), ["c1"]);
-        let adopted = [given("c1", "u1", "boot", 1), given("c2", "u1", "boot", 1)];
-        assert!(of(&adopted).is_empty(), "which one is newer is not known");
+        let adopted = [
+            assigned("c1", "u1", "boot", 1),
+            assigned("c2", "u1", "boot", 1),
+        ];
+        assert!(of(&adopted).is_empty(), "their order is unknown");
         let [one, two] = adopted;
-        let given = given("c3", "u1", "boot", 2);
-        assert_eq!(of(&[one, given, two]), ["c1", "c2"]);
+        let newer = assigned("c3", "u1", "boot", 2);
+        assert_eq!(of(&[one, newer, two]), ["c1", "c2"]);
     }
 }

@@ -1,9 +1,10 @@
 //! Unix sockets that only root and the agent's own user may use.
 //!
 //! # Guarantees
-//! - A socket on which a live process listens is left alone. One that a killed process left behind is replaced.
-//! - Two agents cannot take each other's sockets, because only the agent that has the lock on a file beside them may
-//!   use them. The kernel releases the lock when the agent's process ends.
+//! - A socket file on which a process listens is left alone. A socket file that a killed process left behind is
+//!   replaced.
+//! - Only the agent that has the lock on the file `agent.lock` beside the sockets uses them. The kernel releases the
+//!   lock when the agent's process ends.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -19,7 +20,8 @@ use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
-use cadastre_node::advice;
+use super::files::FileError;
+use crate::metrics::Counted;
 
 /// The pause after a connection could not be accepted, for example because file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -39,32 +41,13 @@ pub enum SocketError {
         what: &'static str,
     },
     /// An operation on a path failed.
-    #[error(
-        "cannot {what} {}: {error}. {}",
-        path.display(),
-        advice(error).unwrap_or("Check the path and its owner.")
-    )]
-    Io {
-        /// The operation, as in `cannot …`
-        what: &'static str,
-        /// The path of the operation
-        path: PathBuf,
-        /// The error of the system call
-        error: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
 }
 
-fn at<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> SocketError + 'a {
-    move |error| SocketError::Io {
-        what,
-        path: path.to_owned(),
-        error,
-    }
-}
-
-/// The lock that makes this process the only agent of the node.
+/// The lock that makes this process the only agent of the node. The lock ends when this value is dropped.
 #[derive(Debug)]
-pub struct OnlyOne(#[expect(dead_code, reason = "the lock goes with it")] File);
+pub struct OnlyOne(#[expect(dead_code, reason = "the open file has the lock")] File);
 
 impl OnlyOne {
     /// Takes the lock in `folder`; fails if another process has it.
@@ -73,26 +56,26 @@ impl OnlyOne {
         let path = folder.join("agent.lock");
         let mut options = OpenOptions::new();
         let options = options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(at("open", &path))?;
+        let file = options.open(&path).map_err(FileError::at("open", &path))?;
         match file.try_lock() {
             Ok(()) => Ok(Self(file)),
             Err(TryLockError::WouldBlock) => Err(SocketError::Taken {
                 path,
                 what: "is locked",
             }),
-            Err(TryLockError::Error(error)) => Err(at("lock", &path)(error)),
+            Err(TryLockError::Error(error)) => Err(FileError::at("lock", &path)(error).into()),
         }
     }
 }
 
 /// Creates the folder with mode 0700 if it is missing.
-pub(crate) fn make_folder(folder: &Path) -> Result<(), SocketError> {
+fn make_folder(folder: &Path) -> Result<(), FileError> {
     if folder.is_dir() {
         return Ok(());
     }
     let mut builder = DirBuilder::new();
-    let made = builder.recursive(true).mode(0o700).create(folder);
-    made.map_err(at("create", folder))
+    let created = builder.recursive(true).mode(0o700).create(folder);
+    created.map_err(FileError::at("create", folder))
 }
 
 /// A listening socket. Its file is removed when this value is dropped.
@@ -107,24 +90,13 @@ pub struct Socket {
 /// A connection of an accepted peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// The connection itself
     pub stream: tokio::net::UnixStream,
     /// Must be kept until the connection is closed
     pub slot: Slot,
 }
 
-/// One of the connections that a socket may have. It becomes free when this value is dropped.
-#[derive(Debug)]
-pub struct Slot {
-    _permit: OwnedSemaphorePermit,
-    open: IntGauge,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.open.dec();
-    }
-}
+/// One of the connections that a socket may have. The slot becomes free when this value is dropped.
+pub(crate) type Slot = (OwnedSemaphorePermit, Counted);
 
 impl Socket {
     /// Listens on `path` with mode 0600, with at most `connections` connections at a time, which `open` counts. A
@@ -142,17 +114,17 @@ impl Socket {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_file(path).map_err(at("remove the stale socket", path))?;
+                fs::remove_file(path).map_err(FileError::at("remove the stale socket", path))?;
             }
-            Err(error) => return Err(at("use the socket", path)(error)),
+            Err(error) => return Err(FileError::at("use the socket", path)(error).into()),
         }
         // The socket is created under another name, so nobody can connect to `path` before the mode is right.
         let new = path.with_extension("new");
         let _ = fs::remove_file(&new);
-        let listener = UnixListener::bind(&new).map_err(at("listen on", &new))?;
+        let listener = UnixListener::bind(&new).map_err(FileError::at("listen on", &new))?;
         let placed = fs::set_permissions(&new, Permissions::from_mode(0o600))
             .and_then(|()| fs::rename(&new, path));
-        placed.map_err(at("put in place the socket", path))?;
+        placed.map_err(FileError::at("put in place the socket", path))?;
         Ok(Self {
             listener,
             path: path.to_owned(),
@@ -180,12 +152,7 @@ impl Socket {
             };
             match stream.peer_cred() {
                 Ok(peer) if may_ask(peer.uid(), geteuid().as_raw()) => {
-                    self.open.inc();
-                    let open = self.open.clone();
-                    let slot = Slot {
-                        _permit: permit,
-                        open,
-                    };
+                    let slot = (permit, Counted::new(&self.open));
                     return Peer { stream, slot };
                 }
                 Ok(peer) => {
@@ -254,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_peers_than_there_are_places() {
+    async fn no_more_peers_are_accepted_than_there_are_slots() {
         let folder = crate::files::temp_folder();
         let path = folder.join("x.sock");
         let open = gauge();
@@ -267,7 +234,7 @@ mod tests {
         assert_eq!(open.get(), 1);
         let soon = Duration::from_millis(50);
         let second = tokio::time::timeout(soon, socket.accept()).await;
-        assert!(second.is_err(), "a second place");
+        assert!(second.is_err(), "there is one slot");
         drop(first);
         socket.accept().await;
         assert_eq!(open.get(), 0);
@@ -275,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn root_and_the_own_user_may_ask() {
+    fn only_root_and_the_user_of_the_agent_may_ask() {
         assert!(may_ask(0, 1000) && may_ask(1000, 1000) && !may_ask(1001, 1000));
     }
 }

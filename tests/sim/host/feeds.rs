@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
-use cadastre_agent::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use cadastre_agent::seen::{AddressesSeen, SubnetSeen};
 use cadastre_api::{AllocatedBlock, Recall};
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet};
+use cadastre_controller::cluster::objects::{Pod as ApiPod, Subnet};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::{ObjectEvent, WatchStep};
 
@@ -35,7 +35,7 @@ impl Line {
 /// Events that the agent's watches have not delivered yet, and what the agent knows from those delivered.
 #[derive(Default)]
 pub struct Feeds {
-    node: VecDeque<WatchStep<NodeSeen>>,
+    node: VecDeque<WatchStep<String>>,
     subnet: VecDeque<WatchStep<SubnetSeen>>,
     addresses: VecDeque<WatchStep<AddressesSeen>>,
     pods: VecDeque<WatchStep<Pod>>,
@@ -79,12 +79,12 @@ impl Feeds {
     }
 
     /// Updates the UID of the agent's Node after an event of the Node's watch.
-    fn node_shown(&mut self, change: &ObjectEvent<NodeSeen>, node: &mut Option<ObjectUid>) {
+    fn node_shown(&mut self, change: &ObjectEvent<String>, node: &mut Option<ObjectUid>) {
         match change {
             ObjectEvent::Restarted { .. } => self.node_listed = false,
-            ObjectEvent::Applied(seen) => {
+            ObjectEvent::Applied(uid) => {
                 self.node_listed = true;
-                *node = Some(seen.uid.as_str().into());
+                *node = Some(uid.as_str().into());
             }
             ObjectEvent::Listed if !self.node_listed => *node = None,
             ObjectEvent::Deleted(_) => *node = None,
@@ -99,12 +99,6 @@ impl Feeds {
             Line::Addresses => self.addresses.pop_front().map(AgentEvent::Addresses),
             Line::Pods => self.pods.pop_front().map(AgentEvent::Pod),
         }
-    }
-}
-
-fn seen_node(node: &Node) -> NodeSeen {
-    NodeSeen {
-        uid: node.uid.to_string(),
     }
 }
 
@@ -166,9 +160,9 @@ impl Sim {
                     return;
                 }
                 let change = if is_mine {
-                    ObjectEvent::Applied(seen_node(&node))
+                    ObjectEvent::Applied(node.uid.to_string())
                 } else {
-                    ObjectEvent::Deleted(seen_node(&node))
+                    ObjectEvent::Deleted(node.uid.to_string())
                 };
                 let host = self.host_mut(id);
                 host.feeds.node.push_back(WatchStep::Change(change));
@@ -235,7 +229,7 @@ impl Sim {
         let pods: Vec<Pod> = self.api.pods_on(&name).map(|pod| seen_pod(pod)).collect();
         let host = self.host_mut(id);
         let feeds = &mut host.feeds;
-        feeds.node = listing(asked, node.map(|node| seen_node(&node)));
+        feeds.node = listing(asked, node.map(|node| node.uid.to_string()));
         feeds.subnet = listing(asked, subnet);
         feeds.addresses = listing(asked, addresses);
         feeds.pods = listing(asked, pods);

@@ -276,15 +276,15 @@ impl Sim {
                 let event = AgentEvent::Namespace(name, known);
                 self.process_due(id, lag, ProcessAct::Tell(Box::new(event)));
             }
-            AgentEffect::Offer { shown, is_news } => {
-                self.process(id)?.shown = shown;
+            AgentEffect::Offer { watched, is_news } => {
+                self.process(id)?.shown = watched;
                 if is_news {
                     self.wake_adds(id, |_, it| matches!(it, Waiting::Pod(_)));
                 }
             }
             AgentEffect::Held => self.wake_adds(id, |_, it| matches!(it, Waiting::Block(_))),
-            AgentEffect::ToldTurnedAway => self.process(id)?.desk.turned_away = None,
-            AgentEffect::Tell(notice) => {
+            AgentEffect::TurnedAwayReported => self.process(id)?.desk.turned_away = None,
+            AgentEffect::Emit(notice) => {
                 let name = self.machines.hosts[id].name.clone();
                 self.log(Some(&name), || {
                     format!("agent {id} tells: {} {}", notice.reason, notice.note)
@@ -292,7 +292,7 @@ impl Sim {
             }
             AgentEffect::Ready(..)
             | AgentEffect::Holding(_)
-            | AgentEffect::Suspicious(_)
+            | AgentEffect::LeakCandidates(_)
             | AgentEffect::Count(_) => {}
         }
         None
@@ -322,7 +322,7 @@ impl Sim {
         };
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods, &evidence));
-        let proven = proven.map(|it| (it.attachment, it.reason)).collect();
+        let proven = proven.map(|it| (it.record.attachment, it.reason)).collect();
         if let Some(process) = &mut host.process {
             process.machine.on(AgentEvent::Proven(proven), &now);
         }

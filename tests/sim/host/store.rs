@@ -89,10 +89,9 @@ impl Sim {
                 StoreRequest::op(Op::Del(attachment), call, Box::new(reply))
             }
             StoreQuestion::Transact(transaction) => {
-                let failed = transaction.clone();
                 let work = move |it: &mut AddressLedger<'_>| transaction.run(it);
                 StoreRequest::work(None, work, move |result: Result<_, Arc<StoreError>>| {
-                    put(result.unwrap_or_else(|error| failed.failed(trouble(&error))));
+                    put(result.unwrap_or_else(|error| StoreAnswer::Failed(trouble(&error))));
                 })
             }
         };

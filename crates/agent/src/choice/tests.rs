@@ -40,12 +40,12 @@ fn names(names: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_annotation_goes_before_the_config_and_that_before_selectors() {
+fn the_annotation_precedes_the_config_and_the_config_precedes_selectors() {
     let pools = [serving("a", &[], &[]), serving("b", &[], &[("app", "db")])];
     let config = names(&["from-config"]);
     let annotated = pod("u", &[], &[(POOLS, " x, y ,x")]);
     let plain = pod("u", &[("app", "db")], &[]);
-    let decide = |asked: &PodRequest| decide(asked, &pools, &[]).pools;
+    let decide = |request: &PodRequest| decide(request, &pools, &[]).0.pools;
     assert_eq!(
         decide(&of(Some(&annotated), &config)),
         PoolOrder::Named(names(&["x", "y"]))
@@ -70,7 +70,7 @@ fn the_annotation_goes_before_the_config_and_that_before_selectors() {
 }
 
 #[test]
-fn the_namespace_names_pools_for_pods_that_name_none() {
+fn the_annotation_of_the_namespace_counts_for_pods_without_one() {
     let config = names(&["from-config"]);
     let naming = |text: &str| Namespace {
         pools: Some(text.to_owned()),
@@ -80,14 +80,14 @@ fn the_namespace_names_pools_for_pods_that_name_none() {
     let (plain, own) = (pod("u", &[], &[]), pod("u", &[], &[(POOLS, "own")]));
     let wrong = pod("u", &[], &[(POOLS, "a,,b")]);
     let decide = |pod: Option<&Pod>, namespace, ifname| {
-        let asked = PodRequest {
+        let request = PodRequest {
             namespace: Some(namespace),
             ifname,
             ..of(pod, &config)
         };
-        decide(&asked, &[], &[])
+        decide(&request, &[], &[])
     };
-    let named = |pod, namespace, ifname| match decide(pod, namespace, ifname).pools {
+    let named = |pod, namespace, ifname| match decide(pod, namespace, ifname).0.pools {
         PoolOrder::Named(names) => names.join(" "),
         other => panic!("{other:?}"),
     };
@@ -97,20 +97,20 @@ fn the_namespace_names_pools_for_pods_that_name_none() {
     assert_eq!(named(Some(&plain), &good, "net1"), "from-config");
     assert_eq!(named(None, &good, "eth0"), "from-config");
     assert_eq!(named(Some(&plain), &bad, "eth0"), "from-config");
-    let told = decide(Some(&wrong), &bad, "eth0").complaints;
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[1].contains("the namespace's annotation cadastre.dev/pools (\"No Pool\")"));
+    let (_, errors) = decide(Some(&wrong), &bad, "eth0");
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    assert!(errors[1].contains("the namespace's annotation cadastre.dev/pools (\"No Pool\")"));
 }
 
 #[test]
-fn where_no_pool_asks_for_labels_the_store_decides() {
+fn without_selectors_all_pools_serve_the_pod() {
     let pools = [serving("a", &[], &[]), serving("b", &[], &[])];
-    let chosen = decide(&of(None, &[]), &pools, &names(&["c"]));
-    assert_eq!(chosen.pools, PoolOrder::All);
+    let (choice, _) = decide(&of(None, &[]), &pools, &names(&["c"]));
+    assert_eq!(choice.pools, PoolOrder::All);
 }
 
 #[test]
-fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
+fn pools_are_selected_in_order_and_unknown_labels_select_nothing() {
     let pools = [
         serving("db", &[], &[("app", "db")]),
         serving("team", &[("team", "x")], &[]),
@@ -123,11 +123,11 @@ fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
         ..Namespace::default()
     };
     let decide = |pod: Option<&Pod>, namespace: Option<&Namespace>| {
-        let asked = PodRequest {
+        let request = PodRequest {
             namespace,
             ..of(pod, &[])
         };
-        match decide(&asked, &pools, &names(&["cidr"])).pools {
+        match decide(&request, &pools, &names(&["cidr"])).0.pools {
             PoolOrder::Selected(names) => names,
             other => panic!("{other:?}"),
         }
@@ -147,8 +147,8 @@ fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
         pod: Selector::new(Some(&absent)).unwrap(),
         ..serving("absent", &[], &[])
     }];
-    let PoolOrder::None(why) = super::decide(&of(None, &[]), &pools, &[]).pools else {
-        panic!("selected by labels that are not known");
+    let PoolOrder::None(why) = super::decide(&of(None, &[]), &pools, &[]).0.pools else {
+        panic!("selected by unknown labels");
     };
     assert!(
         why.contains("absent") && why.contains("does not know"),
@@ -157,7 +157,7 @@ fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
 }
 
 #[test]
-fn a_pool_that_is_to_be_named_serves_nobody_else() {
+fn a_manual_pool_serves_no_pod_that_does_not_name_it() {
     let pools = [
         ServingPool {
             manual: true,
@@ -166,14 +166,14 @@ fn a_pool_that_is_to_be_named_serves_nobody_else() {
         serving("db", &[], &[("app", "db")]),
     ];
     let other = pod("u", &[("app", "web")], &[]);
-    let PoolOrder::None(why) = decide(&of(Some(&other), &[]), &pools, &[]).pools else {
+    let PoolOrder::None(why) = decide(&of(Some(&other), &[]), &pools, &[]).0.pools else {
         panic!("selected");
     };
     assert!(why.contains("manual") && why.contains("app"), "{why}");
 }
 
 #[test]
-fn garbage_in_an_annotation_is_told_and_left_out() {
+fn an_annotation_that_cannot_be_parsed_is_reported_and_ignored() {
     let config = names(&["from-config"]);
     for (name, text, says) in [
         (POOLS, "a,,b", "no name of a pool"),
@@ -186,76 +186,74 @@ fn garbage_in_an_annotation_is_told_and_left_out() {
         (ADDRESSES, "", "is empty"),
     ] {
         let annotated = pod("u", &[], &[(name, text)]);
-        let chosen = decide(&of(Some(&annotated), &config), &[], &[]);
-        assert_eq!(chosen.complaints.len(), 1, "{text}");
-        let complaint = &chosen.complaints[0];
-        assert!(
-            complaint.contains(says) && complaint.contains(name),
-            "{complaint}"
-        );
-        assert_eq!(chosen.pools, PoolOrder::Named(config.clone()));
-        assert!(chosen.addresses.is_empty());
+        let (choice, errors) = decide(&of(Some(&annotated), &config), &[], &[]);
+        assert_eq!(errors.len(), 1, "{text}");
+        let error = &errors[0];
+        assert!(error.contains(says) && error.contains(name), "{error}");
+        assert_eq!(choice.pools, PoolOrder::Named(config.clone()));
+        assert!(choice.addresses.is_empty());
     }
     let many = vec!["a"; 5000].join("é,");
     let annotated = pod("u", &[], &[(POOLS, many.as_str())]);
-    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-    assert!(chosen.complaints[0].len() < 600);
+    let (_, errors) = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert!(errors[0].len() < 600);
     let many: Vec<String> = (0..17).map(|n| format!("p{n}")).collect();
     let annotated = pod("u", &[], &[(POOLS, many.join(",").as_str())]);
-    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-    assert!(chosen.complaints[0].contains("at most 16"));
+    let (_, errors) = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert!(errors[0].contains("at most 16"));
 }
 
 #[test]
-fn addresses_of_the_attachment_go_before_those_of_the_pod() {
+fn addresses_of_the_attachment_precede_those_of_the_pod() {
     let annotated = pod("u", &[], &[(ADDRESSES, "fd00::7, 10.0.0.7")]);
-    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-    assert_eq!(chosen.addresses, [addr("10.0.0.7"), addr("fd00::7")]);
+    let addresses = |request: &PodRequest| decide(request, &[], &[]).0.addresses;
+    let of_pod = addresses(&of(Some(&annotated), &[]));
+    assert_eq!(of_pod, [addr("10.0.0.7"), addr("fd00::7")]);
     let own = [addr("10.0.0.9")];
-    let asked = PodRequest {
+    let request = PodRequest {
         addresses: &own,
         ..of(Some(&annotated), &[])
     };
-    assert_eq!(decide(&asked, &[], &[]).addresses, own);
+    assert_eq!(addresses(&request), own);
     let second = PodRequest {
         ifname: "net1",
         ..of(Some(&annotated), &[])
     };
-    assert!(decide(&second, &[], &[]).addresses.is_empty());
+    assert!(addresses(&second).is_empty());
 }
 
 #[test]
-fn a_closed_pool_serves_as_long_as_a_block_of_it_gives() {
-    let pool = |name: &str, closed| NodePool {
+fn a_retained_pool_serves_while_a_block_of_it_assigns_addresses() {
+    let pool = |name: &str, retained| NodePool {
         name: name.to_owned(),
-        retained: closed,
+        retained,
         assignment: AssignmentMode::Manual,
         ..NodePool::default()
     };
-    let pools = [pool("open", false), pool("shut", true)];
+    let pools = [pool("open", false), pool("retained", true)];
     assert!(pools[0].is_askable() && !pools[1].is_askable());
-    let of = |giving: &[&str]| -> Vec<(String, bool)> {
-        let giving = names(giving).into_iter().collect();
-        let (serving, wrong) = super::serving(&pools, &giving);
+    let of = |allocating: &[&str]| -> Vec<(String, bool)> {
+        let allocating = names(allocating).into_iter().collect();
+        let (serving, wrong) = super::serving(&pools, &allocating);
         assert_eq!(wrong, Vec::<String>::new());
         serving.into_iter().map(|it| (it.name, it.manual)).collect()
     };
     assert_eq!(of(&[]), [("open".to_owned(), true)]);
-    let both = [("open".to_owned(), true), ("shut".to_owned(), true)];
-    assert_eq!(of(&["shut"]), both);
+    let both = [("open".to_owned(), true), ("retained".to_owned(), true)];
+    assert_eq!(of(&["retained"]), both);
 }
 
 #[test]
-fn annotations_that_mean_nothing_are_told() {
+fn unknown_annotations_are_reported() {
     let annotated = pod("u", &[], &[("cadastre.dev/pool", "x"), (POOLS, "y")]);
-    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-    assert_eq!(chosen.pools, PoolOrder::Named(names(&["y"])));
-    assert_eq!(chosen.complaints.len(), 1);
-    assert!(chosen.complaints[0].starts_with("annotation cadastre.dev/pool means nothing"));
+    let (choice, errors) = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert_eq!(choice.pools, PoolOrder::Named(names(&["y"])));
+    assert_eq!(errors.len(), 1);
+    assert!(errors[0].starts_with("annotation cadastre.dev/pool means nothing"));
 }
 
 #[test]
-fn a_pool_for_some_namespaces_is_for_pods_of_these_alone() {
+fn a_pool_with_a_namespace_selector_is_open_only_to_matching_namespaces() {
     let pools = [
         serving("team", &[("team", "a")], &[]),
         serving("any", &[], &[]),
@@ -266,11 +264,11 @@ fn a_pool_for_some_namespaces_is_for_pods_of_these_alone() {
     };
     let plain = pod("u", &[], &[(POOLS, "team")]);
     let bound = |namespace| {
-        let asked = PodRequest {
+        let request = PodRequest {
             namespace,
             ..of(Some(&plain), &[])
         };
-        decide(&asked, &pools, &[]).bound
+        decide(&request, &pools, &[]).0.bound
     };
     let other = Namespace::default();
     assert_eq!(bound(Some(&of_team)), ["team"]);

@@ -13,10 +13,10 @@ use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 
 /// How the runtime answers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum Mood {
+pub(crate) enum Behavior {
     /// With the sandboxes that were added
     #[default]
-    Well,
+    Healthy,
     /// With the sandboxes that were added, after this time
     Slow(Duration),
     /// With this error
@@ -25,7 +25,7 @@ pub(crate) enum Mood {
 
 /// The answers of the runtime, shared by the service and the test.
 #[derive(Clone, Default)]
-pub(crate) struct State(Arc<Mutex<(Mood, Vec<v1::PodSandbox>, u32)>>);
+pub(crate) struct State(Arc<Mutex<(Behavior, Vec<v1::PodSandbox>, u32)>>);
 
 /// A running fake; dropping it ends the server and leaves the socket file behind, as a killed process does.
 pub(crate) struct Fake {
@@ -71,8 +71,8 @@ impl Fake {
 }
 
 impl State {
-    pub(crate) fn be(&self, mood: Mood) {
-        self.0.lock().unwrap().0 = mood;
+    pub(crate) fn set(&self, behavior: Behavior) {
+        self.0.lock().unwrap().0 = behavior;
     }
 
     /// Adds a sandbox of a pod in the namespace `default`.
@@ -99,11 +99,11 @@ impl State {
     }
 
     async fn answer(&self) -> Result<Vec<v1::PodSandbox>, Status> {
-        let (mood, sandboxes, _) = self.0.lock().unwrap().clone();
-        match mood {
-            Mood::Well => {}
-            Mood::Slow(pause) => tokio::time::sleep(pause).await,
-            Mood::Failing(code) => return Err(Status::new(code, "the runtime is not well")),
+        let (behavior, sandboxes, _) = self.0.lock().unwrap().clone();
+        match behavior {
+            Behavior::Healthy => {}
+            Behavior::Slow(pause) => tokio::time::sleep(pause).await,
+            Behavior::Failing(code) => return Err(Status::new(code, "the runtime is not well")),
         }
         Ok(sandboxes)
     }

@@ -14,13 +14,14 @@
 //! Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
-//! - Nothing is rendered before the node has a range from which addresses are assigned, or waits for a pod to request
-//!   one. Only a valid conflist is rendered.
+//! - Nothing is rendered before the node has a range from which addresses are assigned, or requests a range when a pod
+//!   comes. Only a valid conflist is rendered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
+use crate::snapshot::pool_cidrs;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Cidr, Family};
 
@@ -61,7 +62,10 @@ pub const BRIDGE: &str = r#"{
 
 /// A template that renders to a valid conflist.
 #[derive(Clone, Debug)]
-pub struct Template(String);
+pub struct Template {
+    text: String,
+    network: String,
+}
 
 /// Values for placeholders that do not come from the node's ranges.
 #[derive(Clone, Debug)]
@@ -91,16 +95,16 @@ pub enum TemplateError {
 impl Template {
     /// Checks a template by rendering it with sample values.
     pub fn new(text: &str) -> Result<Self, TemplateError> {
-        let template = Self(text.to_owned());
         let facts = Facts {
             node: "node".to_owned(),
             mtu: 1500,
         };
-        let text = template.fill(&template_values(&NodeAllocation::default(), &facts))?;
-        let conf: Value = serde_json::from_str(&text).map_err(TemplateError::Json)?;
-        let name = conf["name"].as_str().unwrap_or_default();
+        let sample = fill(text, &NodeAllocation::default(), &facts)?;
+        let conf: Value = serde_json::from_str(&sample).map_err(TemplateError::Json)?;
+        let network = conf["name"].as_str().unwrap_or_default();
         let legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-        if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(legal) {
+        if !network.starts_with(|c: char| c.is_ascii_alphanumeric()) || !network.chars().all(legal)
+        {
             return Err(TemplateError::NoConflist(
                 "name has to be a word of letters, digits, '_', '.' and '-'",
             ));
@@ -112,20 +116,15 @@ impl Template {
                 "plugins has to be a list of objects, each with its type",
             ));
         }
-        Ok(template)
+        Ok(Self {
+            text: text.to_owned(),
+            network: network.to_owned(),
+        })
     }
 
-    /// Returns the name of the network in the configuration.
-    pub fn network(&self) -> Option<String> {
-        let facts = Facts {
-            node: "node".to_owned(),
-            mtu: 1500,
-        };
-        let text = self
-            .fill(&template_values(&NodeAllocation::default(), &facts))
-            .ok()?;
-        let conf: Value = serde_json::from_str(&text).ok()?;
-        Some(conf["name"].as_str()?.to_owned())
+    /// Returns the name of the network in the sample; `{{NODE}}` in the name is `node`.
+    pub fn network(&self) -> &str {
+        &self.network
     }
 
     /// Returns the text of the file. `None` if no range of the node assigns addresses, unless the node
@@ -139,56 +138,43 @@ impl Template {
         if holding.blocks.iter().all(|it| it.draining) && !waits_for_pods {
             return None;
         }
-        self.fill(&template_values(holding, facts)).ok()
-    }
-
-    fn fill(&self, words: &BTreeMap<&str, String>) -> Result<String, TemplateError> {
-        let mut parts = self.0.split("{{");
-        let mut text = parts.next().unwrap_or_default().to_owned();
-        for part in parts {
-            let (word, rest) = part.split_once("}}").unwrap_or((part, ""));
-            let value = words.get(word.trim()).filter(|_| part.len() > word.len());
-            let unknown = || TemplateError::Word(word.trim().chars().take(40).collect());
-            text.push_str(value.ok_or_else(unknown)?);
-            text.push_str(rest);
-        }
-        Ok(text)
+        fill(&self.text, holding, facts).ok()
     }
 }
 
+fn fill(template: &str, holding: &NodeAllocation, facts: &Facts) -> Result<String, TemplateError> {
+    let values = template_values(holding, facts);
+    let mut parts = template.split("{{");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (name, rest) = part.split_once("}}").unwrap_or((part, ""));
+        let value = values.get(name.trim()).filter(|_| part.len() > name.len());
+        let unknown = || TemplateError::Word(name.trim().chars().take(40).collect());
+        text.push_str(value.ok_or_else(unknown)?);
+        text.push_str(rest);
+    }
+    Ok(text)
+}
+
 fn template_values(holding: &NodeAllocation, facts: &Facts) -> BTreeMap<&'static str, String> {
-    let list = |texts: BTreeSet<String>| json!(texts).to_string();
-    let cidrs = |all: BTreeSet<Cidr>| {
-        let texts: Vec<String> = all.iter().map(ToString::to_string).collect();
-        json!(texts).to_string()
-    };
-    let held: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
+    let own: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
+    let of_pools: BTreeSet<Cidr> = pool_cidrs(holding).collect();
+    let pools: BTreeSet<&str> = holding.pools.iter().map(|it| it.name.as_str()).collect();
     let has = |family: &Family| {
-        let of_pools = holding.pools.iter().any(|it| it.family(*family).is_some());
-        of_pools || held.iter().any(|it| it.family() == *family)
+        let mut pools = holding.pools.iter();
+        pools.any(|it| it.family(*family).is_some()) || own.iter().any(|it| it.family() == *family)
     };
-    let routes: Vec<Value> = Family::ALL
-        .into_iter()
-        .filter(has)
-        .map(|family| match family {
-            Family::V4 => json!({"dst": "0.0.0.0/0"}),
-            Family::V6 => json!({"dst": "::/0"}),
-        })
-        .collect();
-    let sides = |family| holding.pools.iter().filter_map(move |it| it.family(family));
-    let pool_cidrs = Family::ALL.into_iter().flat_map(sides);
+    let route = |family| match family {
+        Family::V4 => json!({"dst": "0.0.0.0/0"}),
+        Family::V6 => json!({"dst": "::/0"}),
+    };
+    let routes: Vec<Value> = Family::ALL.into_iter().filter(has).map(route).collect();
     BTreeMap::from([
         ("MTU", facts.mtu.to_string()),
         ("NODE", facts.node.clone()),
-        ("POD_CIDRS", cidrs(held)),
-        (
-            "POOL_CIDRS",
-            cidrs(pool_cidrs.flat_map(|side| side.cidrs.clone()).collect()),
-        ),
-        (
-            "POOLS",
-            list(holding.pools.iter().map(|it| it.name.clone()).collect()),
-        ),
+        ("POD_CIDRS", json!(own).to_string()),
+        ("POOL_CIDRS", json!(of_pools).to_string()),
+        ("POOLS", json!(pools).to_string()),
         ("ROUTES", json!(routes).to_string()),
     ])
 }
@@ -196,7 +182,7 @@ fn template_values(holding: &NodeAllocation, facts: &Facts) -> BTreeMap<&'static
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cadastre_core::node_allocation::{Block, FamilyTerms, PoolTerms};
+    use crate::snapshot::testing::allocation;
 
     fn facts() -> Facts {
         Facts {
@@ -205,60 +191,32 @@ mod tests {
         }
     }
 
-    fn holding(cidrs: &[&str]) -> NodeAllocation {
-        let block = |it: &&str| Block {
-            cidr: Cidr::parse_strict(it).unwrap(),
-            uid: "u".to_owned(),
-            pool: "p".to_owned(),
-            draining: false,
-            reserved: Vec::new(),
-            on_request: Vec::new(),
-        };
-        NodeAllocation {
-            node_uid: "n".to_owned(),
-            blocks: cidrs.iter().map(block).collect(),
-            pools: vec![PoolTerms {
-                ipv4: Some(FamilyTerms {
-                    cidrs: vec![Cidr::parse_strict("10.0.0.0/16").unwrap()],
-                    ..FamilyTerms::default()
-                }),
-                ..PoolTerms::named("p")
-            }],
-        }
+    fn render(template: &str, allocation: &NodeAllocation) -> Value {
+        let template = Template::new(template).unwrap();
+        let text = template.render(allocation, false, &facts()).unwrap();
+        serde_json::from_str(&text).unwrap()
     }
 
     #[test]
-    fn the_templates_that_come_along_are_conflists() {
+    fn the_built_in_templates_are_conflists() {
         for text in [PTP, BRIDGE] {
-            let template = Template::new(text).unwrap();
-            assert_eq!(template.network().as_deref(), Some("cadastre"));
-            let both = holding(&["10.0.0.0/26", "fd00::/122"]);
-            let text = template.render(&both, false, &facts()).unwrap();
-            let conf: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(Template::new(text).unwrap().network(), "cadastre");
+            let conf = render(text, &allocation(&["10.0.0.0/26", "fd00::/122"]));
             assert_eq!(conf["plugins"][0]["mtu"], 1450);
             assert_eq!(conf["plugins"][0]["ipam"]["type"], "cadastre-ipam");
         }
-        let text = Template::new(PTP)
-            .unwrap()
-            .render(&holding(&["fd00::/122"]), false, &facts())
-            .unwrap();
-        let conf: Value = serde_json::from_str(&text).unwrap();
+        // The node has only an IPv6 block, but its pool has IPv4 as well.
+        let conf = render(PTP, &allocation(&["fd00::/122"]));
         let routes = &conf["plugins"][0]["ipam"]["routes"];
-        assert_eq!(
-            *routes,
-            json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]),
-            "its pool has IPv4"
-        );
+        assert_eq!(*routes, json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
     }
 
     #[test]
-    fn every_word_is_filled_in_and_equal_holdings_give_equal_text() {
+    fn every_placeholder_is_filled_in_and_equal_allocations_give_equal_text() {
         let text = r#"{"name": "{{NODE}}-net", "plugins": [{"type": "x", "a": {{ POD_CIDRS }},
             "b": {{POOL_CIDRS}}, "c": {{POOLS}}, "d": {{ROUTES}}, "e": {{MTU}}}]}"#;
-        let template = Template::new(text).unwrap();
-        let mut it = holding(&["10.0.0.64/26", "10.0.0.0/26"]);
-        let text = template.render(&it, false, &facts()).unwrap();
-        let conf: Value = serde_json::from_str(&text).unwrap();
+        let mut it = allocation(&["10.0.0.64/26", "10.0.0.0/26"]);
+        let conf = render(text, &it);
         assert_eq!(
             conf["plugins"][0],
             json!({
@@ -268,18 +226,18 @@ mod tests {
         );
         assert_eq!(conf["name"], "n1-net");
         it.blocks.reverse();
-        assert_eq!(template.render(&it, false, &facts()).unwrap(), text);
+        assert_eq!(render(text, &it), conf);
     }
 
     #[test]
-    fn nothing_is_rendered_before_the_node_holds_something_or_waits_for_pods() {
+    fn nothing_is_rendered_before_the_node_has_a_range_or_waits_for_pods() {
         let template = Template::new(PTP).unwrap();
         let render = |it: &NodeAllocation, waits| template.render(it, waits, &facts());
         assert!(render(&NodeAllocation::default(), false).is_none());
-        let mut leaving = holding(&["10.0.0.0/26"]);
-        leaving.blocks[0].draining = true;
-        assert!(render(&leaving, false).is_none());
-        let text = render(&holding(&[]), true).unwrap();
+        let mut draining = allocation(&["10.0.0.0/26"]);
+        draining.blocks[0].draining = true;
+        assert!(render(&draining, false).is_none());
+        let text = render(&allocation(&[]), true).unwrap();
         assert!(
             text.contains("0.0.0.0/0") && !text.contains("::/0"),
             "{text}"

@@ -2,34 +2,18 @@
 //!
 //! A running executable cannot be written to, but another file can take its name. Running processes keep the old file.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::FileError;
+use super::{FileError, put};
 
 /// Copies an executable to `folder`, under its own name, with mode 0755. An identical file is left alone. Returns the
 /// path in `folder`, and whether the executable had to be copied.
 pub fn install(from: &Path, folder: &Path) -> Result<(PathBuf, bool), FileError> {
-    let name = from.file_name().ok_or_else(|| no_file(from))?;
-    let known = fs::metadata(from).map_err(FileError::at("read", from))?;
-    if !known.is_file() {
-        return Err(no_file(from));
-    }
-    let to = folder.join(name);
     let bytes = fs::read(from).map_err(FileError::at("read", from))?;
-    if super::is_as(&to, &bytes, 0o755) {
-        return Ok((to, false));
-    }
-    drop(bytes);
-    let mut source = File::open(from).map_err(FileError::at("read", from))?;
-    super::replace(&to, &mut source, 0o755)?;
-    Ok((to, true))
-}
-
-fn no_file(path: &Path) -> FileError {
-    let error = io::Error::new(io::ErrorKind::InvalidInput, "it is no file");
-    FileError::at("read", path)(error)
+    let to = folder.join(from.file_name().unwrap_or_default());
+    let is_new = put(&to, &bytes, 0o755)?;
+    Ok((to, is_new))
 }
 
 #[cfg(test)]
@@ -40,7 +24,7 @@ mod tests {
     use crate::files::temp_folder;
 
     #[test]
-    fn it_is_put_in_place_also_while_it_runs() {
+    fn an_executable_is_replaced_also_while_it_runs() {
         let folder = temp_folder();
         let (from, to) = (folder.join("plugin"), folder.join("bin"));
         fs::copy("/bin/cat", &from).unwrap();
@@ -64,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_told() {
+    fn an_error_names_the_path_that_is_no_file() {
         let folder = temp_folder();
         for from in [folder.join("nothing"), folder.clone()] {
             let error = install(&from, &folder.join("bin")).unwrap_err().to_string();

@@ -2,20 +2,14 @@
 //! them.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tracing::{info, warn};
 
 use super::conflist::{Facts, Template};
-use super::others::{OtherConfigs, PodNetworkOwner};
-use super::put;
+use super::others::{PodNetworkOwner, network_owner};
 use super::subnet_env::{self, Links};
+use super::{FileError, put};
 use cadastre_core::node_allocation::NodeAllocation;
-
-/// Changes that other programs made to the files are undone within this time.
-const CHECK_PAUSE: Duration = Duration::from_secs(60);
-/// It is noticed within this time that other CNI configurations appear or disappear in the same directory.
-const LOOK_PAUSE: Duration = Duration::from_secs(5);
 
 /// The files to keep up to date, and the values in them.
 #[derive(Clone, Debug, Default)]
@@ -28,20 +22,26 @@ pub struct WantedFiles {
     pub over_others: bool,
 }
 
-/// The files, and what was last written to them.
-#[derive(Debug)]
+/// Keeps the files up to date.
+#[derive(Debug, Default)]
 pub struct KeptFiles {
     wanted: WantedFiles,
-    subnet_env: Option<String>,
-    cni_conf: Option<String>,
-    /// Whether the runtime uses the agent's CNI configuration or another one
-    standing: PodNetworkOwner,
-    look_at: Duration,
-    /// When the files were last compared with the disk, since boot
-    checked_at: Duration,
-    trouble: String,
-    /// The part of `trouble` that keeps a file from being written
-    unwritten: Option<String>,
+    /// Whether this process has written the CNI configuration
+    has_written_conf: bool,
+    network_owner: PodNetworkOwner,
+    /// The problem that was logged last; empty if there is none
+    logged: String,
+}
+
+/// The state of the files.
+#[derive(Clone, Debug, Default)]
+pub struct FilesReported {
+    /// Which network new pods get; `None` if the agent writes no CNI configuration
+    pub network_owner: Option<PodNetworkOwner>,
+    /// Why a wanted file is missing or out of date; `None` if all files are up to date
+    pub unwritten: Option<String>,
+    /// Whether Cadastre's CNI configuration exists on the disk
+    pub is_configured: bool,
 }
 
 impl KeptFiles {
@@ -49,118 +49,67 @@ impl KeptFiles {
     pub fn new(wanted: WantedFiles) -> Self {
         Self {
             wanted,
-            subnet_env: None,
-            cni_conf: None,
-            standing: PodNetworkOwner::Open,
-            look_at: Duration::ZERO,
-            checked_at: Duration::ZERO,
-            trouble: String::new(),
-            unwritten: None,
+            ..Self::default()
         }
     }
 
-    /// Returns why a wanted file is missing or out of date; `None` if all files are up to date.
-    pub(crate) fn unwritten(&self) -> Option<&str> {
-        self.unwritten.as_deref()
-    }
-
-    /// Whether the CNI configuration exists on the disk.
-    pub(crate) fn is_configured(&self) -> bool {
-        let conf = self.wanted.cni_conf.as_ref();
-        conf.is_some_and(|(path, _, _)| path.exists())
-    }
-
-    /// Returns how the agent's CNI configuration relates to those of other networks; `None` if the agent writes none.
-    pub fn standing(&self) -> Option<&PodNetworkOwner> {
-        self.wanted.cni_conf.as_ref().map(|_| &self.standing)
-    }
-
-    /// Returns the path of the CNI configuration; `None` if the agent writes none.
-    pub fn cni_conf(&self) -> Option<&Path> {
-        let conf = self.wanted.cni_conf.as_ref();
-        conf.map(|(path, _, _)| path.as_path())
-    }
-
-    /// Returns the name of the network in the CNI configuration; `None` if the agent writes none.
-    pub fn network(&self) -> Option<String> {
-        let (_, template, _) = self.wanted.cni_conf.as_ref()?;
-        template.network()
-    }
-
-    /// Writes the files that are out of date. A failure is logged unless it was logged last, and the write is retried
-    /// with the next call. `waits_for_pods`: the node gets its first range only when a pod needs it.
+    /// Writes the files that are out of date or were changed on the disk. A problem is logged unless it was logged
+    /// last.
+    /// `waits_for_pods`: the node gets its first range only when a pod needs it.
     pub(crate) fn refresh(
         &mut self,
         holding: &NodeAllocation,
         waits_for_pods: bool,
-        now: Duration,
-    ) {
-        let overdue = now.saturating_sub(self.checked_at) > CHECK_PAUSE;
-        if overdue {
-            self.checked_at = now;
-        }
-        let (mut trouble, mut unwritten) = (Vec::new(), Vec::new());
+    ) -> FilesReported {
+        let (mut problems, mut unwritten) = (Vec::new(), Vec::new());
         if let Some((path, links)) = &self.wanted.subnet_env {
-            let text = subnet_env::render(holding, *links);
-            if text.is_none() && !holding.blocks.is_empty() {
-                trouble.push("--subnet-env: the node has no podCIDR, which flannel's plugin needs: use a pool with allocationMode: NodeCIDR".to_owned());
+            match subnet_env::render(holding, *links) {
+                Some(text) => unwritten.extend(keep(path, &text).err()),
+                None if holding.blocks.is_empty() => {}
+                None => problems.push("--subnet-env: the node has no podCIDR, which flannel's plugin needs: use a pool with allocationMode: NodeCIDR".to_owned()),
             }
-            keep(path, text, &mut self.subnet_env, overdue, &mut unwritten);
         }
+        let mut report = FilesReported::default();
         if let Some((path, template, facts)) = &self.wanted.cni_conf {
             let text = template.render(holding, waits_for_pods, facts);
-            // The file counts as the agent's even if it was removed after this process wrote it, so that it is put
-            // back.
-            let is_ours = self.cni_conf.is_some() || path.exists();
-            let is_due = self.look_at <= now || self.standing == PodNetworkOwner::Open;
-            if (is_ours || text.is_some()) && is_due {
-                self.look_at = now + LOOK_PAUSE;
-                let network = template.network().unwrap_or_default();
+            // A file that this process has written and another program has removed still counts as the agent's, so that
+            // the agent writes it again.
+            let is_ours = self.has_written_conf || path.exists();
+            if is_ours || text.is_some() {
+                let network = template.network();
+                let owner = network_owner(path, network, is_ours, self.wanted.over_others);
                 // An error here also makes the write of the file fail, and that is reported.
-                let beside = OtherConfigs::look(path, &network).unwrap_or_default();
-                self.standing = beside.standing(path, is_ours, self.wanted.over_others);
+                self.network_owner = owner.unwrap_or(PodNetworkOwner::First);
             }
-            if !matches!(self.standing, PodNetworkOwner::Left(_)) {
-                keep(path, text, &mut self.cni_conf, overdue, &mut unwritten);
+            let is_left = matches!(self.network_owner, PodNetworkOwner::Left(_));
+            if let Some(text) = text.filter(|_| !is_left) {
+                let kept = keep(path, &text);
+                self.has_written_conf |= kept.is_ok();
+                unwritten.extend(kept.err());
             }
+            report.network_owner = Some(self.network_owner.clone());
+            report.is_configured = path.exists();
         }
-        self.unwritten = (!unwritten.is_empty()).then(|| unwritten.join("; "));
-        trouble.extend(unwritten);
-        let trouble = trouble.join("; ");
-        if self.trouble != trouble {
-            if !trouble.is_empty() {
-                warn!("{trouble}");
+        let unwritten: Vec<String> = unwritten.iter().map(ToString::to_string).collect();
+        report.unwritten = (!unwritten.is_empty()).then(|| unwritten.join("; "));
+        problems.extend(unwritten);
+        let problems = problems.join("; ");
+        if self.logged != problems {
+            if !problems.is_empty() {
+                warn!("{problems}");
             }
-            self.trouble = trouble;
+            self.logged = problems;
         }
+        report
     }
 }
 
-/// Writes `text` to `path`, unless `text` was `written` last. If `overdue`, the file on the disk is compared in any
-/// case.
-fn keep(
-    path: &Path,
-    text: Option<String>,
-    written: &mut Option<String>,
-    overdue: bool,
-    trouble: &mut Vec<String>,
-) {
-    let Some(text) = text.filter(|text| overdue || written.as_ref() != Some(text)) else {
-        return;
-    };
-    match put(path, text.as_bytes(), 0o644) {
-        Ok(new) => {
-            if new {
-                info!("wrote {}", path.display());
-            }
-            *written = Some(text);
-        }
-        Err(error) => {
-            // The content of the file is unknown after an error, so the next call writes it again.
-            *written = None;
-            trouble.push(error.to_string());
-        }
+/// Writes the file unless its content is `text` already.
+fn keep(path: &Path, text: &str) -> Result<(), FileError> {
+    if put(path, text.as_bytes(), 0o644)? {
+        info!("wrote {}", path.display());
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -170,120 +119,93 @@ mod tests {
     use super::*;
     use crate::files::conflist::PTP;
     use crate::files::temp_folder;
-    use cadastre_core::Cidr;
-    use cadastre_core::node_allocation::Block;
+    use crate::snapshot::testing::allocation;
 
-    fn holding() -> NodeAllocation {
-        NodeAllocation {
-            blocks: vec![Block {
-                cidr: Cidr::parse_strict("10.1.0.0/26").unwrap(),
-                uid: "u".to_owned(),
-                pool: "p".to_owned(),
-                draining: false,
-                reserved: Vec::new(),
-                on_request: Vec::new(),
-            }],
-            ..NodeAllocation::default()
-        }
-    }
-
-    #[test]
-    fn beside_anothers_network_ours_is_written_once_that_is_gone_and_then_stays() {
-        const KINDNET: &str = r#"{"name": "kindnet", "plugins": [{"type": "ptp"}]}"#;
-        let folder = temp_folder();
-        let conf = folder.join("05-cadastre.conflist");
-        let start = || {
-            let facts = Facts {
-                node: "n1".to_owned(),
-                mtu: 1500,
-            };
-            KeptFiles::new(WantedFiles {
-                cni_conf: Some((conf.clone(), Template::new(PTP).unwrap(), facts)),
-                ..WantedFiles::default()
-            })
-        };
-        let (holding, nothing) = (holding(), NodeAllocation::default());
-        let at = Duration::from_secs;
-        let others = folder.join("10-kindnet.conflist");
-        fs::write(&others, KINDNET).unwrap();
-        let mut kept = start();
-        kept.refresh(&nothing, false, at(1));
-        assert_eq!(
-            kept.standing(),
-            Some(&PodNetworkOwner::Open),
-            "nothing to write"
-        );
-        kept.refresh(&holding, false, at(1));
-        let left = PodNetworkOwner::Left("10-kindnet.conflist".to_owned());
-        assert_eq!(kept.standing(), Some(&left));
-        assert!(!conf.exists() && kept.unwritten().is_none());
-        fs::remove_file(&others).unwrap();
-        kept.refresh(&holding, false, at(7));
-        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
-        assert!(conf.exists());
-        // The other configuration comes back, and the agent's is removed.
-        fs::write(&others, KINDNET).unwrap();
-        fs::remove_file(&conf).unwrap();
-        kept.refresh(&holding, false, at(70));
-        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
-        assert!(conf.exists(), "this process wrote it");
-        // The agent is restarted, as for an update. Its file exists, so it stays in use.
-        let mut kept = start();
-        kept.refresh(&holding, false, at(71));
-        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
-        fs::write(&conf, "of an earlier version").unwrap();
-        let mut kept = start();
-        kept.refresh(&holding, false, at(72));
-        let text = fs::read_to_string(&conf).unwrap();
-        assert!(text.contains("cadastre-ipam"), "{text}");
-        let first = folder.join("00-first.conflist");
-        fs::write(&first, KINDNET).unwrap();
-        kept.refresh(&holding, false, at(78));
-        let behind = PodNetworkOwner::Behind("00-first.conflist".to_owned());
-        assert_eq!(kept.standing(), Some(&behind));
-        assert!(conf.exists());
-        // When the node has no range any more, the file stays, and the agent still checks what sorts before it.
-        fs::remove_file(&first).unwrap();
-        kept.refresh(&nothing, false, at(84));
-        assert_eq!(kept.standing(), Some(&PodNetworkOwner::First));
-        assert_eq!(KeptFiles::new(WantedFiles::default()).standing(), None);
-        fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn what_cannot_be_written_is_told_until_it_can() {
-        let folder = temp_folder();
-        let conf = folder.join("net.d/05-cadastre.conflist");
+    fn keeping(conf: &Path) -> KeptFiles {
         let facts = Facts {
             node: "n1".to_owned(),
             mtu: 1500,
         };
-        let mut kept = KeptFiles::new(WantedFiles {
-            cni_conf: Some((conf.clone(), Template::new(PTP).unwrap(), facts)),
+        KeptFiles::new(WantedFiles {
+            cni_conf: Some((conf.to_owned(), Template::new(PTP).unwrap(), facts)),
             ..WantedFiles::default()
-        });
-        let holding = holding();
+        })
+    }
+
+    #[test]
+    fn the_conf_is_written_when_the_other_network_is_gone_and_then_stays() {
+        const KINDNET: &str = r#"{"name": "kindnet", "plugins": [{"type": "ptp"}]}"#;
+        let folder = temp_folder();
+        let conf = folder.join("05-cadastre.conflist");
+        let allocation = allocation(&["10.0.0.0/26"]);
+        let nothing = NodeAllocation::default();
+        let owner = |files: &mut KeptFiles, allocation: &NodeAllocation| {
+            let report = files.refresh(allocation, false);
+            assert_eq!(report.unwritten, None);
+            report.network_owner.unwrap()
+        };
+        let other = folder.join("10-kindnet.conflist");
+        fs::write(&other, KINDNET).unwrap();
+        let mut files = keeping(&conf);
+        let nothing_to_write = owner(&mut files, &nothing);
+        assert_eq!(nothing_to_write, PodNetworkOwner::Open);
+        let left = PodNetworkOwner::Left("10-kindnet.conflist".to_owned());
+        assert_eq!(owner(&mut files, &allocation), left);
+        assert!(!conf.exists());
+        fs::remove_file(&other).unwrap();
+        assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
+        assert!(conf.exists());
+        // The other configuration comes back, and the agent's is removed.
+        fs::write(&other, KINDNET).unwrap();
+        fs::remove_file(&conf).unwrap();
+        assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
+        assert!(conf.exists(), "this process wrote it");
+        // The agent is restarted, as for an update. Its file exists, so it stays in use.
+        let mut files = keeping(&conf);
+        assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
+        fs::write(&conf, "of an earlier version").unwrap();
+        let mut files = keeping(&conf);
+        owner(&mut files, &allocation);
+        let text = fs::read_to_string(&conf).unwrap();
+        assert!(text.contains("cadastre-ipam"), "{text}");
+        let first = folder.join("00-first.conflist");
+        fs::write(&first, KINDNET).unwrap();
+        let behind = PodNetworkOwner::Behind("00-first.conflist".to_owned());
+        assert_eq!(owner(&mut files, &allocation), behind);
+        assert!(conf.exists());
+        // When the node has no range any more, the file stays, and the agent still checks which files sort before it.
+        fs::remove_file(&first).unwrap();
+        assert_eq!(owner(&mut files, &nothing), PodNetworkOwner::First);
+        let mut without = KeptFiles::new(WantedFiles::default());
+        assert_eq!(without.refresh(&allocation, false).network_owner, None);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_reported_until_it_can() {
+        let folder = temp_folder();
+        let conf = folder.join("net.d/05-cadastre.conflist");
+        let mut files = keeping(&conf);
+        let mut unwritten = || {
+            let report = files.refresh(&allocation(&["10.0.0.0/26"]), false);
+            report.unwritten
+        };
         // A file in place of the directory makes the write fail even for root.
         let blocker = folder.join("net.d");
         fs::write(&blocker, "").unwrap();
-        let at = Duration::from_secs;
-        kept.refresh(&holding, false, at(1));
-        let told = kept.unwritten().unwrap().to_owned();
-        assert!(
-            told.contains("net.d") && told.contains("choose another path"),
-            "{told}"
-        );
+        let error = unwritten().unwrap();
+        for part in ["net.d", "choose another path"] {
+            assert!(error.contains(part), "{error}");
+        }
         fs::remove_file(&blocker).unwrap();
-        kept.refresh(&holding, false, at(2));
-        assert_eq!(kept.unwritten(), None);
+        assert_eq!(unwritten(), None);
         assert!(conf.exists());
-        // The file is removed, and cannot be put back. Refreshes that do not try to write must not clear the error.
+        // The file is removed, and cannot be written again.
         fs::remove_dir_all(&blocker).unwrap();
         fs::write(&blocker, "").unwrap();
-        kept.refresh(&holding, false, at(90));
-        assert!(kept.unwritten().is_some());
-        kept.refresh(&holding, false, at(91));
-        assert!(kept.unwritten().is_some(), "as long as it is not there");
-        fs::remove_dir_all(folder).unwrap_or_default();
+        for _ in 0..2 {
+            assert!(unwritten().is_some());
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -9,9 +9,9 @@
 //! | [`install`] | installs the executable of the CNI plugin |
 //!
 //! # Guarantees
-//! - A reader sees the old file or the new one, never a part. A new file is written under a name that runtimes do not
-//!   load, made durable, and renamed within the directory. Runtimes that watch the directory notice the rename.
-//! - A file whose content and mode are right is not touched.
+//! - A reader sees the whole old file or the whole new file. A new file is written under a name that runtimes do not
+//!   load, synced, and renamed within the directory. Runtimes that watch the directory notice the rename.
+//! - A file whose content and mode are right is not written again.
 
 pub mod conflist;
 pub mod install;
@@ -20,7 +20,7 @@ pub mod others;
 pub mod subnet_env;
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,10 @@ pub struct FileError {
 }
 
 impl FileError {
-    fn at<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+    pub(crate) fn at<'a>(
+        what: &'static str,
+        path: &'a Path,
+    ) -> impl FnOnce(io::Error) -> Self + 'a {
         move |error| Self {
             what,
             path: path.to_owned(),
@@ -51,11 +54,25 @@ impl FileError {
 
 /// Replaces a file unless it has these bytes and this mode already; creates its directory if it is missing.
 /// Returns whether anything was written.
-pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
-    if is_as(path, bytes, mode) {
+fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
+    if is_same(path, bytes, mode) {
         return Ok(false);
     }
-    replace(path, &mut &*bytes, mode)?;
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(FileError::at("create", folder))?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".temp");
+    let temp = folder.join(name);
+    let written = write(&temp, bytes, mode)
+        .and_then(|()| fs::rename(&temp, path).map_err(FileError::at("rename", &temp)));
+    if written.is_err() {
+        let _ = fs::remove_file(&temp);
+    }
+    written?;
+    // A rename is durable only once the directory is synced.
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(FileError::at("sync", folder))?;
     Ok(true)
 }
 
@@ -68,35 +85,17 @@ pub fn remove(path: &Path) -> Result<bool, FileError> {
     }
 }
 
-fn is_as(path: &Path, bytes: &[u8], mode: u32) -> bool {
-    let Ok(known) = fs::symlink_metadata(path) else {
+fn is_same(path: &Path, bytes: &[u8], mode: u32) -> bool {
+    let Ok(found) = fs::symlink_metadata(path) else {
         return false;
     };
-    known.is_file()
-        && known.len() == bytes.len() as u64
-        && known.permissions().mode() & 0o7777 == mode
+    found.is_file()
+        && found.len() == bytes.len() as u64
+        && found.permissions().mode() & 0o7777 == mode
         && fs::read(path).is_ok_and(|is| is == bytes)
 }
 
-fn replace(path: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    fs::create_dir_all(folder).map_err(FileError::at("create", folder))?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".temp");
-    let temp = folder.join(name);
-    let written = write(&temp, from, mode)
-        .and_then(|()| fs::rename(&temp, path).map_err(FileError::at("rename", &temp)));
-    if written.is_err() {
-        let _ = fs::remove_file(&temp);
-    }
-    written?;
-    // A rename is durable only once the directory is synced.
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(FileError::at("sync", folder))
-}
-
-fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
+fn write(temp: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
     // A killed process may have left a temporary file, so remove it first.
     remove(temp)?;
     let opened = OpenOptions::new()
@@ -105,11 +104,11 @@ fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
         .mode(0o600)
         .open(temp);
     let mut file = opened.map_err(FileError::at("create", temp))?;
-    let copied = io::copy(from, &mut file)
-        .and_then(|_| file.flush())
+    let written = file
+        .write_all(bytes)
         .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
         .and_then(|()| file.sync_all());
-    copied.map_err(FileError::at("write", temp))
+    written.map_err(FileError::at("write", temp))
 }
 
 #[cfg(test)]
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_says_where_and_leaves_nothing() {
+    fn a_failed_write_names_the_path_and_leaves_no_temporary_file() {
         let folder = temp_folder();
         let path = folder.join("x");
         fs::create_dir(&path).unwrap();

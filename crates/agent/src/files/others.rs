@@ -33,19 +33,15 @@ const LONGEST: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Ours,
-    Others,
+    OtherNetwork,
     Spare,
     Broken,
 }
 
-/// The files in the directory that runtimes would load, except the agent's own file, sorted by name.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OtherConfigs(Vec<(String, Kind)>);
-
 /// Which network new pods of the node get, as far as the files show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PodNetworkOwner {
-    /// Not decided yet, because there is nothing to write, or because the agent writes no configuration.
+    /// Not decided yet, because the agent has had no configuration to write.
     #[default]
     Open,
     /// The runtime uses the agent's configuration.
@@ -56,66 +52,53 @@ pub enum PodNetworkOwner {
     Left(String),
 }
 
-impl OtherConfigs {
-    /// Reads the directory of the agent's file `own`. `network` is the name of Cadastre's network.
-    pub(crate) fn look(own: &Path, network: &str) -> io::Result<Self> {
-        let name = own.file_name().unwrap_or_default();
-        let folder = own.parent().unwrap_or(Path::new("."));
-        let entries = match fs::read_dir(folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
-            Err(error) => return Err(error),
-        };
-        let mut all = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            let file = entry.file_name();
-            if file == name || !is_loaded(&file) || entry.file_type()?.is_dir() {
-                continue;
-            }
-            let kind = kind(&entry.path(), &name.to_string_lossy(), network);
-            all.push((file.to_string_lossy().into_owned(), kind));
-        }
-        all.sort();
-        Ok(Self(all))
-    }
-
-    /// Returns the files of other networks that the runtime may use now: those that sort before the first file of ours.
-    fn taken(&self) -> Vec<&str> {
-        let until_ours = self.0.iter().take_while(|(_, kind)| *kind != Kind::Ours);
-        let others = until_ours.filter(|(_, kind)| *kind == Kind::Others);
-        others.map(|(name, _)| name.as_str()).collect()
-    }
-
-    /// Returns the files that sort before the agent's file `own`, up to the first other file that is ours.
-    fn before(&self, own: &OsStr) -> Vec<&str> {
-        let own = own.to_string_lossy();
-        let is_before = |(name, kind): &&(String, Kind)| **name < *own && *kind != Kind::Ours;
-        let before = self.0.iter().take_while(is_before);
-        before.map(|(name, _)| name.as_str()).collect()
-    }
-
-    /// Returns which network new pods get. `is_there`: the agent's file was written before; `over_others`: the agent
-    /// writes its file in any case.
-    pub(crate) fn standing(
-        &self,
-        own: &Path,
-        is_there: bool,
-        over_others: bool,
-    ) -> PodNetworkOwner {
-        if !is_there && !over_others {
-            let taken = self.taken();
-            if !taken.is_empty() {
-                return PodNetworkOwner::Left(named(&taken));
-            }
-        }
-        let before = self.before(own.file_name().unwrap_or_default());
-        if before.is_empty() {
-            PodNetworkOwner::First
-        } else {
-            PodNetworkOwner::Behind(named(&before))
+/// Returns which network new pods get if the agent's file is `own` and Cadastre's network has the name `network`.
+/// `is_ours`: the agent's file was written before; `over_others`: the agent writes its file in any case.
+pub(crate) fn network_owner(
+    own: &Path,
+    network: &str,
+    is_ours: bool,
+    over_others: bool,
+) -> io::Result<PodNetworkOwner> {
+    let own_name = own.file_name().unwrap_or_default().to_string_lossy();
+    let others = other_files(own, &own_name, network)?;
+    // Of the files behind another file of ours, the runtime uses none.
+    let relevant = others.iter().take_while(|(_, kind)| *kind != Kind::Ours);
+    if !is_ours && !over_others {
+        let networks = relevant.clone();
+        let networks = networks.filter(|(_, kind)| *kind == Kind::OtherNetwork);
+        let names: Vec<&str> = networks.map(|(name, _)| name.as_str()).collect();
+        if !names.is_empty() {
+            return Ok(PodNetworkOwner::Left(joined(&names)));
         }
     }
+    let names = relevant.map(|(name, _)| name.as_str());
+    let before: Vec<&str> = names.filter(|name| **name < *own_name).collect();
+    Ok(if before.is_empty() {
+        PodNetworkOwner::First
+    } else {
+        PodNetworkOwner::Behind(joined(&before))
+    })
+}
+
+/// Returns the files in the directory that runtimes would load, except the agent's file, sorted by name.
+fn other_files(own: &Path, own_name: &str, network: &str) -> io::Result<Vec<(String, Kind)>> {
+    let entries = match fs::read_dir(own.parent().unwrap_or(Path::new("."))) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name != *own_name && is_loaded(&name) && !entry.file_type()?.is_dir() {
+            let kind = kind(&entry.path(), own_name, network);
+            all.push((name.to_string_lossy().into_owned(), kind));
+        }
+    }
+    all.sort();
+    Ok(all)
 }
 
 /// Whether runtimes load a file of this name.
@@ -126,19 +109,19 @@ fn is_loaded(name: &OsStr) -> bool {
 
 /// Classifies the file at `path`. `own` is the name of the agent's file, `network` the name of Cadastre's network.
 fn kind(path: &Path, own: &str, network: &str) -> Kind {
-    // A link may lead to a place that only the runtime can read, and reading a pipe would block. So whatever is not a
-    // regular file counts as another network.
-    let known = fs::metadata(path);
-    if !known.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
-        return Kind::Others;
+    // A link may lead to a place that only the runtime can read, and a read of a pipe would block. So a path that is
+    // not a regular file counts as another network.
+    let found = fs::metadata(path);
+    if !found.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
+        return Kind::OtherNetwork;
     }
     let Ok(bytes) = fs::read(path) else {
-        return Kind::Others;
+        return Kind::OtherNetwork;
     };
-    let Ok(Value::Object(conf)) = serde_json::from_slice(&bytes) else {
+    let conf: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    if !conf.is_object() {
         return Kind::Broken;
-    };
-    let conf = Value::Object(conf);
+    }
     if names_plugin(&conf) || is_over(&conf, own, network) {
         return Kind::Ours;
     }
@@ -148,7 +131,7 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
         // Since CNI 1.1 a list may have its plugins in a folder named after it, so a list without `plugins` may be
         // valid.
         None if is_list && conf["name"].is_string() && conf["plugins"].is_null() => {
-            return Kind::Others;
+            return Kind::OtherNetwork;
         }
         None if is_list => return Kind::Broken,
         None => vec![conf["type"].as_str()],
@@ -162,7 +145,7 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
     if is_loopback || !conf["nerdctlID"].is_null() || conf["name"].as_str().is_some_and(is_spare) {
         return Kind::Spare;
     }
-    Kind::Others
+    Kind::OtherNetwork
 }
 
 /// Whether Cadastre's CNI plugin appears anywhere in the configuration: as the IPAM plugin, or nested in the
@@ -178,7 +161,7 @@ fn names_plugin(conf: &Value) -> bool {
     }
 }
 
-/// Whether `conf` is a configuration of Multus with Cadastre's network as the cluster network, named by file or by
+/// Whether `conf` is a configuration of Multus whose cluster network is Cadastre's, by the name of the file or of the
 /// network.
 fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     let Some(over) = conf["clusterNetwork"].as_str() else {
@@ -188,7 +171,7 @@ fn is_over(conf: &Value, own: &str, network: &str) -> bool {
 }
 
 /// Joins the first few names, and shortens each, because file names may be long and many.
-fn named(names: &[&str]) -> String {
+fn joined(names: &[&str]) -> String {
     let cut = |name: &&str| name.chars().take(80).collect::<String>();
     let names: Vec<String> = names.iter().map(cut).collect();
     some(&names, NAMED)
@@ -203,16 +186,15 @@ mod tests {
     const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-    /// Returns which network new pods get beside these files. `is_there`: the agent's file was written before.
-    fn standing(files: &[(&str, &str)], is_there: bool, over_others: bool) -> PodNetworkOwner {
+    /// Returns which network new pods get if these files exist. `is_ours`: the agent's file was written before.
+    fn owner(files: &[(&str, &str)], is_ours: bool, over_others: bool) -> PodNetworkOwner {
         let folder = temp_folder();
         for (name, text) in files {
             fs::write(folder.join(name), text).unwrap();
         }
-        let own = folder.join(OWN);
-        let beside = OtherConfigs::look(&own, "cadastre").unwrap();
+        let owner = network_owner(&folder.join(OWN), "cadastre", is_ours, over_others).unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        beside.standing(&own, is_there, over_others)
+        owner
     }
 
     fn left(names: &str) -> PodNetworkOwner {
@@ -224,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn where_another_network_is_ours_is_not_written_unless_told_to() {
+    fn the_agent_leaves_pods_to_another_network_unless_over_others_is_set() {
         for name in ["10-kindnet.conflist", "00-first.conflist"] {
-            assert_eq!(standing(&[(name, KINDNET)], false, false), left(name));
+            assert_eq!(owner(&[(name, KINDNET)], false, false), left(name));
         }
         let bridge = r#"{"name": "mynet", "type": "bridge"}"#;
         assert_eq!(
-            standing(
+            owner(
                 &[("10-mynet.conf", bridge), ("20-x.json", bridge)],
                 false,
                 false
@@ -238,29 +220,29 @@ mod tests {
             left("10-mynet.conf, 20-x.json")
         );
         let after = [("10-kindnet.conflist", KINDNET)];
-        assert_eq!(standing(&after, false, true), PodNetworkOwner::First);
+        assert_eq!(owner(&after, false, true), PodNetworkOwner::First);
         let first = [("00-first.conflist", KINDNET)];
-        assert_eq!(standing(&first, false, true), behind("00-first.conflist"));
+        assert_eq!(owner(&first, false, true), behind("00-first.conflist"));
     }
 
     #[test]
-    fn ours_stays_ours_whatever_else_is_there() {
+    fn a_file_that_was_written_before_stays_in_use() {
         let after = [("10-kindnet.conflist", KINDNET)];
-        assert_eq!(standing(&after, true, false), PodNetworkOwner::First);
+        assert_eq!(owner(&after, true, false), PodNetworkOwner::First);
         // Another configuration appears that sorts before ours.
         let first = [("00-first.conflist", KINDNET)];
-        assert_eq!(standing(&first, true, false), behind("00-first.conflist"));
+        assert_eq!(owner(&first, true, false), behind("00-first.conflist"));
         // The agent's file had another name before, or a user wrote this one. The runtime uses it, and it is ours.
         let ours =
             r#"{"name": "x", "plugins": [{"type": "macvlan", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let earlier = [("01-x.conflist", ours), ("10-kindnet.conflist", KINDNET)];
-        assert_eq!(standing(&earlier, false, false), PodNetworkOwner::First);
+        assert_eq!(owner(&earlier, false, false), PodNetworkOwner::First);
         let later = [("10-kindnet.conflist", KINDNET), ("11-x.conflist", ours)];
-        assert_eq!(standing(&later, false, false), left("10-kindnet.conflist"));
+        assert_eq!(owner(&later, false, false), left("10-kindnet.conflist"));
     }
 
     #[test]
-    fn multus_over_our_network_is_ours_and_over_anothers_it_is_not() {
+    fn multus_counts_as_ours_only_over_cadastres_network() {
         let shim = |over: &str| {
             format!(
                 r#"{{"name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "{over}"}}"#
@@ -268,28 +250,24 @@ mod tests {
         };
         for over in ["/host/etc/cni/net.d/05-cadastre.conflist", "cadastre"] {
             let files = [("00-multus.conf", &*shim(over))];
-            assert_eq!(
-                standing(&files, true, false),
-                PodNetworkOwner::First,
-                "{over}"
-            );
+            assert_eq!(owner(&files, true, false), PodNetworkOwner::First, "{over}");
         }
         let files = [(
             "00-multus.conf",
             &*shim("/host/etc/cni/net.d/10-kindnet.conflist"),
         )];
-        assert_eq!(standing(&files, true, false), behind("00-multus.conf"));
+        assert_eq!(owner(&files, true, false), behind("00-multus.conf"));
         let delegates =
             |conf: &str| format!(r#"{{"name": "m", "type": "multus", "delegates": [{conf}]}}"#);
         let ours = r#"{"plugins": [{"type": "ptp", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let files = [("00-multus.conf", &*delegates(ours))];
-        assert_eq!(standing(&files, true, false), PodNetworkOwner::First);
+        assert_eq!(owner(&files, true, false), PodNetworkOwner::First);
         let files = [("00-multus.conf", &*delegates(KINDNET))];
-        assert_eq!(standing(&files, false, false), left("00-multus.conf"));
+        assert_eq!(owner(&files, false, false), left("00-multus.conf"));
     }
 
     #[test]
-    fn spare_networks_and_what_no_runtime_loads_keep_nothing_from_being_written() {
+    fn spare_networks_and_files_that_no_runtime_loads_are_no_other_network() {
         let named =
             |name: &str| format!(r#"{{"name": "{name}", "plugins": [{{"type": "bridge"}}]}}"#);
         let files = [
@@ -308,11 +286,11 @@ mod tests {
             ("11-broken.conflist", r#"{"name": "x", "plugins": []}"#),
             ("12-broken.conf", r#"{"name": "x"}"#),
         ];
-        assert_eq!(standing(&files, false, false), PodNetworkOwner::First);
+        assert_eq!(owner(&files, false, false), PodNetworkOwner::First);
         // A network of kubenet, in a file named as in containerd's example.
         let files = [("10-containerd-net.conflist", &*named("k8s-pod-network"))];
         assert_eq!(
-            standing(&files, false, false),
+            owner(&files, false, false),
             left("10-containerd-net.conflist")
         );
         // Spare and broken files are reported all the same if they sort before ours.
@@ -320,40 +298,30 @@ mod tests {
             ("00-crio.conflist", &*named("crio")),
             ("01-x.conflist", "{"),
         ];
-        let told = behind("00-crio.conflist, 01-x.conflist");
-        assert_eq!(standing(&files, true, false), told);
-        assert_eq!(standing(&files, false, false), told);
+        let both = behind("00-crio.conflist, 01-x.conflist");
+        assert_eq!(owner(&files, true, false), both);
+        assert_eq!(owner(&files, false, false), both);
     }
 
     #[test]
-    fn what_cannot_be_read_may_be_anothers() {
+    fn a_file_that_cannot_be_read_counts_as_another_network() {
         let folder = temp_folder();
         let link = folder.join("10-linked.conflist");
         std::os::unix::fs::symlink("/nonexistent/elsewhere", link).unwrap();
         fs::create_dir(folder.join("20-folder.conflist")).unwrap();
-        let own = folder.join(OWN);
-        let beside = OtherConfigs::look(&own, "cadastre").unwrap();
-        assert_eq!(
-            beside.standing(&own, false, false),
-            left("10-linked.conflist")
-        );
+        let owner = || network_owner(&folder.join(OWN), "cadastre", false, false).unwrap();
+        assert_eq!(owner(), left("10-linked.conflist"));
         fs::remove_dir_all(&folder).unwrap();
-        let beside = OtherConfigs::look(&own, "cadastre").unwrap();
-        assert_eq!(beside.standing(&own, false, false), PodNetworkOwner::First);
+        assert_eq!(owner(), PodNetworkOwner::First);
     }
 
     #[test]
-    fn many_files_are_named_in_few_words() {
+    fn at_most_three_files_are_named_and_long_names_are_cut() {
         let long = format!("1-{}.conflist", "x".repeat(200));
-        let files: Vec<(&str, &str)> = [&*long, "2.conflist", "3.conflist", "4.conflist", "5.conf"]
-            .map(|it| {
-                (
-                    it,
-                    r#"{"name": "n", "type": "x", "plugins": [{"type": "x"}]}"#,
-                )
-            })
-            .to_vec();
-        let PodNetworkOwner::Left(names) = standing(&files, false, false) else {
+        let conf = r#"{"name": "n", "type": "x", "plugins": [{"type": "x"}]}"#;
+        let files = [&*long, "2.conflist", "3.conflist", "4.conflist", "5.conf"];
+        let files = files.map(|it| (it, conf));
+        let PodNetworkOwner::Left(names) = owner(&files, false, false) else {
             panic!("it is written")
         };
         assert!(

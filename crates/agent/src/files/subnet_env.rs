@@ -9,7 +9,7 @@
 
 use std::fmt::Write as _;
 
-use cadastre_core::node_allocation::{FamilyTerms, NodeAllocation};
+use cadastre_core::node_allocation::{Block, NodeAllocation};
 use cadastre_core::{Addr, Cidr, Family};
 
 /// The values in the file besides ranges.
@@ -46,22 +46,16 @@ pub(crate) fn render(holding: &NodeAllocation, links: Links) -> Option<String> {
 
 /// Returns the ranges of the podCIDR's pool, joined by commas, and the node's podCIDR.
 fn of_family(holding: &NodeAllocation, family: Family) -> Option<(String, Cidr)> {
-    let own = |cidr: &Cidr| cidr.family() == family;
-    let mut blocks = holding.blocks.iter();
-    let block = blocks.find(|it| it.uid == holding.node_uid && own(&it.cidr))?;
+    let is_pod_cidr = |it: &&Block| it.uid == holding.node_uid && it.cidr.family() == family;
+    let block = holding.blocks.iter().find(is_pod_cidr)?;
     let pool = holding.pools.iter().find(|it| it.name == block.pool);
-    let terms: Option<&FamilyTerms> = pool.and_then(|pool| pool.family(family));
-    let ranges = terms
-        .map(|terms| terms.cidrs.as_slice())
-        .unwrap_or_default();
+    let ranges = pool.and_then(|pool| pool.family(family));
+    let ranges = ranges.map_or(&[][..], |terms| &terms.cidrs);
     // A podCIDR that is not in its pool's ranges is written as a network of its own.
-    let network = if ranges.iter().any(|it| it.contains(&block.cidr)) {
-        let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
-        texts.join(",")
-    } else {
-        block.cidr.to_string()
-    };
-    Some((network, block.cidr))
+    let is_outside = !ranges.iter().any(|it| it.contains(&block.cidr));
+    let network = if is_outside { &[block.cidr] } else { ranges };
+    let network: Vec<String> = network.iter().map(ToString::to_string).collect();
+    Some((network.join(","), block.cidr))
 }
 
 fn first_usable(range: &Cidr) -> Addr {
@@ -78,7 +72,8 @@ fn first_usable(range: &Cidr) -> Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cadastre_core::node_allocation::{Block, PoolTerms};
+    use crate::snapshot::testing::{allocation, range};
+    use cadastre_core::node_allocation::FamilyTerms;
 
     const LINKS: Links = Links {
         mtu: 1450,
@@ -89,46 +84,20 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    fn block(text: &str, uid: &str, pool: &str) -> Block {
-        Block {
-            cidr: cidr(text),
-            uid: uid.to_owned(),
-            pool: pool.to_owned(),
-            draining: false,
-            reserved: Vec::new(),
-            on_request: Vec::new(),
-        }
-    }
-
-    fn holding(blocks: Vec<Block>, v4: &[&str], v6: &[&str]) -> NodeAllocation {
-        let side = |cidrs: &[&str]| {
-            (!cidrs.is_empty()).then(|| FamilyTerms {
-                cidrs: cidrs.iter().map(|it| cidr(it)).collect(),
-                ..FamilyTerms::default()
-            })
-        };
-        NodeAllocation {
-            node_uid: "n".to_owned(),
-            blocks,
-            pools: vec![PoolTerms {
-                ipv4: side(v4),
-                ipv6: side(v6),
-                ..PoolTerms::named("p")
-            }],
+    fn terms(cidrs: &[&str]) -> FamilyTerms {
+        FamilyTerms {
+            cidrs: cidrs.iter().map(|it| cidr(it)).collect(),
+            ..FamilyTerms::default()
         }
     }
 
     #[test]
     fn both_families_are_written_in_flannel_s_order() {
-        let it = holding(
-            vec![
-                block("10.9.0.0/26", "b", "blocks"),
-                block("10.244.3.0/24", "n", "p"),
-                block("fd00:244:0:3::/64", "n", "p"),
-            ],
-            &["10.244.0.0/16"],
-            &["fd00:244::/48"],
-        );
+        let mut it = allocation(&["10.9.0.0/26"]);
+        it.blocks.push(range("10.244.3.0/24", "node"));
+        it.blocks.push(range("fd00:244:0:3::/64", "node"));
+        it.pools[0].ipv4 = Some(terms(&["10.244.0.0/16"]));
+        it.pools[0].ipv6 = Some(terms(&["fd00:244::/48"]));
         assert_eq!(
             render(&it, LINKS).unwrap(),
             "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\n\
@@ -139,11 +108,9 @@ mod tests {
 
     #[test]
     fn every_line_has_a_key_and_a_value() {
-        let mut it = holding(
-            vec![block("10.244.3.0/24", "n", "p")],
-            &["10.244.0.0/16", "10.250.0.0/16"],
-            &[],
-        );
+        let mut it = allocation(&[]);
+        it.blocks.push(range("10.244.3.0/24", "node"));
+        it.pools[0].ipv4 = Some(terms(&["10.244.0.0/16", "10.250.0.0/16"]));
         let text = render(&it, LINKS).unwrap();
         assert!(text.starts_with("FLANNEL_NETWORK=10.244.0.0/16,10.250.0.0/16\n"));
         assert!(!text.contains("IPV6"));
@@ -157,8 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_pod_cidr_there_is_nothing_to_write() {
-        let it = holding(vec![block("10.9.0.0/26", "b", "p")], &["10.9.0.0/16"], &[]);
-        assert_eq!(render(&it, LINKS), None);
+    fn nothing_is_rendered_without_a_pod_cidr() {
+        assert_eq!(render(&allocation(&["10.0.0.0/26"]), LINKS), None);
     }
 }

@@ -1,24 +1,26 @@
-//! Replaces the `:authority` that clients send before the HTTP/2 server reads it, because some clients send an invalid
-//! one.
+//! Replaces the `:authority` of requests before the HTTP/2 server reads it, because some clients send an invalid one.
 //!
 //! Clients of gRPC's C library (Python, C++, ...) and Go clients with their own dialer send the socket's path as
-//! `:authority`. A path is no valid host name, so the crate h2 rejects such requests as malformed, and has no option
-//! that allows them. The server does not depend on the name, so each name is replaced by [`NAME`] before h2 reads it.
-//! This is done in HEADERS frames that contain a whole header block, where the field is a literal. Everything else
-//! passes to h2 unchanged, also malformed frames and blocks that continue in CONTINUATION frames.
+//! `:authority`. A path is no valid host name, so the crate h2 rejects such requests as malformed, and h2 has no option
+//! that accepts them. The server ignores the name, so [`AuthorityDecoder`] replaces every name by [`NAME`]. The decoder
+//! changes only literal fields in HEADERS frames that contain a whole header block. Everything else passes unchanged,
+//! also malformed frames and header blocks that continue in CONTINUATION frames.
 //!
-//! # Why both ends still agree on the HPACK table
+//! # Why client and server still agree on the HPACK table
 //! A literal may enter the dynamic table, whose size is counted by the length of names and values. The new value is
 //! never longer than the old one, because empty values are left alone. So the server's table evicts no entry before the
-//! peer's table does. Entries are counted from the newest one, so every entry of the peer's table is in the server's
-//! table at the same index. Entries that the server's table keeps for longer come after all entries that the peer can
-//! name.
+//! client's table does. Entries are counted from the newest one, so every entry of the client's table is in the
+//! server's table at the same index. Entries that only the server's table still has come after all entries that the
+//! client can name.
 //!
 //! # Guarantees
 //! - The output does not depend on how the input was cut into pieces.
-//! - At most one frame of [`LONGEST`] bytes is buffered, besides the bytes of one [`Frames::put`].
+//! - The decoder leaves less than one frame of [`LONGEST`] bytes in its input buffer.
 
-use std::collections::VecDeque;
+use std::io;
+
+use tokio_util::bytes::{Bytes, BytesMut};
+use tokio_util::codec::Decoder;
 
 /// The authority that replaces all others: one character that is valid as a host name.
 const NAME: u8 = b'a';
@@ -26,7 +28,7 @@ const NAME: u8 = b'a';
 const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 /// The length of a frame header: length, type, flags and stream.
 const HEAD: usize = 9;
-/// The longest payload that a peer may send; h2 rejects longer ones.
+/// The longest payload that a client may send; h2 rejects longer ones.
 const LONGEST: usize = 16_384;
 
 const HEADERS: u8 = 1;
@@ -41,106 +43,51 @@ const PLAIN: &[u8] = b":authority";
 /// `:authority` as a literal in HPACK's Huffman code.
 const HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// Rewrites the frames that a peer sends on one connection.
+/// Decodes the bytes that a client sends on one connection.
 #[derive(Debug)]
-pub(super) struct Frames {
-    state: State,
-    buffered: Vec<u8>,
-    ready: VecDeque<u8>,
+pub(super) struct AuthorityDecoder {
+    /// How many of the next bytes pass unchanged
+    unchanged: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum State {
-    /// This many more bytes pass unchanged.
-    Pass(usize),
-    /// Bytes are buffered until there are this many.
-    Hold(usize),
-}
-
-impl State {
-    fn pass(length: usize) -> Self {
-        match length {
-            0 => Self::Hold(HEAD),
-            length => Self::Pass(length),
-        }
-    }
-}
-
-impl Frames {
+impl AuthorityDecoder {
     /// Returns the state at the start of a connection, before the preface.
     pub(super) fn new() -> Self {
-        Self {
-            state: State::Pass(PREFACE),
-            buffered: Vec::new(),
-            ready: VecDeque::new(),
-        }
-    }
-
-    /// Handles the next bytes from the peer.
-    pub(super) fn put(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            bytes = match self.state {
-                State::Pass(left) => self.pass(left, bytes),
-                State::Hold(wanted) => self.buffer(wanted, bytes),
-            };
-        }
-    }
-
-    /// Marks the end of the input: buffered bytes pass unchanged.
-    pub(super) fn end(&mut self) {
-        self.ready.extend(self.buffered.drain(..));
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.ready.is_empty()
-    }
-
-    /// Passes at most `most` rewritten bytes to `take` and removes them.
-    pub(super) fn give(&mut self, most: usize, take: impl FnOnce(&[u8])) {
-        let (first, _) = self.ready.as_slices();
-        let length = first.len().min(most);
-        take(&first[..length]);
-        self.ready.drain(..length);
-    }
-
-    fn pass<'a>(&mut self, left: usize, bytes: &'a [u8]) -> &'a [u8] {
-        let (now, rest) = bytes.split_at(bytes.len().min(left));
-        self.ready.extend(now);
-        self.state = State::pass(left - now.len());
-        rest
-    }
-
-    fn buffer<'a>(&mut self, wanted: usize, bytes: &'a [u8]) -> &'a [u8] {
-        let missing = wanted.saturating_sub(self.buffered.len());
-        let (now, rest) = bytes.split_at(bytes.len().min(missing));
-        self.buffered.extend_from_slice(now);
-        if now.len() == missing {
-            self.state = self.all_buffered(wanted);
-        }
-        rest
-    }
-
-    /// Handles a buffer that now contains `wanted` bytes: a frame header or a whole HEADERS frame.
-    fn all_buffered(&mut self, wanted: usize) -> State {
-        let length = match *self.buffered.as_slice() {
-            [a, b, c, ..] => u32::from_be_bytes([0, a, b, c]) as usize,
-            _ => 0,
-        };
-        if wanted == HEAD && has_block(&self.buffered) && (1..=LONGEST).contains(&length) {
-            return State::Hold(HEAD + length);
-        }
-        match renamed(&self.buffered) {
-            Some(frame) if wanted > HEAD => self.ready.extend(frame),
-            _ => self.ready.extend(&self.buffered),
-        }
-        self.buffered.clear();
-        State::pass(if wanted == HEAD { length } else { 0 })
+        let unchanged = PREFACE;
+        Self { unchanged }
     }
 }
 
-/// Whether `head` is the header of a HEADERS frame that contains a whole header block.
-fn has_block(head: &[u8]) -> bool {
-    matches!(*head, [_, _, _, HEADERS, flags, ..] if flags & END_HEADERS != 0)
+impl Decoder for AuthorityDecoder {
+    type Item = Bytes;
+    type Error = io::Error;
+
+    fn decode(&mut self, bytes: &mut BytesMut) -> io::Result<Option<Bytes>> {
+        if self.unchanged == 0 {
+            let [a, b, c, kind, flags, ..] = **bytes else {
+                return Ok(None);
+            };
+            let length = HEAD + u32::from_be_bytes([0, a, b, c]) as usize;
+            let has_block = kind == HEADERS && flags & END_HEADERS != 0;
+            if has_block && length <= HEAD + LONGEST {
+                if bytes.len() < length {
+                    return Ok(None);
+                }
+                let frame = bytes.split_to(length).freeze();
+                return Ok(Some(renamed(&frame).map_or(frame, Bytes::from)));
+            }
+            self.unchanged = length;
+        }
+        let passed = bytes.len().min(self.unchanged);
+        self.unchanged -= passed;
+        Ok((passed > 0).then(|| bytes.split_to(passed).freeze()))
+    }
+
+    /// Passes an incomplete frame at the end of the input unchanged.
+    fn decode_eof(&mut self, bytes: &mut BytesMut) -> io::Result<Option<Bytes>> {
+        let decoded = self.decode(bytes)?;
+        Ok(decoded.or_else(|| (!bytes.is_empty()).then(|| bytes.split().freeze())))
+    }
 }
 
 /// Replaces the authority in a HEADERS frame; `None` if the frame cannot be parsed.
@@ -165,7 +112,7 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
         let name = name(&mut rest)?;
         let named = field.len() - rest.len();
         let value = match name {
-            Name::Alone => &[],
+            Name::NoValue => &[],
             Name::Authority | Name::Other => string(&mut rest)?.1,
         };
         if name == Name::Authority && !value.is_empty() {
@@ -178,28 +125,28 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// The kind of a header field, as far as the bytes before its value show.
+/// The name of a header field, as far as the bytes before the field's value show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Authority,
     Other,
     /// No value follows, because the field is indexed or changes the table's size
-    Alone,
+    NoValue,
 }
 
 /// Reads a field up to where its value begins.
 fn name(rest: &mut &[u8]) -> Option<Name> {
     let index = match rest.first()? {
-        0x80.. => return integer(rest, 7).map(|_| Name::Alone),
+        0x80.. => return integer(rest, 7).map(|_| Name::NoValue),
         0x40.. => integer(rest, 6)?,
-        0x20.. => return integer(rest, 5).map(|_| Name::Alone),
+        0x20.. => return integer(rest, 5).map(|_| Name::NoValue),
         _ => integer(rest, 4)?,
     };
-    let is_ours = match index {
+    let is_authority = match index {
         0 => matches!(string(rest)?, (false, PLAIN) | (true, HUFFMAN)),
         index => index == INDEX,
     };
-    Some(if is_ours {
+    Some(if is_authority {
         Name::Authority
     } else {
         Name::Other

@@ -1,4 +1,4 @@
-//! A peer's connection, which is closed when the peer shows no sign of life, so that its slot becomes free.
+//! A client's connection, which is closed when nothing arrives for some time, so that its slot becomes free.
 
 use std::io;
 use std::pin::Pin;
@@ -6,45 +6,60 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Instant, Sleep, sleep};
+use tokio_util::bytes::Bytes;
+use tokio_util::codec::FramedRead;
+use tokio_util::io::StreamReader;
 use tonic::transport::server::Connected;
 
-use super::authority::Frames;
+use super::authority::AuthorityDecoder;
 use crate::unix::{Peer, Slot};
 
-/// At most this many bytes are read at once.
-const CHUNK: usize = 8192;
-
-/// A connection with its slot. Reading fails after `silence` without input. A peer that is alive answers the server's
-/// pings, so it is never silent for so long.
+/// A connection with its slot. A client that is alive answers the server's pings, so the server receives something in
+/// every interval between pings.
 pub(super) struct Connection {
-    stream: UnixStream,
+    reader: StreamReader<FramedRead<TimedReader, AuthorityDecoder>, Bytes>,
+    writer: OwnedWriteHalf,
     _slot: Slot,
-    silence: Duration,
-    silent: Pin<Box<Sleep>>,
-    frames: Frames,
 }
 
 impl Connection {
-    /// Wraps a connection that is closed after `silence` without input.
+    /// Wraps a connection from which reading fails after `silence` without input.
     pub(super) fn new(peer: Peer, silence: Duration) -> Self {
-        Self {
-            stream: peer.stream,
-            _slot: peer.slot,
+        let (stream, writer) = peer.stream.into_split();
+        let reader = TimedReader {
+            stream,
             silence,
-            silent: Box::pin(sleep(silence)),
-            frames: Frames::new(),
+            timeout: Box::pin(sleep(silence)),
+        };
+        Self {
+            reader: StreamReader::new(FramedRead::new(reader, AuthorityDecoder::new())),
+            writer,
+            _slot: peer.slot,
         }
     }
+}
 
-    /// Reads what the peer has sent, before [`Frames`] rewrites it.
-    fn poll_raw(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+/// The reading half of a connection. A read fails if nothing arrives for `silence`.
+struct TimedReader {
+    stream: OwnedReadHalf,
+    silence: Duration,
+    timeout: Pin<Box<Sleep>>,
+}
+
+impl AsyncRead for TimedReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buf) {
-            self.silent.as_mut().reset(Instant::now() + self.silence);
+            let until = Instant::now() + self.silence;
+            self.timeout.as_mut().reset(until);
             return Poll::Ready(read);
         }
-        ready!(self.silent.as_mut().poll(cx));
+        ready!(self.timeout.as_mut().poll(cx));
         let text = format!("the peer has said nothing for {:?}", self.silence);
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
     }
@@ -58,24 +73,11 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        while this.frames.is_empty() {
-            let mut bytes = [0; CHUNK];
-            let mut chunk = ReadBuf::new(&mut bytes);
-            ready!(this.poll_raw(cx, &mut chunk))?;
-            if chunk.filled().is_empty() {
-                this.frames.end();
-                break;
-            }
-            this.frames.put(chunk.filled());
-        }
-        this.frames
-            .give(buf.remaining(), |bytes| buf.put_slice(bytes));
-        Poll::Ready(Ok(()))
+        Pin::new(&mut self.reader).poll_read(cx, buf)
     }
 }
 
@@ -85,15 +87,15 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        Pin::new(&mut self.writer).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        Pin::new(&mut self.writer).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        Pin::new(&mut self.writer).poll_shutdown(cx)
     }
 }
 
@@ -101,12 +103,13 @@ impl AsyncWrite for Connection {
 mod tests {
     use prometheus::IntGauge;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::UnixStream;
 
     use super::*;
     use crate::unix::Socket;
 
     #[tokio::test]
-    async fn it_is_cut_after_a_silence_and_not_while_something_comes() {
+    async fn a_connection_is_closed_after_a_silence_and_not_while_bytes_arrive() {
         const SILENCE: Duration = Duration::from_millis(400);
         let folder = crate::files::temp_folder();
         let path = folder.join("x.sock");
@@ -126,7 +129,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         assert!(last.elapsed() >= SILENCE);
         drop(connection);
-        assert_eq!(open.get(), 0, "its place is free");
+        assert_eq!(open.get(), 0, "its slot is free");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -8,9 +8,9 @@ use tonic::{Code, Status};
 use super::v1;
 use crate::leaks::{LeakReason, Reasons};
 use crate::service::label;
-use crate::snapshot::addresses;
+use crate::snapshot::{addresses, pool_cidrs};
 use cadastre_core::node_allocation::NodeAllocation;
-use cadastre_core::{Addr, Cidr, Family};
+use cadastre_core::{Addr, Cidr};
 use cadastre_node::{AddressAssignment, Attachment, BlockState, OpError, OpErrorKind, Snapshot};
 
 pub(super) fn refused(refusal: OpError) -> Status {
@@ -125,11 +125,9 @@ pub(super) fn write_list(snapshot: Snapshot, leaks: &Reasons) -> v1::ListRespons
 }
 
 pub(super) fn write_holding(holding: &NodeAllocation) -> v1::WatchResponse {
-    let gives = holding.blocks.iter().filter(|it| !it.draining);
-    let ranges: BTreeSet<Cidr> = gives.map(|it| it.cidr).collect();
-    let sides = |family| holding.pools.iter().filter_map(move |it| it.family(family));
-    let sides = Family::ALL.into_iter().flat_map(sides);
-    let of_pools: BTreeSet<Cidr> = sides.flat_map(|it| it.cidrs.iter().copied()).collect();
+    let assigning = holding.blocks.iter().filter(|it| !it.draining);
+    let ranges: BTreeSet<Cidr> = assigning.map(|it| it.cidr).collect();
+    let of_pools: BTreeSet<Cidr> = pool_cidrs(holding).collect();
     v1::WatchResponse {
         node_uid: holding.node_uid.clone(),
         ranges: ranges.iter().map(ToString::to_string).collect(),

@@ -4,7 +4,7 @@
 //! - The size of messages and the numbers of streams, concurrent calls and connections are bounded.
 //! - Every call ends, even if its message never arrives. A `Watch` ends when its peer disconnects or the agent stops.
 //! - A peer that sends nothing and answers no pings is disconnected, and its slot goes to a peer that waits.
-//! - Requests are handled whatever the peer sends as `:authority`.
+//! - Requests are handled with any `:authority`, even with an invalid one.
 //!
 //! | file | subject |
 //! |---|---|
@@ -236,9 +236,12 @@ impl Agent for Api {
 
 /// Returns how long the caller waits for the answer according to the deadline in its request, at most [`LIMIT`].
 fn patience<T>(request: &Request<T>) -> Duration {
-    let told = request.metadata().get("grpc-timeout");
-    let told = told.and_then(|it| it.to_str().ok()).and_then(read_timeout);
-    told.unwrap_or(PATIENCE).min(LIMIT)
+    let timeout = request.metadata().get("grpc-timeout");
+    let timeout = timeout.and_then(|it| it.to_str().ok());
+    timeout
+        .and_then(read_timeout)
+        .unwrap_or(PATIENCE)
+        .min(LIMIT)
 }
 
 /// Parses `grpc-timeout`, as in `10S` or `500m`: at most eight digits and a unit.
@@ -272,7 +275,7 @@ mod tests {
     use cadastre_node::{OpError, OpErrorKind};
 
     #[test]
-    fn a_caller_s_patience_is_read_and_bounded() {
+    fn the_timeout_of_a_caller_is_read_and_bounded() {
         for (text, expected) in [
             ("10S", Some(Duration::from_secs(10))),
             ("500m", Some(Duration::from_millis(500))),
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_keeps_its_kind_and_its_text() {
+    fn an_error_keeps_its_kind_and_its_text() {
         for why in [
             OpErrorKind::Exhausted,
             OpErrorKind::Busy,
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_a_newer_caller_is_passed_over() {
+    fn a_field_of_a_newer_caller_is_ignored() {
         use prost::Message as _;
         let known = v1::DelRequest {
             attachment: Some(v1::Attachment {
@@ -326,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attachment_without_a_name_is_refused() {
+    fn an_attachment_with_an_empty_or_long_name_is_rejected() {
         let status = attachment(None).unwrap_err();
         assert!(status.message().contains("network"), "{status}");
         let long = v1::Attachment {

@@ -1,10 +1,10 @@
-use super::testing::NO_CLAIMS;
 use super::*;
 use crate::pods::Pod;
 use crate::pods::testing::pod;
-use crate::snapshot::testing::{snapshot, tenant};
+use crate::snapshot::testing::{record, snapshot};
 use cadastre_daemon::watch::ObjectEvent;
 
+const NONE: LeakClaims<'static> = LeakClaims::NONE;
 const GRACE: Duration = Duration::from_secs(60);
 
 fn secs(secs: u64) -> Duration {
@@ -27,9 +27,9 @@ fn finished(uid: &str) -> Pod {
     }
 }
 
-fn with(tenants: &[AttachmentRecord]) -> Snapshot {
+fn with(records: &[AttachmentRecord]) -> Snapshot {
     Snapshot {
-        attachments: tenants.to_vec(),
+        attachments: records.to_vec(),
         ..snapshot(&[], &[])
     }
 }
@@ -48,26 +48,26 @@ fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
 fn freed(
     snapshot: &Snapshot,
     pods: &Pods,
-    suspects: &[LeakCandidate],
+    candidates: &[LeakCandidate],
     evidence: &NodeEvidence,
 ) -> Vec<(String, LeakReason)> {
     let mut leaks = LeakDetector::new(GRACE);
     let claims = LeakClaims {
-        leak_candidates: suspects,
-        ..NO_CLAIMS
+        leak_candidates: candidates,
+        ..NONE
     };
     leaks.look(snapshot, pods, claims, evidence, secs(100));
     let look = leaks.look(snapshot, pods, claims, evidence, secs(160));
     look.due
         .iter()
         .filter(|it| it.is_proven(Some(pods), evidence))
-        .map(|it| (it.attachment.container_id.clone(), it.reason))
+        .map(|it| (it.record.attachment.container_id.clone(), it.reason))
         .collect()
 }
 
 #[test]
 fn both_proofs_are_needed() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
     let path = "/var/run/netns/c1";
     let live = pods(&[pod("u1", &[], &[])]);
     let gone = pods(&[pod("u2", &[], &[])]);
@@ -80,7 +80,7 @@ fn both_proofs_are_needed() {
             evidence(Some(&["c2"]), &[]),
             Some(LeakReason::PodFinished),
         ),
-        // The node still has the sandbox, or cannot tell, so nothing is proven.
+        // The node still has the sandbox, or has no evidence, so nothing is proven.
         (&gone, evidence(Some(&["c1"]), &[]), None),
         (&gone, evidence(None, &[]), None),
         (&gone, evidence(None, &["/var/run/netns/other"]), None),
@@ -95,7 +95,7 @@ fn both_proofs_are_needed() {
 
 #[test]
 fn a_list_that_is_not_complete_proves_nothing() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
     let mut running = pods(&[]);
     running.change(ObjectEvent::Restarted {
         asked: Duration::ZERO,
@@ -103,60 +103,60 @@ fn a_list_that_is_not_complete_proves_nothing() {
     let evidence = evidence(Some(&[]), &[]);
     assert!(freed(&it, &running, &[], &evidence).is_empty());
     let mut leaks = LeakDetector::new(GRACE);
-    leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(0));
-    let look = leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(60));
+    leaks.look(&it, &pods(&[]), NONE, &evidence, secs(0));
+    let look = leaks.look(&it, &pods(&[]), NONE, &evidence, secs(60));
     assert!(!look.due[0].is_proven(Some(&running), &evidence));
     assert!(!look.due[0].is_proven(None, &evidence), "no list at all");
 }
 
 #[test]
-fn suspicion_has_to_last() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+fn a_candidate_is_due_after_the_grace_period() {
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
     let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
     let evidence = evidence(Some(&[]), &[]);
     let mut leaks = LeakDetector::new(GRACE);
-    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
+    let look = leaks.look(&it, &gone, NONE, &evidence, secs(0));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(60))));
     assert_eq!(
         leaks.reasons().get(&it.attachments[0].attachment).copied(),
         Some(LeakReason::PodGone)
     );
-    leaks.look(&it, &live, NO_CLAIMS, &evidence, secs(30));
+    leaks.look(&it, &live, NONE, &evidence, secs(30));
     assert_eq!(leaks.reasons().len(), 0);
-    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(70));
+    let look = leaks.look(&it, &gone, NONE, &evidence, secs(70));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
-    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(130));
+    let look = leaks.look(&it, &gone, NONE, &evidence, secs(130));
     assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
     // The address was released meanwhile, so there is no candidate any more.
-    leaks.look(&with(&[]), &gone, NO_CLAIMS, &evidence, secs(131));
+    leaks.look(&with(&[]), &gone, NONE, &evidence, secs(131));
     assert_eq!(leaks.reasons().len(), 0);
 }
 
 #[test]
-fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
-    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
-    let suspect = |address: &str, uid: &str| LeakCandidate {
+fn a_named_candidate_has_no_grace_period_and_a_live_pod_stays() {
+    let it = with(&[record("c1", "u1", &["10.0.0.1"])]);
+    let candidate = |address: &str, uid: &str| LeakCandidate {
         address: address.to_owned(),
         pod_uid: uid.to_owned(),
     };
-    let named = [suspect("10.0.0.1", "u1")];
+    let named = [candidate("10.0.0.1", "u1")];
     let gone = evidence(Some(&[]), &[]);
     let there = evidence(Some(&["c1"]), &[]);
     let mut leaks = LeakDetector::new(GRACE);
     let claims = LeakClaims {
         leak_candidates: &named,
-        ..NO_CLAIMS
+        ..NONE
     };
     let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
     assert_eq!(look.due[0].reason, LeakReason::LeakCandidate);
     // Another pod may have the address by now, so a claim must name both the address and the pod.
-    for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
+    for other in [candidate("10.0.0.1", "u9"), candidate("10.0.0.2", "u1")] {
         let mut leaks = LeakDetector::new(GRACE);
         let claims = LeakClaims {
             leak_candidates: &[other],
-            ..NO_CLAIMS
+            ..NONE
         };
         let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
         assert!(look.due.is_empty());
@@ -166,14 +166,14 @@ fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
 }
 
 #[test]
-fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
-    let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+fn after_a_reboot_the_old_sandbox_is_released_when_the_pod_has_a_new_one() {
+    let mut old = record("c1", "u1", &["10.0.0.1"]);
     old.boot = "earlier".to_owned();
     let live = pods(&[pod("u1", &[], &[])]);
     let nothing = evidence(None, &[]);
     let alone = with(std::slice::from_ref(&old));
     assert!(freed(&alone, &live, &[], &nothing).is_empty());
-    let new = tenant("c2", "u1", &["10.0.0.2"]);
+    let new = record("c2", "u1", &["10.0.0.2"]);
     let both = with(&[old.clone(), new.clone()]);
     assert_eq!(
         freed(&both, &live, &[], &nothing),
@@ -188,10 +188,10 @@ fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
 }
 
 #[test]
-fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_one_stays() {
+fn older_sandboxes_of_a_live_pod_are_released_on_proof_from_the_node() {
     let given = |id: &str, order| AttachmentRecord {
         order,
-        ..tenant(id, "u1", &["10.0.0.1"])
+        ..record(id, "u1", &["10.0.0.1"])
     };
     let ids: Vec<String> = (0..16).map(|n| format!("c{n:02}")).collect();
     let all: Vec<AttachmentRecord> = (2..).zip(&ids).map(|(n, id)| given(id, n)).collect();
@@ -215,21 +215,21 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
         .collect();
     let netns: Vec<&str> = netns.iter().map(String::as_str).collect();
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
-    // The node cannot tell which sandboxes are gone, so nothing is proven.
+    // The node has no evidence that a sandbox is gone.
     assert!(ids_of(&evidence(None, &[])).is_empty());
     // No list of pods is needed to supersede a sandbox, and the grace period is short.
     let mut leaks = LeakDetector::new(Duration::from_secs(3600));
     let proof = evidence(Some(&[]), &[]);
-    let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(0));
+    let look = leaks.look(&all, &Pods::default(), NONE, &proof, secs(0));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(5))));
-    let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(5));
+    let look = leaks.look(&all, &Pods::default(), NONE, &proof, secs(5));
     assert_eq!(look.due.len(), 15);
     assert!(look.due.iter().all(|it| it.is_proven(None, &proof)));
 }
 
 #[test]
-fn without_a_pod_the_node_s_word_decides_alone() {
-    let it = with(&[tenant("c1", "", &["10.0.0.1"])]);
+fn without_a_pod_proof_from_the_node_suffices() {
+    let it = with(&[record("c1", "", &["10.0.0.1"])]);
     let path = "/var/run/netns/c1";
     assert_eq!(netns_of_others(&it).collect::<Vec<_>>(), [path]);
     let no_pods = Pods::default();
@@ -254,8 +254,8 @@ fn without_a_pod_the_node_s_word_decides_alone() {
 }
 
 #[test]
-fn a_static_pod_lives_by_its_mirror() {
-    let it = with(&[tenant("c1", "static", &["10.0.0.1"])]);
+fn a_static_pod_is_live_while_its_mirror_exists() {
+    let it = with(&[record("c1", "static", &["10.0.0.1"])]);
     let mirror = Pod {
         mirrors: Some("static".to_owned()),
         ..pod("api", &[], &[])
@@ -268,37 +268,37 @@ fn a_static_pod_lives_by_its_mirror() {
 }
 
 #[test]
-fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_api() {
-    let mut of_pod = tenant("c1", "u1", &["10.0.0.1"]);
+fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the_api() {
+    let mut of_pod = record("c1", "u1", &["10.0.0.1"]);
     of_pod.order = 2;
     let newer = AttachmentRecord {
         order: 3,
-        ..tenant("c3", "u1", &["10.0.0.3"])
+        ..record("c3", "u1", &["10.0.0.3"])
     };
-    let of_nobody = tenant("c2", "", &["10.0.0.2"]);
-    let it = with(&[of_pod.clone(), of_nobody.clone()]);
-    let both = with(&[of_pod, of_nobody, newer]);
-    let say = |all: &[(&str, &str)]| -> BTreeSet<(Addr, String)> {
+    let without_pod = record("c2", "", &["10.0.0.2"]);
+    let it = with(&[of_pod.clone(), without_pod.clone()]);
+    let both = with(&[of_pod, without_pod, newer]);
+    let claims_of = |all: &[(&str, &str)]| -> BTreeSet<(Addr, String)> {
         let read = |(addr, handle): &(&str, &str)| {
             (Addr::parse_strict(addr).unwrap(), (*handle).to_owned())
         };
         all.iter().map(read).collect()
     };
     let freed =
-        |it: &Snapshot, pods: &Pods, said: &BTreeSet<(Addr, String)>, proof: &NodeEvidence| {
+        |it: &Snapshot, pods: &Pods, claimed: &BTreeSet<(Addr, String)>, proof: &NodeEvidence| {
             let claims = LeakClaims {
-                container_gone: said,
-                ..NO_CLAIMS
+                container_gone: claimed,
+                ..NONE
             };
             // The user has waited already, so there is no grace period.
             let look = LeakDetector::new(GRACE).look(it, pods, claims, proof, secs(0));
             let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
-            due.map(|it| (it.attachment.container_id.clone(), it.reason))
+            due.map(|it| (it.record.attachment.container_id.clone(), it.reason))
                 .collect::<Vec<_>>()
         };
     let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
-    let blind = evidence(None, &[]);
-    let said = say(&[
+    let no_evidence = evidence(None, &[]);
+    let claimed = claims_of(&[
         ("10.0.0.1", "net/c1"),
         ("10.0.0.2", "net/c2"),
         ("10.0.0.3", "net/c3"),
@@ -306,42 +306,49 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
     let of = |id: &str, reason| (id.to_owned(), reason);
     let first = of("c1", LeakReason::PodGone);
     let second = of("c2", LeakReason::Confirmed);
-    assert_eq!(freed(&it, &gone, &said, &blind), [first, second.clone()]);
-    assert!(freed(&it, &gone, &say(&[]), &blind).is_empty());
+    assert_eq!(
+        freed(&it, &gone, &claimed, &no_evidence),
+        [first, second.clone()]
+    );
+    assert!(freed(&it, &gone, &claims_of(&[]), &no_evidence).is_empty());
     // A user's claim does not replace proof from the API, so the live pod keeps its address.
     assert_eq!(
-        freed(&it, &live, &said, &blind),
+        freed(&it, &live, &claimed, &no_evidence),
         std::slice::from_ref(&second)
     );
     let superseded = of("c1", LeakReason::Superseded);
-    let freed_of_live = freed(&both, &live, &said, &blind);
-    assert_eq!(freed_of_live, [superseded, second], "the newest one stays");
-    // A sandbox that the node sees is not gone, whatever a user claims.
+    let freed_of_live = freed(&both, &live, &claimed, &no_evidence);
+    assert_eq!(
+        freed_of_live,
+        [superseded, second],
+        "the newest sandbox stays"
+    );
+    // A sandbox that the node sees is not gone, even if a user claims it.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
-    assert!(freed(&it, &gone, &said, &seen).is_empty());
+    assert!(freed(&it, &gone, &claimed, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");
     let seen = NodeEvidence {
         present: BTreeSet::from([path("c1"), path("c2")]),
-        ..blind.clone()
+        ..no_evidence.clone()
     };
-    assert!(freed(&it, &gone, &said, &seen).is_empty());
+    assert!(freed(&it, &gone, &claimed, &seen).is_empty());
     // Another container has the address by now, so the claim does not match.
-    let other = say(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
-    assert!(freed(&it, &gone, &other, &blind).is_empty());
+    let other = claims_of(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
+    assert!(freed(&it, &gone, &other, &no_evidence).is_empty());
 }
 
 #[test]
-fn what_the_node_could_not_free_by_itself_is_told() {
+fn orphans_are_addresses_that_stay_candidates_for_two_grace_periods() {
     let it = with(&[
-        tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
-        tenant("c2", "u2", &["10.0.0.2"]),
-        tenant("c3", "", &["10.0.0.3"]),
+        record("c1", "u1", &["10.0.0.1", "fd00::1"]),
+        record("c2", "u2", &["10.0.0.2"]),
+        record("c3", "", &["10.0.0.3"]),
     ]);
     let gone = pods(&[pod("u2", &[], &[])]);
     let mut leaks = LeakDetector::new(GRACE);
     let evidence = evidence(None, &[]);
-    leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
-    let told = |leaks: &LeakDetector, named: &[&str], at| {
+    leaks.look(&it, &gone, NONE, &evidence, secs(0));
+    let orphans = |leaks: &LeakDetector, named: &[&str], at| {
         let named = named.iter().map(|it| Addr::parse_strict(it).unwrap());
         let orphans = leaks.orphans(&it, &named.collect(), secs(at));
         let orphans = orphans.into_iter();
@@ -350,9 +357,13 @@ fn what_the_node_could_not_free_by_itself_is_told() {
             .collect::<Vec<_>>()
     };
     let of_pod = ["10.0.0.1 u1", "fd00::1 u1"];
-    assert!(told(&leaks, &[], 119).is_empty());
-    assert_eq!(told(&leaks, &[], 120), of_pod);
-    assert_eq!(told(&leaks, &["10.0.0.1"], 1), of_pod, "people wait");
+    assert!(orphans(&leaks, &[], 119).is_empty());
+    assert_eq!(orphans(&leaks, &[], 120), of_pod);
+    assert_eq!(
+        orphans(&leaks, &["10.0.0.1"], 1),
+        of_pod,
+        "a user has named the address"
+    );
     // An address that a user names is no orphan if its pod lives, or if it has none.
-    assert!(told(&leaks, &["10.0.0.2", "10.0.0.3"], 1).is_empty());
+    assert!(orphans(&leaks, &["10.0.0.2", "10.0.0.3"], 1).is_empty());
 }

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use tracing::{debug, info};
 
-use super::cycle::{Asked, Next, Phase};
+use super::cycle::{InFlight, Next, Phase};
 use super::{
-    AgentEffect, AgentMachine, Observed, PendingOffer, STORE_PAUSE, StoreQuestion, StoreTrouble,
-    Transaction,
+    AgentEffect, AgentMachine, Observed, PendingOffer, STORE_PAUSE, StoreQuestion, Transaction,
 };
 use crate::choice::serving;
 use crate::cri::Sandbox;
@@ -28,12 +27,13 @@ pub(super) struct PendingAllocation {
     /// The podCIDRs in `wanted` that are new to the store
     new: Vec<Block>,
     subnet: Option<Arc<SubnetSeen>>,
-    onto: Onto,
+    /// Where statuses are written once these ranges are in the store
+    pub target: StatusTarget,
 }
 
-/// Which NodeSubnet later statuses are written to, once the ranges are in the store.
+/// Which NodeSubnet statuses are written to.
 #[derive(Debug)]
-enum Onto {
+pub(super) enum StatusTarget {
     /// The same NodeSubnet as before
     Same,
     /// This NodeSubnet; `relisted` if it comes from a new list
@@ -42,103 +42,102 @@ enum Onto {
         relisted: bool,
     },
     /// None, because this Node object has no NodeSubnet
-    Nothing,
+    Absent,
 }
 
 impl AgentMachine {
-    pub(super) fn take_over(&mut self, now: Duration) -> Next {
-        if !self.to_hold {
+    /// Starts to write the ranges that the API shows, if they have changed.
+    pub(super) fn write_ranges(&mut self, now: Duration) -> Next {
+        if !self.ranges_changed {
             return Next::Go(Phase::Look);
         }
         // The store remembers across restarts which ranges it has for which Node, so its content must be known first.
         let Some(snapshot) = self.snapshot.clone() else {
-            return self.look(Phase::TakeOver, now);
+            return self.look(Phase::WriteRanges, now);
         };
-        self.to_hold = false;
+        self.ranges_changed = false;
         let Some(wanted) = self.wanted_holding() else {
-            let onto = self.onto();
-            self.write_onto(onto);
+            let target = self.status_target();
+            self.set_target(target);
             return Next::Go(Phase::Look);
         };
         // Another program, such as host-local, may have assigned addresses from a podCIDR that is new to the store, so
         // the runtime is asked for addresses in use.
-        let is_held = |it: &Block| snapshot.blocks.iter().any(|held| held.cidr == it.cidr);
-        let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_held(it);
-        let taking = Box::new(PendingAllocation {
+        let is_stored = |it: &Block| snapshot.blocks.iter().any(|block| block.cidr == it.cidr);
+        let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_stored(it);
+        let pending = Box::new(PendingAllocation {
             new: wanted.blocks.iter().filter(is_new).cloned().collect(),
             subnet: self.subnet().cloned(),
-            onto: self.onto(),
+            target: self.status_target(),
             wanted,
         });
-        if taking.new.is_empty() {
-            return self.store_allocation(taking, Vec::new());
+        if pending.new.is_empty() {
+            return self.store_allocation(pending, Vec::new());
         }
-        if !self.shown.pods.is_complete() {
-            self.log_once("no address of the new podCIDR is assigned yet: the API server has not reported this node's pods, which may have some of them".to_owned());
-            return self.take_over_later(&taking.onto, now);
+        if !self.watched.pods.is_complete() {
+            self.log_store_problem("no address of the new podCIDR is assigned yet: the API server has not reported this node's pods, which may have some of them".to_owned());
+            return self.write_ranges_later(&pending.target, now);
         }
-        Next::Ask(Asked::Use(taking), StoreQuestion::Sandboxes)
+        Next::Ask(
+            InFlight::SandboxesForRanges(pending),
+            StoreQuestion::Sandboxes,
+        )
     }
 
     /// Continues with the runtime's answer, which shows the addresses of new podCIDRs that are in use.
-    pub(super) fn used(
+    pub(super) fn sandboxes_listed(
         &mut self,
-        taking: Box<PendingAllocation>,
+        pending: Box<PendingAllocation>,
         sandboxes: Result<Vec<Sandbox>, String>,
         now: Duration,
     ) -> Next {
         let sandboxes = match sandboxes {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
-                self.log_once(format!(
+                self.log_store_problem(format!(
                     "no address of the new podCIDR is assigned yet, as pods may have some of them: {error}"
                 ));
-                return self.take_over_later(&taking.onto, now);
+                return self.write_ranges_later(&pending.target, now);
             }
         };
-        self.log_once(String::new());
+        self.log_store_problem(String::new());
         let new = NodeAllocation {
-            blocks: taking.new.clone(),
+            blocks: pending.new.clone(),
             ..NodeAllocation::default()
         };
         let network = self.settings.network.as_deref().unwrap_or_default();
-        let known = rebuild::known(&new, None, &sandboxes, &self.shown.pods, network);
+        let known = rebuild::known(&new, None, &sandboxes, &self.watched.pods, network);
         if !known.is_empty() {
             info!(
                 attachments = known.len(),
-                "took over what others gave from this node's podCIDR"
+                "adopted addresses that others assigned from this node's podCIDR"
             );
         }
-        self.store_allocation(taking, known)
+        self.store_allocation(pending, known)
     }
 
     fn store_allocation(
         &mut self,
-        taking: Box<PendingAllocation>,
+        pending: Box<PendingAllocation>,
         known: Vec<RememberedAttachment>,
     ) -> Next {
-        self.offer_pools(&taking);
+        self.offer_pools(&pending);
         self.notes.changed();
-        let holding = taking.wanted.clone();
+        let holding = pending.wanted.clone();
         let hold = Transaction::Hold { holding, known };
-        Next::Ask(Asked::Hold(taking), StoreQuestion::Transact(hold))
+        Next::Ask(InFlight::Hold(pending), StoreQuestion::Transact(hold))
     }
 
-    pub(super) fn taken_over(
+    pub(super) fn ranges_written(
         &mut self,
-        taking: PendingAllocation,
-        held: Result<(), StoreTrouble>,
+        pending: PendingAllocation,
         now: Duration,
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
-        let PendingAllocation { wanted, onto, .. } = taking;
-        if let Err(trouble) = held {
-            self.take_over_again(&onto);
-            return self.store_failed(&trouble, Phase::Look, now);
-        }
+        let PendingAllocation { wanted, target, .. } = pending;
         // Statuses are written to this NodeSubnet only from now on, because a status must describe the ranges that are
         // in the store.
-        self.write_onto(onto);
+        self.set_target(target);
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
             info!(node.uid = %wanted.node_uid, blocks, pools = wanted.pools.len(), "holds");
@@ -149,36 +148,37 @@ impl AgentMachine {
         Next::Go(Phase::Look)
     }
 
-    fn take_over_later(&mut self, onto: &Onto, now: Duration) -> Next {
-        self.take_over_again(onto);
+    fn write_ranges_later(&mut self, target: &StatusTarget, now: Duration) -> Next {
+        self.write_ranges_again(target);
         self.look_at = now + STORE_PAUSE;
         Next::Go(Phase::Look)
     }
 
-    fn take_over_again(&mut self, onto: &Onto) {
-        self.to_hold = true;
-        self.relisted |= matches!(onto, Onto::This { relisted: true, .. });
+    pub(super) fn write_ranges_again(&mut self, target: &StatusTarget) {
+        self.ranges_changed = true;
+        self.relisted |= matches!(target, StatusTarget::This { relisted: true, .. });
     }
 
-    /// Returns the ranges that the store should have; `None` if the API does not say, so that the store stays as it is.
+    /// Returns the ranges that the store should have; `None` if the store should stay as it is, because the API does
+    /// not show the ranges.
     pub(super) fn wanted_holding(&mut self) -> Option<NodeAllocation> {
         let uid = match &self.node {
             Observed::Unknown => return None,
             // The ranges of a deleted Node are in quarantine, so no address of these ranges may be assigned.
             Observed::Absent => return Some(NodeAllocation::default()),
-            Observed::There(node) => node.uid.clone(),
+            Observed::There(uid) => uid.clone(),
         };
         if let Some(subnet) = self.subnet().cloned() {
             if let Err(why) = &subnet.spec {
-                self.log_errors(vec![format!(
+                self.log_parse_errors(vec![format!(
                     "the spec of NodeSubnet {} cannot be read, what was held before goes on: {why}",
                     self.settings.node
                 )]);
                 return None;
             }
             if let Some(spec) = subnet.spec_of(Some(&uid)) {
-                let (holding, wrong) = node_allocation::read(spec, &uid);
-                self.log_errors(wrong);
+                let (holding, errors) = node_allocation::read(spec, &uid);
+                self.log_parse_errors(errors);
                 return Some(holding);
             }
         }
@@ -191,71 +191,71 @@ impl AgentMachine {
         })
     }
 
-    /// Returns which NodeSubnet statuses are written to: the one of this Node object, even if its spec cannot be
-    /// parsed. If there is none, no status is written.
-    fn onto(&mut self) -> Onto {
+    /// Returns which NodeSubnet statuses are written to. A NodeSubnet of this Node object is a target even if its spec
+    /// cannot be parsed.
+    fn status_target(&mut self) -> StatusTarget {
         match &self.subnet {
-            Observed::There(subnet) if self.is_ours(subnet) => Onto::This {
+            Observed::There(subnet) if self.is_ours(subnet) => StatusTarget::This {
                 subnet: Arc::clone(subnet),
                 relisted: std::mem::take(&mut self.relisted),
             },
-            Observed::Unknown => Onto::Same,
-            _ => Onto::Nothing,
+            Observed::Unknown => StatusTarget::Same,
+            _ => StatusTarget::Absent,
         }
     }
 
-    fn write_onto(&mut self, onto: Onto) {
-        match onto {
-            Onto::This { subnet, relisted } => {
+    fn set_target(&mut self, target: StatusTarget) {
+        match target {
+            StatusTarget::This { subnet, relisted } => {
                 if relisted {
                     self.publisher.relisted();
                 }
                 self.publisher.seen(&subnet.version, subnet.status.clone());
             }
-            Onto::Same => {}
-            Onto::Nothing => self.publisher.lost(),
+            StatusTarget::Same => {}
+            StatusTarget::Absent => self.publisher.lost(),
         }
     }
 
-    /// Whether the NodeSubnet belongs to this Node object. If its spec cannot be parsed, the answer is yes.
+    /// Whether the NodeSubnet belongs to this Node object; true if its spec cannot be parsed.
     pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
         let of_uid = |uid| subnet.spec.is_err() || subnet.spec_of(Some(uid)).is_some();
         self.node_uid().is_some_and(of_uid)
     }
 
     /// Shows the servers which pools can serve pods, and from which pools blocks can be requested.
-    fn offer_pools(&mut self, taking: &PendingAllocation) {
-        let holding = &taking.wanted;
-        let shown = self.show(PendingOffer::News);
-        shown.automatic = holding
+    fn offer_pools(&mut self, pending: &PendingAllocation) {
+        let holding = &pending.wanted;
+        let watched = self.watched_mut(PendingOffer::News);
+        watched.automatic = holding
             .pools
             .iter()
             .filter(|it| it.automatic)
             .map(|it| it.name.clone())
             .collect();
-        let giving = holding.blocks.iter().filter(|it| !it.draining);
-        shown.allocating_pools = giving.map(|it| it.pool.clone()).collect();
-        let spec = taking.subnet.as_deref().map(|it| &it.spec);
+        let assigning = holding.blocks.iter().filter(|it| !it.draining);
+        watched.allocating_pools = assigning.map(|it| it.pool.clone()).collect();
+        let spec = pending.subnet.as_deref().map(|it| &it.spec);
         let Some(Ok(spec)) = spec else { return };
-        let (pools, wrong) = serving(&spec.pools, &shown.allocating_pools);
-        for text in wrong {
-            debug!("{text}");
+        let (pools, errors) = serving(&spec.pools, &watched.allocating_pools);
+        for error in errors {
+            debug!("{error}");
         }
         let askable = || spec.pools.iter().filter(|it| it.is_askable());
-        shown.askable = askable().map(|it| it.name.clone()).collect();
-        shown.gives_unasked = askable()
+        watched.askable = askable().map(|it| it.name.clone()).collect();
+        watched.gives_unasked = askable()
             .filter(|it| it.first_block == FirstBlock::Immediate)
-            .any(|it| shown.automatic.contains(&it.name));
-        shown.at_limit = at_limit(&spec.pools, &holding.blocks);
+            .any(|it| watched.automatic.contains(&it.name));
+        watched.at_limit = at_limit(&spec.pools, &holding.blocks);
         let named: BTreeSet<&str> = spec.pools.iter().map(|it| it.name.as_str()).collect();
         let others: BTreeSet<&String> = holding.blocks.iter().map(|it| &it.pool).collect();
-        shown.others = others
+        watched.others = others
             .into_iter()
             .filter(|it| !named.contains(it.as_str()))
             .cloned()
             .collect();
-        shown.serving = pools;
-        shown.pools_known = true;
+        watched.serving = pools;
+        watched.pools_known = true;
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::allocation::PendingAllocation;
-use super::opening::{Memory, Then};
+use super::opening::{AfterClose, StoreSources};
 use super::{
     AgentEffect, AgentMachine, CountedEvent, LeakScan, STARTING, STORE_PAUSE, StoreAnswer,
     StoreQuestion, StoreTrouble, Transaction,
@@ -15,9 +15,9 @@ use super::{
 use crate::demand::to_release;
 use crate::leaks::{LeakClaims, LeakReason, NodeEvidence};
 use crate::notes::UnsavedNotes;
-use crate::snapshot::as_holding;
+use crate::snapshot::allocation;
 use cadastre_api::Recall;
-use cadastre_core::{Addr, Cidr};
+use cadastre_core::Cidr;
 use cadastre_node::{Attachment, Now};
 
 /// The shortest and the longest pause between looks at the store. The CNI plugin may change the store without the
@@ -28,42 +28,39 @@ pub(super) const LOOK_PAUSE: (Duration, Duration) =
 /// event.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
-/// The containers that a user declared gone, while there is no NodeSubnet that names any.
-static NOBODY: BTreeSet<(Addr, String)> = BTreeSet::new();
-
 /// A part of a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Open the store, or create it
     Open,
-    /// Release proven leaks
+    /// Release attachments that are proven to be leaked
     Free,
     /// Write the node's ranges to the store
-    TakeOver,
+    WriteRanges,
     /// Look at the store if a look is due, and release blocks that are not needed
     Look,
-    /// Note in the store which pools the pods may use
+    /// Write to the store which pools the pods may use
     Notes,
     /// Publish to the API, the files and `/readyz`
-    Tell,
+    Publish,
 }
 
-/// The question in flight, with the data needed to continue after its answer.
+/// The question in flight, with the data that the cycle needs after the answer.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum InFlight {
     Open,
-    Close(Then),
+    Close(AfterClose),
     /// List the sandboxes, to fill a new store
-    Remember(Box<Memory>),
+    SandboxesForStore(Box<StoreSources>),
     /// Create a new store with this many attachments
     Make(usize),
     Free(Attachment, LeakReason),
     /// List the sandboxes, to find which addresses of new ranges are in use
-    Use(Box<PendingAllocation>),
+    SandboxesForRanges(Box<PendingAllocation>),
     Hold(Box<PendingAllocation>),
     /// Look, then release blocks, then continue with this phase
     Look(Phase),
-    Release(Box<Releasing>),
+    Release(Cidr, Box<Releasing>),
     /// Look after blocks were released, then continue with this phase
     LookAgain(Phase),
     ReadNotes,
@@ -73,9 +70,9 @@ pub(super) enum Asked {
 /// The release of the blocks that a look has shown not to be needed, one after the other.
 #[derive(Debug)]
 pub(super) struct Releasing {
-    /// The block whose release is in flight
-    cidr: Cidr,
+    /// The ranges and UIDs of the other blocks to release
     remaining: VecDeque<(Cidr, String)>,
+    /// Whether any block was released
     any: bool,
     looked: LeakScan,
     /// The phase that follows after the last release
@@ -86,17 +83,17 @@ pub(super) struct Releasing {
 #[derive(Debug)]
 pub(super) enum Next {
     Go(Phase),
-    Ask(Asked, StoreQuestion),
-    /// Wait for the answer to this question, which has not come yet
-    Wait(Asked),
-    Rest,
+    Ask(InFlight, StoreQuestion),
+    /// Wait for the answer to this question
+    Wait(InFlight),
+    Idle,
 }
 
 impl AgentMachine {
     /// Goes through the phases until a question must be asked or the cycle ends.
     pub(super) fn go(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         let at = now.since_boot;
-        let mut next = match (self.asked.take(), self.answer.take()) {
+        let mut next = match (self.in_flight.take(), self.answer.take()) {
             (None, _) => self.begin(),
             (Some(asked), Some(answer)) => self.answered(asked, answer, now, effects),
             (Some(asked), None) => Next::Wait(asked),
@@ -105,20 +102,20 @@ impl AgentMachine {
             next = match next {
                 Next::Go(Phase::Open) => self.open(now, effects),
                 Next::Go(Phase::Free) => self.free(),
-                Next::Go(Phase::TakeOver) => self.take_over(at),
+                Next::Go(Phase::WriteRanges) => self.write_ranges(at),
                 Next::Go(Phase::Look) if self.look_at <= at => self.look(Phase::Notes, at),
                 Next::Go(Phase::Look) => Next::Go(Phase::Notes),
                 Next::Go(Phase::Notes) => self.note_pods(at),
-                Next::Go(Phase::Tell) => {
+                Next::Go(Phase::Publish) => {
                     self.publish_all(now, effects);
-                    Next::Rest
+                    Next::Idle
                 }
                 Next::Ask(asked, question) => {
-                    self.asked = Some(asked);
+                    self.in_flight = Some(asked);
                     effects.push(AgentEffect::Ask(question));
                     return;
                 }
-                Next::Rest => {
+                Next::Idle => {
                     self.publish_readiness(effects);
                     if !self.is_news {
                         return;
@@ -126,7 +123,7 @@ impl AgentMachine {
                     self.begin()
                 }
                 Next::Wait(asked) => {
-                    self.asked = Some(asked);
+                    self.in_flight = Some(asked);
                     return;
                 }
             }
@@ -145,53 +142,65 @@ impl AgentMachine {
 
     fn answered(
         &mut self,
-        asked: Asked,
+        asked: InFlight,
         answer: StoreAnswer,
         now: &Now,
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let at = now.since_boot;
         match (asked, answer) {
-            (Asked::Open, StoreAnswer::Opened(found)) => self.found(found, at, effects),
-            (Asked::Close(then), StoreAnswer::Closed) => self.closed(then, now, effects),
-            (Asked::Remember(memory), StoreAnswer::Sandboxes(told)) => {
-                self.remembered(*memory, told)
+            (InFlight::Open, StoreAnswer::Opened(found)) => self.found(found, at, effects),
+            (InFlight::Close(then), StoreAnswer::Closed) => self.closed(then, now, effects),
+            (InFlight::SandboxesForStore(sources), StoreAnswer::Sandboxes(all)) => {
+                self.store_sources_known(*sources, all)
             }
-            (Asked::Make(count), StoreAnswer::Made(made)) => self.made(count, made, at),
-            (Asked::Free(attachment, reason), StoreAnswer::Freed(freed)) => {
+            (InFlight::Make(count), StoreAnswer::Made(made)) => self.made(count, made, at),
+            (InFlight::Free(attachment, reason), StoreAnswer::Freed(freed)) => {
                 self.freed(&attachment, reason, freed, at, effects)
             }
-            (Asked::Use(taking), StoreAnswer::Sandboxes(told)) => self.used(taking, told, at),
-            (Asked::Hold(taking), StoreAnswer::Held(held)) => {
-                self.taken_over(*taking, held, at, effects)
+            (InFlight::SandboxesForRanges(pending), StoreAnswer::Sandboxes(all)) => {
+                self.sandboxes_listed(pending, all, at)
             }
-            (Asked::Look(then), StoreAnswer::Looked(Ok(looked))) => {
+            (InFlight::Hold(pending), StoreAnswer::Held) => {
+                self.ranges_written(*pending, at, effects)
+            }
+            (InFlight::Look(then), StoreAnswer::Looked(Ok(looked))) => {
                 self.looked(looked, then, now, effects)
             }
-            (Asked::LookAgain(then), StoreAnswer::Looked(Ok(looked))) => {
+            (InFlight::LookAgain(then), StoreAnswer::Looked(Ok(looked))) => {
                 self.apply_snapshot(looked, now, effects);
                 Next::Go(then)
             }
-            (Asked::Look(_) | Asked::LookAgain(_), StoreAnswer::Looked(Err(trouble))) => {
-                self.store_failed(&trouble, Phase::Notes, at)
+            (InFlight::Release(cidr, mut releasing), StoreAnswer::Released(is_gone)) => {
+                if is_gone {
+                    info!(block = %cidr, "released an empty block");
+                }
+                releasing.any |= is_gone;
+                self.release(*releasing, now, effects)
             }
-            (Asked::Release(releasing), StoreAnswer::Released(released)) => {
-                self.released(*releasing, released, now, effects)
-            }
-            (Asked::ReadNotes, StoreAnswer::Notes(Ok(notes))) => {
+            (InFlight::ReadNotes, StoreAnswer::Notes(notes)) => {
                 self.notes.read(notes);
                 self.compare_notes(at)
             }
-            (Asked::Note(news), StoreAnswer::Noted(Ok(()))) => {
-                self.notes.written(*news);
-                Next::Go(Phase::Tell)
+            (InFlight::Note(unsaved), StoreAnswer::Noted) => {
+                self.notes.written(*unsaved);
+                Next::Go(Phase::Publish)
             }
-            (Asked::ReadNotes, StoreAnswer::Notes(Err(trouble)))
-            | (Asked::Note(_), StoreAnswer::Noted(Err(trouble))) => {
-                self.notes.failed(at);
-                self.store_failed(&trouble, Phase::Tell, at)
+            (asked, StoreAnswer::Failed(trouble) | StoreAnswer::Looked(Err(trouble))) => {
+                let then = match asked {
+                    InFlight::Hold(pending) => {
+                        self.write_ranges_again(&pending.target);
+                        Phase::Look
+                    }
+                    InFlight::ReadNotes | InFlight::Note(_) => {
+                        self.notes.failed(at);
+                        Phase::Publish
+                    }
+                    _ => Phase::Notes,
+                };
+                self.store_failed(&trouble, then, at)
             }
-            // This is the answer to another question, so the cycle waits for the right answer.
+            // This answer belongs to another question, so the cycle still waits.
             (asked, _) => Next::Wait(asked),
         }
     }
@@ -208,7 +217,10 @@ impl AgentMachine {
             self.is_open = false;
             self.snapshot = None;
             self.proven.clear();
-            return Next::Ask(Asked::Close(Then::Open), StoreQuestion::Close(STARTING));
+            return Next::Ask(
+                InFlight::Close(AfterClose::Open),
+                StoreQuestion::Close(STARTING),
+            );
         }
         self.look_at = now + STORE_PAUSE;
         Next::Go(then)
@@ -218,9 +230,9 @@ impl AgentMachine {
         match self.proven.pop_front() {
             Some((attachment, reason)) => {
                 let question = StoreQuestion::Free(attachment.clone());
-                Next::Ask(Asked::Free(attachment, reason), question)
+                Next::Ask(InFlight::Free(attachment, reason), question)
             }
-            None => Next::Go(Phase::TakeOver),
+            None => Next::Go(Phase::WriteRanges),
         }
     }
 
@@ -241,12 +253,15 @@ impl AgentMachine {
                 info!(
                     attachment = name,
                     reason = reason.as_str(),
-                    "freed what was leaked"
+                    "released a leaked attachment"
                 );
                 effects.push(AgentEffect::Count(CountedEvent::Freed(reason)));
                 self.look_at = now;
             }
-            Err(refusal) => warn!(attachment = name, "a leak stays: {refusal}"),
+            Err(refusal) => warn!(
+                attachment = name,
+                "a leaked attachment cannot be released: {refusal}"
+            ),
         }
         Next::Go(Phase::Free)
     }
@@ -255,7 +270,7 @@ impl AgentMachine {
     pub(super) fn look(&mut self, then: Phase, now: Duration) -> Next {
         self.looked_at = now;
         self.look_at = now + LOOK_PAUSE.1;
-        Next::Ask(Asked::Look(then), StoreQuestion::Look)
+        Next::Ask(InFlight::Look(then), StoreQuestion::Look)
     }
 
     fn looked(
@@ -265,75 +280,39 @@ impl AgentMachine {
         now: &Now,
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
-        let going = to_release(
-            &looked.snapshot,
-            &self.serving.pending_adds,
-            &self.recalled(),
-        );
-        self.release(going.into(), false, looked, then, now, effects)
-    }
-
-    /// Releases the next block of `going`. After the last one, looks again if any block was released.
-    fn release(
-        &mut self,
-        mut going: VecDeque<(Cidr, String)>,
-        any: bool,
-        looked: LeakScan,
-        then: Phase,
-        now: &Now,
-        effects: &mut Vec<AgentEffect>,
-    ) -> Next {
-        if let Some((cidr, uid)) = going.pop_front().filter(|_| self.followed) {
-            let releasing = Releasing {
-                cidr,
-                remaining: going,
-                any,
-                looked,
-                then,
-            };
-            let question = StoreQuestion::Transact(Transaction::Release(cidr, uid));
-            return Next::Ask(Asked::Release(Box::new(releasing)), question);
-        }
-        if any {
-            self.has_let_go = true;
-            return Next::Ask(Asked::LookAgain(then), StoreQuestion::Look);
-        }
-        self.apply_snapshot(looked, now, effects);
-        Next::Go(then)
-    }
-
-    fn released(
-        &mut self,
-        it: Releasing,
-        released: Result<bool, StoreTrouble>,
-        now: &Now,
-        effects: &mut Vec<AgentEffect>,
-    ) -> Next {
-        let Releasing {
-            cidr,
-            remaining: rest,
-            any,
+        let pending_adds = &self.serving.pending_adds;
+        let remaining = to_release(&looked.snapshot, pending_adds, &self.recalled());
+        let releasing = Releasing {
+            remaining: remaining.into(),
+            any: false,
             looked,
             then,
-        } = it;
-        let is_gone = match released {
-            Ok(is_gone) => is_gone,
-            Err(trouble) => return self.store_failed(&trouble, Phase::Notes, now.since_boot),
         };
-        if is_gone {
-            info!(block = %cidr, "let go of an empty block");
-        }
-        self.release(rest, any || is_gone, looked, then, now, effects)
+        self.release(releasing, now, effects)
     }
 
-    /// Records the result of a look as the known content of the store, and plans the next look.
+    /// Releases the next block. After the last one, looks again if any block was released.
+    fn release(&mut self, mut it: Releasing, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
+        if let Some((cidr, uid)) = it.remaining.pop_front().filter(|_| self.subnet_followed) {
+            let question = StoreQuestion::Transact(Transaction::Release(cidr, uid));
+            return Next::Ask(InFlight::Release(cidr, Box::new(it)), question);
+        }
+        if it.any {
+            self.has_released = true;
+            return Next::Ask(InFlight::LookAgain(it.then), StoreQuestion::Look);
+        }
+        self.apply_snapshot(it.looked, now, effects);
+        Next::Go(it.then)
+    }
+
+    /// Records the result of a look, and plans the next look.
     fn apply_snapshot(&mut self, looked: LeakScan, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.look_for_leaks(&looked, now, effects);
         let snapshot = Arc::new(looked.snapshot);
         effects.push(AgentEffect::Count(CountedEvent::Snapshot(Arc::clone(
             &snapshot,
         ))));
-        let held = as_holding(&snapshot);
+        let held = allocation(&snapshot);
         if held != *self.held {
             self.held = Arc::new(held);
             effects.push(AgentEffect::Holding(Arc::clone(&self.held)));
@@ -357,17 +336,19 @@ impl AgentMachine {
         };
         let subnet = self.subnet().cloned();
         let spec = subnet.as_deref().and_then(|it| it.spec_of(self.node_uid()));
+        let none = LeakClaims::NONE;
+        let subnet = subnet.as_deref();
         let claims = LeakClaims {
-            leak_candidates: spec.map_or(&[], |spec| spec.leak_candidates.as_slice()),
-            container_gone: subnet.as_deref().map_or(&NOBODY, |it| &it.container_gone),
+            leak_candidates: spec.map_or(none.leak_candidates, |it| &it.leak_candidates),
+            container_gone: subnet.map_or(none.container_gone, |it| &it.container_gone),
         };
         let look = self
             .leaks
-            .look(&looked.snapshot, &self.shown.pods, claims, &evidence, at);
+            .look(&looked.snapshot, &self.watched.pods, claims, &evidence, at);
         let reasons = self.leaks.reasons();
         if reasons != *self.reasons {
             self.reasons = Arc::new(reasons);
-            effects.push(AgentEffect::Suspicious(Arc::clone(&self.reasons)));
+            effects.push(AgentEffect::LeakCandidates(Arc::clone(&self.reasons)));
         }
         if let Some(next) = look.next {
             self.look_at = self.look_at.min(next.max(at + LOOK_PAUSE.0));
@@ -378,14 +359,14 @@ impl AgentMachine {
         }
     }
 
-    /// Notes in the store which pools the pods on this node may use.
+    /// Writes to the store which pools the pods on this node may use.
     fn note_pods(&mut self, now: Duration) -> Next {
         if self.notes.due_at().is_none_or(|at| at > now) {
-            return Next::Go(Phase::Tell);
+            return Next::Go(Phase::Publish);
         }
         if self.notes.is_unread() {
             return Next::Ask(
-                Asked::ReadNotes,
+                InFlight::ReadNotes,
                 StoreQuestion::Transact(Transaction::ReadNotes),
             );
         }
@@ -393,13 +374,15 @@ impl AgentMachine {
     }
 
     fn compare_notes(&mut self, now: Duration) -> Next {
-        let news = self.notes.look(&self.shown, now);
-        if news.is_empty() {
-            return Next::Go(Phase::Tell);
+        let unsaved = self.notes.look(&self.watched, now);
+        if unsaved.is_empty() {
+            return Next::Go(Phase::Publish);
         }
-        let question =
-            StoreQuestion::Transact(Transaction::Note(news.notes.clone(), news.gone.clone()));
-        Next::Ask(Asked::Note(Box::new(news)), question)
+        let question = StoreQuestion::Transact(Transaction::Note(
+            unsaved.notes.clone(),
+            unsaved.gone.clone(),
+        ));
+        Next::Ask(InFlight::Note(Box::new(unsaved)), question)
     }
 
     /// Returns the blocks that the controller recalls if they are empty.

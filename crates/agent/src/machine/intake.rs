@@ -16,31 +16,31 @@ impl AgentMachine {
         self.is_news |= !matches!(event, AgentEvent::Answer(_));
         match event {
             AgentEvent::Node(step) => {
-                if let Some(told) = take_in(step, &mut self.listed.0) {
-                    self.node = told;
-                    self.to_hold = true;
+                if let Some(node) = observe(step, &mut self.listed.0) {
+                    self.node = node;
+                    self.ranges_changed = true;
                 }
             }
             AgentEvent::Subnet(step) => {
-                self.followed = gets_through(&step, self.followed);
+                self.subnet_followed = is_established(&step, self.subnet_followed);
                 let is_first = !self.listed.1;
                 if is_first && matches!(step, WatchStep::Change(ObjectEvent::Applied(_))) {
                     self.relisted = true;
                 }
-                if let Some(told) = take_in(step, &mut self.listed.1) {
-                    self.subnet = told.map(Arc::new);
-                    self.to_hold = true;
+                if let Some(subnet) = observe(step, &mut self.listed.1) {
+                    self.subnet = subnet.map(Arc::new);
+                    self.ranges_changed = true;
                 }
             }
             AgentEvent::Addresses(step) => {
-                if let Some(told) = take_in(step, &mut self.listed.2) {
-                    self.addresses = told;
+                if let Some(addresses) = observe(step, &mut self.listed.2) {
+                    self.addresses = addresses;
                 }
             }
             AgentEvent::Pod(step) => self.on_pod(step),
             AgentEvent::Namespace(name, answer) => {
-                let shown = self.show(PendingOffer::News);
-                shown.namespaces.answered(&name, answer, now);
+                let watched = self.watched_mut(PendingOffer::News);
+                watched.namespaces.answered(&name, answer, now);
                 self.notes.changed();
             }
             AgentEvent::Changed => self.look_soon(),
@@ -53,52 +53,53 @@ impl AgentMachine {
             }
             AgentEvent::Written(written) => self.status_written(written, now),
             AgentEvent::Listed(listed) => self.list_written(listed, now),
-            AgentEvent::Files(told) => self.files.written(told),
+            AgentEvent::Files(report) => self.files.ends(report),
             AgentEvent::Masqueraded(trouble) => {
                 if let Some(masquerade) = &mut self.masquerade {
-                    masquerade.written(trouble);
+                    masquerade.ends(trouble);
                 }
             }
         }
     }
 
     fn on_pod(&mut self, step: WatchStep<Pod>) {
-        if self.shown.pods_followed && matches!(step, WatchStep::Change(ObjectEvent::Reached(_))) {
+        if self.watched.pods_followed && matches!(step, WatchStep::Change(ObjectEvent::Reached(_)))
+        {
             return;
         }
-        let shown = self.show(PendingOffer::Changed);
-        shown.pods_followed = gets_through(&step, shown.pods_followed);
-        shown.pods_troubled |= matches!(step, WatchStep::Trouble);
-        shown.pods_troubled &= !shown.pods_followed;
+        let watched = self.watched_mut(PendingOffer::Changed);
+        watched.pods_followed = is_established(&step, watched.pods_followed);
+        watched.pods_troubled |= matches!(step, WatchStep::Trouble);
+        watched.pods_troubled &= !watched.pods_followed;
         let WatchStep::Change(change) = step else {
             return;
         };
         if let ObjectEvent::Applied(pod) = &change
-            && shown.pods.by_uid(&pod.uid).is_none()
+            && watched.pods.by_uid(&pod.uid).is_none()
         {
-            shown.namespaces.pod_came(&pod.namespace);
+            watched.namespaces.pod_came(&pod.namespace);
         }
-        let some_gone = matches!(change, ObjectEvent::Listed | ObjectEvent::Deleted(_));
+        let may_have_removed = matches!(change, ObjectEvent::Listed | ObjectEvent::Deleted(_));
         let is_news = !matches!(
             change,
             ObjectEvent::Restarted { .. } | ObjectEvent::Reached(_)
         );
-        shown.pods.change(change);
-        if some_gone {
-            shown.namespaces.keep_those_of(&shown.pods);
+        watched.pods.change(change);
+        if may_have_removed {
+            watched.namespaces.keep_those_of(&watched.pods);
         }
         if is_news {
-            self.show(PendingOffer::News);
+            self.watched_mut(PendingOffer::News);
             self.notes.changed();
-            // The addresses of a deleted pod may be leaked, so the next look should come soon.
+            // The addresses of a deleted pod may be leaked.
             self.look_soon();
         }
     }
 }
 
 /// Returns whether a watch is established after this step; `before`: whether it was established before. The start of a
-/// list changes nothing until the API server answers.
-fn gets_through<T>(step: &WatchStep<T>, before: bool) -> bool {
+/// list alone does not show that the API server answers.
+fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     match step {
         WatchStep::Trouble => false,
         WatchStep::Change(ObjectEvent::Restarted { .. }) => before,
@@ -106,9 +107,9 @@ fn gets_through<T>(step: &WatchStep<T>, before: bool) -> bool {
     }
 }
 
-/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object. Returns what
-/// is known of the object now; `None` if the step says nothing new about it.
-fn take_in<T>(step: WatchStep<T>, listed: &mut bool) -> Option<Observed<T>> {
+/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object. Returns the
+/// object as it is now; `None` if the step does not change the object.
+fn observe<T>(step: WatchStep<T>, listed: &mut bool) -> Option<Observed<T>> {
     let WatchStep::Change(change) = step else {
         return None;
     };
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn an_object_is_absent_when_a_list_does_not_show_it() {
         let mut listed = false;
-        let mut step = |change| take_in(WatchStep::Change(change), &mut listed);
+        let mut step = |change| observe(WatchStep::Change(change), &mut listed);
         let asked = Duration::ZERO;
         assert!(step(ObjectEvent::Restarted { asked }).is_none());
         assert!(matches!(step(ObjectEvent::Listed), Some(Observed::Absent)));
@@ -154,20 +155,20 @@ mod tests {
             Some(Observed::There(2))
         ));
         assert!(step(ObjectEvent::Listed).is_none(), "it was shown");
-        assert!(take_in(WatchStep::<u8>::Trouble, &mut listed).is_none());
+        assert!(observe(WatchStep::<u8>::Trouble, &mut listed).is_none());
     }
 
     #[test]
-    fn a_list_that_begins_is_no_sign_that_a_watch_gets_through() {
+    fn the_start_of_a_list_does_not_establish_a_watch() {
         let begins = WatchStep::<u8>::Change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
         });
-        assert!(!gets_through(&WatchStep::<u8>::Trouble, true));
-        assert!(!gets_through(&begins, false) && gets_through(&begins, true));
-        assert!(gets_through(
+        assert!(!is_established(&WatchStep::<u8>::Trouble, true));
+        assert!(!is_established(&begins, false) && is_established(&begins, true));
+        assert!(is_established(
             &WatchStep::Change(ObjectEvent::Applied(1)),
             false
         ));
-        assert!(gets_through(&WatchStep::<u8>::Recovered, false));
+        assert!(is_established(&WatchStep::<u8>::Recovered, false));
     }
 }

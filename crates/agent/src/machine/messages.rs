@@ -8,12 +8,12 @@ use std::time::Duration;
 use crate::addresses::ListOutcome;
 use crate::cri::Sandbox;
 use crate::demand::PendingAdds;
-use crate::files::others::PodNetworkOwner;
+use crate::files::kept::FilesReported;
 use crate::leaks::{LeakReason, LeakedAttachment, Reasons};
 use crate::namespaces::Namespace;
 use crate::pods::Pod;
 use crate::publish::WriteOutcome;
-use crate::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use crate::seen::{AddressesSeen, SubnetSeen};
 use crate::shared::WatchState;
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_core::Cidr;
@@ -28,8 +28,8 @@ use cadastre_node::{
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "short-lived, and few")]
 pub enum AgentEvent {
-    /// A step of the watch of the Node
-    Node(WatchStep<NodeSeen>),
+    /// A step of the watch of the Node, which shows the Node's UID
+    Node(WatchStep<String>),
     /// A step of the watch of the NodeSubnet
     Subnet(WatchStep<SubnetSeen>),
     /// A step of the watch of the NodeAddresses
@@ -54,24 +54,24 @@ pub enum AgentEvent {
     Masqueraded(Option<String>),
 }
 
-/// What the servers have recorded while they handled requests. The main loop reads it again before each turn, so that
-/// decisions after an answer use what came after the question.
+/// What the servers have recorded while they handled requests. The main loop reads it before each turn, so that
+/// decisions after an answer use requests that came after the question.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceView {
     /// The number of ADDs that wait for an address, or waited lately, by pool
     pub pending_adds: PendingAdds,
-    /// When the first of these ADDs will no longer be counted, since boot
+    /// The time since boot at which the first of these ADDs is no longer counted
     pub wishes_end: Option<Duration>,
-    /// A pod that was refused because the agent knows nothing of it
+    /// The pod that was last refused because the agent has no information about the pod
     pub turned_away: Option<String>,
-    /// The text of the error because of which addresses can be neither assigned nor released
+    /// The error that keeps addresses from being assigned and released
     pub trouble: Option<String>,
     /// Whether the file of the open store does not exist any more
     pub is_missing: bool,
 }
 
-/// A question to the store, or one to the runtime that decides what is written to the store. One is in flight at a
-/// time. Each question is documented with its answer.
+/// A question to the store, or a question to the runtime whose answer decides what is written to the store. One
+/// question is in flight at a time. Each is documented with its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StoreQuestion {
     /// Open the file unless it is missing or damaged: [`StoreAnswer::Opened`]
@@ -119,25 +119,15 @@ impl Transaction {
         Ok(match self {
             Self::Hold { holding, known } => {
                 ledger.take_over(&holding, &known)?;
-                StoreAnswer::Held(Ok(()))
+                StoreAnswer::Held
             }
-            Self::Release(cidr, uid) => StoreAnswer::Released(Ok(ledger.release(cidr, &uid)?)),
-            Self::ReadNotes => StoreAnswer::Notes(Ok(ledger.pod_notes()?)),
+            Self::Release(cidr, uid) => StoreAnswer::Released(ledger.release(cidr, &uid)?),
+            Self::ReadNotes => StoreAnswer::Notes(ledger.pod_notes()?),
             Self::Note(notes, gone) => {
                 ledger.note_pods(&notes, &gone)?;
-                StoreAnswer::Noted(Ok(()))
+                StoreAnswer::Noted
             }
         })
-    }
-
-    /// Returns the answer for a transaction that failed.
-    pub fn failed(&self, trouble: StoreTrouble) -> StoreAnswer {
-        match self {
-            Self::Hold { .. } => StoreAnswer::Held(Err(trouble)),
-            Self::Release(..) => StoreAnswer::Released(Err(trouble)),
-            Self::ReadNotes => StoreAnswer::Notes(Err(trouble)),
-            Self::Note(..) => StoreAnswer::Noted(Err(trouble)),
-        }
     }
 }
 
@@ -150,12 +140,14 @@ pub enum StoreAnswer {
     /// The number of attachments that lost an address because another attachment has it as well
     Made(Result<usize, String>),
     Looked(Result<LeakScan, StoreTrouble>),
-    Held(Result<(), StoreTrouble>),
+    Held,
     /// Whether the block was released
-    Released(Result<bool, StoreTrouble>),
+    Released(bool),
+    Notes(Vec<PodNote>),
+    Noted,
+    /// A transaction failed and has changed nothing
+    Failed(StoreTrouble),
     Freed(Result<(), String>),
-    Notes(Result<Vec<PodNote>, StoreTrouble>),
-    Noted(Result<(), StoreTrouble>),
     Sandboxes(Result<Vec<Sandbox>, String>),
 }
 
@@ -173,7 +165,7 @@ pub enum StoreFound {
         /// What is wrong with the file, as a text for users
         what: String,
     },
-    /// It is not known whether there is a usable file, for this reason
+    /// Whether there is a usable file is unclear, for this reason
     Unclear(String),
 }
 
@@ -193,17 +185,6 @@ pub struct StoreTrouble {
     pub text: String,
     /// Whether the store's file is damaged or gone, so that a new one must be created
     pub is_lost: bool,
-}
-
-/// The state of the files that other programs read.
-#[derive(Clone, Debug, Default)]
-pub struct FilesReported {
-    /// How Cadastre's CNI configuration relates to those of other networks; `None` if the agent writes none
-    pub standing: Option<PodNetworkOwner>,
-    /// Why a wanted file is missing or out of date; `None` if all files are up to date
-    pub unwritten: Option<String>,
-    /// Whether Cadastre's CNI configuration exists on the disk
-    pub is_configured: bool,
 }
 
 /// An action that the main loop carries out. The effects of a turn are started in their order.
@@ -250,8 +231,8 @@ pub enum AgentEffect {
     AskNamespace(String),
     /// Give the servers what the watches have shown
     Offer {
-        /// Replaces what was shown before
-        shown: Arc<WatchState>,
+        /// Replaces the state that the servers have
+        watched: Arc<WatchState>,
         /// Whether the change wakes the ADDs that wait for their pod
         is_news: bool,
     },
@@ -260,11 +241,11 @@ pub enum AgentEffect {
     /// Publish the node's ranges to other programs on the node
     Holding(Arc<NodeAllocation>),
     /// Publish which attachments are leak candidates
-    Suspicious(Arc<Reasons>),
+    LeakCandidates(Arc<Reasons>),
     /// Log and emit an event
-    Tell(EventNote),
-    /// Forget the pod that was refused, because it has been reported
-    ToldTurnedAway,
+    Emit(EventNote),
+    /// Forget the pod that was refused, because an event has reported it
+    TurnedAwayReported,
     /// Set what `/readyz` answers
     Ready(bool, String),
     /// Update metrics
@@ -280,7 +261,7 @@ pub enum CountedEvent {
     Freed(LeakReason),
     /// The longer of two times: how long the stored status has differed from the wanted one, and how long the list has
     /// been overdue
-    Behind(Duration),
+    PublishLag(Duration),
     /// A damaged store was found
     Damaged,
 }

@@ -1,11 +1,11 @@
-//! Opens the store, or decides when and from what to create a new one in place of one that was lost.
+//! Opens the store, or decides when to create a new store in place of a lost one, and with which content.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::{error, info, warn};
 
-use super::cycle::{Asked, Next, Phase};
+use super::cycle::{InFlight, Next, Phase};
 use super::{
     AgentEffect, AgentMachine, CountedEvent, Observed, STORE_PAUSE, StoreFound, StoreQuestion,
 };
@@ -20,13 +20,14 @@ use cadastre_node::Now;
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
 
-/// By this time the setup of a sandbox has ended, because the kubelet and the runtimes give up earlier.
+/// The longest setup of a sandbox. The kubelet and the runtimes give up earlier.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
 
 /// At most this many pods are named in a message.
-const SHOWN: usize = 4;
+const NAMED: usize = 4;
 
-#[derive(Debug)]
+/// The state of the attempts to open the store.
+#[derive(Debug, Default)]
 pub(super) struct Opening {
     /// When to try next, since boot
     pub try_at: Duration,
@@ -35,47 +36,36 @@ pub(super) struct Opening {
     /// The report about a damaged store, until it can be emitted
     damage: Option<String>,
     /// Since when the creation of a store waits for the addresses that pods have on second networks
-    making_since: Option<Duration>,
+    waiting_since: Option<Duration>,
 }
 
-/// What follows once the store is closed.
+/// The next step once the store is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum AfterClose {
     Open,
     Make,
 }
 
-/// What a new store is created from, as known when the runtime was asked for its sandboxes.
+/// The API objects from which a new store is created, as they were when the runtime was asked for its sandboxes.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct StoreSources {
     holding: NodeAllocation,
+    /// The published list of addresses
     list: Option<NodeAddressesSpec>,
-    shown: Arc<WatchState>,
-}
-
-impl Opening {
-    /// Returns the state before the first attempt, which is due at `now`.
-    pub(super) fn new(now: Duration) -> Self {
-        Self {
-            try_at: now,
-            is_lost: false,
-            damage: None,
-            making_since: None,
-        }
-    }
+    watched: Arc<WatchState>,
 }
 
 impl AgentMachine {
     /// Tries to open or create the store if the pause after the last attempt is over.
     pub(super) fn open(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         if self.opening.try_at > now.since_boot {
-            return Next::Rest;
+            return Next::Idle;
         }
         self.opening.try_at = now.since_boot + STORE_PAUSE;
         if self.opening.is_lost {
             return self.make(now, effects);
         }
-        Next::Ask(Asked::Open, StoreQuestion::Open)
+        Next::Ask(InFlight::Open, StoreQuestion::Open)
     }
 
     pub(super) fn found(
@@ -98,21 +88,29 @@ impl AgentMachine {
                 self.opening.damage = Some(text);
             }
             StoreFound::Unclear(why) => {
-                self.log_once(why);
-                return Next::Rest;
+                self.log_store_problem(why);
+                return Next::Idle;
             }
         }
         self.opening.is_lost = true;
-        Next::Ask(Asked::Close(Then::Make), StoreQuestion::Close(REBUILDING))
+        Next::Ask(
+            InFlight::Close(AfterClose::Make),
+            StoreQuestion::Close(REBUILDING),
+        )
     }
 
-    pub(super) fn closed(&mut self, then: Then, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
+    pub(super) fn closed(
+        &mut self,
+        then: AfterClose,
+        now: &Now,
+        effects: &mut Vec<AgentEffect>,
+    ) -> Next {
         match then {
-            Then::Open => {
+            AfterClose::Open => {
                 self.opening.try_at = now.since_boot;
                 Next::Go(Phase::Open)
             }
-            Then::Make => self.make(now, effects),
+            AfterClose::Make => self.make(now, effects),
         }
     }
 
@@ -126,54 +124,57 @@ impl AgentMachine {
             _ if matches!(self.addresses, Observed::Unknown) => {
                 "the API server has not told of this node's NodeAddresses yet"
             }
-            _ if !self.shown.pods.is_complete() => {
+            _ if !self.watched.pods.is_complete() => {
                 "the API server has not told of this node's pods yet"
             }
             _ => "",
         };
         if !missing.is_empty() && !Mutation::NewStoreAtOnce.is_on() {
-            self.log_once(format!(
+            self.log_store_problem(format!(
                 "there is no store yet, and none can be made: {missing}"
             ));
-            return Next::Rest;
+            return Next::Idle;
         }
         if self.waits_for_second_networks(now, effects) {
-            return Next::Rest;
+            return Next::Idle;
         }
         if let Some(text) = self.opening.damage.take() {
             self.emit_node_event("StoreDamaged", text, effects);
         }
         let list = self.addresses.there().map(|it| it.list.clone());
-        let memory = Memory {
+        let sources = StoreSources {
             holding: self.wanted_holding().unwrap_or_default(),
             list,
-            shown: Arc::clone(&self.shown),
+            watched: Arc::clone(&self.watched),
         };
-        Next::Ask(Asked::Remember(Box::new(memory)), StoreQuestion::Sandboxes)
+        Next::Ask(
+            InFlight::SandboxesForStore(Box::new(sources)),
+            StoreQuestion::Sandboxes,
+        )
     }
 
-    /// Creates the store from `memory` and the runtime's answer.
-    pub(super) fn remembered(
+    /// Creates the store from `sources` and the runtime's answer.
+    pub(super) fn store_sources_known(
         &mut self,
-        memory: Memory,
+        sources: StoreSources,
         sandboxes: Result<Vec<Sandbox>, String>,
     ) -> Next {
         let sandboxes = match sandboxes {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
-                self.log_once(format!("the store cannot be made anew: {error}"));
-                return Next::Rest;
+                self.log_store_problem(format!("the store cannot be made anew: {error}"));
+                return Next::Idle;
             }
         };
-        let Memory {
+        let StoreSources {
             holding,
             list,
-            shown,
-        } = memory;
+            watched,
+        } = sources;
         let network = self.settings.network.as_deref().unwrap_or_default();
-        let known = rebuild::known(&holding, list.as_ref(), &sandboxes, &shown.pods, network);
+        let known = rebuild::known(&holding, list.as_ref(), &sandboxes, &watched.pods, network);
         Next::Ask(
-            Asked::Make(known.len()),
+            InFlight::Make(known.len()),
             StoreQuestion::Make { holding, known },
         )
     }
@@ -189,13 +190,13 @@ impl AgentMachine {
                 info!(
                     attachments = count,
                     doubled = lost,
-                    "a new store was made of what others remember"
+                    "a new store was made from the API server and the runtime"
                 );
                 self.opened(now)
             }
             Err(error) => {
-                self.log_once(error);
-                Next::Rest
+                self.log_store_problem(error);
+                Next::Idle
             }
         }
     }
@@ -203,10 +204,10 @@ impl AgentMachine {
     fn opened(&mut self, now: Duration) -> Next {
         self.is_open = true;
         self.opening.is_lost = false;
-        self.opening.making_since = None;
+        self.opening.waiting_since = None;
         self.notes.forget();
-        self.log_once(String::new());
-        self.to_hold = true;
+        self.log_store_problem(String::new());
+        self.ranges_changed = true;
         self.look_at = now;
         Next::Go(Phase::Free)
     }
@@ -216,26 +217,26 @@ impl AgentMachine {
     /// ADD is handled meanwhile. There is no wait if no agent has published a status in this boot, because then there
     /// was no store to lose.
     fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> bool {
-        let spoke = self.subnet().and_then(|it| it.status.agent.as_ref());
-        if spoke.is_none_or(|it| it.boot_id != now.boot) {
+        let published = self.subnet().and_then(|it| it.status.agent.as_ref());
+        if published.is_none_or(|it| it.boot_id != now.boot) {
             return false;
         }
-        let unknown = rebuild::unknown(&self.shown.pods);
+        let unknown = rebuild::unknown(&self.watched.pods);
         if unknown.is_empty() {
             return false;
         }
         let at = now.since_boot;
-        let until = *self.opening.making_since.get_or_insert(at) + SETUP_LIMIT;
+        let until = *self.opening.waiting_since.get_or_insert(at) + SETUP_LIMIT;
         let waits = at < until;
-        let who = some(&unknown, SHOWN);
+        let pods = some(&unknown, NAMED);
         if waits {
-            self.log_once(format!(
-                "there is no store yet, and none is made before it is known which addresses these pods have on second networks, or for {} s: {who} (annotation k8s.v1.cni.cncf.io/network-status)",
+            self.log_store_problem(format!(
+                "there is no store yet, and none is made before it is known which addresses these pods have on second networks, or for {} s: {pods} (annotation k8s.v1.cni.cncf.io/network-status)",
                 SETUP_LIMIT.as_secs()
             ));
         } else {
             let text = format!(
-                "the store of this node's addresses is made anew, and nothing says which addresses these pods have on second networks: {who}. What was given to them in the last moments before may be given again: if in doubt, delete them"
+                "the store of this node's addresses is made anew, and nothing says which addresses these pods have on second networks: {pods}. What was given to them in the last moments before may be given again: if in doubt, delete them"
             );
             warn!("{text}");
             self.emit_node_event("SecondNetworksUnknown", text, effects);

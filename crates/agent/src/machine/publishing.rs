@@ -1,9 +1,9 @@
 //! Decides what to write to the API server and to the files that other programs read.
 
 use std::collections::BTreeSet;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{mem, slice};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -24,109 +24,83 @@ use cadastre_node::Now;
 /// What users should do when the API server has stored only a part of an object.
 const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
 
-/// Reasons of the events that report that the node's pods use another network.
+/// Reasons of the events which report that the node's pods use another network.
 const LEFT_TO_OTHERS: &str = "LeftToOthers";
 const OTHERS_FIRST: &str = "OthersFirst";
 
-/// The longest pause between checks of files and masquerading, even if nothing changes. A check notices files that
-/// other programs added, and retries what failed.
+/// The longest pause between writes of files and tables, even if nothing changes. A write notices files that other
+/// programs have added or changed, and repeats a write that failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
 /// The addresses that the controller or a user wants released, while there is no NodeSubnet that names any.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
-/// Something outside the agent that is kept in the desired state.
-#[derive(Debug, Default)]
-struct Desired<T> {
-    /// The latest desired state, and when its write was requested
-    wanted: Option<(T, Duration)>,
-    is_on_its_way: bool,
+/// Something outside the agent that is kept in the desired state `T`. A write of the state ends with a report `R`.
+#[derive(Debug)]
+pub(super) struct Desired<T, R> {
+    /// The state that was written last, and when the write began
+    written: Option<(T, Duration)>,
+    is_writing: bool,
+    /// The report of the last write
+    reported: Option<R>,
 }
 
-impl<T: PartialEq + Clone> Desired<T> {
-    /// Returns whether to request the state `wanted` now. If so, marks the request as under way.
-    fn is_due(&mut self, wanted: &T, now: Duration) -> bool {
-        let is_fresh = |(is, at): &(T, Duration)| is == wanted && now < *at + CHECK_PAUSE;
-        if self.is_on_its_way || self.wanted.as_ref().is_some_and(is_fresh) {
+impl<T: PartialEq + Clone, R> Desired<T, R> {
+    pub(super) const NEW: Self = Self {
+        written: None,
+        is_writing: false,
+        reported: None,
+    };
+
+    /// Returns whether to write the state `wanted` now. If so, records that the write begins.
+    fn begins(&mut self, wanted: &T, now: Duration) -> bool {
+        let is_recent = |(is, at): &(T, Duration)| is == wanted && now < *at + CHECK_PAUSE;
+        if self.is_writing || self.written.as_ref().is_some_and(is_recent) {
             return false;
         }
-        self.wanted = Some((wanted.clone(), now));
-        self.is_on_its_way = true;
+        self.written = Some((wanted.clone(), now));
+        self.is_writing = true;
         true
+    }
+
+    pub(super) fn ends(&mut self, report: R) {
+        self.is_writing = false;
+        self.reported = Some(report);
+    }
+
+    pub(super) fn is_writing(&self) -> bool {
+        self.is_writing
+    }
+
+    /// When to write again if nothing changes; `None` while a write is under way.
+    pub(super) fn check_at(&self) -> Option<Duration> {
+        let (_, at) = self.written.as_ref()?;
+        (!self.is_writing).then(|| *at + CHECK_PAUSE)
+    }
+
+    /// Returns the report of the last write, even if a part of it failed; `None` before the first write and while a
+    /// write is under way.
+    pub(super) fn settled(&self) -> Option<&R> {
+        self.reported.as_ref().filter(|_| !self.is_writing)
     }
 }
 
-/// The state of the files that other programs read.
-#[derive(Debug)]
-pub(super) struct Files {
-    desired: Desired<(Arc<NodeAllocation>, bool)>,
-    /// The result of the last write
-    pub reported: FilesReported,
-    /// Whether the files were written at least once
-    is_told: bool,
-}
+/// The files that other programs read: the node's ranges, and whether the node gets its first range only when a pod
+/// needs it.
+pub(super) type Files = Desired<(Arc<NodeAllocation>, bool), FilesReported>;
 
-impl Files {
-    /// Returns the state before the first write of the files.
-    pub(super) fn new(conf_is_wanted: bool) -> Self {
-        let told = FilesReported {
-            standing: conf_is_wanted.then_some(PodNetworkOwner::Open),
-            ..FilesReported::default()
-        };
-        Self {
-            desired: Desired::default(),
-            reported: told,
-            is_told: false,
+/// The nftables tables: the ranges of all pools if known, and the node's ranges. The report is an error, if any.
+pub(super) type Masquerade = Desired<(Option<Vec<String>>, Arc<NodeAllocation>), Option<String>>;
+
+impl AgentMachine {
+    /// Returns which network new pods get; `None` if the agent writes no CNI configuration.
+    fn network_owner(&self) -> Option<&PodNetworkOwner> {
+        match &self.files.reported {
+            Some(report) => report.network_owner.as_ref(),
+            None => Some(&PodNetworkOwner::Open),
         }
     }
 
-    pub(super) fn written(&mut self, told: FilesReported) {
-        self.desired.is_on_its_way = false;
-        self.reported = told;
-        self.is_told = true;
-    }
-
-    /// When to check the files again if nothing changes; `None` while they are being written.
-    pub(super) fn check_at(&self) -> Option<Duration> {
-        let (_, at) = self.desired.wanted.as_ref()?;
-        (!self.desired.is_on_its_way).then(|| *at + CHECK_PAUSE)
-    }
-
-    /// Whether the files have been written, even if a part failed, and no write is under way.
-    pub(super) fn is_settled(&self) -> bool {
-        self.is_told && !self.desired.is_on_its_way
-    }
-
-    /// Whether another network serves the node's new pods.
-    fn is_left(&self) -> bool {
-        matches!(self.reported.standing, Some(PodNetworkOwner::Left(_)))
-    }
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Masquerade {
-    desired: Desired<(Option<Vec<String>>, Arc<NodeAllocation>)>,
-    trouble: Option<String>,
-}
-
-impl Masquerade {
-    pub(super) fn written(&mut self, trouble: Option<String>) {
-        self.desired.is_on_its_way = false;
-        self.trouble = trouble;
-    }
-
-    /// Returns why packets are not masqueraded as they should be.
-    pub(super) fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref()
-    }
-
-    /// Whether no write is under way, even if the last one failed.
-    pub(super) fn is_settled(&self) -> bool {
-        !self.desired.is_on_its_way
-    }
-}
-
-impl AgentMachine {
     pub(super) fn publish_all(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.publish(now, effects);
         self.write_list(now, effects);
@@ -142,21 +116,22 @@ impl AgentMachine {
         let wants = wanted(snapshot, &self.serving.pending_adds);
         let named = self.subnet().map_or(&NOTHING, |it| &it.named);
         let orphans = self.leaks.orphans(snapshot, named, at);
-        let mut told = status(snapshot, &wants, &orphans, &now.boot);
-        let standing = self.files.reported.standing.as_ref();
+        let mut wanted_status = status(snapshot, &wants, &orphans, &now.boot);
         let own = self.settings.cni_conf.as_deref();
         let is = self.publisher.conditions();
-        told.conditions.extend(served::condition(standing, own, is));
-        let next = self.publisher.next(&told, &wants, snapshot, at);
+        let condition = served::condition(self.network_owner(), own, is);
+        wanted_status.conditions.extend(condition);
+        let next = self.publisher.next(&wanted_status, &wants, snapshot, at);
         let lag = self.publisher.lag(at).max(self.schedule.lag(at));
-        effects.push(AgentEffect::Count(CountedEvent::Behind(lag)));
+        effects.push(AgentEffect::Count(CountedEvent::PublishLag(lag)));
         match next {
             PublishStep::Nothing => {}
             PublishStep::At(at) => self.publish_at = Some(at),
             PublishStep::Write { version, urgent } => {
                 let is = self.publisher.conditions();
-                told.conditions = served::merged(is, &told.conditions, wall(now));
-                let status = Box::new(told);
+                let conditions = served::merged(is, &wanted_status.conditions, wall(now));
+                wanted_status.conditions = conditions;
+                let status = Box::new(wanted_status);
                 effects.push(AgentEffect::WriteStatus {
                     version,
                     status,
@@ -168,13 +143,13 @@ impl AgentMachine {
 
     pub(super) fn status_written(&mut self, written: WriteOutcome, now: Duration) {
         if let WriteOutcome::Done { cut, .. } = &written {
-            if cut.is_some() && !self.is_cut {
+            if cut.is_some() && !self.is_status_partial {
                 warn!(
                     "NodeSubnet {} was stored without a part of what this agent tells: {OLDER_CRDS}",
                     self.settings.node
                 );
             }
-            self.is_cut = cut.is_some();
+            self.is_status_partial = cut.is_some();
         }
         self.publisher.written(written, now);
     }
@@ -185,34 +160,34 @@ impl AgentMachine {
         let (Some(snapshot), Some(subnet)) = (&self.snapshot, self.subnet()) else {
             return;
         };
-        let told = match &self.addresses {
+        let published = match &self.addresses {
             Observed::Unknown => return,
             Observed::Absent => None,
-            Observed::There(told) => Some(told),
+            Observed::There(published) => Some(published),
         };
         if !self.is_ours(subnet) {
             return;
         }
         let nothing = NodeAddressesSpec::default();
-        let told_list = told.map_or(&nothing, |it| &it.list);
+        let before = published.map_or(&nothing, |it| &it.list);
         let mut list = addresses::list(snapshot, &now.boot);
-        let differs = match told {
+        let differs = match published {
             None => !list.addresses.is_empty(),
-            Some(told) => {
+            Some(published) => {
                 // An older CRD drops a part of the list. If neither the list nor its stored part has changed since the
                 // last write, another write would change nothing.
-                let is_stored = self.list_cut.as_deref().is_some_and(|cut| {
-                    told.list.is_same(&cut.stored) && list.is_same(&cut.written)
+                let is_stored = self.partial_list.as_deref().is_some_and(|cut| {
+                    published.list.is_same(&cut.stored) && list.is_same(&cut.written)
                 });
-                (!told.list.is_same(&list) && !is_stored) || told.owner != subnet.uid
+                (!before.is_same(&list) && !is_stored) || published.owner != subnet.uid
             }
         };
-        let (named, pods) = (&subnet.named, &self.shown.pods);
-        let urgent = differs && addresses::is_urgent(told_list, named, snapshot, pods, now.wall_ms);
-        let (owner, is_new, at) = (subnet.uid.clone(), told.is_none(), now.since_boot);
+        let (named, pods) = (&subnet.named, &self.watched.pods);
+        let urgent = differs && addresses::is_urgent(before, named, snapshot, pods, now.wall_ms);
+        let (owner, is_new, at) = (subnet.uid.clone(), published.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
-            // The mere passing of time can make a change urgent, so check again in time.
+            // A change can become urgent as time passes, so check again in time.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
@@ -230,13 +205,13 @@ impl AgentMachine {
         let ListOutcome::Done(cut) = listed else {
             return self.schedule.written(false, now);
         };
-        if cut.is_some() && self.list_cut.is_none() {
+        if cut.is_some() && self.partial_list.is_none() {
             warn!(
                 "NodeAddresses {} was stored without a part of what this agent tells: {OLDER_CRDS}",
                 self.settings.node
             );
         }
-        self.list_cut = cut;
+        self.partial_list = cut;
         self.schedule.written(true, now);
     }
 
@@ -245,9 +220,9 @@ impl AgentMachine {
         if self.snapshot.is_none() {
             return;
         }
-        let (holding, waits_for_pods) = (Arc::clone(&self.held), self.shown.waits_for_pods());
+        let (holding, waits_for_pods) = (Arc::clone(&self.held), self.watched.waits_for_pods());
         let wanted = (holding, waits_for_pods);
-        if self.files.desired.is_due(&wanted, now) {
+        if self.files.begins(&wanted, now) {
             let (holding, waits_for_pods) = wanted;
             effects.push(AgentEffect::WriteFiles {
                 holding,
@@ -257,14 +232,16 @@ impl AgentMachine {
         self.emit_served_by_others(effects);
         // A network that serves the node's pods is itself responsible for their traffic, so nothing is masqueraded
         // then.
-        if !self.files.is_settled() || self.files.is_left() {
+        let is_left =
+            |it: &FilesReported| matches!(it.network_owner, Some(PodNetworkOwner::Left(_)));
+        if self.files.settled().is_none_or(is_left) {
             return;
         }
         let spec = self.subnet().and_then(|it| it.spec.as_ref().ok());
         let ranges = spec.map(|it| it.pod_ranges.clone());
         let wanted = (ranges, Arc::clone(&self.held));
         let masquerade = self.masquerade.as_mut();
-        if masquerade.is_some_and(|it| it.desired.is_due(&wanted, now)) {
+        if masquerade.is_some_and(|it| it.begins(&wanted, now)) {
             let (ranges, holding) = wanted;
             effects.push(AgentEffect::Masquerade { ranges, holding });
         }
@@ -272,32 +249,32 @@ impl AgentMachine {
 
     /// Reports once per change, also across restarts, that the node's pods use another network.
     fn emit_served_by_others(&mut self, effects: &mut Vec<AgentEffect>) {
-        let standing = self.files.reported.standing.as_ref();
-        if standing == self.served.as_ref() || standing == Some(&PodNetworkOwner::Open) {
+        let owner = self.network_owner().cloned();
+        if owner == self.served || owner == Some(PodNetworkOwner::Open) {
             return;
         }
-        // The conditions of the NodeSubnet show what an earlier agent process reported, so a restart does not repeat
-        // it.
+        // The conditions of the NodeSubnet show the report of an earlier agent process, so a restart does not repeat
+        // the event.
         let is: &[Condition] = match &self.subnet {
             Observed::Unknown => return,
             Observed::Absent => &[],
             Observed::There(subnet) => subnet.status.conditions.as_slice(),
         };
-        let said = served::condition(standing, self.settings.cni_conf.as_deref(), is);
-        let is_news = |said| !served::is_said(is, slice::from_ref(said));
-        let is_news = said.as_ref().is_some_and(is_news);
-        let before = mem::replace(&mut self.served, standing.cloned());
-        let is_news = before.is_some() || is_news;
-        let Some(said) = said else { return };
+        let own = self.settings.cni_conf.as_deref();
+        let condition = served::condition(owner.as_ref(), own, is);
+        let is_new = |it| !served::has_all(is, slice::from_ref(it));
+        let is_new = self.served.is_some() || condition.as_ref().is_some_and(is_new);
+        self.served = owner;
+        let Some(condition) = condition else { return };
         let reason = match self.served {
-            Some(PodNetworkOwner::Left(_)) if is_news => LEFT_TO_OTHERS,
-            Some(PodNetworkOwner::Behind(_)) if is_news => OTHERS_FIRST,
+            Some(PodNetworkOwner::Left(_)) if is_new => LEFT_TO_OTHERS,
+            Some(PodNetworkOwner::Behind(_)) if is_new => OTHERS_FIRST,
             _ => {
-                info!("{}", said.message);
+                info!("{}", condition.message);
                 return;
             }
         };
-        self.emit_node_event(reason, said.message, effects);
+        self.emit_node_event(reason, condition.message, effects);
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use super::publishing::Masquerade;
 use super::{AgentEffect, AgentMachine, Observed, STARTING};
 use crate::files::others::PodNetworkOwner;
 use crate::snapshot::assigns;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// The shortest pause between reports that pods are refused because the agent knows nothing of them.
+/// The shortest pause between events about refused pods.
 const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
 /// The reason of the events that report refused pods.
 const PODS_UNKNOWN: &str = "PodsUnknown";
@@ -16,10 +15,10 @@ const PODS_UNKNOWN: &str = "PodsUnknown";
 impl AgentMachine {
     /// Reports readiness if it has changed, but not while files or masquerade rules are being written.
     pub(super) fn publish_readiness(&mut self, effects: &mut Vec<AgentEffect>) {
-        let told = self.readiness();
-        if told.is_some() && told != self.ready {
-            self.ready.clone_from(&told);
-            effects.extend(told.map(|(is_ready, why)| AgentEffect::Ready(is_ready, why)));
+        let ready = self.readiness();
+        if ready.is_some() && ready != self.ready {
+            self.ready.clone_from(&ready);
+            effects.extend(ready.map(|(is_ready, why)| AgentEffect::Ready(is_ready, why)));
         }
     }
 
@@ -27,7 +26,7 @@ impl AgentMachine {
     fn readiness(&self) -> Option<(bool, String)> {
         let not = |why: &str| Some((false, why.to_owned()));
         if !self.is_open {
-            let why = self.store_trouble.as_str();
+            let why = self.store_problem.as_str();
             return not(if why.is_empty() { STARTING } else { why });
         }
         if let Some(trouble) = &self.serving.trouble {
@@ -36,25 +35,25 @@ impl AgentMachine {
         let Some(snapshot) = &self.snapshot else {
             return not("starting");
         };
-        let is_masqueraded = |it: &Masquerade| it.is_settled();
-        if !self.files.is_settled() || !self.masquerade.as_ref().is_none_or(is_masqueraded) {
-            return None;
-        }
-        let files = &self.files.reported;
-        let gives = snapshot.blocks.iter().any(assigns);
+        let files = self.files.settled()?;
+        let masquerade_error = match &self.masquerade {
+            Some(masquerade) if masquerade.is_writing() => return None,
+            Some(masquerade) => masquerade.settled().and_then(Option::as_ref),
+            None => None,
+        };
+        let can_assign = snapshot.blocks.iter().any(assigns);
         // A node without a range gets a block when a pod comes, but pods come only to a ready node. So a node that may
-        // request a block can be ready without one.
-        // without a block.
-        let had_one = files.is_configured || self.has_let_go;
-        let may_ask = self.shown.waits_for_pods() || self.shown.may_ask() && had_one;
-        let can_ask = self.followed && may_ask;
-        if !gives && !can_ask {
+        // request a block can be ready without a range.
+        let had_range = files.is_configured || self.has_released;
+        let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_range;
+        let can_ask = self.subnet_followed && may_ask;
+        if !can_assign && !can_ask {
             return not(match (&self.node, &self.subnet) {
                 (Observed::Absent, _) => "there is no Node object of this name: see --node-name",
                 (_, Observed::Absent) => {
                     "there is no NodeSubnet of this node: see that the controller runs and that a pool serves the node"
                 }
-                _ if !self.store_trouble.is_empty() => &self.store_trouble,
+                _ if !self.store_problem.is_empty() => &self.store_problem,
                 _ if !snapshot.blocks.is_empty() => {
                     "nothing that this node holds gives new addresses: its blocks are asked back, withdrawn or let go; see that a pool serves the node"
                 }
@@ -66,18 +65,18 @@ impl AgentMachine {
         if let Some(why) = &files.unwritten {
             return not(why);
         }
-        if let Some(why) = self.masquerade.as_ref().and_then(Masquerade::trouble) {
+        if let Some(why) = masquerade_error {
             return not(why);
         }
-        // Another network serves the node's pods, and that is no fault of the agent. The agent is ready, because `helm`
-        // would wait for readiness in vain.
-        if let Some(PodNetworkOwner::Left(names)) = &files.standing {
+        // If another network serves the node's pods, the agent is ready all the same. Otherwise `helm --wait` would
+        // fail on this node.
+        if let Some(PodNetworkOwner::Left(names)) = &files.network_owner {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
             return Some((true, says));
         }
-        let says = if !gives {
+        let says = if !can_assign {
             "asks for a block when a pod comes"
-        } else if self.followed {
+        } else if self.subnet_followed {
             "gives addresses"
         } else {
             "gives addresses from what was held last: the API server does not answer"
@@ -85,16 +84,17 @@ impl AgentMachine {
         Some((true, says.to_owned()))
     }
 
-    /// Returns when the next report about refused pods is allowed; `None` if there is nothing to report, or if a report
-    /// is allowed at once.
-    pub(super) fn tell_turned_away_at(&self) -> Option<Duration> {
+    /// Returns when the next event about refused pods is allowed; `None` if no pod was refused, or if an event is
+    /// allowed at once.
+    pub(super) fn report_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
     }
 
-    /// Reports that pods are refused because the agent knows nothing of them, at most once per [`TURNED_AWAY_PAUSE`].
-    pub(super) fn emit_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
-        if self.tell_turned_away_at().is_some_and(|at| at > now) {
+    /// Reports that pods are refused because the agent has no information about them, at most once per
+    /// [`TURNED_AWAY_PAUSE`].
+    pub(super) fn report_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
+        if self.report_turned_away_at().is_some_and(|at| at > now) {
             return;
         }
         let Some(pod) = self.serving.turned_away.take() else {
@@ -105,6 +105,6 @@ impl AgentMachine {
             "pods are refused an address, and tried again, as nothing is known of them, {pod} the last: an annotation or a label might give them another pool or address. See that the API server can be reached from this node, and that the agent may read pods and namespaces. Pools with unknownPods: Serve give to such pods at once"
         );
         self.emit_node_event(PODS_UNKNOWN, text, effects);
-        effects.push(AgentEffect::ToldTurnedAway);
+        effects.push(AgentEffect::TurnedAwayReported);
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of the machine's guarantees about the store, named by their numbers.
 
 mod bench;
-mod told;
+mod published;
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use serde_json::json;
 use super::*;
 use crate::cri::Sandbox;
 use crate::pods::testing::pod;
-use crate::snapshot::testing::tenant;
-use bench::{Bench, NODE, asked, blocks, pod_cidrs, written_onto};
+use crate::snapshot::testing::record;
+use bench::{Bench, asked, blocks, pod_cidrs, target_versions};
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::Addr;
-use cadastre_daemon::watch::ObjectEvent;
-use cadastre_daemon::watch::WatchStep;
+use cadastre_daemon::watch::ObjectEvent::{Applied, Deleted, Listed, Restarted};
+use cadastre_daemon::watch::WatchStep::{self, Change};
 use cadastre_node::PodRef;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ fn sandbox(id: &str, addr: &str) -> Sandbox {
     }
 }
 
-fn block_back(cidrs: &[&str]) -> serde_json::Value {
+fn recalled(cidrs: &[&str]) -> serde_json::Value {
     let mut spec = blocks(cidrs);
     for block in spec["blocks"].as_array_mut().unwrap() {
         block["recall"] = json!("IfEmpty");
@@ -46,30 +46,30 @@ fn block_back(cidrs: &[&str]) -> serde_json::Value {
 }
 
 #[test]
-fn o1_while_a_question_is_in_flight_others_are_told_nothing_and_events_are_taken_in() {
+fn o1_while_a_question_is_in_flight_nothing_is_published_and_events_are_recorded() {
     for kind in ["look", "hold", "read notes", "note", "sandboxes"] {
-        let mut bench = Bench::resting(blocks(&[A]));
+        let mut bench = Bench::idle(blocks(&[A]));
         bench.pod("u1");
         bench.subnet(2, pod_cidrs(&["10.9.0.0/24"]));
         bench.pass(60 * SECOND);
         bench.machine.notes.forget();
         bench.answer_namespace();
         bench.run_to(kind);
-        bench.told();
+        bench.published();
         bench.pass(60 * SECOND);
         bench.subnet(3, blocks(&[B]));
         bench.pod("u2");
         bench.on(AgentEvent::Changed);
         let effects = bench.turn();
         assert_eq!(asked(&effects), [""; 0], "during {kind}");
-        assert_eq!(bench.told(), [""; 0], "during {kind}");
-        let offered = |it: &AgentEffect| matches!(it, AgentEffect::Offer { shown, .. } if shown.pods.by_uid("u2").is_some());
+        assert_eq!(bench.published(), [""; 0], "during {kind}");
+        let offered = |it: &AgentEffect| matches!(it, AgentEffect::Offer { watched, .. } if watched.pods.by_uid("u2").is_some());
         assert!(effects.iter().any(offered), "during {kind}: {effects:#?}");
     }
 }
 
 #[test]
-fn o2_nothing_is_held_before_the_store_was_looked_at() {
+fn o2_no_range_is_written_before_a_look() {
     let mut bench = Bench::seen(blocks(&[A]));
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["open", "look", "hold"]);
@@ -85,21 +85,21 @@ fn o2_nothing_is_held_before_the_store_was_looked_at() {
 }
 
 #[test]
-fn o3_what_is_in_use_of_a_new_pod_cidr_is_asked_before_and_taken_over_with_it() {
+fn o3_addresses_in_use_of_a_new_pod_cidr_are_adopted_with_it() {
     let mut bench = Bench::blank();
     bench.show_all(pod_cidrs(&["10.9.0.0/24"]));
     let asked_at = SECOND;
-    let restarted = ObjectEvent::Restarted { asked: asked_at };
-    bench.on(AgentEvent::Pod(WatchStep::Change(restarted)));
+    let restarted = Restarted { asked: asked_at };
+    bench.on(AgentEvent::Pod(Change(restarted)));
     bench.sandboxes = Err("no answer".to_owned());
     let effects = bench.run();
     let pods_unknown = asked(&effects);
     assert!(!pods_unknown.contains(&"sandboxes") && !pods_unknown.contains(&"hold"));
-    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
+    bench.on(AgentEvent::Pod(Change(Listed)));
     let effects = bench.run();
     assert!(asked(&effects).contains(&"sandboxes"), "{effects:#?}");
     assert!(!asked(&effects).contains(&"hold"), "{effects:#?}");
-    assert!(bench.machine.store_trouble.contains("no answer"));
+    assert!(bench.machine.store_problem.contains("no answer"));
     bench.sandboxes = Ok(vec![sandbox("c1", "10.9.0.7")]);
     bench.pass(3 * SECOND);
     bench.run_to("hold");
@@ -115,11 +115,11 @@ fn o3_what_is_in_use_of_a_new_pod_cidr_is_asked_before_and_taken_over_with_it() 
     bench.run();
     bench.subnet(2, pod_cidrs(&["10.9.0.0/24"]));
     let effects = bench.run_to("hold");
-    assert_eq!(asked(&effects), ["hold"], "it is not new any more");
+    assert_eq!(asked(&effects), ["hold"], "the podCIDR is not new any more");
 }
 
 #[test]
-fn o4_what_was_asked_about_is_held_whatever_came_meanwhile() {
+fn o4_the_ranges_that_the_runtime_was_asked_about_are_written() {
     let mut bench = Bench::seen(pod_cidrs(&["10.9.0.0/24"]));
     bench.run_to("sandboxes");
     bench.subnet(2, pod_cidrs(&["10.9.0.0/24", "10.9.1.0/24"]));
@@ -127,7 +127,11 @@ fn o4_what_was_asked_about_is_held_whatever_came_meanwhile() {
     let Some(StoreQuestion::Transact(Transaction::Hold { holding, .. })) = &bench.open else {
         panic!("no hold")
     };
-    assert_eq!(holding.blocks.len(), 1, "nobody was asked about the other");
+    assert_eq!(
+        holding.blocks.len(),
+        1,
+        "the runtime was not asked about the other"
+    );
     let answer = bench.answer_to(bench.open.clone().unwrap());
     let mut effects = bench.answer(answer);
     effects.extend(bench.run());
@@ -142,76 +146,79 @@ fn o4_what_was_asked_about_is_held_whatever_came_meanwhile() {
 }
 
 #[test]
-fn o4_what_comes_meanwhile_is_taken_over_right_after() {
-    let mut bench = Bench::resting(blocks(&[A]));
+fn o4_ranges_that_come_during_a_look_are_written_after_it() {
+    let mut bench = Bench::idle(blocks(&[A]));
     bench.pass(SECOND);
     bench.on(AgentEvent::Changed);
     bench.run_to("look");
     bench.subnet(2, blocks(&[A, B]));
     assert_eq!(asked(&bench.turn()), [""; 0]);
-    // No other event comes that could wake the agent, so it must do the rest on its own.
+    // No other event comes that could wake the agent.
     let effects = bench.run();
     assert_eq!(asked(&effects)[..2], ["hold", "look"]);
 }
 
 #[test]
-fn o5_after_a_taking_over_the_store_is_looked_at_before_anything_is_told() {
+fn o5_after_a_write_of_ranges_a_look_comes_before_anything_is_published() {
     let mut bench = Bench::seen(blocks(&[A]));
     bench.run_to("hold");
     bench.pass(40 * SECOND);
     let answer = bench.answer_to(bench.open.clone().unwrap());
     let effects = bench.answer(answer);
     assert_eq!(asked(&effects), ["look"]);
-    assert_eq!(bench.told(), [""; 0]);
+    assert_eq!(bench.published(), [""; 0]);
     bench.run();
-    let told = bench.told();
+    let published = bench.published();
     assert!(
-        told.contains(&"status") && told.contains(&"ready"),
-        "{told:?}"
+        published.contains(&"status") && published.contains(&"ready"),
+        "{published:?}"
     );
 }
 
 #[test]
-fn o6_a_block_goes_by_a_look_and_the_wishes_of_after_it_and_while_the_watch_gets_through() {
-    let back = || {
-        let mut bench = Bench::resting(blocks(&[A, B]));
-        bench.subnet(2, block_back(&[A, B]));
+fn o6_a_block_is_released_after_a_look_by_newer_adds_and_while_the_watch_is_established() {
+    let after_recall = || {
+        let mut bench = Bench::idle(blocks(&[A, B]));
+        bench.subnet(2, recalled(&[A, B]));
         bench.run_to("look");
-        bench.told();
+        bench.published();
         bench
     };
-    let wish = |bench: &mut Bench| {
+    let wait_for_address = |bench: &mut Bench| {
         bench.serving.pending_adds = [("p".to_owned(), 100)].into();
     };
-    let mut bench = back();
-    wish(&mut bench);
+    let mut bench = after_recall();
+    wait_for_address(&mut bench);
     let effects = bench.run();
-    assert!(!asked(&effects).contains(&"release"), "somebody wants it");
-    let mut bench = back();
+    assert!(!asked(&effects).contains(&"release"), "an ADD wants it");
+    let mut bench = after_recall();
     bench.on(AgentEvent::Subnet(WatchStep::Trouble));
     let effects = bench.run();
-    assert!(!asked(&effects).contains(&"release"), "it may be old news");
-    let mut bench = back();
+    assert!(
+        !asked(&effects).contains(&"release"),
+        "the recall may be outdated"
+    );
+    let mut bench = after_recall();
     bench.pass(40 * SECOND);
     bench.run_to("release");
     bench.on(AgentEvent::Subnet(WatchStep::Trouble));
     let answer = bench.answer_to(bench.open.clone().unwrap());
     let effects = bench.answer(answer);
-    assert_eq!(asked(&effects), ["look"], "the other stays");
-    assert_eq!(bench.told(), [""; 0], "not before it is looked at again");
+    assert_eq!(asked(&effects), ["look"], "the other block stays");
+    assert_eq!(bench.published(), [""; 0], "another look comes first");
     bench.run();
     assert_eq!(bench.snapshot.blocks.len(), 1);
-    assert!(bench.told().contains(&"status"));
-    let mut bench = back();
+    assert!(bench.published().contains(&"status"));
+    let mut bench = after_recall();
     let effects = bench.run();
     let is = asked(&effects);
     assert_eq!(is[..3], ["release", "release", "look"], "{is:?}");
 }
 
 #[test]
-fn o7_a_leak_is_freed_after_its_proof_and_one_proof_is_sought_at_a_time() {
-    let mut bench = Bench::resting(blocks(&[A]));
-    bench.snapshot.attachments = vec![tenant("c1", "gone", &["10.0.0.9"])];
+fn o7_a_leak_is_released_after_its_proof_and_one_request_for_proofs_is_under_way() {
+    let mut bench = Bench::idle(blocks(&[A]));
+    bench.snapshot.attachments = vec![record("c1", "gone", &["10.0.0.9"])];
     let proofs = |effects: &[AgentEffect]| {
         let proofs = effects.iter();
         proofs
@@ -234,7 +241,7 @@ fn o7_a_leak_is_freed_after_its_proof_and_one_proof_is_sought_at_a_time() {
 }
 
 #[test]
-fn o8_notes_are_read_before_they_are_compared_and_again_when_something_came_meanwhile() {
+fn o8_notes_are_read_before_they_are_compared_and_compared_again_after_a_change() {
     let mut bench = Bench::seen(blocks(&[A]));
     bench.pod("u1");
     bench.turn();
@@ -251,13 +258,13 @@ fn o8_notes_are_read_before_they_are_compared_and_again_when_something_came_mean
         panic!("no notes")
     };
     assert_eq!((notes[0].pod.uid.as_str(), gone.len()), ("u2", 0));
-    assert_eq!(notes.len(), 1, "the other is noted");
+    assert_eq!(notes.len(), 1, "the other pod has a note");
 }
 
 #[test]
-fn o9_a_lost_store_is_closed_and_forgotten_before_another_is_looked_for() {
-    let mut bench = Bench::resting(blocks(&[A]));
-    let attachment = tenant("c1", "gone", &["10.0.0.9"]).attachment;
+fn o9_a_lost_store_is_closed_and_forgotten_before_another_is_opened() {
+    let mut bench = Bench::idle(blocks(&[A]));
+    let attachment = record("c1", "gone", &["10.0.0.9"]).attachment;
     bench.pass(61 * SECOND);
     bench.run_to("look");
     bench.on(AgentEvent::Proven(vec![(attachment, LeakReason::PodGone)]));
@@ -267,32 +274,22 @@ fn o9_a_lost_store_is_closed_and_forgotten_before_another_is_looked_for() {
     bench.subnet(2, blocks(&[A, B]));
     assert_eq!(asked(&bench.turn()), [""; 0], "it is being closed");
     assert!(bench.machine.snapshot.is_none());
-    assert_eq!(bench.told(), [""; 0]);
+    assert_eq!(bench.published(), [""; 0]);
     let effects = bench.run();
     let is = asked(&effects);
     assert_eq!(
         is[..3],
         ["open", "look", "hold"],
-        "nothing is freed: {is:?}"
+        "no attachment is released: {is:?}"
     );
 }
 
 #[test]
-fn o10_a_new_store_is_made_once_everybody_was_heard() {
-    let node = |bench: &mut Bench| {
-        let uid = NODE.to_owned();
-        bench.on(AgentEvent::Node(WatchStep::Change(ObjectEvent::Applied(
-            NodeSeen { uid },
-        ))));
-    };
+fn o10_a_new_store_is_created_once_all_objects_are_known() {
+    let node = |bench: &mut Bench| bench.node();
     let subnet = |bench: &mut Bench| bench.subnet(1, blocks(&[A]));
-    let addresses = |bench: &mut Bench| {
-        bench.on(AgentEvent::Addresses(WatchStep::Change(
-            ObjectEvent::Listed,
-        )));
-    };
-    let pods =
-        |bench: &mut Bench| bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
+    let addresses = |bench: &mut Bench| bench.on(AgentEvent::Addresses(Change(Listed)));
+    let pods = |bench: &mut Bench| bench.on(AgentEvent::Pod(Change(Listed)));
     let all: [&dyn Fn(&mut Bench); 4] = [&node, &subnet, &addresses, &pods];
     for last in 0..all.len() {
         let mut bench = Bench::blank();
@@ -316,7 +313,7 @@ fn o10_a_new_store_is_made_once_everybody_was_heard() {
 }
 
 #[test]
-fn o10_a_new_store_is_made_of_what_was_known_when_the_runtime_was_asked() {
+fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
     let mut bench = Bench::seen(blocks(&[A]));
     let list = NodeAddressesSpec {
         addresses: vec!["10.0.0.9 net/c1 eth0 u1 default/a 2027-01-15T08:00:00Z".to_owned()],
@@ -324,23 +321,17 @@ fn o10_a_new_store_is_made_of_what_was_known_when_the_runtime_was_asked() {
     };
     let owner = "subnet".to_owned();
     let seen = AddressesSeen { owner, list };
-    let shown = ObjectEvent::Applied(seen.clone());
-    bench.on(AgentEvent::Addresses(WatchStep::Change(shown)));
+    let watched = Applied(seen.clone());
+    bench.on(AgentEvent::Addresses(Change(watched)));
     let mut reports = pod("u2", &[], &[]);
     reports.addresses = vec![Addr::parse_strict("10.0.0.8").unwrap()];
-    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(
-        reports.clone(),
-    ))));
+    bench.on(AgentEvent::Pod(Change(Applied(reports.clone()))));
     bench.run_to("open");
     bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
     bench.run_to("sandboxes");
     // The objects still count if they are deleted meanwhile, because they existed when the runtime was asked.
-    bench.on(AgentEvent::Addresses(WatchStep::Change(
-        ObjectEvent::Deleted(seen),
-    )));
-    bench.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Deleted(
-        reports,
-    ))));
+    bench.on(AgentEvent::Addresses(Change(Deleted(seen))));
+    bench.on(AgentEvent::Pod(Change(Deleted(reports))));
     bench.subnet(2, blocks(&[A, B]));
     bench.sandboxes = Ok(vec![sandbox("c3", "10.0.0.7")]);
     bench.run_to("make");

@@ -71,15 +71,15 @@ const V6: Kind = Kind {
 
 /// Writes the table of a family, in place of an existing one. With `only_if_absent`, an existing table is left alone.
 /// Returns whether anything was written.
-pub(super) fn put(family: Family, spared: &[Run], only_if_absent: bool) -> io::Result<bool> {
-    match exchange(&table(family, spared, only_if_absent)) {
+pub(super) fn put(family: Family, exempt: &[Run], only_if_absent: bool) -> io::Result<bool> {
+    match exchange(&table(family, exempt, only_if_absent)) {
         Ok(()) => Ok(true),
         Err(error) if only_if_absent && error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-fn table(family: Family, spared: &[Run], only_if_absent: bool) -> Bytes {
+fn table(family: Family, exempt: &[Run], only_if_absent: bool) -> Bytes {
     let kind = match family {
         Family::V4 => V4,
         Family::V6 => V6,
@@ -104,7 +104,7 @@ fn table(family: Family, spared: &[Run], only_if_absent: bool) -> Bytes {
         .number(5, kind.length)
         .number(10, SET_ID);
     all = send(all, NEW_SET, CREATE, &set);
-    let elements: Vec<Bytes> = spared.iter().flat_map(|run| bounds(&kind, run)).collect();
+    let elements: Vec<Bytes> = exempt.iter().flat_map(|run| bounds(&kind, run)).collect();
     for some in elements.chunks(ELEMENTS_AT_ONCE) {
         let list = some
             .iter()

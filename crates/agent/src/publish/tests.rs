@@ -1,6 +1,6 @@
 use super::*;
 use crate::demand::{PendingAdds, wanted};
-use crate::snapshot::testing::{block, pool, snapshot, tenant};
+use crate::snapshot::testing::{block, pool, record, snapshot};
 use crate::status::status;
 
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -9,7 +9,7 @@ const INTERVAL: Duration = Duration::from_secs(30);
 struct Node {
     publisher: Publisher,
     snapshot: Snapshot,
-    wishes: PendingAdds,
+    pending_adds: PendingAdds,
     version: u32,
     writes: Vec<(Duration, bool)>,
 }
@@ -25,14 +25,14 @@ impl Node {
         Self {
             publisher,
             snapshot,
-            wishes: PendingAdds::new(),
+            pending_adds: PendingAdds::new(),
             version: 1,
             writes: Vec::new(),
         }
     }
 
     fn next(&mut self, now: Duration) -> PublishStep {
-        let wants = wanted(&self.snapshot, &self.wishes);
+        let wants = wanted(&self.snapshot, &self.pending_adds);
         let status = status(&self.snapshot, &wants, &[], "boot");
         self.publisher.next(&status, &wants, &self.snapshot, now)
     }
@@ -43,7 +43,7 @@ impl Node {
         if let PublishStep::Write { version, urgent } = &next {
             assert_eq!(*version, self.version.to_string());
             self.version += 1;
-            let wants = wanted(&self.snapshot, &self.wishes);
+            let wants = wanted(&self.snapshot, &self.pending_adds);
             let written = WriteOutcome::Done {
                 version: self.version.to_string(),
                 status: Box::new(status(&self.snapshot, &wants, &[], "boot")),
@@ -63,6 +63,14 @@ impl Node {
     }
 }
 
+fn is_urgent(step: &PublishStep) -> bool {
+    matches!(step, PublishStep::Write { urgent: true, .. })
+}
+
+fn is_write(step: &PublishStep) -> bool {
+    matches!(step, PublishStep::Write { .. })
+}
+
 fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
@@ -76,18 +84,18 @@ fn nothing_is_written_while_nothing_changes() {
 }
 
 #[test]
-fn what_an_older_crd_cuts_off_is_not_written_again_before_something_changes() {
+fn a_partly_stored_status_is_not_written_again_before_a_change() {
     let mut node = Node::new(5);
-    let wants = wanted(&node.snapshot, &node.wishes);
-    let told = status(&node.snapshot, &wants, &[], "boot");
-    let mut stored = told.clone();
+    let wants = wanted(&node.snapshot, &node.pending_adds);
+    let wanted_status = status(&node.snapshot, &wants, &[], "boot");
+    let mut stored = wanted_status.clone();
     stored.agent = None;
     let version = |n: u32| n.to_string();
-    assert!(matches!(node.next(secs(10)), PublishStep::Write { .. }));
+    assert!(is_write(&node.next(secs(10))));
     let written = WriteOutcome::Done {
         version: version(2),
         status: Box::new(stored.clone()),
-        cut: Some(Box::new(told)),
+        cut: Some(Box::new(wanted_status)),
     };
     node.publisher.written(written, secs(10));
     node.publisher.seen(&version(2), stored.clone());
@@ -98,23 +106,20 @@ fn what_an_older_crd_cuts_off_is_not_written_again_before_something_changes() {
         &[block("10.0.0.0/26", "a", 6, 0, 55)],
     );
     std::mem::swap(&mut node.snapshot, &mut later);
-    assert!(matches!(node.next(secs(1001)), PublishStep::Write { .. }));
+    assert!(is_write(&node.next(secs(1001))));
     node.publisher.written(WriteOutcome::Failed, secs(1001));
     node.snapshot = later;
     assert_eq!(node.next(secs(2000)), PublishStep::Nothing);
     // Another client wrote, so the API server may now store the whole status.
     node.publisher.seen(&version(3), stored);
-    assert!(matches!(node.next(secs(2001)), PublishStep::Write { .. }));
+    assert!(is_write(&node.next(secs(2001))));
 }
 
 #[test]
-fn a_subnet_that_comes_back_is_written_at_once_whatever_failed_before() {
+fn earlier_failures_do_not_delay_a_write_to_a_recreated_subnet() {
     let mut node = Node::new(5);
     for n in 1..12 {
-        assert!(matches!(
-            node.next(secs(1000 * n)),
-            PublishStep::Write { .. }
-        ));
+        assert!(is_write(&node.next(secs(1000 * n))));
         node.publisher
             .written(WriteOutcome::Failed, secs(1000 * n + 1));
     }
@@ -130,7 +135,7 @@ fn a_subnet_that_comes_back_is_written_at_once_whatever_failed_before() {
 }
 
 #[test]
-fn the_lag_lasts_from_a_change_until_it_is_told() {
+fn the_lag_lasts_from_a_change_until_it_is_written() {
     let mut node = Node::new(5);
     node.step(secs(10));
     assert_eq!(node.publisher.lag(secs(10)), Duration::ZERO);
@@ -138,25 +143,21 @@ fn the_lag_lasts_from_a_change_until_it_is_told() {
     node.next(secs(11));
     assert_eq!(node.publisher.lag(secs(15)), secs(4));
     let wrote = node.next(secs(60));
-    assert!(matches!(wrote, PublishStep::Write { .. }));
+    assert!(is_write(&wrote));
     node.publisher.written(WriteOutcome::Failed, secs(61));
     node.next(secs(62));
-    assert_eq!(
-        node.publisher.lag(secs(62)),
-        secs(51),
-        "a failure tells nothing"
-    );
+    assert_eq!(node.publisher.lag(secs(62)), secs(51), "the write failed");
     node.snapshot.blocks[0].counts.used = 5;
     node.next(secs(63));
     assert_eq!(
         node.publisher.lag(secs(63)),
         Duration::ZERO,
-        "as told again"
+        "as stored again"
     );
 }
 
 #[test]
-fn what_can_wait_is_told_once_in_the_interval_however_often_it_changes() {
+fn changes_that_are_not_urgent_are_written_once_per_interval() {
     let mut node = Node::new(0);
     node.run(0, 3600, |it, tenth| {
         it.blocks[0].counts.used = tenth % 50;
@@ -177,7 +178,7 @@ fn what_can_wait_is_told_once_in_the_interval_however_often_it_changes() {
 }
 
 #[test]
-fn an_api_that_was_put_back_is_told_at_once_what_is_in_use() {
+fn a_restored_api_gets_blocks_in_use_at_once() {
     let mut node = Node::new(5);
     node.step(secs(10));
     node.publisher.written(WriteOutcome::Failed, secs(11));
@@ -195,7 +196,7 @@ fn an_api_that_was_put_back_is_told_at_once_what_is_in_use() {
 }
 
 #[test]
-fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
+fn growth_within_capacity_waits_and_a_request_for_a_block_does_not() {
     let mut node = Node::new(5);
     node.step(secs(10));
     node.snapshot.blocks[0].counts.used = 58;
@@ -203,25 +204,19 @@ fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
     assert!(matches!(node.step(secs(11)), PublishStep::At(at) if at >= secs(40)));
     node.snapshot.blocks[0].counts.used = 59;
     node.snapshot.blocks[0].counts.free = 2;
-    assert!(matches!(
-        node.step(secs(12)),
-        PublishStep::Write { urgent: true, .. }
-    ));
+    assert!(is_urgent(&node.step(secs(12))));
     // The block was requested and has not come yet, so nothing else is urgent.
     assert!(matches!(node.step(secs(13)), PublishStep::Nothing));
     // The block is there, but the controller counts more addresses in it than there are, so the node must report again.
     node.snapshot
         .blocks
         .push(block("10.0.0.64/30", "a", 0, 0, 1));
-    node.wishes.insert("a".to_owned(), 4);
-    assert!(matches!(
-        node.step(secs(20)),
-        PublishStep::Write { urgent: true, .. }
-    ));
+    node.pending_adds.insert("a".to_owned(), 4);
+    assert!(is_urgent(&node.step(secs(20))));
 }
 
 #[test]
-fn ten_pods_a_second_cost_less_than_a_write_in_fifty() {
+fn fifty_pods_cost_less_than_one_write() {
     let mut node = Node::new(0);
     let mut events = 0;
     // A new block of 61 addresses comes at once when it is requested.
@@ -242,10 +237,10 @@ fn ten_pods_a_second_cost_less_than_a_write_in_fifty() {
 }
 
 #[test]
-fn a_need_that_grows_all_the_time_is_told_ever_less_often() {
+fn a_demand_that_grows_steadily_is_written_ever_less_often() {
     let mut node = Node::new(61);
     for tenth in 0..1200u64 {
-        node.wishes.insert("a".to_owned(), tenth + 1);
+        node.pending_adds.insert("a".to_owned(), tenth + 1);
         node.step(Duration::from_millis(tenth * 100));
     }
     assert_eq!(node.writes[0].0, Duration::ZERO);
@@ -254,7 +249,7 @@ fn a_need_that_grows_all_the_time_is_told_ever_less_often() {
 
 /// Acts as the controller: allocates enough blocks of 13 addresses for each pool whose demand exceeds its capacity.
 fn answer(node: &mut Node) {
-    let wants = wanted(&node.snapshot, &node.wishes);
+    let wants = wanted(&node.snapshot, &node.pending_adds);
     for (pool, want) in wants.iter().filter(|(_, want)| want.is_lacking()) {
         for _ in 0..(want.demand - want.capacity).div_ceil(13) {
             let n = node.snapshot.blocks.len();
@@ -276,7 +271,7 @@ fn give(node: &mut Node, pool: &str) -> bool {
 }
 
 #[test]
-fn pools_that_run_out_in_turn_are_each_asked_at_once() {
+fn each_pool_that_runs_out_is_requested_at_once() {
     let mut node = Node::new(0);
     let names: Vec<String> = (0..10).map(|n| format!("tenant-{n}")).collect();
     let pools: Vec<_> = names
@@ -288,22 +283,19 @@ fn pools_that_run_out_in_turn_are_each_asked_at_once() {
     node.step(Duration::ZERO);
     let before = node.writes.len();
     for (n, name) in (1..).zip(&names) {
-        node.wishes.insert(name.clone(), 1);
+        node.pending_adds.insert(name.clone(), 1);
         let now = Duration::from_millis(300 * n);
         let next = node.step(now);
-        assert!(
-            matches!(next, PublishStep::Write { urgent: true, .. }),
-            "{name}: {next:?}"
-        );
+        assert!(is_urgent(&next), "{name}: {next:?}");
         answer(&mut node);
-        node.wishes.clear();
+        node.pending_adds.clear();
         assert!(give(&mut node, name));
     }
     assert_eq!(node.writes.len() - before, names.len());
 }
 
 #[test]
-fn who_comes_while_answers_come_waits_for_one_answer_only() {
+fn a_pod_waits_for_one_answer_only() {
     let mut node = Node::new(61);
     node.step(Duration::ZERO);
     // A pod comes every 0.1 s for longer than the longest pause.
@@ -312,22 +304,24 @@ fn who_comes_while_answers_come_waits_for_one_answer_only() {
     for tenth in 1..300 {
         let now = Duration::from_millis(tenth * 100);
         waiting.push(now);
-        node.wishes.insert("a".to_owned(), waiting.len() as u64);
-        let wrote = matches!(node.step(now), PublishStep::Write { urgent: true, .. });
+        node.pending_adds
+            .insert("a".to_owned(), waiting.len() as u64);
+        let wrote = is_urgent(&node.step(now));
         if wrote {
             answer(&mut node);
         }
         while !waiting.is_empty() && give(&mut node, "a") {
             longest = longest.max(now.saturating_sub(waiting.remove(0)));
         }
-        node.wishes.insert("a".to_owned(), waiting.len() as u64);
+        node.pending_adds
+            .insert("a".to_owned(), waiting.len() as u64);
     }
     assert!(longest <= Duration::from_millis(300), "{longest:?}");
     assert!(node.writes.len() < 40, "{} writes", node.writes.len());
 }
 
 #[test]
-fn a_pool_that_does_not_answer_slows_down_no_other_one() {
+fn a_pool_that_allocates_nothing_delays_no_other_pool() {
     let mut node = Node::new(0);
     let pools = [
         pool("a", (0, 0), true, false),
@@ -336,60 +330,48 @@ fn a_pool_that_does_not_answer_slows_down_no_other_one() {
     node.snapshot.pools = snapshot(&pools, &[]).pools;
     let mut at = Vec::new();
     for tenth in 0..600u64 {
-        node.wishes.insert("full".to_owned(), tenth + 1);
+        node.pending_adds.insert("full".to_owned(), tenth + 1);
         let now = Duration::from_millis(tenth * 100);
         if let PublishStep::Write { urgent: true, .. } = node.step(now) {
             at.push(tenth);
         }
     }
     assert!(at.len() < 14, "{at:?}");
-    node.wishes.insert("a".to_owned(), 62);
+    node.pending_adds.insert("a".to_owned(), 62);
     let now = Duration::from_millis(100 * (at[at.len() - 1] + 1));
     let next = node.next(now);
-    assert!(
-        matches!(next, PublishStep::Write { urgent: true, .. }),
-        "{next:?}"
-    );
+    assert!(is_urgent(&next), "{next:?}");
 }
 
 #[test]
-fn what_is_let_go_is_told_at_once() {
+fn a_release_is_written_at_once() {
     let mut node = Node::new(5);
     node.snapshot
         .blocks
         .push(block("10.0.0.64/26", "a", 0, 0, 61));
     node.step(secs(10));
     node.snapshot.blocks[1].state = BlockState::Released;
-    assert!(matches!(
-        node.step(secs(11)),
-        PublishStep::Write { urgent: true, .. }
-    ));
+    assert!(is_urgent(&node.step(secs(11))));
     assert_eq!(node.step(secs(12)), PublishStep::Nothing);
     // The request was stored and then lost, because a user restored an older status. So the request is made again.
     node.publisher.seen("9", NodeSubnetStatus::default());
     node.version = 9;
-    assert!(matches!(
-        node.step(secs(13)),
-        PublishStep::Write { urgent: true, .. }
-    ));
+    assert!(is_urgent(&node.step(secs(13))));
 }
 
 #[test]
-fn a_status_of_another_node_of_the_name_says_nothing() {
+fn a_status_of_an_earlier_node_does_not_count() {
     let mut node = Node::new(60);
     node.step(Duration::ZERO);
     node.snapshot.node_uid = Some("second".to_owned());
     node.snapshot
         .attachments
-        .push(tenant("c", "u", &["10.0.0.1"]));
-    assert!(matches!(
-        node.step(secs(1)),
-        PublishStep::Write { urgent: true, .. }
-    ));
+        .push(record("c", "u", &["10.0.0.1"]));
+    assert!(is_urgent(&node.step(secs(1))));
 }
 
 #[test]
-fn one_write_at_a_time_onto_what_was_seen_last() {
+fn one_write_at_a_time_to_the_version_seen_last() {
     let mut node = Node::new(60);
     let first = node.next(Duration::ZERO);
     assert!(matches!(&first, PublishStep::Write { version, .. } if version == "1"));
@@ -410,17 +392,14 @@ fn one_write_at_a_time_onto_what_was_seen_last() {
     assert_eq!(
         node.next(secs(600)),
         PublishStep::Nothing,
-        "nowhere to write to"
+        "there is no NodeSubnet"
     );
 }
 
 #[test]
-fn a_version_that_came_during_a_refused_write_is_written_to_at_once() {
+fn a_version_that_came_during_a_rejected_write_is_used_at_once() {
     let mut node = Node::new(60);
-    assert!(matches!(
-        node.next(Duration::ZERO),
-        PublishStep::Write { .. }
-    ));
+    assert!(is_write(&node.next(Duration::ZERO)));
     node.publisher.seen("2", NodeSubnetStatus::default());
     node.publisher.written(WriteOutcome::Outdated, secs(1));
     let again = node.next(secs(1));

@@ -1,12 +1,12 @@
-//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] says what to ask the store or what to
-//! wait for; [`super::Service`] then does so.
+//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] is a request to the store or a wait,
+//! which [`super::Service`] carries out.
 //!
 //! ```text
 //! wait for the pod ──► ask the store: best pool alone ──► all pools of the ADD ──► wait for a block, ask again ──► done
 //! ```
 //!
 //! # Guarantees
-//! - Every wait of an ADD ends when its caller's deadline comes near, or earlier: after the longest wait for a block.
+//! - A wait of an ADD ends when the caller's deadline comes near, or earlier after the longest wait for a block.
 //! - The store is asked once more at the end of the wait, because an address in cooldown may be free by then.
 
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ pub struct ForPod {
 #[derive(Debug)]
 pub struct AskedAdd {
     adding: Box<Adding>,
-    what: For,
+    attempt: Attempt,
 }
 
 /// An ADD that waits for a block because no address was free.
@@ -68,19 +68,19 @@ struct Adding {
     /// The time since boot by which the caller must have its answer
     deadline: Duration,
     /// The longest wait for a block
-    patience: Duration,
+    longest_wait: Duration,
 }
 
 /// What the store was asked for.
 #[derive(Debug)]
-enum For {
-    /// An address of the pools that the store's note of the pod names
-    Note,
+enum Attempt {
+    /// An address of the pools that the store's note on the pod names
+    ByNote,
     /// An address of the best of several pools; the ADD may wait for this pool alone until the given time
     Best(PoolOrder, Duration),
     /// An address of any of these pools
     Any(PoolOrder),
-    /// The same question again after a wait; `true` for the last attempt
+    /// The same as before a wait; `true` for the last attempt
     Again(Wait, bool),
 }
 
@@ -89,7 +89,7 @@ struct Wait {
     /// The pools from which blocks can be requested, best first
     wanted: Vec<String>,
     /// From how many of these pools blocks have been requested so far
-    wished: usize,
+    requested: usize,
     begun: Duration,
     until: Duration,
     /// All pools of the ADD, if it waits for the best pool alone
@@ -100,7 +100,7 @@ impl Wait {
     /// Returns the time of the next step. Blocks of the best pool are requested first, and blocks of all other pools
     /// after half of the wait.
     fn next_at(&self) -> Duration {
-        if self.wished < self.wanted.len() {
+        if self.requested < self.wanted.len() {
             self.begun + self.until.saturating_sub(self.begun) / 2
         } else {
             self.until
@@ -108,27 +108,27 @@ impl Wait {
     }
 }
 
-/// Starts an ADD that arrived at `now`. `patience`: its longest wait for a block.
+/// Starts an ADD that arrived at `now`. `longest_wait`: how long the ADD waits for a block.
 pub fn begin(
     add: Add,
     deadline: Duration,
-    patience: Duration,
-    shown: &WatchState,
-    desk: &mut ServiceState,
+    longest_wait: Duration,
+    watched: &WatchState,
+    state: &mut ServiceState,
     now: Duration,
 ) -> AddStep {
-    let for_pod = if shown.depends_on_pod(&add) {
-        patience
+    let for_pod = if watched.depends_on_pod(&add) {
+        longest_wait
     } else {
         POD_WAIT
     };
     let adding = Box::new(Adding {
         add,
         deadline,
-        patience,
+        longest_wait,
     });
     let until = adding.until(now + for_pod);
-    ForPod { adding, until }.go(shown, desk, now)
+    ForPod { adding, until }.go(watched, state, now)
 }
 
 impl ForPod {
@@ -138,23 +138,23 @@ impl ForPod {
     }
 
     /// Continues the ADD if the pod is known or the wait is over.
-    pub fn go(self, shown: &WatchState, desk: &mut ServiceState, now: Duration) -> AddStep {
+    pub fn go(self, watched: &WatchState, state: &mut ServiceState, now: Duration) -> AddStep {
         let mut adding = self.adding;
         let wanted = adding.add.pod.as_ref();
-        let pod = wanted.and_then(|it| shown.pods.find(it)).cloned();
-        if wanted.is_some() && !shown.is_enough(pod.as_deref()) && now < self.until {
+        let pod = wanted.and_then(|it| watched.pods.find(it)).cloned();
+        if wanted.is_some() && !watched.is_enough(pod.as_deref()) && now < self.until {
             return AddStep::ForPod(Self { adding, ..self });
         }
-        let pools = match choose(&mut adding.add, pod.as_deref(), shown, desk) {
+        let pools = match choose(&mut adding.add, pod.as_deref(), watched, state) {
             Ok(pools) => pools,
             Err(refusal) => return AddStep::Done(Err(refusal)),
         };
         if !adding.add.decided {
-            return adding.ask(For::Note);
+            return adding.ask(Attempt::ByNote);
         }
-        match adding.absent(&pools, shown, desk, now) {
-            Some(until) => adding.ask(For::Best(pools, until)),
-            None => adding.ask(For::Any(pools)),
+        match adding.until_for_best(&pools, watched, state, now) {
+            Some(until) => adding.ask(Attempt::Best(pools, until)),
+            None => adding.ask(Attempt::Any(pools)),
         }
     }
 }
@@ -164,39 +164,39 @@ impl AskedAdd {
     pub fn answered(
         self,
         answer: Result<OpOutcome, OpError>,
-        shown: &WatchState,
-        desk: &mut ServiceState,
+        watched: &WatchState,
+        state: &mut ServiceState,
         now: Duration,
     ) -> AddStep {
-        let Self { adding, what } = self;
+        let Self { adding, attempt } = self;
         let may_wait = adding.may_wait(&answer);
-        match (what, answer) {
-            (For::Note, Err(refusal)) if refusal.why == OpErrorKind::PodUnknown => {
+        match (attempt, answer) {
+            (Attempt::ByNote, Err(refusal)) if refusal.why == OpErrorKind::PodUnknown => {
                 let pod = adding.add.pod.unwrap_or_default();
-                desk.turned_away = Some(format!("{}/{}", pod.namespace, pod.name));
-                desk.is_changed = true;
+                state.turned_away = Some(format!("{}/{}", pod.namespace, pod.name));
+                state.is_changed = true;
                 AddStep::Done(Err(refusal))
             }
-            (For::Best(pools, until), Err(_)) if may_wait => {
+            (Attempt::Best(pools, until), Err(_)) if may_wait => {
                 let wanted = named(&pools).iter().take(1).cloned().collect();
-                adding.wait(wanted, until, Some(pools), desk, now)
+                adding.wait(wanted, until, Some(pools), state, now)
             }
-            (For::Best(pools, _), Err(_)) => adding.ask(For::Any(pools)),
-            (For::Any(pools), Err(refusal)) if may_wait => {
-                let wanted = askable(&pools, shown);
+            (Attempt::Best(pools, _), Err(_)) => adding.ask(Attempt::Any(pools)),
+            (Attempt::Any(pools), Err(refusal)) if may_wait => {
+                let wanted = askable(&pools, watched);
                 if wanted.is_empty() && refusal.why == OpErrorKind::Exhausted {
                     return AddStep::Done(Err(refusal));
                 }
-                let until = adding.until(now + adding.patience);
-                adding.wait(wanted, until, None, desk, now)
+                let until = adding.until(now + adding.longest_wait);
+                adding.wait(wanted, until, None, state, now)
             }
-            (For::Again(wait, is_last), answer) => {
-                adding.answered_again(wait, is_last, answer, shown, desk, now)
+            (Attempt::Again(wait, is_last), answer) => {
+                adding.answered_again(wait, is_last, answer, watched, state, now)
             }
             (_, answer) => {
                 if answer.is_ok() {
-                    // An earlier ADD of the attachment may have waited in vain.
-                    desk.pending_adds.remove(&adding.add.attachment);
+                    // An earlier ADD of the attachment may have left a request for a block.
+                    state.pending_adds.remove(&adding.add.attachment);
                 }
                 AddStep::Done(answer)
             }
@@ -211,17 +211,17 @@ impl ForBlock {
     }
 
     /// Continues the ADD. With `is_news`, the store is asked again at once, because an address may be free.
-    pub fn go(self, is_news: bool, desk: &mut ServiceState, now: Duration) -> AddStep {
+    pub fn go(self, is_news: bool, state: &mut ServiceState, now: Duration) -> AddStep {
         let Self { adding, mut wait } = self;
         if !is_news && now < wait.next_at() {
             return AddStep::ForBlock(Self { adding, wait });
         }
         if !is_news && now < wait.until {
-            wait.wished = wait.wanted.len();
-            return adding.wait_on(wait, desk, now);
+            wait.requested = wait.wanted.len();
+            return adding.wait_on(wait, state, now);
         }
         let is_last = !is_news || now >= wait.until;
-        adding.ask(For::Again(wait, is_last))
+        adding.ask(Attempt::Again(wait, is_last))
     }
 }
 
@@ -231,41 +231,47 @@ impl Adding {
         time.min(self.deadline.saturating_sub(MARGIN))
     }
 
-    /// Returns the time until which to wait for the best of several pools alone. `None`: do not wait, because the node
-    /// has a block of the best pool, or cannot request one, or the wait is over. The wait makes sense although other
-    /// pools may have free addresses, because the best pool takes precedence. It lasts half of the longest wait for a
-    /// block, counted from the first waiting ADD that asked for the pool.
-    fn absent(
+    /// Returns the time until which to wait for the best of several pools alone, even if other pools have free
+    /// addresses. `None`: do not wait, because the node has a block of the best pool, or cannot request one, or the
+    /// wait is over. The wait lasts half of the longest wait for a block, counted from the first waiting ADD that asked
+    /// for the pool.
+    fn until_for_best(
         &self,
         pools: &PoolOrder,
-        shown: &WatchState,
-        desk: &ServiceState,
+        watched: &WatchState,
+        state: &ServiceState,
         now: Duration,
     ) -> Option<Duration> {
         let best = named(pools).first().filter(|_| named(pools).len() > 1)?;
-        let is_there = shown.allocating_pools.contains(best) || !shown.askable.contains(best);
-        if is_there || !shown.pods_followed || !self.add.addresses.is_empty() {
+        let is_there = watched.allocating_pools.contains(best) || !watched.askable.contains(best);
+        if is_there || !watched.pods_followed || !self.add.addresses.is_empty() {
             return None;
         }
-        let asked = desk.pending_adds.since(best).unwrap_or(now);
-        let until = self.until(asked + self.patience / 2);
+        let asked = state.pending_adds.since(best).unwrap_or(now);
+        let until = self.until(asked + self.longest_wait / 2);
         (now < until).then_some(until)
     }
 
-    fn ask(self: Box<Self>, what: For) -> AddStep {
+    fn ask(self: Box<Self>, attempt: Attempt) -> AddStep {
         let mut add = self.add.clone();
-        if let For::Best(pools, _)
-        | For::Again(
+        if let Attempt::Best(pools, _)
+        | Attempt::Again(
             Wait {
                 best_of: Some(pools),
                 ..
             },
             _,
-        ) = &what
+        ) = &attempt
         {
             add.pools = named(pools).iter().take(1).cloned().collect();
         }
-        AddStep::Ask(Box::new(add), AskedAdd { adding: self, what })
+        AddStep::Ask(
+            Box::new(add),
+            AskedAdd {
+                adding: self,
+                attempt,
+            },
+        )
     }
 
     /// Whether a new block could help.
@@ -280,24 +286,24 @@ impl Adding {
         wanted: Vec<String>,
         until: Duration,
         best_of: Option<PoolOrder>,
-        desk: &mut ServiceState,
+        state: &mut ServiceState,
         now: Duration,
     ) -> AddStep {
         let wait = Wait {
-            wished: wanted.len().min(1),
+            requested: wanted.len().min(1),
             wanted,
             begun: now,
             until,
             best_of,
         };
-        self.wait_on(wait, desk, now)
+        self.wait_on(wait, state, now)
     }
 
-    fn wait_on(self: Box<Self>, wait: Wait, desk: &mut ServiceState, now: Duration) -> AddStep {
-        let pools = &wait.wanted[..wait.wished];
+    fn wait_on(self: Box<Self>, wait: Wait, state: &mut ServiceState, now: Duration) -> AddStep {
+        let pools = &wait.wanted[..wait.requested];
         if !pools.is_empty() && !Mutation::DemandNotReported.is_on() {
-            desk.pending_adds.add(&self.add.attachment, pools, now);
-            desk.is_changed = true;
+            state.pending_adds.add(&self.add.attachment, pools, now);
+            state.is_changed = true;
         }
         AddStep::ForBlock(ForBlock { adding: self, wait })
     }
@@ -307,28 +313,28 @@ impl Adding {
         mut wait: Wait,
         is_last: bool,
         answer: Result<OpOutcome, OpError>,
-        shown: &WatchState,
-        desk: &mut ServiceState,
+        watched: &WatchState,
+        state: &mut ServiceState,
         now: Duration,
     ) -> AddStep {
         let may_wait = self.may_wait(&answer);
         match answer {
             Err(_) if may_wait && !is_last => AddStep::ForBlock(ForBlock { adding: self, wait }),
             Ok(answer) => {
-                desk.pending_adds.remove(&self.add.attachment);
+                state.pending_adds.remove(&self.add.attachment);
                 AddStep::Done(Ok(answer))
             }
-            // The request for a block of the best pool stays although this wait was in vain, so that the next pods get
-            // a block of it.
+            // The request for a block of the best pool stays after a wait without success, so that the next pods get a
+            // block of it.
             Err(refusal) => match wait.best_of.take() {
-                Some(pools) => self.ask(For::Any(pools)),
+                Some(pools) => self.ask(Attempt::Any(pools)),
                 None if may_wait => {
                     let waited = now.saturating_sub(wait.begun);
                     AddStep::Done(Err(exhausted(
                         refusal,
                         &wait.wanted,
                         waited,
-                        &shown.at_limit,
+                        &watched.at_limit,
                     )))
                 }
                 None => AddStep::Done(Err(refusal)),
@@ -342,30 +348,29 @@ impl Adding {
 fn choose(
     add: &mut Add,
     pod: Option<&Pod>,
-    shown: &WatchState,
-    desk: &mut ServiceState,
+    watched: &WatchState,
+    state: &mut ServiceState,
 ) -> Result<PoolOrder, OpError> {
-    let is_known = pod.is_some_and(|pod| shown.is_decidable(pod));
-    if shown.depends_on_pod(add) && !is_known {
+    let is_known = pod.is_some_and(|pod| watched.is_decidable(pod));
+    if watched.depends_on_pod(add) && !is_known {
         return Ok(PoolOrder::default());
     }
     let namespace = add.pod.as_ref().map(|pod| pod.namespace.as_str());
-    let asked = choice::PodRequest {
+    let request = choice::PodRequest {
         ifname: &add.attachment.ifname,
         pools: &add.pools,
         addresses: &add.addresses,
         pod,
         namespace: namespace
-            .and_then(|it| shown.namespaces.get(it))
+            .and_then(|it| watched.namespaces.get(it))
             .map(Arc::as_ref),
     };
-    let chosen = choice::decide(&asked, &shown.serving, &shown.others);
+    let (choice, errors) = choice::decide(&request, &watched.serving, &watched.others);
     if let Some(pod) = pod {
-        let fresh = desk.report_errors(&pod.uid, &chosen.complaints).into_iter();
-        let notices = fresh.map(|text| events::of_pod(pod, INVALID_ANNOTATION, text));
-        desk.notices.extend(notices);
+        let new = state.report_errors(&pod.uid, errors).into_iter();
+        let notices = new.map(|text| events::of_pod(pod, INVALID_ANNOTATION, text));
+        state.notices.extend(notices);
     }
-    let choice = chosen.into_choice();
     add.decide(&choice).map_err(|text| OpError {
         why: OpErrorKind::NothingHeld,
         text,
@@ -381,18 +386,18 @@ fn named(pools: &PoolOrder) -> &[String] {
 }
 
 /// Returns those of `pools` from which blocks can be requested.
-fn askable(pools: &PoolOrder, shown: &WatchState) -> Vec<String> {
-    let is_askable = |name: &&String| shown.askable.contains(name);
+fn askable(pools: &PoolOrder, watched: &WatchState) -> Vec<String> {
+    let is_askable = |name: &&String| watched.askable.contains(name);
     match pools {
         PoolOrder::All => {
-            let automatic = |name: &&String| shown.automatic.contains(*name);
-            shown.askable.iter().filter(automatic).cloned().collect()
+            let automatic = |name: &&String| watched.automatic.contains(*name);
+            watched.askable.iter().filter(automatic).cloned().collect()
         }
         pools => named(pools).iter().filter(is_askable).cloned().collect(),
     }
 }
 
-/// Returns the error of an ADD that waited for a block in vain. `at_limit`: the pools of which the node has its maximum
+/// Returns the error of an ADD for which no block came in time. `at_limit`: the pools of which the node has its maximum
 /// of blocks, with that maximum.
 fn exhausted(
     refusal: OpError,
@@ -428,45 +433,45 @@ fn exhausted(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::testing::attachment;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn refused(why: OpErrorKind) -> OpError {
+        let text = "this node has no block.".to_owned();
+        OpError { why, text }
+    }
+
+    fn no_block() -> Result<OpOutcome, OpError> {
+        Err(refused(OpErrorKind::NothingHeld))
+    }
 
     #[test]
-    fn an_add_in_vain_names_what_keeps_the_block_away_and_what_to_do() {
-        let told = |wanted: &[&str], at_limit: &[(&str, u32)]| {
-            let refusal = OpError {
-                why: OpErrorKind::NothingHeld,
-                text: "this node has no block.".to_owned(),
-            };
+    fn an_exhausted_add_says_why_no_block_came_and_what_to_do() {
+        let text = |wanted: &[&str], at_limit: &[(&str, u32)]| {
             let wanted: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-            let at_limit = at_limit
-                .iter()
-                .map(|(pool, most)| ((*pool).to_owned(), *most));
+            let at_limit = at_limit.iter();
+            let at_limit = at_limit.map(|(pool, most)| ((*pool).to_owned(), *most));
             let waited = Duration::from_millis(2_500);
+            let refusal = refused(OpErrorKind::NothingHeld);
             exhausted(refusal, &wanted, waited, &at_limit.collect()).text
         };
-        let text = told(&["web", "spare"], &[("spare", 3)]);
+        let full = text(&["web", "spare"], &[("spare", 3)]);
         for part in [
             "this node has no block. A block of `web`, `spare` was asked for 2.5 s ago",
             "as many blocks of `spare` as its maxBlocksPerNode allows (3): raise it",
         ] {
-            assert!(text.contains(part), "{part}: {text}");
+            assert!(full.contains(part), "{part}: {full}");
         }
-        let text = told(&["web"], &[("spare", 3)]);
-        assert!(
-            text.contains("kubectl describe ippools.cadastre.dev web"),
-            "{text}"
-        );
-        assert_eq!(told(&[], &[("spare", 3)]), "this node has no block.");
+        let other = text(&["web"], &[("spare", 3)]);
+        let advice = "kubectl describe ippools.cadastre.dev web";
+        assert!(other.contains(advice), "{other}");
+        assert_eq!(text(&[], &[("spare", 3)]), "this node has no block.");
     }
-
-    const SECOND: Duration = Duration::from_secs(1);
 
     fn any_of(pools: &[&str]) -> Add {
         Add {
-            attachment: cadastre_node::Attachment {
-                network: "net".to_owned(),
-                container_id: "c".to_owned(),
-                ifname: "eth0".to_owned(),
-            },
+            attachment: attachment("c"),
             netns: String::new(),
             pod: None,
             pools: pools.iter().map(ToString::to_string).collect(),
@@ -476,57 +481,55 @@ mod tests {
         }
     }
 
-    fn nothing() -> Result<OpOutcome, OpError> {
-        Err(OpError {
-            why: OpErrorKind::NothingHeld,
-            text: "nothing.".to_owned(),
-        })
-    }
-
     /// One node with one ADD of the pools a and b, which may wait for ten seconds.
     struct Bench {
-        shown: WatchState,
-        desk: ServiceState,
+        watched: WatchState,
+        state: ServiceState,
         step: AddStep,
     }
 
     impl Bench {
-        /// Starts the ADD on a node that has blocks of the pools `giving`, and may request more blocks of both pools.
-        fn new(giving: &[&str]) -> Self {
+        /// Starts the ADD on a node that has blocks of the pools `allocating`, and may request more blocks of both
+        /// pools.
+        fn new(allocating: &[&str]) -> Self {
             let both = || vec!["a".to_owned(), "b".to_owned()];
-            let shown = WatchState {
+            let watched = WatchState {
                 pods_followed: true,
                 pools_known: true,
                 askable: both(),
                 others: both(),
-                allocating_pools: giving.iter().map(ToString::to_string).collect(),
+                allocating_pools: allocating.iter().map(ToString::to_string).collect(),
                 ..WatchState::default()
             };
-            Self::begin(any_of(&["a", "b"]), 60 * SECOND, shown)
+            Self::begin(any_of(&["a", "b"]), 60 * SECOND, watched)
         }
 
-        fn begin(add: Add, deadline: Duration, shown: WatchState) -> Self {
-            let (mut desk, now) = (ServiceState::default(), Duration::ZERO);
-            let step = begin(add, deadline, 10 * SECOND, &shown, &mut desk, now);
-            Self { shown, desk, step }
+        fn begin(add: Add, deadline: Duration, watched: WatchState) -> Self {
+            let (mut state, now) = (ServiceState::default(), Duration::ZERO);
+            let step = begin(add, deadline, 10 * SECOND, &watched, &mut state, now);
+            Self {
+                watched,
+                state,
+                step,
+            }
         }
 
         fn next(&mut self, step: impl FnOnce(AddStep, &WatchState, &mut ServiceState) -> AddStep) {
-            let before = std::mem::replace(&mut self.step, AddStep::Done(nothing()));
-            self.step = step(before, &self.shown, &mut self.desk);
+            let before = std::mem::replace(&mut self.step, AddStep::Done(no_block()));
+            self.step = step(before, &self.watched, &mut self.state);
         }
 
         fn answer(&mut self, answer: Result<OpOutcome, OpError>, now: Duration) {
-            self.next(|step, shown, desk| match step {
-                AddStep::Ask(_, asked) => asked.answered(answer, shown, desk, now),
+            self.next(|step, watched, state| match step {
+                AddStep::Ask(_, asked) => asked.answered(answer, watched, state, now),
                 other => panic!("{other:?}"),
             });
         }
 
         fn go(&mut self, is_news: bool, now: Duration) {
-            self.next(|step, shown, desk| match step {
-                AddStep::ForPod(pod) => pod.go(shown, desk, now),
-                AddStep::ForBlock(block) => block.go(is_news, desk, now),
+            self.next(|step, watched, state| match step {
+                AddStep::ForPod(pod) => pod.go(watched, state, now),
+                AddStep::ForBlock(block) => block.go(is_news, state, now),
                 other => panic!("{other:?}"),
             });
         }
@@ -547,8 +550,8 @@ mod tests {
             }
         }
 
-        fn wishes(&mut self, now: Duration) -> Vec<String> {
-            self.desk.pending_adds.count(now).0.into_keys().collect()
+        fn requested(&mut self, now: Duration) -> Vec<String> {
+            self.state.pending_adds.count(now).0.into_keys().collect()
         }
     }
 
@@ -556,16 +559,16 @@ mod tests {
     fn an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all() {
         let mut bench = Bench::new(&["a"]);
         assert_eq!(bench.asked(), ["a", "b"]);
-        bench.answer(nothing(), Duration::ZERO);
+        bench.answer(no_block(), Duration::ZERO);
         assert_eq!(bench.until(), 5 * SECOND);
-        assert_eq!(bench.wishes(SECOND), ["a"]);
+        assert_eq!(bench.requested(SECOND), ["a"]);
         bench.go(false, 5 * SECOND);
         assert_eq!(bench.until(), 10 * SECOND);
-        assert_eq!(bench.wishes(5 * SECOND), ["a", "b"]);
+        assert_eq!(bench.requested(5 * SECOND), ["a", "b"]);
         // The store is asked once more at the end of the wait, because an address in cooldown may be free by then.
         bench.go(false, 10 * SECOND);
         assert_eq!(bench.asked(), ["a", "b"]);
-        bench.answer(nothing(), 10 * SECOND);
+        bench.answer(no_block(), 10 * SECOND);
         let AddStep::Done(Err(refusal)) = bench.step else {
             panic!("{:?}", bench.step);
         };
@@ -574,47 +577,48 @@ mod tests {
     }
 
     #[test]
-    fn the_best_pool_is_waited_for_alone_for_half_the_time_where_no_block_of_it_is_here() {
+    fn an_add_waits_for_half_its_time_for_the_best_pool_alone_if_the_node_has_no_block_of_it() {
         let mut bench = Bench::new(&["b"]);
         assert_eq!(bench.asked(), ["a"]);
-        bench.answer(nothing(), Duration::ZERO);
+        bench.answer(no_block(), Duration::ZERO);
         assert_eq!(bench.until(), 5 * SECOND);
         bench.go(true, SECOND);
-        assert_eq!(bench.asked(), ["a"], "something has come");
-        bench.answer(nothing(), SECOND);
+        assert_eq!(bench.asked(), ["a"], "the node has a new block");
+        bench.answer(no_block(), SECOND);
         assert_eq!(bench.until(), 5 * SECOND);
         bench.go(false, 5 * SECOND);
         assert_eq!(bench.asked(), ["a"]);
-        bench.answer(nothing(), 5 * SECOND);
-        assert_eq!(bench.asked(), ["a", "b"], "in vain: any will do");
-        assert_eq!(bench.wishes(5 * SECOND), ["a"], "for the next ones");
-        bench.answer(Ok(OpOutcome::Done), 5 * SECOND);
-        assert!(
-            matches!(bench.step, AddStep::Done(Ok(_))),
-            "{:?}",
-            bench.step
+        bench.answer(no_block(), 5 * SECOND);
+        assert_eq!(
+            bench.asked(),
+            ["a", "b"],
+            "no block came, so any pool will do"
         );
+        assert_eq!(bench.requested(5 * SECOND), ["a"], "for the next pods");
+        bench.answer(Ok(OpOutcome::Done), 5 * SECOND);
+        let is_done = matches!(bench.step, AddStep::Done(Ok(_)));
+        assert!(is_done, "{:?}", bench.step);
     }
 
     #[test]
-    fn an_add_that_is_repeated_after_a_wait_in_vain_and_succeeds_at_once_demands_nothing_more() {
+    fn a_repeated_add_that_succeeds_withdraws_its_request_for_a_block() {
         let mut bench = Bench::new(&["a"]);
-        bench.answer(nothing(), Duration::ZERO);
-        assert_eq!(bench.wishes(SECOND), ["a"]);
+        bench.answer(no_block(), Duration::ZERO);
+        assert_eq!(bench.requested(SECOND), ["a"]);
         bench.step = begin(
             any_of(&["a", "b"]),
             60 * SECOND,
             10 * SECOND,
-            &bench.shown,
-            &mut bench.desk,
+            &bench.watched,
+            &mut bench.state,
             SECOND,
         );
         bench.answer(Ok(OpOutcome::Done), SECOND);
-        assert_eq!(bench.wishes(SECOND), Vec::<String>::new());
+        assert_eq!(bench.requested(SECOND), Vec::<String>::new());
     }
 
     #[test]
-    fn an_add_waits_for_its_pod_for_a_moment_and_then_the_store_decides_by_what_it_has_noted() {
+    fn an_add_waits_for_its_pod_and_then_the_store_decides_by_its_note() {
         let add = Add {
             pod: Some(cadastre_node::PodRef {
                 namespace: "ns".to_owned(),
@@ -634,17 +638,10 @@ mod tests {
             panic!("{:?}", bench.step);
         };
         assert!(!asked.decided);
-        let unknown = Err(OpError {
-            why: OpErrorKind::PodUnknown,
-            text: String::new(),
-        });
-        bench.answer(unknown, until);
-        assert!(
-            matches!(bench.step, AddStep::Done(Err(_))),
-            "{:?}",
-            bench.step
-        );
-        assert_eq!(bench.desk.turned_away.as_deref(), Some("ns/p"));
-        assert!(bench.desk.is_changed, "the loop tells people");
+        bench.answer(Err(refused(OpErrorKind::PodUnknown)), until);
+        let is_refused = matches!(bench.step, AddStep::Done(Err(_)));
+        assert!(is_refused, "{:?}", bench.step);
+        assert_eq!(bench.state.turned_away.as_deref(), Some("ns/p"));
+        assert!(bench.state.is_changed, "the loop emits an event");
     }
 }

@@ -15,19 +15,17 @@ const PATH: &str = "%2Frun%2Fcadastre%2Fagent.sock";
 
 /// Returns the whole output for an input that arrives in these pieces.
 fn through(pieces: &[&[u8]]) -> Vec<u8> {
-    let mut frames = Frames::new();
-    let mut all = Vec::new();
-    let mut take_all = |frames: &mut Frames| {
-        while !frames.is_empty() {
-            frames.give(7, |bytes| all.extend_from_slice(bytes));
-        }
-    };
+    let mut decoder = AuthorityDecoder::new();
+    let (mut buffer, mut all) = (BytesMut::new(), Vec::new());
     for piece in pieces {
-        frames.put(piece);
-        take_all(&mut frames);
+        buffer.extend_from_slice(piece);
+        while let Some(decoded) = decoder.decode(&mut buffer).unwrap() {
+            all.extend(decoded);
+        }
     }
-    frames.end();
-    take_all(&mut frames);
+    while let Some(decoded) = decoder.decode_eof(&mut buffer).unwrap() {
+        all.extend(decoded);
+    }
     all
 }
 
@@ -149,7 +147,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn names_are_replaced_and_all_else_passes_however_it_is_cut(
+    fn authorities_are_replaced_and_other_bytes_pass_however_the_input_is_cut(
         frames in prop::collection::vec(
             prop_oneof![headers(), foreign().prop_map(|it| (it.clone(), it))], 0..8),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
@@ -168,21 +166,20 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_pass_and_no_more_is_kept_than_one_frame(
+    fn any_bytes_pass_and_less_than_one_frame_is_buffered(
         bytes in prop::collection::vec(any::<u8>(), 0..40_000),
     ) {
-        let mut frames = Frames::new();
+        let mut decoder = AuthorityDecoder::new();
+        let mut buffer = BytesMut::new();
         for piece in bytes.chunks(1000) {
-            frames.put(piece);
-            prop_assert!(frames.buffered.len() <= HEAD + LONGEST);
-            prop_assert!(frames.ready.len() <= HEAD + LONGEST + piece.len());
-            frames.give(usize::MAX, |_| {});
-            frames.ready.clear();
+            buffer.extend_from_slice(piece);
+            while decoder.decode(&mut buffer).unwrap().is_some() {}
+            prop_assert!(buffer.len() < HEAD + LONGEST);
         }
     }
 
     #[test]
-    fn requests_are_read_as_they_were_sent_but_for_their_names(
+    fn requests_are_read_as_they_were_sent_except_for_the_authority(
         requests in prop::collection::vec(
             ("[a-z]{1,60}(\\.[a-z]{1,60}){0,4}",
              prop::collection::vec((0..6usize, "[ -~]{0,400}"), 0..4)),
@@ -236,7 +233,7 @@ async fn served<T>(most: usize, client: impl AsyncFnOnce(UnixStream) -> T) -> Ve
 }
 
 #[tokio::test]
-async fn a_path_for_a_name_is_served() {
+async fn a_request_with_a_path_as_authority_is_answered() {
     for literal in LITERALS {
         for name in names(literal) {
             // The block has POST, http, /x and the authority. It is sent twice, so that the second request is read when

@@ -1,17 +1,13 @@
-//! A test bench: a machine, together with an environment that answers the machine's questions.
+//! A machine with an environment that answers the machine's questions.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::*;
-use crate::cri::Sandbox;
-use crate::files::others::PodNetworkOwner;
 use crate::namespaces::Namespace;
-use crate::pods::Pod;
-use crate::pods::testing::pod;
 use crate::publish::WriteOutcome;
-use cadastre_daemon::watch::ObjectEvent;
-use cadastre_daemon::watch::WatchStep;
-use cadastre_node::{AddressCounts, BlockCount, BlockState, PoolCount};
+use crate::snapshot::testing::{block, snapshot};
+use cadastre_core::node_allocation::Block;
+use cadastre_node::BlockCount;
 
 /// The UID of the Node.
 pub(super) const NODE: &str = "node";
@@ -28,8 +24,8 @@ pub(crate) struct Bench {
     pub files: FilesReported,
     /// The question that has no answer yet
     pub open: Option<StoreQuestion>,
-    /// What was published since the last call of [`Bench::told`]
-    pub on_their_way: Vec<&'static str>,
+    /// What was published since the last call of [`Bench::published`]
+    pub published: Vec<&'static str>,
 }
 
 impl Bench {
@@ -56,11 +52,11 @@ impl Bench {
             snapshot: Snapshot::default(),
             sandboxes: Ok(Vec::new()),
             files: FilesReported {
-                standing: Some(PodNetworkOwner::First),
+                network_owner: Some(PodNetworkOwner::First),
                 ..FilesReported::default()
             },
             open: None,
-            on_their_way: Vec::new(),
+            published: Vec::new(),
         }
     }
 
@@ -72,41 +68,35 @@ impl Bench {
     }
 
     /// Returns a bench that has handled all objects and has nothing left to do.
-    pub(super) fn resting(spec: Value) -> Self {
+    pub(super) fn idle(spec: Value) -> Self {
         let mut bench = Self::seen(spec);
         bench.run();
         if bench.machine.publisher.is_writing() {
             bench.on(AgentEvent::Written(WriteOutcome::Failed));
         }
-        bench.told();
+        bench.published();
         bench
     }
 
     pub(crate) fn show_all(&mut self, spec: Value) {
-        let uid = NODE.to_owned();
-        self.on(AgentEvent::Node(WatchStep::Change(ObjectEvent::Applied(
-            NodeSeen { uid },
-        ))));
+        self.node();
         self.subnet(1, spec);
-        self.on(AgentEvent::Addresses(WatchStep::Change(
-            ObjectEvent::Listed,
-        )));
-        self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Listed)));
+        self.on(AgentEvent::Addresses(Change(Listed)));
+        self.on(AgentEvent::Pod(Change(Listed)));
+    }
+
+    pub(super) fn node(&mut self) {
+        self.on(AgentEvent::Node(Change(Applied(NODE.to_owned()))));
     }
 
     /// Reports a NodeSubnet with this version and spec to the machine, as the watch would.
     pub(super) fn subnet(&mut self, version: u64, spec: Value) {
         let seen = subnet(version, spec);
-        self.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Applied(
-            seen,
-        ))));
+        self.on(AgentEvent::Subnet(Change(Applied(seen))));
     }
 
     pub(super) fn pod(&mut self, uid: &str) {
-        let pod: Pod = pod(uid, &[], &[]);
-        self.on(AgentEvent::Pod(WatchStep::Change(ObjectEvent::Applied(
-            pod,
-        ))));
+        self.on(AgentEvent::Pod(Change(Applied(pod(uid, &[], &[])))));
     }
 
     pub(super) fn on(&mut self, event: AgentEvent) {
@@ -124,7 +114,7 @@ impl Bench {
         let serving = self.serving.clone();
         let wake = self.machine.turn(serving, &self.now, &mut effects);
         assert!(
-            wake > self.now.since_boot || self.machine.asked.is_none(),
+            wake > self.now.since_boot || self.machine.in_flight.is_none(),
             "it spins while it waits"
         );
         for effect in &effects {
@@ -133,7 +123,7 @@ impl Bench {
                     let before = self.open.replace(question.clone());
                     assert_eq!(before, None, "two questions in flight");
                 }
-                other => self.on_their_way.extend(told(other)),
+                other => self.published.extend(published(other)),
             }
         }
         effects
@@ -179,7 +169,7 @@ impl Bench {
                 return all;
             }
         }
-        panic!("it does not come to rest: {all:#?}")
+        panic!("there are always further effects: {all:#?}")
     }
 
     pub(super) fn run(&mut self) -> Vec<AgentEffect> {
@@ -206,7 +196,7 @@ impl Bench {
         all
     }
 
-    /// Answers the request for the namespace `default`, which all pods are in.
+    /// Answers the request for the namespace `default`, in which all pods are.
     pub(crate) fn answer_namespace(&mut self) {
         let answer = Some(Namespace::default());
         self.on(AgentEvent::Namespace("default".to_owned(), answer));
@@ -224,19 +214,19 @@ impl Bench {
             StoreQuestion::Look => StoreAnswer::Looked(Ok(self.looked())),
             StoreQuestion::Transact(Transaction::Hold { holding, .. }) => {
                 self.hold(&holding);
-                StoreAnswer::Held(Ok(()))
+                StoreAnswer::Held
             }
             StoreQuestion::Transact(Transaction::Release(cidr, _)) => {
                 self.snapshot.blocks.retain(|it| it.cidr != cidr);
-                StoreAnswer::Released(Ok(true))
+                StoreAnswer::Released(true)
             }
             StoreQuestion::Free(attachment) => {
-                let tenants = &mut self.snapshot.attachments;
-                tenants.retain(|it| it.attachment != attachment);
+                let records = &mut self.snapshot.attachments;
+                records.retain(|it| it.attachment != attachment);
                 StoreAnswer::Freed(Ok(()))
             }
-            StoreQuestion::Transact(Transaction::ReadNotes) => StoreAnswer::Notes(Ok(Vec::new())),
-            StoreQuestion::Transact(Transaction::Note(..)) => StoreAnswer::Noted(Ok(())),
+            StoreQuestion::Transact(Transaction::ReadNotes) => StoreAnswer::Notes(Vec::new()),
+            StoreQuestion::Transact(Transaction::Note(..)) => StoreAnswer::Noted,
             StoreQuestion::Sandboxes => StoreAnswer::Sandboxes(self.sandboxes.clone()),
         }
     }
@@ -249,32 +239,21 @@ impl Bench {
     }
 
     fn hold(&mut self, holding: &NodeAllocation) {
-        let block = |it: &cadastre_core::node_allocation::Block| BlockCount {
-            cidr: it.cidr,
-            uid: it.uid.clone(),
-            pool: it.pool.clone(),
-            state: BlockState::Held,
-            counts: AddressCounts {
-                free: 60,
-                ..AddressCounts::default()
-            },
-            room: 60,
-        };
-        let pool = |terms: &cadastre_core::node_allocation::PoolTerms| PoolCount {
-            terms: terms.clone(),
-            counts: cadastre_core::Dual::default(),
-        };
+        let block = |it: &Block| block(&it.cidr.to_string(), &it.pool, 0, 0, 60);
+        let mut blocks: Vec<BlockCount> = holding.blocks.iter().map(block).collect();
+        for (block, held) in blocks.iter_mut().zip(&holding.blocks) {
+            block.uid.clone_from(&held.uid);
+        }
         self.snapshot = Snapshot {
             node_uid: Some(holding.node_uid.clone()),
-            blocks: holding.blocks.iter().map(block).collect(),
-            pools: holding.pools.iter().map(pool).collect(),
             attachments: mem::take(&mut self.snapshot.attachments),
+            ..snapshot(&holding.pools, &blocks)
         };
     }
 
     /// Returns what was published since the last call.
-    pub(super) fn told(&mut self) -> Vec<&'static str> {
-        mem::take(&mut self.on_their_way)
+    pub(super) fn published(&mut self) -> Vec<&'static str> {
+        mem::take(&mut self.published)
     }
 }
 
@@ -307,8 +286,8 @@ pub(super) fn pod_cidrs(cidrs: &[&str]) -> Value {
     json!({"podCIDRs": cidrs})
 }
 
-/// Returns the name of what an effect publishes; `None` if it publishes nothing.
-fn told(effect: &AgentEffect) -> Option<&'static str> {
+/// Returns a name for an effect that publishes something; `None` for other effects.
+fn published(effect: &AgentEffect) -> Option<&'static str> {
     match effect {
         AgentEffect::WriteStatus { .. } => Some("status"),
         AgentEffect::WriteList { .. } => Some("list"),
@@ -346,7 +325,7 @@ pub(super) fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
 }
 
 /// Returns the resource versions that the status writes among the effects require.
-pub(crate) fn written_onto(effects: &[AgentEffect]) -> Vec<&str> {
+pub(crate) fn target_versions(effects: &[AgentEffect]) -> Vec<&str> {
     let versions = effects.iter().filter_map(|it| match it {
         AgentEffect::WriteStatus { version, .. } => Some(version.as_str()),
         _ => None,

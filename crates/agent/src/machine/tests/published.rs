@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::addresses::ListOutcome;
-use crate::files::others::PodNetworkOwner;
 use crate::publish::WriteOutcome;
 
 fn failed() -> AgentEvent {
@@ -18,12 +17,11 @@ fn after_a_failure(bench: &mut Bench) -> Vec<AgentEffect> {
 
 /// Reports that the watch begins a new list of NodeSubnets.
 fn list_begins(bench: &mut Bench) {
-    let restarted = ObjectEvent::Restarted { asked: SECOND };
-    bench.on(AgentEvent::Subnet(WatchStep::Change(restarted)));
+    bench.on(AgentEvent::Subnet(Change(Restarted { asked: SECOND })));
 }
 
 #[test]
-fn o11_a_status_is_written_onto_what_was_taken_over() {
+fn o11_a_status_is_written_to_the_version_whose_ranges_the_store_has() {
     let mut bench = Bench::seen(blocks(&[A]));
     bench.run_to("hold");
     bench.pass(40 * SECOND);
@@ -32,30 +30,30 @@ fn o11_a_status_is_written_onto_what_was_taken_over() {
     let mut effects = bench.answer(answer);
     effects.extend(bench.run());
     assert_eq!(
-        written_onto(&effects)[..1],
+        target_versions(&effects)[..1],
         ["1"],
-        "of two blocks nothing is known"
+        "the store has one block"
     );
-    assert_eq!(written_onto(&after_a_failure(&mut bench)), ["2"]);
+    assert_eq!(target_versions(&after_a_failure(&mut bench)), ["2"]);
 }
 
 #[test]
-fn o11_what_a_list_shows_is_written_onto_although_something_later_was_being_taken_over() {
-    let mut bench = Bench::resting(blocks(&[A]));
+fn o11_a_status_is_written_to_the_listed_version_even_if_it_is_older() {
+    let mut bench = Bench::idle(blocks(&[A]));
     bench.subnet(7, blocks(&[A]));
     bench.run_to("hold");
     // The API server was restored to an older state, so the list shows a lower version.
     list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
-    bench.on(AgentEvent::Subnet(WatchStep::Change(ObjectEvent::Listed)));
+    bench.on(AgentEvent::Subnet(Change(Listed)));
     bench.run();
     bench.run();
-    assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
+    assert_eq!(target_versions(&after_a_failure(&mut bench)), ["3"]);
 }
 
 #[test]
-fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
-    let mut bench = Bench::resting(blocks(&[A]));
+fn o11_a_listed_version_counts_as_listed_after_the_store_has_failed() {
+    let mut bench = Bench::idle(blocks(&[A]));
     bench.subnet(7, blocks(&[A]));
     bench.run();
     list_begins(&mut bench);
@@ -65,47 +63,47 @@ fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
         text: "no space".to_owned(),
         is_lost: false,
     };
-    bench.answer(StoreAnswer::Held(Err(full)));
+    bench.answer(StoreAnswer::Failed(full));
     bench.run();
-    assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
+    assert_eq!(target_versions(&after_a_failure(&mut bench)), ["3"]);
 }
 
 #[test]
-fn o12_one_status_and_one_list_are_on_their_way_at_a_time() {
+fn o12_one_write_of_the_status_and_one_of_the_list_are_under_way() {
     let mut bench = Bench::seen(blocks(&[A]));
-    bench.snapshot.attachments = vec![tenant("c1", "u1", &["10.0.0.9"])];
+    bench.snapshot.attachments = vec![record("c1", "u1", &["10.0.0.9"])];
     bench.pod("u1");
     bench.pass(400 * SECOND);
     for version in 2..5 {
         bench.run();
         bench.pass(400 * SECOND);
         let more = format!("10.0.0.{version}");
-        let tenants = &mut bench.snapshot.attachments;
-        tenants.push(tenant(&format!("c{version}"), "u1", &[&more]));
+        let records = &mut bench.snapshot.attachments;
+        records.push(record(&format!("c{version}"), "u1", &[&more]));
         bench.subnet(version, blocks(&[A]));
     }
     bench.run();
-    let told = bench.told();
-    let count = |what| told.iter().filter(|it| **it == what).count();
+    let published = bench.published();
+    let count = |what| published.iter().filter(|it| **it == what).count();
     assert_eq!((count("status"), count("list")), (1, 1));
     assert!(bench.machine.is_busy());
     bench.on(failed());
     bench.on(AgentEvent::Listed(ListOutcome::Failed));
     bench.pass(400 * SECOND);
     bench.run();
-    let told = bench.told();
-    let count = |what| told.iter().filter(|it| **it == what).count();
+    let published = bench.published();
+    let count = |what| published.iter().filter(|it| **it == what).count();
     assert_eq!((count("status"), count("list")), (1, 1));
 }
 
 #[test]
-fn o13_what_has_changed_is_offered_before_anything_else_of_a_turn() {
-    let mut bench = Bench::resting(blocks(&[A]));
+fn o13_the_servers_get_changes_before_any_other_effect() {
+    let mut bench = Bench::idle(blocks(&[A]));
     bench.subnet(2, blocks(&[A, B]));
     let effects = bench.turn();
     assert_eq!(asked(&effects), ["hold"]);
     assert!(
-        matches!(&effects[0], AgentEffect::Offer { shown, is_news: true } if shown.pools_known),
+        matches!(&effects[0], AgentEffect::Offer { watched, is_news: true } if watched.pools_known),
         "{effects:#?}"
     );
     let offers = effects.iter();
@@ -120,7 +118,7 @@ fn o13_what_has_changed_is_offered_before_anything_else_of_a_turn() {
 }
 
 #[test]
-fn o14_nothing_is_ready_before_the_files_are_written_and_meanwhile_the_word_before_stays() {
+fn o14_the_agent_is_not_ready_before_the_files_are_written_and_the_last_report_stays_meanwhile() {
     let mut bench = Bench::seen(blocks(&[A]));
     let effects = bench.run_until_files();
     let waits = !effects
@@ -129,23 +127,26 @@ fn o14_nothing_is_ready_before_the_files_are_written_and_meanwhile_the_word_befo
     assert!(waits, "{effects:#?}");
     bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
-    assert!(bench.told().ends_with(&["ready"]));
+    assert!(bench.published().ends_with(&["ready"]));
     // Now no address can be assigned. But a file must be written first, so the last report stays meanwhile.
     bench.subnet(2, blocks(&[]));
     bench.run_until_files();
-    assert!(!bench.told().contains(&"not ready"));
+    assert!(!bench.published().contains(&"not ready"));
     bench.on(AgentEvent::Files(bench.files.clone()));
     bench.turn();
-    assert_eq!(bench.told(), ["not ready"]);
+    assert_eq!(bench.published(), ["not ready"]);
 }
 
 #[test]
-fn o15_nothing_is_masqueraded_before_it_is_known_whose_network_has_the_pods() {
+fn o15_nothing_is_masqueraded_before_the_network_of_the_pods_is_known() {
     let masquerading = || {
         let mut bench = Bench::seen(blocks(&[A]));
-        bench.machine.masquerade = Some(Masquerade::default());
+        bench.machine.masquerade = Some(Masquerade::NEW);
         bench.run_until_files();
-        assert!(!bench.told().contains(&"masquerade"), "nobody knows yet");
+        assert!(
+            !bench.published().contains(&"masquerade"),
+            "the network is unknown"
+        );
         bench
     };
     let mut bench = masquerading();
@@ -155,18 +156,18 @@ fn o15_nothing_is_masqueraded_before_it_is_known_whose_network_has_the_pods() {
         effects.last(),
         Some(AgentEffect::Masquerade { .. })
     ));
-    assert!(!bench.told().contains(&"ready"));
+    assert!(!bench.published().contains(&"ready"));
     bench.on(AgentEvent::Masqueraded(Some("no nftables".to_owned())));
     bench.turn();
-    assert_eq!(bench.told(), ["not ready"]);
+    assert_eq!(bench.published(), ["not ready"]);
     let mut bench = masquerading();
     let standing = Some(PodNetworkOwner::Left("10-kindnet.conflist".to_owned()));
-    bench.files.standing = standing;
+    bench.files.network_owner = standing;
     bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
-    let told = bench.told();
+    let published = bench.published();
     assert!(
-        !told.contains(&"masquerade") && told.contains(&"ready"),
-        "{told:?}"
+        !published.contains(&"masquerade") && published.contains(&"ready"),
+        "{published:?}"
     );
 }
