@@ -35,6 +35,11 @@ pub mod subnet;
 pub mod terms;
 pub mod watched;
 
+/// Returns whether a field has its default value, so that it need not be written.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 #[cfg(test)]
 #[path = "../../../tests/common/mutated.rs"]
 mod mutated;
