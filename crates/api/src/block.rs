@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_made_of_the_cidr() {
+    fn names_are_derived_from_the_cidr() {
         for (cidr, name) in [
             ("10.244.1.64/26", "10-244-1-64-26"),
             ("fd00:10:244::40/122", "fd00-10-244--40-122"),

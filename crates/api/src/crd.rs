@@ -27,7 +27,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     ]
 }
 
-/// Adds the rules that hold only for IPPools. They cannot be attributes of the types, because IPPools share some
+/// Adds the rules that are only for IPPools. They cannot be attributes of the types, because IPPools share some
 /// types with NodeSubnets, and because the rule on reserved addresses needs two messages.
 fn with_pool_rules(mut pool: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut pool.spec.versions {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn no_schema_says_what_api_servers_do_not_know() {
+    fn no_schema_has_features_that_api_servers_reject() {
         let text = serde_json::to_string(&all()).unwrap();
         assert!(
             !text.contains("nullable") && !text.contains("\"uint"),

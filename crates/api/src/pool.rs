@@ -278,7 +278,7 @@ pub struct FamilyStatus {
     /// Prefix length of new blocks: blockSize of the spec, or the default for the allocation mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// Number of blocks that the pool's ranges hold in all.
+    /// Total number of blocks in the pool's ranges.
     pub capacity: String,
     /// Number of blocks that are allocated to nodes.
     pub allocated: String,
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_made_here_is_what_reading_its_ranges_gives() {
+    fn a_new_spec_has_the_documented_defaults() {
         let texts = |text: &str| vec![text.to_owned()];
         for (spec, written) in [
             (
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_fields_are_written_as_nothing_rather_than_null() {
+    fn absent_fields_are_not_written_as_null() {
         let status = serde_json::to_value(IPPoolStatus::default()).unwrap();
         assert_eq!(status, json!({}));
     }

@@ -1,4 +1,4 @@
-//! Types for watched objects that hold only the fields that Cadastre reads.
+//! Types for watched objects, with only the fields that Cadastre reads.
 //!
 //! A complete Pod takes about 36 KB of memory once parsed, and a cluster has very many pods. So fields that are not
 //! listed here are skipped during parsing. The resource stays the same: `Api<NodeLite>` lists, watches and patches
