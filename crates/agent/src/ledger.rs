@@ -244,7 +244,7 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_written_is_told_by_status_at_once_and_until_it_can() {
         let (ledger, path) = opened().await;
-        assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
+        assert_eq!(status(&ledger).await, OpErrorKind::NoBlock);
         let aside = path.with_extension("aside");
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
@@ -260,7 +260,7 @@ mod tests {
         std::fs::rename(&aside, &path).unwrap();
         ledger.look().await.unwrap();
         assert!(ledger.trouble().is_none());
-        assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
+        assert_eq!(status(&ledger).await, OpErrorKind::NoBlock);
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 

@@ -86,9 +86,7 @@ impl Service {
     /// one only when a pod comes, and no pod comes to a node that is not ready.
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
-            Err(refusal)
-                if refusal.why == OpErrorKind::NothingHeld && self.known.shown().may_ask() =>
-            {
+            Err(refusal) if refusal.why == OpErrorKind::NoBlock && self.known.shown().may_ask() => {
                 Ok(OpOutcome::Done)
             }
             other => other,
@@ -228,10 +226,10 @@ pub(crate) fn netns_root(path: &Path) -> Option<&Path> {
 pub fn label(why: OpErrorKind) -> &'static str {
     match why {
         OpErrorKind::Exhausted => "exhausted",
-        OpErrorKind::NothingHeld => "nothingHeld",
+        OpErrorKind::NoBlock => "nothingHeld",
         OpErrorKind::UnknownPool => "unknownPool",
-        OpErrorKind::NotHeld => "notHeld",
-        OpErrorKind::Taken => "taken",
+        OpErrorKind::NotInBlocks => "notHeld",
+        OpErrorKind::NotFree => "taken",
         OpErrorKind::NotUsable => "notUsable",
         OpErrorKind::PodUnknown => "podUnknown",
         OpErrorKind::Mismatch => "mismatch",

@@ -270,8 +270,7 @@ impl Adding {
 
     /// Whether a new block could help.
     fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
-        let lacks =
-            |why: OpErrorKind| matches!(why, OpErrorKind::Exhausted | OpErrorKind::NothingHeld);
+        let lacks = |why: OpErrorKind| matches!(why, OpErrorKind::Exhausted | OpErrorKind::NoBlock);
         self.add.addresses.is_empty() && answer.as_ref().is_err_and(|it| lacks(it.why))
     }
 
@@ -367,7 +366,7 @@ fn choose(
     }
     let choice = chosen.into_choice();
     add.decide(&choice).map_err(|text| OpError {
-        why: OpErrorKind::NothingHeld,
+        why: OpErrorKind::NoBlock,
         text,
     })?;
     Ok(choice.pools)
@@ -433,7 +432,7 @@ mod tests {
     fn an_add_in_vain_names_what_keeps_the_block_away_and_what_to_do() {
         let told = |wanted: &[&str], at_limit: &[(&str, u32)]| {
             let refusal = OpError {
-                why: OpErrorKind::NothingHeld,
+                why: OpErrorKind::NoBlock,
                 text: "this node has no block.".to_owned(),
             };
             let wanted: Vec<String> = wanted.iter().map(ToString::to_string).collect();
@@ -478,7 +477,7 @@ mod tests {
 
     fn nothing() -> Result<OpOutcome, OpError> {
         Err(OpError {
-            why: OpErrorKind::NothingHeld,
+            why: OpErrorKind::NoBlock,
             text: "nothing.".to_owned(),
         })
     }

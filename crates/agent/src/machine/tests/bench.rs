@@ -253,7 +253,7 @@ impl Bench {
             cidr: it.cidr,
             uid: it.uid.clone(),
             pool: it.pool.clone(),
-            state: BlockState::Held,
+            state: BlockState::Active,
             counts: AddressCounts {
                 free: 60,
                 ..AddressCounts::default()
