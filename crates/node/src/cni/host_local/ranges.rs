@@ -219,6 +219,11 @@ mod tests {
         assert_eq!(walk(&one, "10.0.0.7"), "10.0.0.7");
         let broadcast = RangeSet::new(vec![range("10.0.0.0/24", "10.0.0.255", "")]).unwrap();
         assert_eq!(walk(&broadcast, ""), "10.0.0.255");
+        assert!(
+            broadcast
+                .range_of(parse_ip("10.0.0.255").unwrap())
+                .is_some()
+        );
     }
 
     #[test]
