@@ -11,7 +11,9 @@ use std::{fs, thread};
 
 use cadastre_node::store_thread::{CallTimes, StoreHandle, StoreSettings, StoreThread};
 use cadastre_node::wire::{self, Request, Response};
-use cadastre_node::{Gc, Op, OpError, OpErrorKind, OpOutcome, Store, client, clock};
+use cadastre_node::{
+    AddressAssignment, BlockState, Gc, Op, OpError, OpErrorKind, OpOutcome, Store, client, clock,
+};
 
 use crate::helpers::{NodeDir, WAIT, assigned, call, send};
 use crate::world::{add, attachment};
@@ -184,6 +186,20 @@ fn fields_of_a_newer_version_are_ignored() {
         (refusal.why, refusal.text.as_str()),
         (OpErrorKind::Busy, "later")
     );
+}
+
+#[test]
+fn names_in_messages_and_files_of_earlier_versions_are_kept() {
+    let kinds = [
+        OpErrorKind::NoBlock,
+        OpErrorKind::NotInBlocks,
+        OpErrorKind::NotFree,
+    ];
+    let names = serde_json::to_string(&(kinds, BlockState::Active)).unwrap();
+    assert_eq!(names, r#"[["nothingHeld","notHeld","taken"],"held"]"#);
+    let answer = Response::Answer(OpOutcome::Assigned(AddressAssignment::default()));
+    let answer = serde_json::to_string(&answer).unwrap();
+    assert_eq!(answer, r#"{"answer":{"given":{"addresses":[]}}}"#);
 }
 
 #[test]

@@ -89,6 +89,6 @@ pub fn assigned(answer: &Result<OpOutcome, OpError>) -> Vec<Addr> {
 /// Returns and prints the seed of a test, and returns random numbers from it.
 pub fn seeded() -> (u64, Rng) {
     let seed = seed();
-    println!("SEED={seed}");
+    eprintln!("SEED={seed}");
     (seed, Rng::new(seed))
 }
