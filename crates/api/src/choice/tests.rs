@@ -413,7 +413,7 @@ fn of_families(name: &str, families: [bool; 2], created: i64, room: u128) -> Poo
 }
 
 #[test]
-fn room_is_compared_within_a_family_and_the_oldest_pool_says_which_is_given() {
+fn room_is_compared_within_a_family_and_the_oldest_pool_decides_the_families() {
     let four = of_families("four", [true, false], 1, 3);
     let six = of_families("six", [false, true], 2, u128::MAX);
     let more = of_families("more", [true, false], 3, 9);

@@ -567,7 +567,7 @@ fn check_ignores_addresses_outside_the_nodes_blocks() {
 }
 
 #[test]
-fn what_is_no_longer_listed_stays_with_who_has_it() {
+fn addresses_of_unlisted_blocks_stay_assigned() {
     let mut node = Node::new(&[("10.0.0.0/30", ""), ("10.0.0.4/30", "")]);
     let listed = node.allocation.blocks.clone();
     node.add_one(1);
@@ -601,7 +601,7 @@ fn what_is_no_longer_listed_stays_with_who_has_it() {
 }
 
 #[test]
-fn what_was_given_back_is_used_again_as_another_block_only() {
+fn a_released_block_is_used_again_only_under_another_uid() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     let it = cidr("10.0.0.0/30");
     node.add_one(1);
@@ -760,7 +760,7 @@ fn undecided(add: Add) -> Add {
 }
 
 #[test]
-fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
+fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     let mut node = Node::new(&[("10.0.0.0/29", "a"), ("10.0.1.0/29", "b")]);
     let terms = |name: &str, range, automatic, serves_unknown| PoolTerms {
         automatic,
