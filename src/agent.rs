@@ -292,7 +292,10 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         leak_grace: args.leak_grace,
         masquerade: args.masquerade,
         cni_conf: args.cni_conf.clone(),
-        network: args.cni_conf.is_some().then(|| template.network().to_owned()),
+        network: args
+            .cni_conf
+            .is_some()
+            .then(|| template.network().to_owned()),
     };
     let files = KeptFiles::new(WantedFiles {
         subnet_env: args.subnet_env.map(|path| (path, links)),

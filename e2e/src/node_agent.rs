@@ -122,7 +122,7 @@ impl NodeAgent {
     /// Adds a container and returns its addresses, IPv4 first.
     pub async fn add(&self, add: Add) -> Result<Vec<Addr>, OpError> {
         let addresses = match self.ask(Op::Add(add)).await? {
-            OpOutcome::Given(assigned) => assigned.addresses,
+            OpOutcome::Assigned(assigned) => assigned.addresses,
             OpOutcome::Done => Vec::new(),
         };
         Ok(addresses.into_iter().map(|it| it.address).collect())
@@ -218,7 +218,7 @@ impl Agents {
             match self.add(node, of_pool(pool, container)).await? {
                 Ok(addresses) => Ok(Some(Some(addresses))),
                 Err(OpError {
-                    why: OpErrorKind::Exhausted | OpErrorKind::NothingHeld,
+                    why: OpErrorKind::Exhausted | OpErrorKind::NoBlock,
                     ..
                 }) => Ok(Some(None)),
                 Err(error) => Err(error.into()),

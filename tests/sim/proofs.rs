@@ -221,11 +221,11 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
         ),
         RoomComparedAcrossFamilies => unit(
-            "api::choice::tests::room_is_compared_within_a_family_and_the_oldest_pool_says_which_is_given",
+            "api::choice::tests::room_is_compared_within_a_family_and_the_oldest_pool_decides_the_families",
         ),
-        UnknownPodsServed => unit(
-            "node::ledger::tests::a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such",
-        ),
+        UnknownPodsServed => {
+            unit("node::ledger::tests::an_unknown_pod_waits_unless_its_pool_serves_unknown_pods")
+        }
         ReportedAddressSuspected => {
             unit("controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected")
         }
@@ -275,13 +275,13 @@ pub fn proof(mutation: Mutation) -> Proof {
         // The agents, and the API server of the simulation
         TouchWithoutEffect => duplicate(Untold, 5_000),
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
-            unit("node::ledger::tests::what_was_given_back_is_used_again_as_another_block_only")
+            unit("node::ledger::tests::a_released_block_is_used_again_only_under_another_uid")
         }
         DrainingBlocksAssign => sim(Agents, 5_000),
         DeleteFreesWholePod => sim(Agents, 10_000),
         OneProofIsEnough => sim(Agents, 3_000),
         WithdrawnBlocksAssign => {
-            unit("node::ledger::tests::what_is_no_longer_listed_stays_with_who_has_it")
+            unit("node::ledger::tests::addresses_of_unlisted_blocks_stay_assigned")
         }
         ReleaseReportedBeforeStored => sim(Agents, 1_000),
         AnsweredBeforeStored => sim(Agents, 3_000),

@@ -242,7 +242,7 @@ mod tests {
     #[tokio::test]
     async fn status_reports_a_failed_write_until_a_write_succeeds() {
         let (ledger, path) = opened().await;
-        assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
+        assert_eq!(status(&ledger).await, OpErrorKind::NoBlock);
         let aside = path.with_extension("aside");
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
@@ -256,7 +256,7 @@ mod tests {
         std::fs::rename(&aside, &path).unwrap();
         ledger.look().await.unwrap();
         assert!(ledger.trouble().is_none());
-        assert_eq!(status(&ledger).await, OpErrorKind::NothingHeld);
+        assert_eq!(status(&ledger).await, OpErrorKind::NoBlock);
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 

@@ -87,7 +87,7 @@ impl Service {
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
             Err(refusal)
-                if refusal.why == OpErrorKind::NothingHeld
+                if refusal.why == OpErrorKind::NoBlock
                     && self.shared.follow().borrow().may_ask() =>
             {
                 Ok(OpOutcome::Done)
@@ -182,10 +182,10 @@ async fn news(
 pub fn label(why: OpErrorKind) -> &'static str {
     match why {
         OpErrorKind::Exhausted => "exhausted",
-        OpErrorKind::NothingHeld => "nothingHeld",
+        OpErrorKind::NoBlock => "nothingHeld",
         OpErrorKind::UnknownPool => "unknownPool",
-        OpErrorKind::NotHeld => "notHeld",
-        OpErrorKind::Taken => "taken",
+        OpErrorKind::NotInBlocks => "notHeld",
+        OpErrorKind::NotFree => "taken",
         OpErrorKind::NotUsable => "notUsable",
         OpErrorKind::PodUnknown => "podUnknown",
         OpErrorKind::Mismatch => "mismatch",

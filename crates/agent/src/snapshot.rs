@@ -11,7 +11,7 @@ pub(crate) fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
 
 /// Whether new addresses may be assigned from the block.
 pub(crate) fn assigns(block: &BlockCount) -> bool {
-    block.state == BlockState::Held
+    block.state == BlockState::Active
 }
 
 /// Returns how many addresses of a block are in use or in cooldown.
@@ -90,7 +90,7 @@ pub(crate) mod testing {
             cidr: Cidr::parse_strict(cidr).unwrap(),
             uid: format!("uid-of-{cidr}"),
             pool: pool.to_owned(),
-            state: BlockState::Held,
+            state: BlockState::Active,
             counts: AddressCounts {
                 used,
                 cooling,

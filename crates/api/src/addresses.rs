@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_read_as_it_was_written() {
+    fn a_written_entry_is_read_back() {
         let text = "10.0.0.1,fd00::1 net/c1 eth0 u1 shop/cart 2026-11-21T10:00:00Z superseded";
         assert_eq!(entry().to_string(), text);
         assert_eq!(AddressEntry::read(text), Some(entry()));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_fits_and_has_no_separator_in_it_whatever_a_runtime_says() {
+    fn long_or_odd_names_are_cut_and_have_no_separators() {
         let long = "ä \n".repeat(1_000);
         let entry = AddressEntry {
             handle: long.clone(),

@@ -54,7 +54,6 @@ pub struct IPAMBlockSpec {
 pub struct BlockOwner {
     /// Node: the block is allocated to the node. Quarantine: the node was deleted, and the block cannot be allocated
     /// again yet.
-    #[schemars(schema_with = "rules::owner_kind")]
     pub kind: OwnerKind,
 
     /// Name of the node.
@@ -81,7 +80,7 @@ pub struct BlockOwner {
 }
 
 /// Whether the node that owns a block still exists.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerKind {
     /// The node exists
     Node,
@@ -99,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_made_of_the_cidr() {
+    fn names_are_derived_from_the_cidr() {
         for (cidr, name) in [
             ("10.244.1.64/26", "10-244-1-64-26"),
             ("fd00:10:244::40/122", "fd00-10-244--40-122"),

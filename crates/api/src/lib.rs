@@ -6,15 +6,15 @@
 //! | [`pool`] | IPPool: address ranges, and which nodes get parts of them |
 //! | [`block`] | IPAMBlock: a block of a pool, allocated to one node |
 //! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
-//! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by what |
+//! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
 //! | [`requests`] | annotations in which users request the release of addresses and blocks |
-//! | [`terms`] | how nodes assign a pool's addresses to pods |
+//! | [`terms`] | settings for the assignment of a pool's addresses to pods |
 //! | [`choice`] | which pools assign addresses to a node or pod, and why |
 //! | [`node_allocation`] | conversion of a NodeSubnet to the form that a node's store keeps |
 //! | `rules` | CEL rules with which the API server itself rejects invalid objects |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
 //! | `columns` | the columns of `kubectl get` |
-//! | [`watched`] | types for watched objects that hold only the fields that Cadastre reads |
+//! | [`watched`] | types for watched objects, with only the fields that Cadastre reads |
 //!
 //! # Guarantees
 //! - The API server checks everything that can be checked without a second object, whoever writes the object. Objects
@@ -34,6 +34,11 @@ mod rules;
 pub mod subnet;
 pub mod terms;
 pub mod watched;
+
+/// Returns whether a field has its default value, so that it need not be written.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
 
 #[cfg(test)]
 #[path = "../../../tests/common/mutated.rs"]

@@ -1,7 +1,7 @@
 //! Converts the spec of a NodeSubnet to the form that the node's store keeps.
 //!
 //! The controller writes valid specs, but an API server may return anything. So a value that cannot be parsed affects
-//! only what it belongs to. A block whose CIDR cannot be parsed is left out. If an entry of `reserved` cannot be
+//! only its own block or field. A block whose CIDR cannot be parsed is left out. If an entry of `reserved` cannot be
 //! parsed, the whole block counts as reserved, because the entry might reserve any address; the same holds for
 //! `onRequest`.
 
@@ -21,57 +21,61 @@ use cadastre_core::{Addr, Cidr, Family, IpRange};
 /// Returns the ranges from which the Node with this UID may assign addresses, and a message for each value that could
 /// not be parsed. If the NodeSubnet is for another Node object, the result has no ranges and no messages.
 pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<String>) {
-    let mut wrong = Vec::new();
-    let mut holding = NodeAllocation {
+    let mut messages = Vec::new();
+    let mut allocation = NodeAllocation {
         node_uid: node_uid.to_owned(),
         ..NodeAllocation::default()
     };
     if spec.node_uid.as_deref() != Some(node_uid) {
-        return (holding, wrong);
+        return (allocation, messages);
     }
-    holding.pools = spec.pools.iter().map(|it| terms(it, &mut wrong)).collect();
+    allocation.pools = spec
+        .pools
+        .iter()
+        .map(|it| terms(it, &mut messages))
+        .collect();
     let pod_cidrs = spec.pod_cidrs.iter().filter(|it| !it.withheld);
-    let pod_cidrs = pod_cidrs.filter_map(|it| pod_cidr(it, node_uid, &mut wrong));
-    holding.blocks = pod_cidrs.collect();
-    for held in &spec.blocks {
-        holding.blocks.extend(block(held, &mut wrong));
+    let pod_cidrs = pod_cidrs.filter_map(|it| pod_cidr(it, node_uid, &mut messages));
+    allocation.blocks = pod_cidrs.collect();
+    for listed in &spec.blocks {
+        allocation.blocks.extend(block(listed, &mut messages));
     }
     // Overlapping blocks could assign the same address twice, so of two such blocks the narrower one is left out.
-    holding.blocks.sort_by_key(|block| block.cidr);
-    let mut disjoint: Vec<Block> = Vec::with_capacity(holding.blocks.len());
-    for block in std::mem::take(&mut holding.blocks) {
+    allocation.blocks.sort_by_key(|block| block.cidr);
+    let mut disjoint: Vec<Block> = Vec::with_capacity(allocation.blocks.len());
+    for block in std::mem::take(&mut allocation.blocks) {
         match disjoint
             .last()
             .filter(|last| last.cidr.overlaps(&block.cidr))
         {
-            Some(last) => wrong.push(format!(
+            Some(last) => messages.push(format!(
                 "{} lies in {}: no address of it is assigned",
                 block.cidr, last.cidr
             )),
             None => disjoint.push(block),
         }
     }
-    holding.blocks = disjoint;
-    (holding, wrong)
+    allocation.blocks = disjoint;
+    (allocation, messages)
 }
 
-fn pod_cidr(held: &AllocatedRange, node_uid: &str, wrong: &mut Vec<String>) -> Option<Block> {
+fn pod_cidr(range: &AllocatedRange, node_uid: &str, messages: &mut Vec<String>) -> Option<Block> {
     Some(Block {
-        cidr: cidr("podCIDRs", &held.cidr, wrong)?,
+        cidr: cidr("podCIDRs", &range.cidr, messages)?,
         uid: node_uid.to_owned(),
-        pool: held.pool.clone().unwrap_or_default(),
+        pool: range.pool.clone().unwrap_or_default(),
         draining: false,
         reserved: Vec::new(),
         on_request: Vec::new(),
     })
 }
 
-fn block(held: &AllocatedBlock, wrong: &mut Vec<String>) -> Option<Block> {
-    let cidr = cidr("blocks", &held.cidr, wrong)?;
+fn block(block: &AllocatedBlock, messages: &mut Vec<String>) -> Option<Block> {
+    let cidr = cidr("blocks", &block.cidr, messages)?;
     let mut spans = |field: &str, texts: &[String], then: &str| -> Vec<IpRange> {
         let mut read = |text: &String| {
             IpRange::parse(text).unwrap_or_else(|error| {
-                wrong.push(format!("blocks: {cidr}: {field}: {error}: {then}"));
+                messages.push(format!("blocks: {cidr}: {field}: {error}: {then}"));
                 IpRange::from(cidr)
             })
         };
@@ -79,31 +83,31 @@ fn block(held: &AllocatedBlock, wrong: &mut Vec<String>) -> Option<Block> {
     };
     let reserved = spans(
         "reserved",
-        &held.reserved,
+        &block.reserved,
         "no address of this block is assigned",
     );
     let on_request = spans(
         "onRequest",
-        &held.on_request,
+        &block.on_request,
         "addresses of this block are assigned only on request",
     );
     Some(Block {
         cidr,
-        uid: held.uid.clone(),
-        pool: held.pool.clone(),
-        draining: held.recall == Some(Recall::Drain),
+        uid: block.uid.clone(),
+        pool: block.pool.clone(),
+        draining: block.recall == Some(Recall::Drain),
         reserved,
         on_request,
     })
 }
 
-fn cidr(field: &str, text: &str, wrong: &mut Vec<String>) -> Option<Cidr> {
+fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {
     let read = Cidr::parse_strict(text);
-    read.map_err(|error| wrong.push(format!("{field}: {error}")))
+    read.map_err(|error| messages.push(format!("{field}: {error}")))
         .ok()
 }
 
-fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
+fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
     let AddressTerms {
         warm,
         cooldown_seconds,
@@ -126,8 +130,8 @@ fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
         serves_unknown: *unknown_pods == UnknownPods::Serve,
         cooldown_seconds: *cooldown_seconds,
         warm: (warm.low, warm.high),
-        ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, wrong),
-        ipv6: family(Family::V6, pool.ipv6.as_ref(), &pool.name, wrong),
+        ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, messages),
+        ipv6: family(Family::V6, pool.ipv6.as_ref(), &pool.name, messages),
         routes: routes
             .iter()
             .filter_map(|route| {
@@ -135,7 +139,7 @@ fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
                 if let (Ok(dst), Ok(gw)) = (Cidr::parse_strict(&route.dst), via) {
                     return Some(Route { dst, gw });
                 }
-                wrong.push(format!(
+                messages.push(format!(
                     "pools: {}: routes: {} cannot be read and is left out",
                     pool.name, route.dst
                 ));
@@ -164,19 +168,21 @@ fn family(
     family: Family,
     ranges: Option<&NodePoolRanges>,
     pool: &str,
-    wrong: &mut Vec<String>,
+    messages: &mut Vec<String>,
 ) -> Option<FamilyTerms> {
     let ranges = ranges?;
     let field = format!("pools: {pool}: cidrs");
     let cidrs = ranges.cidrs.iter();
-    let cidrs: Vec<Cidr> = cidrs.filter_map(|text| cidr(&field, text, wrong)).collect();
+    let cidrs: Vec<Cidr> = cidrs
+        .filter_map(|text| cidr(&field, text, messages))
+        .collect();
     let gateway = match ranges.gateway.as_deref() {
         None => Gateway::FirstOfBlock,
         Some("None") => Gateway::None,
         Some(text) => {
             let addr = Addr::parse_strict(text).filter(|addr| addr.family == family);
             addr.map_or_else(|| {
-                wrong.push(format!(
+                messages.push(format!(
                     "pools: {pool}: gateway `{text}` is no {family} address: the first of each block is taken"
                 ));
                 Gateway::FirstOfBlock
@@ -197,8 +203,8 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_pod_cidrs_are_ranges_to_give_from_on_the_terms_of_their_pools() {
-        let (holding, wrong) = read(json!({
+    fn blocks_podcidrs_and_pools_are_read() {
+        let (allocation, messages) = read(json!({
             "nodeUID": "u1",
             "podCIDRs": [{"cidr": "10.1.0.0/24", "pool": "node"}],
             "blocks": [
@@ -216,8 +222,8 @@ mod tests {
                 {"name": "node", "allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "gateway": "10.1.0.9"}},
             ],
         }));
-        assert_eq!(wrong, Vec::<String>::new());
-        let blocks: Vec<(String, &str, bool, usize)> = holding
+        assert_eq!(messages, Vec::<String>::new());
+        let blocks: Vec<(String, &str, bool, usize)> = allocation
             .blocks
             .iter()
             .map(|b| (b.cidr.to_string(), &*b.uid, b.draining, b.reserved.len()))
@@ -231,9 +237,9 @@ mod tests {
                 ("fd00::40/122".to_owned(), "b2", true, 0),
             ]
         );
-        let automatic: Vec<bool> = holding.pools.iter().map(|it| it.automatic).collect();
+        let automatic: Vec<bool> = allocation.pools.iter().map(|it| it.automatic).collect();
         assert_eq!(automatic, [true, false, false, true, true]);
-        let a = &holding.pools[0];
+        let a = &allocation.pools[0];
         assert_eq!(
             (a.warm, a.cooldown_seconds, a.prefix),
             ((1, 2), 7, Prefix::Pool)
@@ -241,35 +247,35 @@ mod tests {
         assert_eq!(a.ipv4.as_ref().unwrap().gateway, Gateway::None);
         assert_eq!(a.ipv6.as_ref().unwrap().gateway, Gateway::FirstOfBlock);
         assert_eq!(a.routes.len(), 2);
-        let gateway = holding.pools[4].ipv4.as_ref().unwrap().gateway;
+        let gateway = allocation.pools[4].ipv4.as_ref().unwrap().gateway;
         assert_eq!(
             gateway,
             Gateway::Address(Addr::parse_strict("10.1.0.9").unwrap())
         );
-        assert_eq!(holding.pools[1].warm, (3, 50), "the documented defaults");
-        assert_eq!(holding.pools[1].cooldown_seconds, 30);
+        assert_eq!(allocation.pools[1].warm, (3, 50), "the documented defaults");
+        assert_eq!(allocation.pools[1].cooldown_seconds, 30);
     }
 
     #[test]
-    fn of_another_node_object_nothing_is_held() {
+    fn the_ranges_of_another_node_object_are_ignored() {
         let spec = json!({"nodeUID": "u2", "podCIDRs": [{"cidr": "10.1.0.0/24"}]});
         assert_eq!(read(spec).0.blocks, []);
     }
 
     #[test]
-    fn what_a_newer_controller_says_besides_does_no_harm() {
-        let (holding, wrong) = read(json!({
+    fn unknown_fields_of_a_newer_controller_are_ignored() {
+        let (allocation, messages) = read(json!({
             "nodeUID": "u1", "later": {"a": 1},
             "blocks": [{"cidr": "10.0.0.0/26", "uid": "b1", "pool": "a", "later": true}],
             "pools": [{"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "later": 1}, "later": [1]}],
         }));
-        assert_eq!(wrong, Vec::<String>::new());
-        assert_eq!((holding.blocks.len(), holding.pools.len()), (1, 1));
+        assert_eq!(messages, Vec::<String>::new());
+        assert_eq!((allocation.blocks.len(), allocation.pools.len()), (1, 1));
     }
 
     #[test]
-    fn what_cannot_be_read_gives_nothing_and_spoils_nothing_else() {
-        let (holding, wrong) = read(json!({
+    fn an_invalid_value_affects_only_its_block_or_field() {
+        let (allocation, messages) = read(json!({
             "nodeUID": "u1",
             "blocks": [
                 {"cidr": "10.0.0.64/33", "uid": "b1", "pool": "a"},
@@ -280,12 +286,12 @@ mod tests {
             "pools": [{"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16", "x"], "gateway": "fd00::1"},
                        "routes": [{"dst": "10.0.0.0"}]}],
         }));
-        let uids: Vec<&str> = holding.blocks.iter().map(|b| &*b.uid).collect();
+        let uids: Vec<&str> = allocation.blocks.iter().map(|b| &*b.uid).collect();
         assert_eq!(uids, ["b2", "b3"]);
         assert_eq!(
-            holding.blocks[0].reserved,
-            [IpRange::from(holding.blocks[0].cidr)]
+            allocation.blocks[0].reserved,
+            [IpRange::from(allocation.blocks[0].cidr)]
         );
-        assert_eq!(wrong.len(), 6, "{wrong:#?}");
+        assert_eq!(messages.len(), 6, "{messages:#?}");
     }
 }

@@ -29,12 +29,12 @@ use super::terms::AddressTerms;
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = rules::some_family(),
-    validation = rules::ipv4_block_fits(),
-    validation = rules::ipv6_block_fits(),
-    validation = rules::ipv4_stays(),
-    validation = rules::ipv6_stays(),
-    validation = rules::ipv4_gateway_inside(),
-    validation = rules::ipv6_gateway_inside()
+    validation = rules::block_fits("ipv4", (26, 24)),
+    validation = rules::block_fits("ipv6", (122, 64)),
+    validation = rules::stays("ipv4"),
+    validation = rules::stays("ipv6"),
+    validation = rules::gateway_inside("ipv4", ""),
+    validation = rules::gateway_inside("ipv6", "ip(self.ipv6.gateway).isLinkLocalUnicast() || ")
 )]
 pub struct IPPoolSpec {
     /// IPv4 ranges. At least one of ipv4 and ipv6 is required. If both are set, a node gets a range of each family or
@@ -49,7 +49,7 @@ pub struct IPPoolSpec {
 
     /// How ranges are allocated to nodes. Blocks: each node gets as many affinity blocks as it needs, and its
     /// NodeSubnet lists them. NodeCIDR: each node gets one range per family, in node.spec.podCIDRs. Immutable.
-    #[schemars(schema_with = "rules::allocation_mode")]
+    #[x_kube(validation = rules::allocation_mode_stays())]
     #[serde(default)]
     pub allocation_mode: AllocationMode,
 
@@ -72,14 +72,12 @@ pub struct IPPoolSpec {
 
     /// Automatic: every pod that the selectors match gets addresses of the pool. Manual: only pods that ask for the
     /// pool by name get them, with the annotation cadastre.dev/pools. Only for Blocks.
-    #[schemars(schema_with = "rules::assignment")]
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub assignment: AssignmentMode,
 
     /// When a node that the pool selects gets its first block. Immediate: at once, so that the node's first pod need
     /// not wait. OnDemand: when a pod on the node needs an address of the pool. Only for Blocks.
-    #[schemars(schema_with = "rules::first_block")]
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub first_block: FirstBlock,
 
     /// A node gets at most this many blocks of each family from this pool. Absent: 4096. Only for Blocks.
@@ -117,7 +115,7 @@ pub struct IPPoolSpec {
 
     /// If true, a pod can get a reserved address by asking for exactly this address, with the annotation
     /// cadastre.dev/addresses. Addresses of nodes and of service ranges are never assigned. Only for Blocks.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub reserved_on_request: bool,
 
     /// The ranges of a deleted node cannot be allocated again for at least this many seconds. They also wait until no
@@ -168,7 +166,7 @@ impl IPPoolSpec {
 }
 
 /// How ranges are allocated to nodes.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllocationMode {
     /// Each node gets affinity blocks as it needs them; its NodeSubnet lists them.
     #[default]
@@ -178,7 +176,7 @@ pub enum AllocationMode {
 }
 
 /// Which pods get addresses of a pool.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AssignmentMode {
     /// Every pod that the selectors match
     #[default]
@@ -188,7 +186,7 @@ pub enum AssignmentMode {
 }
 
 /// When a node gets its first block.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FirstBlock {
     /// As soon as the pool selects the node, so that the node's first pod need not wait
     #[default]
@@ -280,7 +278,7 @@ pub struct FamilyStatus {
     /// Prefix length of new blocks: blockSize of the spec, or the default for the allocation mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// Number of blocks that the pool's ranges hold in all.
+    /// Total number of blocks in the pool's ranges.
     pub capacity: String,
     /// Number of blocks that are allocated to nodes.
     pub allocated: String,
@@ -338,10 +336,6 @@ impl IPPoolSpec {
         };
         Some(self.ipv6.as_ref()?.block_size.unwrap_or(by_default))
     }
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 fn default_idle_seconds() -> u32 {
@@ -407,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_made_here_is_what_reading_its_ranges_gives() {
+    fn a_new_spec_has_the_documented_defaults() {
         let texts = |text: &str| vec![text.to_owned()];
         for (spec, written) in [
             (
@@ -424,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_fields_are_written_as_nothing_rather_than_null() {
+    fn absent_fields_are_not_written_as_null() {
         let status = serde_json::to_value(IPPoolStatus::default()).unwrap();
         assert_eq!(status, json!({}));
     }

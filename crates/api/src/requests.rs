@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION};
 use cadastre_core::{Addr, Cidr};
 
-/// At most this many entries of one annotation are read; the rest are ignored.
+/// At most this many entries of one annotation are read; further entries are ignored.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
 
 /// Distinguishes the handle of a container from the UID of a pod.
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_the_same() {
+    fn written_requests_are_read_back() {
         let requests = read(
             "10.0.0.2=u2, 10.0.0.1=u1,fd00::1=u,10.0.0.1=container:net/c1",
             "10.1.0.0/26,fd00::/122",
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_passed_over() {
+    fn invalid_entries_are_ignored() {
         let uid = "u".repeat(129);
         let requests = read(
             &format!("x,10.0.0.1,10.0.0.1=,10.0.0.300=u,10.0.0.4={uid},10.0.0.9=u"),

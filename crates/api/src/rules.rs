@@ -58,15 +58,7 @@ pub(super) fn some_family() -> Rule {
         .message("a pool needs addresses: give ipv4, ipv6, or both for dual stack")
 }
 
-pub(super) fn ipv4_stays() -> Rule {
-    stays("ipv4")
-}
-
-pub(super) fn ipv6_stays() -> Rule {
-    stays("ipv6")
-}
-
-fn stays(family: &str) -> Rule {
+pub(super) fn stays(family: &str) -> Rule {
     Rule::new(format!("!has(oldSelf.{family}) || has(self.{family})"))
         .message(&*format!(
             "{family} cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family"
@@ -91,17 +83,9 @@ pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// A block must fit into each CIDR of the pool.
-pub(super) fn ipv4_block_fits() -> Rule {
-    block_fits("ipv4", (26, 24))
-}
-
-pub(super) fn ipv6_block_fits() -> Rule {
-    block_fits("ipv6", (122, 64))
-}
-
-/// `defaults` are the default block sizes for the allocation modes Blocks and NodeCIDR, in this order.
-fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
+/// A block must fit into each CIDR of the pool. `defaults` are the default block sizes for the allocation modes Blocks
+/// and NodeCIDR, in this order.
+pub(super) fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
     let by_default = format!(
         "self.allocationMode == 'Blocks' ? {} : {}",
         defaults.0, defaults.1
@@ -112,44 +96,10 @@ fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
         .field_path(format!(".{family}.blockSize"))
 }
 
-pub(super) fn allocation_mode(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "string",
-        "enum": ["Blocks", "NodeCIDR"],
-        "x-kubernetes-validations": [{
-            "rule": "self == oldSelf",
-            "message": "is immutable: add a new pool that allocates the other way, and set disabled on this one",
-        }],
-    })
-}
-
-/// Like [`allocation_mode`], but without the rule that the value is immutable: that rule is only for IPPools.
-pub(super) fn some_allocation_mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["Blocks", "NodeCIDR"])
-}
-
-pub(super) fn assignment(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["Automatic", "Manual"])
-}
-
-pub(super) fn first_block(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["Immediate", "OnDemand"])
-}
-
-pub(super) fn unknown_pods(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["Wait", "Serve"])
-}
-
-pub(super) fn owner_kind(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["Node", "Quarantine"])
-}
-
-pub(super) fn recall(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["IfEmpty", "Drain"])
-}
-
-pub(super) fn address_prefix(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["Block", "Pool", "Host"])
+pub(super) fn allocation_mode_stays() -> Rule {
+    Rule::new("self == oldSelf").message(
+        "is immutable: add a new pool that allocates the other way, and set disabled on this one",
+    )
 }
 
 pub(super) fn warm_in_order() -> Rule {
@@ -196,10 +146,6 @@ fn canonical_address() -> Value {
         "rule": "!isIP(self) || ip.isCanonical(self)",
         "messageExpression": "'is not in canonical form: write %s'.format([string(ip(self))])",
     })
-}
-
-fn one_of(values: &[&str]) -> Schema {
-    json_schema!({"type": "string", "enum": values})
 }
 
 pub(super) fn ipv4_cidrs(_: &mut SchemaGenerator) -> Schema {
@@ -305,18 +251,11 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The gateway must lie in the pool's ranges: pods cannot reach a gateway elsewhere, unless the dataplane makes the
-/// gateway reachable in another way.
-pub(super) fn ipv4_gateway_inside() -> Rule {
-    gateway_inside("ipv4", 4, "")
-}
-
-pub(super) fn ipv6_gateway_inside() -> Rule {
-    gateway_inside("ipv6", 6, "ip(self.ipv6.gateway).isLinkLocalUnicast() || ")
-}
-
-/// An unchanged gateway is always accepted, whatever else of the object changes.
-fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
+/// The gateway must lie in the pool's ranges, or meet the CEL expression `or`: pods cannot reach a gateway elsewhere,
+/// unless the dataplane makes the gateway reachable in another way. An unchanged gateway is always accepted, whatever
+/// else of the object changes.
+pub(super) fn gateway_inside(family: &str, or: &str) -> Rule {
+    let number = family.trim_start_matches("ipv");
     let gateway = format!("self.{family}.gateway");
     let old = format!("oldSelf.value().{family}");
     let is_old = format!(
@@ -336,7 +275,7 @@ fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
 ///
 /// A `low-high` entry is checked only if both ends lie in the same /24 or /112. A wider entry could begin before all
 /// CIDRs of the pool and end after them.
-pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
+pub(super) fn check_reserved(spec: &mut JSONSchemaProps) {
     let old = "oldSelf.value().reserved";
     let is_old = format!("oldSelf.hasValue() && has({old}) && {old} == self.reserved");
     let entry = format!(
@@ -347,7 +286,7 @@ pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
     let cidrs = |family| format!("(!has(self.{family}) || self.{family}.cidrs.all(c, isCIDR(c)))");
     let readable = format!("{} && {}", cidrs("ipv4"), cidrs("ipv6"));
     let why = "in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it";
-    let judged = ValidationRule {
+    let rule = ValidationRule {
         rule: format!(
             "!has(self.reserved) || ({is_old}) || !({readable}) || self.reserved.all(r, {entry})"
         ),
@@ -362,7 +301,7 @@ pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
         ..ValidationRule::default()
     };
     let rules = spec.x_kubernetes_validations.get_or_insert_default();
-    rules.push(judged);
+    rules.push(rule);
 }
 
 /// Returns a CEL expression that is true if `r` overlaps a range of the family, or if `r` cannot be checked.
@@ -434,42 +373,45 @@ pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
 
 /// Adds rules to the schema of an IPPool's DNS settings. NodeSubnets do not have them, for the same reasons as in
 /// [`pool_selector`].
-pub(super) fn judge_dns(dns: &mut JSONSchemaProps) {
-    for (field, judged, message) in [
+pub(super) fn check_dns(dns: &mut JSONSchemaProps) {
+    let domain = format!("self.matches('{DOMAIN}')");
+    for (field, rule, message) in [
         (
             "nameservers",
-            "isIP(self)".to_owned(),
+            "isIP(self)",
             "is no address: write one such as 10.96.0.10",
         ),
         (
             "search",
-            format!("self.matches('{DOMAIN}')"),
+            &domain,
             "is no domain: write one such as svc.cluster.local",
         ),
         (
             "domain",
-            format!("self == '' || self.matches('{DOMAIN}')"),
+            &format!("self == '' || {domain}"),
             "is no domain: write one such as cluster.local, or leave it out",
         ),
         (
             "options",
-            "self.matches('^[!-~]+$')".to_owned(),
+            "self.matches('^[!-~]+$')",
             "is no option of a resolver: write one an entry, without spaces, such as ndots:5",
         ),
     ] {
-        let field = dns.properties.as_mut().and_then(|it| it.get_mut(field));
-        let judged = ValidationRule {
-            rule: judged,
-            message: Some(message.to_owned()),
-            ..ValidationRule::default()
-        };
-        match field {
-            Some(JSONSchemaProps {
-                items: Some(JSONSchemaPropsOrArray::Schema(items)),
-                ..
-            }) => items.x_kubernetes_validations = Some(vec![judged]),
-            Some(field) => field.x_kubernetes_validations = Some(vec![judged]),
-            None => {}
+        let fields = dns.properties.as_mut();
+        let mut schema = fields.and_then(|it| it.get_mut(field));
+        if let Some(JSONSchemaProps {
+            items: Some(JSONSchemaPropsOrArray::Schema(items)),
+            ..
+        }) = schema
+        {
+            schema = Some(items);
+        }
+        if let Some(schema) = schema {
+            schema.x_kubernetes_validations = Some(vec![ValidationRule {
+                rule: rule.to_owned(),
+                message: Some(message.to_owned()),
+                ..ValidationRule::default()
+            }]);
         }
     }
 }

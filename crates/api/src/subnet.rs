@@ -135,25 +135,22 @@ pub struct NodePool {
 
     /// Blocks: the node may ask for blocks of this pool, unless retained is true. NodeCIDR: one of the node's
     /// podCIDRs lies in this pool.
-    #[schemars(schema_with = "rules::some_allocation_mode")]
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub allocation_mode: AllocationMode,
 
     /// If true, the pool allocates no more blocks to this node. The pool is listed because the node still has ranges
     /// of it; their addresses are assigned and cool down according to the pool's settings.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub retained: bool,
 
     /// Automatic: every pod that the selectors match gets addresses of the pool. Manual: only pods that ask for the
     /// pool by name.
-    #[schemars(schema_with = "rules::assignment")]
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub assignment: AssignmentMode,
 
     /// Immediate: the node gets its first block at once. OnDemand: the node gets its first block when a pod needs an
     /// address of the pool.
-    #[schemars(schema_with = "rules::first_block")]
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub first_block: FirstBlock,
 
     /// The node gets at most this many blocks of each family from this pool.
@@ -203,10 +200,6 @@ pub struct NodePoolRanges {
     pub gateway: Option<String>,
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
 /// A podCIDR of a node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
@@ -220,7 +213,7 @@ pub struct AllocatedRange {
     pub pool: Option<String>,
 
     /// If true, another node uses addresses of this range, so the agent must not assign any from it.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub withheld: bool,
 }
 
@@ -240,9 +233,7 @@ pub struct AllocatedBlock {
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// If set, the controller recalls the block. IfEmpty: the agent releases the block if it is empty now, and
-    /// otherwise keeps it. Drain: the agent assigns no new address from the block, and releases it once it is empty.
-    #[schemars(schema_with = "rules::recall")]
+    /// If set, the controller recalls the block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<Recall>,
 
@@ -258,12 +249,16 @@ pub struct AllocatedBlock {
     pub on_request: Vec<String>,
 }
 
-/// How a block is recalled.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// How the controller recalls the block. IfEmpty: the agent releases the block if it is empty now, and otherwise keeps
+/// it. Drain: the agent assigns no new address from the block, and releases it once it is empty. Absent: the block is
+/// not recalled.
+#[derive(
+    JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
+)]
 pub enum Recall {
-    /// The agent releases the block if it is empty now, and otherwise keeps it.
+    /// The agent releases the block only if it is empty now
     IfEmpty,
-    /// The agent assigns no new address from the block, and releases it once it is empty.
+    /// The agent assigns no new address from the block, and releases it once it is empty
     Drain,
 }
 
@@ -361,27 +356,22 @@ pub struct BlockStatus {
 
     /// Number of addresses in use.
     #[schemars(range(min = 0))]
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub used: i64,
 
     /// Number of released addresses whose cooldown is not over.
     #[schemars(range(min = 0))]
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub cooling: i64,
 
     /// Number of addresses that can be assigned now. 9007199254740992 means that many or more.
     #[schemars(range(min = 0))]
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub free: i64,
 
     /// If true, the agent has released the block and will not use it again.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub released: bool,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
-fn is_zero(count: &i64) -> bool {
-    *count == 0
 }
 
 /// A deleted node and its ranges in quarantine.

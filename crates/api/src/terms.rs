@@ -12,7 +12,7 @@ use super::rules;
 #[serde(rename_all = "camelCase")]
 pub struct AddressTerms {
     /// How many free addresses a node keeps ready for future pods. Only for Blocks.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub warm: Warm,
 
     /// A released address waits this many seconds before it can be assigned to another pod.
@@ -35,16 +35,14 @@ pub struct AddressTerms {
     /// Prefix length of assigned addresses. Block: the prefix length of the node's block, for the CNI plugins bridge
     /// and ptp. Pool: the prefix length of the pool's CIDR, for networks in which all nodes share one link, such as
     /// macvlan. Host: 32 for IPv4, 128 for IPv6.
-    #[schemars(schema_with = "rules::address_prefix")]
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub address_prefix: AddressPrefix,
 
     /// What to do with a pod about which the node's agent knows nothing, because the agent or the API server is
     /// unavailable. The pod's labels or annotations might entitle the pod to another pool or address. Wait: the CNI
     /// call is rejected, and the container runtime retries it. Serve: the pod gets an address of this pool at once,
     /// provided that this pool is for any pod.
-    #[schemars(schema_with = "rules::unknown_pods")]
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub unknown_pods: UnknownPods,
 }
 
@@ -86,7 +84,7 @@ impl Default for Warm {
 }
 
 /// The prefix length of assigned addresses.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressPrefix {
     /// The prefix length of the node's block
     #[default]
@@ -98,7 +96,7 @@ pub enum AddressPrefix {
 }
 
 /// What to do with a pod about which the agent knows nothing.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownPods {
     /// Reject the CNI call; the container runtime will retry it
     #[default]
@@ -142,10 +140,6 @@ pub struct Dns {
     #[schemars(length(max = 32), inner(length(max = 253)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 fn default_low() -> u32 {

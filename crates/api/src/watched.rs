@@ -1,4 +1,4 @@
-//! Types for watched objects that hold only the fields that Cadastre reads.
+//! Types for watched objects, with only the fields that Cadastre reads.
 //!
 //! A complete Pod takes about 36 KB of memory once parsed, and a cluster has very many pods. So fields that are not
 //! listed here are skipped during parsing. The resource stays the same: `Api<NodeLite>` lists, watches and patches
@@ -11,8 +11,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
-use serde::{Deserialize, Deserializer};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    ManagedFieldsEntry, ObjectMeta, OwnerReference, Time,
+};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::addresses::NodeAddresses;
@@ -25,7 +27,7 @@ use super::subnet::NodeSubnet;
 #[resource(inherit = Node)]
 pub struct NodeLite {
     /// Without `managedFields` and `generateName`
-    #[serde(deserialize_with = "slim_meta")]
+    #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
     /// podCIDRs and provider ID
     pub spec: Option<NodeLiteSpec>,
@@ -83,7 +85,7 @@ pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 #[resource(inherit = Pod)]
 pub struct PodLite {
     /// Without `managedFields` and `generateName`
-    #[serde(deserialize_with = "slim_meta")]
+    #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
     /// Name of the pod's node, and whether the pod uses the node's network
     pub spec: Option<PodLiteSpec>,
@@ -121,62 +123,40 @@ pub struct PodIpLite {
     pub ip: String,
 }
 
-/// An IPPool whose spec and status are not parsed yet.
-#[derive(kube::Resource, Deserialize, Clone, Debug)]
-#[resource(inherit = IPPool)]
-pub struct IPPoolLite {
-    /// Without `managedFields` and `generateName`
-    #[serde(deserialize_with = "slim_meta")]
-    pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
-    #[serde(default)]
-    pub spec: Value,
-    /// Unparsed like the spec. It is a separate field because the status can be valid while the spec is not.
-    #[serde(default)]
-    pub status: Value,
+/// Defines the type of a watched object of Cadastre's own kinds, whose spec and status are not parsed yet.
+macro_rules! unparsed {
+    ($($(#[$doc:meta])* $lite:ident of $kind:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(kube::Resource, Deserialize, Clone, Debug)]
+        #[resource(inherit = $kind)]
+        pub struct $lite {
+            /// Without `managedFields` and `generateName`
+            #[serde(with = "SlimMeta")]
+            pub metadata: ObjectMeta,
+            /// Unparsed, so that one invalid object does not make parsing of the whole list fail
+            #[serde(default)]
+            pub spec: Value,
+            /// Unparsed like the spec; `Null` if the kind has no status
+            #[serde(default)]
+            pub status: Value,
+        }
+    )*};
 }
 
-/// A NodeSubnet whose spec and status are not parsed yet.
-#[derive(kube::Resource, Deserialize, Clone, Debug)]
-#[resource(inherit = NodeSubnet)]
-pub struct NodeSubnetLite {
-    /// Without `managedFields` and `generateName`
-    #[serde(deserialize_with = "slim_meta")]
-    pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
-    #[serde(default)]
-    pub spec: Value,
-    /// Unparsed for the same reason as the spec
-    #[serde(default)]
-    pub status: Value,
+unparsed! {
+    /// An IPPool whose spec and status are not parsed yet.
+    IPPoolLite of IPPool;
+    /// A NodeSubnet whose spec and status are not parsed yet.
+    NodeSubnetLite of NodeSubnet;
+    /// A NodeAddresses whose spec is not parsed yet.
+    NodeAddressesLite of NodeAddresses;
+    /// An IPAMBlock whose spec is not parsed yet.
+    IPAMBlockLite of IPAMBlock;
 }
 
-/// A NodeAddresses whose spec is not parsed yet.
-#[derive(kube::Resource, Deserialize, Clone, Debug)]
-#[resource(inherit = NodeAddresses)]
-pub struct NodeAddressesLite {
-    /// Without `managedFields` and `generateName`
-    #[serde(deserialize_with = "slim_meta")]
-    pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
-    #[serde(default)]
-    pub spec: Value,
-}
-
-/// An IPAMBlock whose spec is not parsed yet.
-#[derive(kube::Resource, Deserialize, Clone, Debug)]
-#[resource(inherit = IPAMBlock)]
-pub struct IPAMBlockLite {
-    /// Without `managedFields` and `generateName`
-    #[serde(deserialize_with = "slim_meta")]
-    pub metadata: ObjectMeta,
-    /// Unparsed, so that one invalid object does not make parsing of the whole list fail
-    #[serde(default)]
-    pub spec: Value,
-}
-
+/// Deserializes an `ObjectMeta` without the fields that Cadastre does not read.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(remote = "ObjectMeta", rename_all = "camelCase")]
 struct SlimMeta {
     name: Option<String>,
     namespace: Option<String>,
@@ -189,24 +169,14 @@ struct SlimMeta {
     owner_references: Option<Vec<OwnerReference>>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
-}
-
-fn slim_meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    let meta = SlimMeta::deserialize(deserializer)?;
-    Ok(ObjectMeta {
-        name: meta.name,
-        namespace: meta.namespace,
-        uid: meta.uid,
-        resource_version: meta.resource_version,
-        generation: meta.generation,
-        labels: meta.labels,
-        annotations: meta.annotations,
-        finalizers: meta.finalizers,
-        owner_references: meta.owner_references,
-        creation_timestamp: meta.creation_timestamp,
-        deletion_timestamp: meta.deletion_timestamp,
-        ..ObjectMeta::default()
-    })
+    #[serde(skip)]
+    deletion_grace_period_seconds: Option<i64>,
+    #[serde(skip)]
+    generate_name: Option<String>,
+    #[serde(skip)]
+    managed_fields: Option<Vec<ManagedFieldsEntry>>,
+    #[serde(skip)]
+    self_link: Option<String>,
 }
 
 #[cfg(test)]

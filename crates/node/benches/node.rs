@@ -96,7 +96,7 @@ fn open(path: &Path) -> Store {
 
 fn filled(path: &Path, used: u64) -> Store {
     let mut store = open(path);
-    let holding = NodeAllocation {
+    let allocation = NodeAllocation {
         node_uid: "node".to_owned(),
         blocks: vec![Block {
             cidr: Cidr::parse_strict("10.0.0.0/16").unwrap(),
@@ -112,7 +112,7 @@ fn filled(path: &Path, used: u64) -> Store {
             ..PoolTerms::named("")
         }],
     };
-    store.set_allocation(&holding, &clock::now()).unwrap();
+    store.set_allocation(&allocation, &clock::now()).unwrap();
     let adds: Vec<Op> = (0..used).map(|n| Op::Add(add(n))).collect();
     run(&mut store, &adds);
     store
@@ -136,10 +136,7 @@ fn add(n: u64) -> Add {
     Add {
         attachment: attachment(n),
         netns: format!("/var/run/netns/cni-{n}"),
-        pod: None,
-        pools: Vec::new(),
-        addresses: Vec::new(),
         decided: true,
-        bound: Vec::new(),
+        ..Add::default()
     }
 }

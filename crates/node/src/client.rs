@@ -15,7 +15,7 @@ use super::store::{Store, StoreError};
 use super::wire::{self, Greeting, Request, Response};
 
 /// If the agent has not sent its greeting within this time, the CNI plugin regards the agent as hung.
-const AWAKE: Duration = Duration::from_secs(1);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the CNI plugin waits for the store before it asks the agent again.
 const TURN: Duration = Duration::from_millis(500);
 /// Interval between attempts to connect while the queue of connections to the agent is full.
@@ -28,14 +28,13 @@ pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<Op
     let end = asked + timeout;
     // The agent does not begin the operation after this time, so the last quarter of the timeout is left for the
     // store.
-    let agents = end.saturating_sub(timeout / 4);
-    let mut stranger = None;
+    let agent_end = end.saturating_sub(timeout / 4);
+    let mut other_version = None;
     loop {
-        match by_agent(socket, op, asked, agents) {
+        match ask_agent(socket, op, asked, agent_end) {
             Ok(response) => return response.into(),
-            Err(Absent::Refused(refusal)) => return Err(refusal),
-            Err(Absent::Silent) => {}
-            Err(Absent::Stranger(version)) => stranger = Some(version),
+            Err(NoAnswer::Absent) => {}
+            Err(NoAnswer::OtherVersion(version)) => other_version = Some(version),
         }
         let left = end.saturating_sub(clock::since_boot());
         match on_store(store, op, asked, left.min(TURN)) {
@@ -45,12 +44,30 @@ pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<Op
             }
             Err(StoreError::Locked { .. }) if left > TURN => {}
             Err(StoreError::Locked { .. }) => {
-                return Err(match stranger {
-                    Some(version) => unexpected_version(socket, version),
-                    None => hung(socket, store, timeout),
+                let socket = socket.display();
+                let text = match other_version {
+                    Some(version) => format!(
+                        "this node's agent speaks version {version} of the protocol on {socket} and this plugin version {}, and the agent has the store: put the plugin that came with the agent in place (cadastre install-cni).",
+                        wire::VERSION
+                    ),
+                    None => format!(
+                        "this node's agent did not answer on {socket} for {timeout:?}, and {} is in use: try again; if this stays so, restart the agent.",
+                        store.display()
+                    ),
+                };
+                let why = OpErrorKind::Busy;
+                return Err(OpError { why, text });
+            }
+            Err(StoreError::Missing { .. }) => {
+                return Err(OpError {
+                    why: OpErrorKind::NoBlock,
+                    text: format!(
+                        "no agent answers on {}, and {} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on this node, with these paths (`socket` and `store` of the config's ipam).",
+                        socket.display(),
+                        store.display()
+                    ),
                 });
             }
-            Err(StoreError::Missing { .. }) => return Err(absent(socket, store)),
             Err(error) => return Err(error.refusal()),
         }
     }
@@ -66,80 +83,38 @@ fn on_store(
     store.transact(&clock::now(), |ledger| ledger.run_asked(op, asked))
 }
 
-fn hung(socket: &Path, store: &Path, timeout: Duration) -> OpError {
-    OpError {
-        why: OpErrorKind::Busy,
-        text: format!(
-            "this node's agent did not answer on {} for {timeout:?}, and {} is in use: try again; if this stays so, restart the agent.",
-            socket.display(),
-            store.display()
-        ),
-    }
-}
-
-fn unexpected_version(socket: &Path, version: u32) -> OpError {
-    OpError {
-        why: OpErrorKind::Busy,
-        text: format!(
-            "this node's agent speaks version {version} of the protocol on {} and this plugin version {}, and the agent has the store: put the plugin that came with the agent in place (cadastre install-cni).",
-            socket.display(),
-            wire::VERSION
-        ),
-    }
-}
-
-fn absent(socket: &Path, store: &Path) -> OpError {
-    OpError {
-        why: OpErrorKind::NothingHeld,
-        text: format!(
-            "no agent answers on {}, and {} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on this node, with these paths (`socket` and `store` of the config's ipam).",
-            socket.display(),
-            store.display()
-        ),
-    }
-}
-
-/// Why the agent did not answer.
-enum Absent {
-    /// The agent is absent or hangs. It will not do the operation any more
-    Silent,
-    /// The agent has this other version of the protocol. It was not asked
-    Stranger(u32),
-    /// The operation cannot be encoded as a request, so the agent was not asked
-    Refused(OpError),
+/// Why the agent did not answer. The agent will not do the operation any more.
+enum NoAnswer {
+    Absent,
+    /// The agent has this other version of the protocol, so it was not asked
+    OtherVersion(u32),
 }
 
 /// After an I/O error on the connection, the agent is regarded as absent.
-impl From<io::Error> for Absent {
+impl From<io::Error> for NoAnswer {
     fn from(_: io::Error) -> Self {
-        Self::Silent
+        Self::Absent
     }
 }
 
-fn by_agent(
+fn ask_agent(
     socket: &Path,
     op: &Op,
     asked: Duration,
     deadline: Duration,
-) -> Result<Response, Absent> {
-    let awake = deadline.min(clock::since_boot() + AWAKE);
-    let stream = connected(socket, awake)?;
+) -> Result<Response, NoAnswer> {
+    let greeting_end = deadline.min(clock::since_boot() + GREETING_TIMEOUT);
+    let stream = connected(socket, greeting_end)?;
     let mut until = Until {
         stream: &stream,
-        end: awake,
+        end: greeting_end,
     };
     let greeting: Greeting = wire::receive(&mut until)?;
     if greeting.version != wire::VERSION {
-        return Err(Absent::Stranger(greeting.version));
+        return Err(NoAnswer::OtherVersion(greeting.version));
     }
-    let request = wire::encode(&Request::new(op.clone(), asked, deadline)).map_err(|error| {
-        Absent::Refused(OpError {
-            why: OpErrorKind::Store,
-            text: format!("this call cannot be sent to the agent: {error}"),
-        })
-    })?;
     until.end = deadline;
-    until.write_all(&request)?;
+    wire::send(&mut until, &Request::new(op.clone(), asked, deadline))?;
     Ok(wire::receive(&mut until)?)
 }
 

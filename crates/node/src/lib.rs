@@ -9,7 +9,7 @@
 //! | `ops` | operations and their results: [`Op`], [`OpOutcome`], [`OpError`] |
 //! | `pods` | which pools and addresses a pod may have, by its labels and annotations |
 //! | `ledger` | the assignments, read and written in the tables of a transaction: [`AddressLedger`] |
-//! | `store` | a file that holds the ledger: [`Store`] |
+//! | `store` | the file that contains the ledger: [`Store`] |
 //! | `store_thread` | the thread of the agent that owns the store: [`store_thread::StoreThread`] |
 //! | `wire`, `client` | how the CNI plugin asks the agent, or uses the store itself: [`client::ask`] |
 //! | `clock` | reads the clocks for [`Now`] |

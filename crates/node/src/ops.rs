@@ -21,7 +21,7 @@ pub struct Now {
 /// An interface of a container on a network, to which addresses are assigned. CNI spec 1.1.0 defines these three
 /// fields as the identity of an attachment. So an ADD with the same fields is a repeated ADD, and a DEL names an
 /// attachment by them.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
     /// Name of the CNI network
@@ -62,7 +62,7 @@ pub enum Op {
 }
 
 /// A request for addresses: one of each family, all from the first pool that has them.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Add {
     /// The attachment to which the addresses are assigned
@@ -80,10 +80,10 @@ pub struct Add {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
     /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they reflect only
-    /// the network's configuration, and the note on the pod in the store decides the rest.
+    /// the network's configuration, and the store's note on the pod can replace them.
     #[serde(skip)]
     pub decided: bool,
-    /// Names of the pools that are restricted to some namespaces but open to the pod's namespace, as far as known
+    /// Names of the pools that are restricted to some namespaces, among them the pod's namespace
     #[serde(skip)]
     pub bound: Vec<String>,
 }
@@ -111,7 +111,8 @@ pub struct Gc {
 #[serde(rename_all = "lowercase")]
 pub enum OpOutcome {
     /// The result of an ADD, or of a repeated ADD
-    Given(AddressAssignment),
+    #[serde(rename = "given")]
+    Assigned(AddressAssignment),
     /// The result of the other operations: the operation was done, or it found no problem
     Done,
 }
@@ -127,6 +128,13 @@ pub struct AddressAssignment {
     /// DNS settings of the first of these pools that has DNS settings
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
+}
+
+impl AddressAssignment {
+    /// Returns the addresses alone, IPv4 first.
+    pub fn addrs(&self) -> impl Iterator<Item = Addr> + Clone {
+        self.addresses.iter().map(|it| it.address)
+    }
 }
 
 /// An assigned address, with the data that the main CNI plugin needs to configure it.
@@ -163,14 +171,17 @@ pub enum OpErrorKind {
     Exhausted,
     /// The node has no block from which it could assign, or no such block of the requested pools; or no pool serves
     /// the pod
-    NothingHeld,
+    #[serde(rename = "nothingHeld")]
+    NoBlock,
     /// None of the requested pools is known on this node and open to the pod's namespace. Or a requested address
     /// belongs to a pool that is not open to that namespace
     UnknownPool,
     /// A requested address is in no block from which the node may assign
-    NotHeld,
+    #[serde(rename = "notHeld")]
+    NotInBlocks,
     /// A requested address is in use or cooling
-    Taken,
+    #[serde(rename = "taken")]
+    NotFree,
     /// A requested address is reserved, or is the gateway, network or broadcast address; or several addresses of a
     /// family were requested
     NotUsable,

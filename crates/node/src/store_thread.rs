@@ -7,9 +7,9 @@
 //! use the file directly. This is safe for three reasons:
 //!
 //! - The store thread keeps nothing of the ledger in memory.
-//! - A request carries its caller's deadline. If the request's turn comes later, the request is rejected. So a caller
-//!   that has given up and used the store directly is not overtaken by its own request. A request whose caller has
-//!   gone is rejected, too; this is checked while this process has the file.
+//! - A request carries its caller's deadline, and is rejected if its turn comes later. So a caller that no longer
+//!   waits and uses the store directly is not overtaken by its own request. A request whose caller is gone is rejected,
+//!   too; the store thread checks this while it has the file open.
 //! - The ledger rejects an ADD that was requested before a DEL which another process has done.
 
 use std::io;
@@ -81,7 +81,7 @@ impl CallTimes {
         }
     }
 
-    /// Sets the time of the request to `asked`, if `asked` is given and earlier than the present value.
+    /// Sets the time of the request to `asked`, if `asked` is earlier than the present value.
     #[must_use]
     pub fn asked(mut self, asked: Option<Duration>) -> Self {
         self.asked = asked.unwrap_or(self.asked).min(self.asked);
@@ -105,8 +105,8 @@ impl CallTimes {
         self.deadline
     }
 
-    /// Returns the reason why the caller no longer waits, or `None` if it still waits.
-    fn given_up(&self, now: Duration) -> Option<StoreError> {
+    /// Returns the error for a request whose caller no longer waits, or `None` if the caller still waits.
+    fn rejection(&self, now: Duration) -> Option<StoreError> {
         if now > self.deadline {
             return Some(LATE);
         }
@@ -239,12 +239,8 @@ where
     }
 
     fn finish(self: Box<Self>, done: Result<(), Arc<StoreError>>) {
-        let result = match (done, self.result) {
-            (Err(error), _) => Err(error),
-            (Ok(()), Some(result)) => Ok(result),
-            (Ok(()), None) => Err(Arc::new(LATE)),
-        };
-        (self.reply)(result);
+        let result = self.result.ok_or_else(|| Arc::new(LATE));
+        (self.reply)(done.and(result));
     }
 }
 
@@ -343,14 +339,14 @@ impl StoreWorker {
 
 /// Rejects the requests whose callers no longer wait, and returns the others.
 fn still_waited_for(group: Vec<StoreRequest>, now: Duration) -> Vec<StoreRequest> {
-    let mut rest = Vec::with_capacity(group.len());
+    let mut waiting = Vec::with_capacity(group.len());
     for request in group {
-        match request.call.as_ref().and_then(|call| call.given_up(now)) {
+        match request.call.as_ref().and_then(|call| call.rejection(now)) {
             Some(why) => request.job.finish(Err(Arc::new(why))),
-            None => rest.push(request),
+            None => waiting.push(request),
         }
     }
-    rest
+    waiting
 }
 
 fn finish(group: Vec<StoreRequest>, done: &Result<(), Arc<StoreError>>) {

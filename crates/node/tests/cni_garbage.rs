@@ -70,7 +70,7 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
                 why: OpErrorKind::Exhausted,
                 text: "all used".to_owned(),
             }),
-            Op::Add(_) => Ok(OpOutcome::Given(AddressAssignment::default())),
+            Op::Add(_) => Ok(OpOutcome::Assigned(AddressAssignment::default())),
             _ => Ok(OpOutcome::Done),
         }
     };

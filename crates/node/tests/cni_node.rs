@@ -5,99 +5,56 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use cadastre_core::node_allocation::{
-    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
-};
-use cadastre_core::{Cidr, IpRange};
+use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Store, clock};
 use serde_json::{Value, json};
-
-fn cidr(text: &str) -> Cidr {
-    Cidr::parse_strict(text).unwrap()
-}
-
-fn pool(name: &str, cidrs: &[&str]) -> PoolTerms {
-    let family = |v6: bool| {
-        let cidrs = cidrs.iter().filter(|it| it.contains(':') == v6);
-        let cidrs: Vec<Cidr> = cidrs.map(|it| cidr(it)).collect();
-        (!cidrs.is_empty()).then_some(FamilyTerms {
-            cidrs,
-            gateway: Gateway::FirstOfBlock,
-        })
-    };
-    PoolTerms {
-        cooldown_seconds: 0,
-        ipv4: family(false),
-        ipv6: family(true),
-        prefix: Prefix::Block,
-        ..PoolTerms::named(name)
-    }
-}
-
-fn block(range: &str, pool: &str) -> Block {
-    Block {
-        cidr: cidr(range),
-        uid: format!("uid of {range}"),
-        pool: pool.to_owned(),
-        draining: false,
-        reserved: Vec::new(),
-        on_request: Vec::new(),
-    }
-}
+use tempfile::TempDir;
 
 /// Returns the ranges of a node: blocks of the dual-stack pool `web`, and one of the manual pool `few`, which has one
 /// address that can be assigned.
-fn holding() -> NodeAllocation {
-    let mut web = pool("web", &["10.7.0.0/16", "fd00:7::/64"]);
-    web.routes = vec![Route {
-        dst: cidr("0.0.0.0/0"),
-        gw: None,
-    }];
-    web.dns = Dns {
-        nameservers: vec!["10.96.0.10".to_owned()],
-        ..Dns::default()
-    };
-    let mut few = pool("few", &["10.8.0.0/30"]);
-    few.automatic = false;
-    let mut reserved = block("10.7.0.0/26", "web");
-    reserved.on_request = vec![IpRange::parse("10.7.0.2").unwrap()];
-    reserved.reserved = vec![IpRange::parse("10.7.0.60").unwrap()];
-    NodeAllocation {
-        node_uid: "n".to_owned(),
-        blocks: vec![
-            reserved,
-            block("fd00:7::/122", "web"),
-            block("10.8.0.0/30", "few"),
+fn allocation() -> NodeAllocation {
+    serde_json::from_value(json!({
+        "nodeUID": "n",
+        "blocks": [
+            {"cidr": "10.7.0.0/26", "uid": "b1", "pool": "web", "onRequest": ["10.7.0.2"], "reserved": ["10.7.0.60"]},
+            {"cidr": "fd00:7::/122", "uid": "b2", "pool": "web"},
+            {"cidr": "10.8.0.0/30", "uid": "b3", "pool": "few"},
         ],
-        pools: vec![web, few],
-    }
+        "pools": [
+            {"name": "web", "automatic": true, "cooldownSeconds": 0, "warm": [3, 50],
+             "ipv4": {"cidrs": ["10.7.0.0/16"]}, "ipv6": {"cidrs": ["fd00:7::/64"]},
+             "routes": [{"dst": "0.0.0.0/0"}], "dns": {"nameservers": ["10.96.0.10"]}},
+            {"name": "few", "automatic": false, "cooldownSeconds": 0, "warm": [3, 50],
+             "ipv4": {"cidrs": ["10.8.0.0/30"]}},
+        ],
+    }))
+    .unwrap()
 }
 
-struct Lab {
-    folder: PathBuf,
+/// The directory of a node, on which the CNI plugin is called.
+struct Node {
+    folder: TempDir,
 }
 
-impl Lab {
-    fn empty(name: &str) -> Self {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cni_node-{name}"));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
+impl Node {
+    fn without_store() -> Self {
+        let folder = tempfile::tempdir().unwrap();
         Self { folder }
     }
 
-    fn holding(name: &str, holding: &NodeAllocation) -> Self {
-        let lab = Self::empty(name);
-        let mut store = Store::open(&lab.store(), Duration::from_secs(1)).unwrap();
-        store.set_allocation(holding, &clock::now()).unwrap();
-        lab
+    fn new(allocation: &NodeAllocation) -> Self {
+        let node = Self::without_store();
+        let mut store = Store::open(&node.store(), Duration::from_secs(1)).unwrap();
+        store.set_allocation(allocation, &clock::now()).unwrap();
+        node
     }
 
     fn store(&self) -> PathBuf {
-        self.folder.join("node.redb")
+        self.folder.path().join("node.redb")
     }
 
     /// Calls the CNI plugin with a configuration of version 1.1.0 and the fields in `more`. Returns whether it
@@ -110,7 +67,7 @@ impl Lab {
         }
         config["ipam"]["type"] = "cadastre-ipam".into();
         config["ipam"]["store"] = self.store().to_str().into();
-        config["ipam"]["socket"] = self.folder.join("none.sock").to_str().into();
+        config["ipam"]["socket"] = self.folder.path().join("none.sock").to_str().into();
         let mut child = Command::new(env!("CARGO_BIN_EXE_cadastre-ipam"))
             .env_clear()
             .env("CNI_COMMAND", command)
@@ -125,8 +82,7 @@ impl Lab {
         let mut stdin = child.stdin.take().unwrap();
         // If the environment is invalid, the CNI plugin exits before it reads the configuration, so the write can
         // fail.
-        let written = stdin.write_all(config.to_string().as_bytes());
-        if let Err(error) = written {
+        if let Err(error) = stdin.write_all(config.to_string().as_bytes()) {
             assert_eq!(error.kind(), ErrorKind::BrokenPipe);
         }
         drop(stdin);
@@ -148,7 +104,7 @@ impl Lab {
         answer["code"].as_u64().unwrap()
     }
 
-    fn held(&self) -> usize {
+    fn attachments(&self) -> usize {
         let mut store = Store::open(&self.store(), Duration::from_secs(1)).unwrap();
         store.snapshot(&clock::now()).unwrap().attachments.len()
     }
@@ -162,11 +118,11 @@ fn addresses(result: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn an_attachment_lives_without_an_agent() {
-    let lab = Lab::holding("life", &holding());
+fn the_plugin_works_without_an_agent() {
+    let node = Node::new(&allocation());
     let nothing = json!({});
-    assert_eq!(lab.good("STATUS", "", &nothing), Value::Null);
-    let result = lab.good("ADD", "a", &nothing);
+    assert_eq!(node.good("STATUS", "", &nothing), Value::Null);
+    let result = node.good("ADD", "a", &nothing);
     assert_eq!(
         result,
         json!({"cniVersion": "1.1.0", "ips": [
@@ -174,68 +130,68 @@ fn an_attachment_lives_without_an_agent() {
             {"address": "fd00:7::2/122", "gateway": "fd00:7::1"}],
             "routes": [{"dst": "0.0.0.0/0"}], "dns": {"nameservers": ["10.96.0.10"]}})
     );
-    assert_eq!(lab.good("ADD", "a", &nothing), result, "the same again");
+    assert_eq!(node.good("ADD", "a", &nothing), result, "the same again");
     let previous = json!({"prevResult": result});
-    lab.good("CHECK", "a", &previous);
-    assert_eq!(lab.code("CHECK", "a", &nothing), 7, "no previous result");
-    assert_eq!(lab.code("CHECK", "b", &previous), 106);
+    node.good("CHECK", "a", &previous);
+    assert_eq!(node.code("CHECK", "a", &nothing), 7, "no previous result");
+    assert_eq!(node.code("CHECK", "b", &previous), 106);
     for _ in 0..3 {
-        lab.good("DEL", "a", &nothing);
+        node.good("DEL", "a", &nothing);
     }
-    assert_eq!(lab.code("CHECK", "a", &previous), 106);
-    assert_eq!(lab.held(), 0);
+    assert_eq!(node.code("CHECK", "a", &previous), 106);
+    assert_eq!(node.attachments(), 0);
 }
 
 #[test]
 fn routes_of_the_config_come_after_those_of_the_pool() {
-    let lab = Lab::holding("routes", &holding());
+    let node = Node::new(&allocation());
     let routes =
         json!({"ipam": {"routes": [{"dst": "0.0.0.0/0", "gw": "10.7.0.9"}, {"dst": "::/0"}]}});
-    let result = lab.good("ADD", "a", &routes);
+    let result = node.good("ADD", "a", &routes);
     assert_eq!(
         result["routes"],
         json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}])
     );
     let wrong = json!({"ipam": {"routes": [{"dst": "0.0.0.0"}]}});
-    assert_eq!(lab.code("ADD", "b", &wrong), 7);
-    lab.good("DEL", "a", &wrong);
-    assert_eq!(lab.held(), 0);
+    assert_eq!(node.code("ADD", "b", &wrong), 7);
+    node.good("DEL", "a", &wrong);
+    assert_eq!(node.attachments(), 0);
 }
 
 #[test]
-fn results_and_refusals_are_of_the_configs_version() {
-    let lab = Lab::holding("versions", &holding());
+fn results_and_errors_have_the_configs_version() {
+    let node = Node::new(&allocation());
     let of = |version: &str| json!({"cniVersion": version});
-    let old = lab.good("ADD", "a", &of("0.3.1"));
+    let old = node.good("ADD", "a", &of("0.3.1"));
     assert_eq!(old["ips"][1]["version"], "6");
     assert_eq!(old["cniVersion"], "0.3.1");
-    let newer = lab.good("ADD", "a", &of("1.0.0"));
+    let newer = node.good("ADD", "a", &of("1.0.0"));
     assert_eq!(newer["ips"][1].get("version"), None);
     for version in ["0.2.0", "0.3.0", "1.2.0", ""] {
-        let (good, error) = lab.call("ADD", "b", "", &of(version));
+        let (good, error) = node.call("ADD", "b", "", &of(version));
         assert!(!good && error["code"] == 1, "{error}");
         assert!(error["msg"].as_str().unwrap().contains("0.3.1, 0.4.0"));
     }
-    let (good, error) = lab.call("STATUS", "", "", &of("1.0.0"));
+    let (good, error) = node.call("STATUS", "", "", &of("1.0.0"));
     assert!(!good && error["code"] == 1 && error["cniVersion"] == "1.0.0");
-    assert_eq!(lab.held(), 1);
+    assert_eq!(node.attachments(), 1);
 }
 
 #[test]
 fn pools_and_addresses_are_asked_for_by_name() {
-    let lab = Lab::holding("wishes", &holding());
+    let node = Node::new(&allocation());
     let few = json!({"ipam": {"pools": ["none", "few"]}});
-    assert_eq!(addresses(&lab.good("ADD", "a", &few)), ["10.8.0.2/30"]);
-    assert_eq!(lab.code("ADD", "b", &few), 100, "exhausted");
+    assert_eq!(addresses(&node.good("ADD", "a", &few)), ["10.8.0.2/30"]);
+    assert_eq!(node.code("ADD", "b", &few), 100, "exhausted");
     let fall_back = json!({"ipam": {"pools": ["few", "web"]}});
-    assert_eq!(addresses(&lab.good("ADD", "b", &fall_back)).len(), 2);
+    assert_eq!(addresses(&node.good("ADD", "b", &fall_back)).len(), 2);
     let none = json!({"ipam": {"pools": ["none"]}});
-    assert_eq!(lab.code("ADD", "c", &none), 102);
+    assert_eq!(node.code("ADD", "c", &none), 102);
     let capability = json!({"runtimeConfig": {"ips": ["10.7.0.2/26", "fd00:7::9"]}});
     assert_eq!(
-        addresses(&lab.good("ADD", "c", &capability)),
+        addresses(&node.good("ADD", "c", &capability)),
         ["10.7.0.2/26", "fd00:7::9/122"],
-        "reserved ones are for those who ask"
+        "addresses on request"
     );
     for (address, code) in [
         ("10.7.0.2", 104),
@@ -247,11 +203,15 @@ fn pools_and_addresses_are_asked_for_by_name() {
         ("192.0.2.1", 103),
     ] {
         let more = json!({"args": {"cni": {"ips": [address]}}});
-        assert_eq!(lab.code("ADD", "d", &more), code, "{address}");
+        assert_eq!(node.code("ADD", "d", &more), code, "{address}");
     }
     let other = json!({"ipam": {"addresses": ["10.7.0.40"]}});
-    assert_eq!(lab.code("ADD", "c", &other), 106, "it has others");
-    let (good, result) = lab.call(
+    assert_eq!(
+        node.code("ADD", "c", &other),
+        106,
+        "the attachment has other addresses"
+    );
+    let (good, result) = node.call(
         "ADD",
         "e",
         "IP=10.7.0.50;K8S_POD_NAME=p;IgnoreUnknown=1;X=y",
@@ -261,48 +221,48 @@ fn pools_and_addresses_are_asked_for_by_name() {
     assert_eq!(
         addresses(&result),
         ["10.7.0.50/26"],
-        "nearer than the config's"
+        "CNI_ARGS takes precedence over the config"
     );
-    assert_eq!(lab.held(), 4);
+    assert_eq!(node.attachments(), 4);
 }
 
 #[test]
-fn gc_keeps_what_is_listed_and_does_nothing_without_a_list() {
-    let lab = Lab::holding("gc", &holding());
+fn gc_keeps_valid_attachments_and_fails_without_a_list() {
+    let node = Node::new(&allocation());
     for id in ["a", "b", "c"] {
-        lab.good("ADD", id, &json!({}));
+        node.good("ADD", id, &json!({}));
     }
-    lab.good("ADD", "other", &json!({"name": "net2"}));
-    assert_eq!(lab.code("GC", "", &json!({})), 7);
-    assert_eq!(lab.held(), 4);
+    node.good("ADD", "other", &json!({"name": "net2"}));
+    assert_eq!(node.code("GC", "", &json!({})), 7);
+    assert_eq!(node.attachments(), 4);
     let valid = json!({"cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}, {"containerID": "c", "ifname": "net1"}]});
-    lab.good("GC", "", &valid);
-    assert_eq!(lab.held(), 2, "b, and the other network's");
+    node.good("GC", "", &valid);
+    assert_eq!(node.attachments(), 2, "b, and the other network's");
 }
 
 #[test]
-fn a_node_without_anything_is_not_available_and_has_nothing_to_delete() {
-    let lab = Lab::empty("nothing");
+fn a_node_without_blocks_is_not_available_but_del_succeeds() {
+    let node = Node::without_store();
     let nothing = json!({});
-    assert_eq!(lab.code("STATUS", "", &nothing), 50);
-    assert_eq!(lab.code("ADD", "a", &nothing), 101);
-    let (_, told) = lab.call("ADD", "a", "", &nothing);
+    assert_eq!(node.code("STATUS", "", &nothing), 50);
+    assert_eq!(node.code("ADD", "a", &nothing), 101);
+    let (_, error) = node.call("ADD", "a", "", &nothing);
     let says = "See that `cadastre agent` runs on this node";
-    assert!(told["msg"].as_str().unwrap().contains(says), "{told}");
-    lab.good("DEL", "a", &nothing);
-    assert!(!lab.store().exists(), "nothing is made");
-    let held = Lab::holding("nothing-held", &NodeAllocation::default());
-    assert_eq!(held.code("STATUS", "", &nothing), 50);
-    held.good("STATUS", "", &json!({"ipam": {"pools": ["few"]}}));
-    assert_eq!(held.code("ADD", "a", &nothing), 101);
-    fs::write(lab.store(), "no store at all").unwrap();
-    assert_eq!(lab.code("ADD", "a", &nothing), 5);
-    assert_eq!(lab.code("STATUS", "", &nothing), 50);
+    assert!(error["msg"].as_str().unwrap().contains(says), "{error}");
+    node.good("DEL", "a", &nothing);
+    assert!(!node.store().exists(), "nothing is created");
+    let empty = Node::new(&NodeAllocation::default());
+    assert_eq!(empty.code("STATUS", "", &nothing), 50);
+    empty.good("STATUS", "", &json!({"ipam": {"pools": ["few"]}}));
+    assert_eq!(empty.code("ADD", "a", &nothing), 101);
+    fs::write(node.store(), "no store at all").unwrap();
+    assert_eq!(node.code("ADD", "a", &nothing), 5);
+    assert_eq!(node.code("STATUS", "", &nothing), 50);
 }
 
 #[test]
 fn a_bad_request_leaves_the_store_as_it_is() {
-    let lab = Lab::holding("bad", &holding());
+    let node = Node::new(&allocation());
     for (more, code) in [
         (json!({"name": "../net"}), 7),
         (json!({"name": ""}), 7),
@@ -314,7 +274,7 @@ fn a_bad_request_leaves_the_store_as_it_is() {
         ),
         (json!({"runtimeConfig": {"ips": [1]}}), 7),
     ] {
-        let (good, error) = lab.call("ADD", "a", "", &more);
+        let (good, error) = node.call("ADD", "a", "", &more);
         assert!(!good && error["code"] == code, "{more}: {error}");
     }
     for (id, args) in [
@@ -324,17 +284,17 @@ fn a_bad_request_leaves_the_store_as_it_is() {
         ("a", "X=1"),
         ("a", "IP=10.7.0.5;"),
     ] {
-        let (good, error) = lab.call("ADD", id, args, &json!({}));
+        let (good, error) = node.call("ADD", id, args, &json!({}));
         assert!(!good && error["code"] == 4, "{id} {args}: {error}");
     }
-    assert_eq!(lab.held(), 0);
-    lab.good("ADD", "a", &json!({}));
-    let (good, _) = lab.call(
+    assert_eq!(node.attachments(), 0);
+    node.good("ADD", "a", &json!({}));
+    let (good, _) = node.call(
         "DEL",
         "a",
         "X=;;",
         &json!({"ipam": {"pools": 7, "addresses": {}}}),
     );
-    assert!(good, "a DEL minds only what it needs");
-    assert_eq!(lab.held(), 0);
+    assert!(good, "a DEL reads only the keys that it needs");
+    assert_eq!(node.attachments(), 0);
 }

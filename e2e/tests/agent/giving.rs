@@ -18,7 +18,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     pool(&hand, "give", "10.1.0.0/24", json!({})).await;
     let flags = ["--publish-interval", "1"];
     let (mut machine, node) = Machine::of_group(&stage.control_plane, &hand, "give", &flags).await;
-    let OpOutcome::Given(given) = machine.ask(Op::Add(add("c1"))).await.unwrap() else {
+    let OpOutcome::Assigned(given) = machine.ask(Op::Add(add("c1"))).await.unwrap() else {
         panic!("no address")
     };
     let first = &given.addresses[0];
@@ -29,7 +29,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     let again = machine.ask(Op::Add(add("c1"))).await.unwrap();
     assert_eq!(
         again,
-        OpOutcome::Given(given.clone()),
+        OpOutcome::Assigned(given.clone()),
         "asked twice, given once"
     );
     let second = machine.add("c2").await.unwrap();
@@ -270,7 +270,7 @@ async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
             machine.del(container).await;
             match machine.add_with(add_of(&pod, container)).await {
                 Ok(given) => Ok((given == "10.17.0.9").then_some(given)),
-                Err(refusal) if refusal.why == OpErrorKind::Taken => Ok(Some(refusal.text)),
+                Err(refusal) if refusal.why == OpErrorKind::NotFree => Ok(Some(refusal.text)),
                 Err(refusal) => Err(refusal.into()),
             }
         })

@@ -28,7 +28,7 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     })
     .await
     .unwrap();
-    assert_eq!(refusal.why, OpErrorKind::NothingHeld, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
     assert_eq!(
         machine.add("c1").await.unwrap(),
         first,

@@ -99,7 +99,7 @@ async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
         if refusal.is_none() {
             machine.del("late").await;
         }
-        Ok(refusal.filter(|it| it.why == OpErrorKind::NothingHeld))
+        Ok(refusal.filter(|it| it.why == OpErrorKind::NoBlock))
     })
     .await
     .unwrap();
@@ -140,9 +140,9 @@ async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
     });
     word.await.unwrap();
     let refusal = machine.add("c2").await.unwrap_err();
-    assert_eq!(refusal.why, OpErrorKind::NothingHeld, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
     let status = machine.ask(Op::Status).await.unwrap_err();
-    assert_eq!(status.why, OpErrorKind::NothingHeld, "{status}");
+    assert_eq!(status.why, OpErrorKind::NoBlock, "{status}");
     assert_eq!(machine.add("c1").await.unwrap(), first);
     publishes(&hand, "left-1", vec![first.clone()]).await;
     let subnet = hand.subnets.get("left-1").await.unwrap();
@@ -193,7 +193,7 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     })
     .await
     .unwrap();
-    assert_eq!(refusal.why, OpErrorKind::NothingHeld, "{refusal}");
+    assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
     publishes(&hand, "ended-1", vec![first.clone(), second]).await;
     assert_eq!(machine.add("c1").await.unwrap(), first);
     assert!(hand.pools.get_opt("ended").await.unwrap().is_some());

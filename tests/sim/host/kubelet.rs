@@ -270,7 +270,7 @@ impl Sim {
         let name = self.machines.hosts[id].name.clone();
         self.log(Some(&name), || {
             let what = match &result {
-                Ok(OpOutcome::Given(given)) => {
+                Ok(OpOutcome::Assigned(given)) => {
                     let all = given.addresses.iter().map(|it| it.address.to_string());
                     all.collect::<Vec<_>>().join(" ")
                 }
@@ -280,7 +280,7 @@ impl Sim {
             format!("{}: {what}", outline(&call.op))
         });
         match (call.op, result) {
-            (Op::Add(add), Ok(OpOutcome::Given(given))) => self.sandbox_is_up(id, &add, &given),
+            (Op::Add(add), Ok(OpOutcome::Assigned(given))) => self.sandbox_is_up(id, &add, &given),
             (Op::Add(add), _) => {
                 let container = add.attachment.container_id;
                 self.kill_sandbox(id, &container);

@@ -16,10 +16,10 @@ use cadastre_node::{AddressAssignment, Attachment, BlockState, OpError, OpErrorK
 pub(super) fn refused(refusal: OpError) -> Status {
     let code = match refusal.why {
         OpErrorKind::Exhausted => Code::ResourceExhausted,
-        OpErrorKind::NothingHeld | OpErrorKind::Mismatch => Code::FailedPrecondition,
+        OpErrorKind::NoBlock | OpErrorKind::Mismatch => Code::FailedPrecondition,
         OpErrorKind::UnknownPool => Code::NotFound,
-        OpErrorKind::NotHeld => Code::OutOfRange,
-        OpErrorKind::Taken => Code::AlreadyExists,
+        OpErrorKind::NotInBlocks => Code::OutOfRange,
+        OpErrorKind::NotFree => Code::AlreadyExists,
         OpErrorKind::NotUsable => Code::InvalidArgument,
         OpErrorKind::Busy | OpErrorKind::PodUnknown => Code::Unavailable,
         OpErrorKind::Store => Code::Internal,

@@ -149,7 +149,7 @@ impl Agent for Api {
             bound: Vec::new(),
         });
         match self.serve(op, patience).await? {
-            OpOutcome::Given(given) => Ok(Response::new(write_assignment(given))),
+            OpOutcome::Assigned(given) => Ok(Response::new(write_assignment(given))),
             OpOutcome::Done => Err(Status::internal("the store answered nothing")),
         }
     }
@@ -300,7 +300,7 @@ mod tests {
         for why in [
             OpErrorKind::Exhausted,
             OpErrorKind::Busy,
-            OpErrorKind::NotHeld,
+            OpErrorKind::NotInBlocks,
             OpErrorKind::Store,
         ] {
             let status = refused(OpError {

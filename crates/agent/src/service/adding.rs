@@ -276,8 +276,7 @@ impl Adding {
 
     /// Whether a new block could help.
     fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
-        let lacks =
-            |why: OpErrorKind| matches!(why, OpErrorKind::Exhausted | OpErrorKind::NothingHeld);
+        let lacks = |why: OpErrorKind| matches!(why, OpErrorKind::Exhausted | OpErrorKind::NoBlock);
         self.add.addresses.is_empty() && answer.as_ref().is_err_and(|it| lacks(it.why))
     }
 
@@ -372,7 +371,7 @@ fn choose(
         state.notices.extend(notices);
     }
     add.decide(&choice).map_err(|text| OpError {
-        why: OpErrorKind::NothingHeld,
+        why: OpErrorKind::NoBlock,
         text,
     })?;
     Ok(choice.pools)
@@ -443,7 +442,7 @@ mod tests {
     }
 
     fn no_block() -> Result<OpOutcome, OpError> {
-        Err(refused(OpErrorKind::NothingHeld))
+        Err(refused(OpErrorKind::NoBlock))
     }
 
     #[test]
@@ -453,7 +452,7 @@ mod tests {
             let at_limit = at_limit.iter();
             let at_limit = at_limit.map(|(pool, most)| ((*pool).to_owned(), *most));
             let waited = Duration::from_millis(2_500);
-            let refusal = refused(OpErrorKind::NothingHeld);
+            let refusal = refused(OpErrorKind::NoBlock);
             exhausted(refusal, &wanted, waited, &at_limit.collect()).text
         };
         let full = text(&["web", "spare"], &[("spare", 3)]);

@@ -192,18 +192,18 @@ pub enum SelectorSubject {
     Pod,
 }
 
-/// Returns the pools that may serve `asker`, best first, and the reasons why the other pools may not.
+/// Returns the pools that may serve `requester`, best first, and the reasons why the other pools may not.
 ///
 /// `room` returns how much a pool can still allocate, in a unit that is the same for all candidates.
 pub fn choose<'a>(
     candidates: &[PoolCandidate<'a>],
-    asker: &Requester<'a>,
+    requester: &Requester<'a>,
     room: impl FnMut(&PoolCandidate<'a>) -> u128,
 ) -> PoolChoice<'a> {
-    if asker.by_name.is_empty() {
-        by_selectors(candidates, asker, room)
+    if requester.by_name.is_empty() {
+        by_selectors(candidates, requester, room)
     } else {
-        by_name(candidates, asker.by_name)
+        by_name(candidates, requester.by_name)
     }
 }
 
@@ -246,17 +246,17 @@ fn by_name<'a>(candidates: &[PoolCandidate<'a>], names: &[&'a str]) -> PoolChoic
 
 fn by_selectors<'a>(
     candidates: &[PoolCandidate<'a>],
-    asker: &Requester<'a>,
+    requester: &Requester<'a>,
     mut room: impl FnMut(&PoolCandidate<'a>) -> u128,
 ) -> PoolChoice<'a> {
     let mut choice = PoolChoice::default();
     for (at, candidate) in candidates.iter().enumerate() {
-        let why = match (candidate.deselects(asker), candidate.standing) {
+        let why = match (candidate.deselects(requester), candidate.standing) {
             (Some(why), _) => why,
             (None, _) if candidate.manual => PassOverReason::Manual,
             (None, PoolStanding::Barred(why)) => PassOverReason::Barred(why),
             (None, PoolStanding::Serving) => {
-                choice.chosen.push(candidate.chosen(at, asker));
+                choice.chosen.push(candidate.chosen(at, requester));
                 continue;
             }
         };
@@ -265,9 +265,9 @@ fn by_selectors<'a>(
     let chosen = &mut choice.chosen;
     chosen.sort_by(|a, b| (a.rank(), a.name).cmp(&(b.rank(), b.name)));
     let families = |it: &ChosenPool| candidates[it.at].families;
-    let given = assigned_families(chosen, candidates);
+    let assigned = assigned_families(chosen, candidates);
     for tied in chosen.chunk_by_mut(|a, b| a.rank() == b.rank()) {
-        let lacking = |it: &ChosenPool| lacking(given, families(it));
+        let lacking = |it: &ChosenPool| lacking(assigned, families(it));
         if tied.iter().any(|it| lacking(it).is_none()) {
             for it in tied {
                 it.lacks = lacking(it);
@@ -275,7 +275,7 @@ fn by_selectors<'a>(
         }
     }
     let is_apart =
-        |it: &ChosenPool| families(it) != given && !Mutation::RoomComparedAcrossFamilies.is_on();
+        |it: &ChosenPool| families(it) != assigned && !Mutation::RoomComparedAcrossFamilies.is_on();
     let class = |it: &ChosenPool| (it.rank(), it.lacks.is_some(), is_apart(it));
     chosen.sort_by(|a, b| (class(a), a.name).cmp(&(class(b), b.name)));
     for tied in chosen.chunk_by_mut(|a, b| class(a) == class(b)) {
@@ -300,16 +300,16 @@ fn assigned_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dua
     oldest.map_or(Dual::default(), |it| candidates[it.at].families)
 }
 
-/// Returns the first family that is in `given` but not in `has`, or `None` if `has` includes all of `given`.
-pub fn lacking(given: Dual<bool>, has: Dual<bool>) -> Option<Family> {
-    let mut given = given.iter().filter(|(_, is_given)| **is_given);
-    let (family, _) = given.find(|(family, _)| !has.get(*family))?;
+/// Returns the first family of `required` that is missing in `has`.
+pub fn lacking(required: Dual<bool>, has: Dual<bool>) -> Option<Family> {
+    let mut required = required.iter().filter(|(_, is_required)| **is_required);
+    let (family, _) = required.find(|(family, _)| !has.get(*family))?;
     Some(family)
 }
 
 impl<'a> PoolCandidate<'a> {
-    /// Returns the first selector that does not match the asker as the reason; `None` if all selectors match.
-    fn deselects(&self, asker: &Requester<'a>) -> Option<PassOverReason<'a>> {
+    /// Returns the first selector that does not match the requester as the reason; `None` if all selectors match.
+    fn deselects(&self, requester: &Requester<'a>) -> Option<PassOverReason<'a>> {
         let unmet = |subject, selector: &'a Selector, labels: &'a [Label]| {
             let (wants, has) = selector.unmet(labels)?;
             Some(PassOverReason::Deselected {
@@ -318,19 +318,19 @@ impl<'a> PoolCandidate<'a> {
                 has,
             })
         };
-        unmet(SelectorSubject::Node, self.node, asker.node).or_else(|| {
-            let PodLabels { namespace, pod } = asker.pod?;
+        unmet(SelectorSubject::Node, self.node, requester.node).or_else(|| {
+            let PodLabels { namespace, pod } = requester.pod?;
             unmet(SelectorSubject::Namespace, self.namespace, namespace)
                 .or_else(|| unmet(SelectorSubject::Pod, self.pod, pod))
         })
     }
 
-    fn chosen(&self, at: usize, asker: &Requester) -> ChosenPool<'a> {
+    fn chosen(&self, at: usize, requester: &Requester) -> ChosenPool<'a> {
         let of_pods = self.namespace.specificity() + self.pod.specificity();
         ChosenPool {
             at,
             name: self.name,
-            some_pods_only: asker.pod.is_none() && of_pods > 0,
+            some_pods_only: requester.pod.is_none() && of_pods > 0,
             lacks: None,
             place: PoolRank::Ranked {
                 priority: self.priority,

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_requirement_that_fails_is_named_with_what_is_there() {
+    fn the_unmet_requirement_is_returned_with_the_labels_value() {
         let gpu = labels(&[("class", "gpu")]);
         for (selector, value, text) in [
             (

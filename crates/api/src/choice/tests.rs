@@ -62,9 +62,9 @@ impl Pool {
     }
 }
 
-fn ask<'a>(pools: &'a [Pool], asker: &Requester<'a>) -> PoolChoice<'a> {
+fn ask<'a>(pools: &'a [Pool], requester: &Requester<'a>) -> PoolChoice<'a> {
     let candidates: Vec<PoolCandidate> = pools.iter().map(Pool::candidate).collect();
-    choose(&candidates, asker, |asked| {
+    choose(&candidates, requester, |asked| {
         pools.iter().find(|it| it.name == asked.name).unwrap().room
     })
 }
@@ -129,7 +129,7 @@ fn the_order_is_explained_step_by_step() {
 }
 
 #[test]
-fn every_pool_that_is_passed_over_says_why() {
+fn every_pool_that_is_passed_over_has_a_reason() {
     let pools = [
         Pool {
             node: selector(&[("class", "cpu")]),
@@ -155,7 +155,7 @@ fn every_pool_that_is_passed_over_says_why() {
     let node = labels(&[("class", "gpu")]);
     let namespace = labels(&[]);
     let pod = labels(&[("app", "web")]);
-    let asker = Requester {
+    let requester = Requester {
         node: &node,
         pod: Some(PodLabels {
             namespace: &namespace,
@@ -164,7 +164,7 @@ fn every_pool_that_is_passed_over_says_why() {
         by_name: &[],
     };
     assert_eq!(
-        ask(&pools, &asker).to_string(),
+        ask(&pools, &requester).to_string(),
         [
             "no pool serves",
             r#"not "off": it is disabled: set spec.disabled to false"#,
@@ -176,13 +176,13 @@ fn every_pool_that_is_passed_over_says_why() {
         .join("\n")
     );
     assert_eq!(
-        ask(&[], &asker).to_string(),
+        ask(&[], &requester).to_string(),
         "no pool serves: there is none: create an IPPool"
     );
 }
 
 #[test]
-fn names_pass_by_selectors_but_not_by_what_bars() {
+fn pools_asked_for_by_name_need_not_match_but_must_be_able_to_serve() {
     let pools = [
         Pool {
             node: selector(&[("class", "cpu")]),
@@ -202,11 +202,11 @@ fn names_pass_by_selectors_but_not_by_what_bars() {
             ..pool("full")
         },
     ];
-    let asker = Requester {
+    let requester = Requester {
         by_name: &["spare", "full", "nosuch", "cpu", "spare"],
         ..of_node(&[])
     };
-    let choice = ask(&pools, &asker);
+    let choice = ask(&pools, &requester);
     assert_eq!(
         choice.to_string(),
         [
@@ -222,7 +222,7 @@ fn names_pass_by_selectors_but_not_by_what_bars() {
 }
 
 #[test]
-fn a_node_as_a_whole_gets_pools_of_some_pods_marked() {
+fn pools_for_some_pods_are_marked_in_the_choice_for_a_node() {
     let pools = [
         pool("all"),
         Pool {
@@ -230,8 +230,8 @@ fn a_node_as_a_whole_gets_pools_of_some_pods_marked() {
             ..pool("team")
         },
     ];
-    let marks = |asker: &Requester| -> Vec<(String, bool)> {
-        let choice = ask(&pools, asker);
+    let marks = |requester: &Requester| -> Vec<(String, bool)> {
+        let choice = ask(&pools, requester);
         let marks = choice.chosen.iter();
         marks
             .map(|it| (it.name.to_owned(), it.some_pods_only))
@@ -242,7 +242,7 @@ fn a_node_as_a_whole_gets_pools_of_some_pods_marked() {
         [("team".to_owned(), true), ("all".to_owned(), false)]
     );
     let team = labels(&[("team", "a")]);
-    let asker = Requester {
+    let requester = Requester {
         pod: Some(PodLabels {
             namespace: &team,
             pod: &[],
@@ -250,7 +250,7 @@ fn a_node_as_a_whole_gets_pools_of_some_pods_marked() {
         ..of_node(&[])
     };
     assert_eq!(
-        marks(&asker),
+        marks(&requester),
         [("team".to_owned(), false), ("all".to_owned(), false)]
     );
 }
@@ -296,7 +296,7 @@ fn naive(a: &Pool, b: &Pool) -> Ordering {
     decided.unwrap_or(Ordering::Equal)
 }
 
-/// Generates up to three requirements. Every label of the asker has the value "0", so a requirement is met if its
+/// Generates up to three requirements. Every label of the requester has the value "0", so a requirement is met if its
 /// value is "0".
 fn requirements() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
     let value = prop::option::weighted(0.3, prop::bool::weighted(0.8));
@@ -361,7 +361,7 @@ proptest! {
 
         let all = labels(&[("a", "0"), ("b", "0"), ("c", "0")]);
         let pod = for_pod.then_some(PodLabels { namespace: &all, pod: &all });
-        let asker = Requester { pod, ..of_node(&all) };
+        let requester = Requester { pod, ..of_node(&all) };
         let mut given: Vec<Pool> = pools.iter().map(|(pool, _, _)| pool.clone()).collect();
         if !given.is_empty() {
             let turn = turn % given.len();
@@ -369,7 +369,7 @@ proptest! {
         }
         let candidates: Vec<PoolCandidate> = given.iter().map(Pool::candidate).collect();
         let mut asked = Vec::new();
-        let choice = choose(&candidates, &asker, |it| {
+        let choice = choose(&candidates, &requester, |it| {
             asked.push(it.name);
             given.iter().find(|pool| pool.name == it.name).unwrap().room
         });
@@ -393,12 +393,12 @@ proptest! {
 
         // Every pool is in the result exactly once, with its index among the candidates.
         let passed = choice.passed_over.iter().map(|it| (it.at.unwrap(), it.name));
-        let mut told: Vec<(usize, &str)> =
+        let mut all_pools: Vec<(usize, &str)> =
             choice.chosen.iter().map(|it| (it.at, it.name)).chain(passed).collect();
-        told.sort_unstable();
+        all_pools.sort_unstable();
         let everyone: Vec<(usize, &str)> =
             given.iter().map(|pool| &*pool.name).enumerate().collect();
-        prop_assert_eq!(told, everyone);
+        prop_assert_eq!(all_pools, everyone);
     }
 }
 
@@ -413,7 +413,7 @@ fn of_families(name: &str, families: [bool; 2], created: i64, room: u128) -> Poo
 }
 
 #[test]
-fn room_is_compared_within_a_family_and_the_oldest_pool_says_which_is_given() {
+fn room_is_compared_within_a_family_and_the_oldest_pool_decides_the_families() {
     let four = of_families("four", [true, false], 1, 3);
     let six = of_families("six", [false, true], 2, u128::MAX);
     let more = of_families("more", [true, false], 3, 9);

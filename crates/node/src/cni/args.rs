@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_is_one_pair_and_unknown_keys_need_leave() {
+    fn malformed_parts_and_unknown_keys_are_rejected() {
         let parse = |text| CniArgs::parse(text, |key| matches!(key, "IP" | "A"));
         let args = parse("IP=10.0.0.1;A=;IP=10.0.0.2").unwrap();
         assert_eq!(args.get("IP"), Some("10.0.0.2"));

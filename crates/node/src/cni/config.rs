@@ -1,15 +1,15 @@
 //! Reads the network config from standard input.
 //!
 //! Every CNI plugin of a chain reads the same config, and other plugins are written in Go. Therefore this module
-//! reads a config as Go does: keys are compared without regard to case, unknown keys are ignored, and `null` is
-//! treated as absent. Unlike in Go, a key that occurs twice in an object is an error, because programs disagree on
-//! which value to use.
+//! reads a config as Go does: keys are compared without regard to case, unknown keys are ignored, `null` is treated as
+//! absent, and the last value of a repeated key counts. Unlike in Go, two keys of an object that differ only in case
+//! are an error.
 
 use std::io::Read;
 
 use cadastre_core::Addr;
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::address::IpNet;
@@ -57,8 +57,9 @@ impl Config {
             let msg = format!("the network config cannot be decoded: {error}; correct it there");
             CniError::new(DECODING_FAILURE, msg)
         };
-        let root = serde_json::from_slice(text).map(|Folded(root)| root);
-        let root = root.map_err(|error| undecodable(error.to_string()))?;
+        let root: Value =
+            serde_json::from_slice(text).map_err(|error| undecodable(error.to_string()))?;
+        let root = with_lower_case_keys(root).map_err(undecodable)?;
         if !root.is_object() {
             return Err(undecodable("it is not an object".to_owned()));
         }
@@ -137,66 +138,26 @@ impl Config {
     }
 }
 
-/// A JSON value whose objects have lower-case keys, no key twice, and no nulls.
-struct Folded(Value);
-
-impl<'de> Deserialize<'de> for Folded {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Fold).map(Folded)
-    }
-}
-
-struct Fold;
-
-impl<'de> Visitor<'de> for Fold {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(text.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(Folded(item)) = from.next_element()? {
-            items.push(item);
+/// Converts the keys of all objects to lower case, and removes nulls from objects. Fails if two keys become the same.
+fn with_lower_case_keys(value: Value) -> Result<Value, String> {
+    Ok(match value {
+        Value::Array(items) => {
+            let items = items.into_iter().map(with_lower_case_keys);
+            items.collect::<Result<_, _>>()?
         }
-        Ok(items.into())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
-        let mut members = Map::new();
-        while let Some((key, Folded(value))) = from.next_entry::<String, _>()? {
-            if members.insert(key.to_ascii_lowercase(), value).is_some() {
-                return Err(A::Error::custom(format!("the key {key:?} occurs twice")));
+        Value::Object(members) => {
+            let mut folded = Map::new();
+            for (key, value) in members {
+                let value = with_lower_case_keys(value)?;
+                if folded.insert(key.to_ascii_lowercase(), value).is_some() {
+                    return Err(format!("the key {key:?} occurs twice"));
+                }
             }
+            folded.retain(|_, value| !value.is_null());
+            folded.into()
         }
-        members.retain(|_, value| !value.is_null());
-        Ok(members.into())
-    }
+        value => value,
+    })
 }
 
 #[cfg(test)]
@@ -217,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_an_error_with_its_place() {
+    fn an_undecodable_config_is_an_error_with_its_place() {
         let deep = "[".repeat(1_000_000);
         for (text, code, says) in [
             ("", 6, "EOF while parsing a value at line 1 column 0"),
             ("[]", 6, "not an object"),
             ("{}\nx", 6, "trailing characters at line 2 column 1"),
-            (r#"{"a":1,"A":null}"#, 6, "\"A\" occurs twice"),
+            (r#"{"a":1,"A":null}"#, 6, "\"a\" occurs twice"),
             (r#"{"a":"\ud83d"}"#, 6, "hex escape"),
             (r#"{"name":[]}"#, 6, "name of the network config"),
             (&deep, 6, "recursion limit exceeded"),
@@ -262,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_previous_result_is_read_as_far_as_it_can_be() {
+    fn invalid_addresses_of_a_previous_result_are_skipped() {
         let ips = r#","prevResult":{"ips":[{"address":"10.0.0.2/24"},{"address":7},{},{"ADDRESS":"fd00::2/64"}]}"#;
         let ips: Vec<String> = config(ips)
             .previous()

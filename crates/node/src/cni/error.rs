@@ -54,14 +54,14 @@ impl CniError {
 /// be served.
 fn code(why: OpErrorKind, status: bool) -> u32 {
     match why {
-        OpErrorKind::NothingHeld | OpErrorKind::Store if status => NOT_AVAILABLE,
+        OpErrorKind::NoBlock | OpErrorKind::Store if status => NOT_AVAILABLE,
         OpErrorKind::Store => IO_FAILURE,
         OpErrorKind::Busy | OpErrorKind::PodUnknown => TRY_AGAIN_LATER,
         OpErrorKind::Exhausted => 100,
-        OpErrorKind::NothingHeld => 101,
+        OpErrorKind::NoBlock => 101,
         OpErrorKind::UnknownPool => 102,
-        OpErrorKind::NotHeld => 103,
-        OpErrorKind::Taken => 104,
+        OpErrorKind::NotInBlocks => 103,
+        OpErrorKind::NotFree => 104,
         OpErrorKind::NotUsable => 105,
         OpErrorKind::Mismatch => 106,
     }
@@ -73,8 +73,8 @@ mod tests {
 
     #[test]
     fn status_alone_says_not_available() {
-        assert_eq!(code(OpErrorKind::NothingHeld, true), 50);
-        assert_eq!(code(OpErrorKind::NothingHeld, false), 101);
+        assert_eq!(code(OpErrorKind::NoBlock, true), 50);
+        assert_eq!(code(OpErrorKind::NoBlock, false), 101);
         assert_eq!(code(OpErrorKind::Store, true), 50);
         assert_eq!(code(OpErrorKind::Store, false), 5);
         assert_eq!(

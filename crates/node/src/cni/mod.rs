@@ -42,7 +42,7 @@ pub use request::Env;
 use crate::{Op, OpError, OpOutcome, client};
 use config::Config;
 use error::INVALID_ENVIRONMENT;
-use result::json;
+use result::json_text;
 
 /// The answer to a call of the CNI plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl From<Result<String, CniError>> for Output {
     fn from(answer: Result<String, CniError>) -> Self {
         Self {
             failed: answer.is_err(),
-            stdout: answer.unwrap_or_else(|error| json(&error)),
+            stdout: answer.unwrap_or_else(|error| json_text(&error)),
             ..Self::default()
         }
     }
@@ -104,7 +104,7 @@ pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: AddressService
             stderr: about(name, supported),
             ..Output::default()
         },
-        "VERSION" => Ok(json(&serde_json::json!({
+        "VERSION" => Ok(json_text(&serde_json::json!({
             "cniVersion": "1.1.0",
             "supportedVersions": supported,
         })) + "\n")
@@ -144,7 +144,7 @@ fn answer(
     if as_host_local || host_local::is_meant(&config) {
         version::check(&version, command, version::ALL)?;
         if !as_host_local {
-            plugin::check_alone(&config)?;
+            plugin::check_no_pools(&config)?;
         }
         return host_local::run(command, env, &config, &version);
     }

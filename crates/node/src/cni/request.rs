@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_all_at_once() {
+    fn the_error_names_all_missing_variables() {
         let of = |command: &str| Env {
             command: command.to_owned(),
             ..Env::default()
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_and_interfaces_that_could_leave_their_place_are_refused() {
+    fn ids_and_interfaces_that_are_no_file_names_are_rejected() {
         for id in ["/", "../a", ".a", "a/b", "a\nb", "-a", "a b", "é"] {
             assert_eq!(env("DEL", id, "eth0").check(true).unwrap_err().code, 4);
         }

@@ -11,6 +11,7 @@
 use cadastre_core::node_allocation::Dns;
 use cadastre_core::{Addr, Family};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use super::address::{self, IpNet};
 use super::version;
@@ -32,7 +33,7 @@ pub(super) struct Ip {
     pub(super) gateway: Option<Addr>,
 }
 
-/// A route of a config or a pool. Numbers that are 0 are not written.
+/// A route of a config or a pool.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(super) struct Route {
     pub(super) dst: IpNet,
@@ -42,21 +43,16 @@ pub(super) struct Route {
         skip_serializing_if = "Option::is_none"
     )]
     gw: Option<Addr>,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    mtu: i64,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    advmss: i64,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    priority: i64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advmss: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     table: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     scope: Option<i64>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_zero(number: &i64) -> bool {
-    *number == 0
 }
 
 impl Route {
@@ -64,9 +60,9 @@ impl Route {
         Self {
             dst,
             gw,
-            mtu: 0,
-            advmss: 0,
-            priority: 0,
+            mtu: None,
+            advmss: None,
+            priority: None,
             table: None,
             scope: None,
         }
@@ -74,15 +70,15 @@ impl Route {
 }
 
 impl From<AddressAssignment> for CniResult {
-    fn from(given: AddressAssignment) -> Self {
-        let ips = given.addresses.iter().map(|given| Ip {
+    fn from(assignment: AddressAssignment) -> Self {
+        let ips = assignment.addresses.iter().map(|given| Ip {
             address: IpNet {
                 ip: given.address,
                 ones: given.prefix,
             },
             gateway: given.gateway,
         });
-        let routes = given.routes.iter().map(|route| {
+        let routes = assignment.routes.iter().map(|route| {
             let dst = IpNet {
                 ip: route.dst.first(),
                 ones: route.dst.len(),
@@ -92,51 +88,9 @@ impl From<AddressAssignment> for CniResult {
         Self {
             ips: ips.collect(),
             routes: routes.collect(),
-            dns: given.dns,
+            dns: assignment.dns,
         }
     }
-}
-
-/// A result in the form of versions up to 0.2.0.
-#[derive(Serialize)]
-struct ByFamily<'a> {
-    #[serde(rename = "cniVersion")]
-    version: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ip4: Option<OfFamily>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ip6: Option<OfFamily>,
-    dns: &'a Dns,
-}
-
-#[derive(Serialize)]
-struct OfFamily {
-    ip: IpNet,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gateway: Option<Addr>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    routes: Vec<Route>,
-}
-
-/// A result in the form of versions from 0.3.0 on.
-#[derive(Serialize)]
-struct ByList<'a> {
-    #[serde(rename = "cniVersion")]
-    version: &'a str,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    ips: Vec<InList<'a>>,
-    #[serde(skip_serializing_if = "<[Route]>::is_empty")]
-    routes: &'a [Route],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dns: Option<&'a Dns>,
-}
-
-#[derive(Serialize)]
-struct InList<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    version: Option<&'static str>,
-    #[serde(flatten)]
-    ip: &'a Ip,
 }
 
 impl CniResult {
@@ -145,8 +99,8 @@ impl CniResult {
     pub(super) fn add_routes(&mut self, routes: Vec<Route>) {
         for route in routes {
             let family = route.dst.ip.family;
-            let is_of_use = self.ips.iter().any(|ip| ip.address.ip.family == family);
-            if is_of_use && !self.routes.iter().any(|it| it.dst == route.dst) {
+            let is_usable = self.ips.iter().any(|ip| ip.address.ip.family == family);
+            if is_usable && !self.routes.iter().any(|it| it.dst == route.dst) {
                 self.routes.push(route);
             }
         }
@@ -154,45 +108,50 @@ impl CniResult {
 
     /// Returns the result as JSON, in the form of the given version, which must be a supported one.
     pub(super) fn render(&self, version: &str) -> String {
-        let dns = &self.dns;
+        let mut result = Map::from_iter([("cniVersion".to_owned(), version.into())]);
         if !version::is_since(version, "0.3.0") {
-            return json(&ByFamily {
-                version,
-                ip4: self.of_family(Family::V4),
-                ip6: self.of_family(Family::V6),
-                dns,
-            });
+            for (key, family) in [("ip4", Family::V4), ("ip6", Family::V6)] {
+                let of_family = self.of_family(family);
+                result.extend(of_family.map(|value| (key.to_owned(), value)));
+            }
+            result.insert("dns".to_owned(), json!(self.dns));
+            return json_text(&result);
         }
-        let old = !version::is_since(version, "1.0.0");
-        let ips = self.ips.iter().map(|ip| InList {
-            version: old.then_some(match ip.address.ip.family {
-                Family::V4 => "4",
-                Family::V6 => "6",
-            }),
-            ip,
+        let is_old = !version::is_since(version, "1.0.0");
+        let ips = self.ips.iter().map(|ip| {
+            let mut value = json!(ip);
+            if is_old {
+                let v4 = ip.address.ip.family == Family::V4;
+                value["version"] = if v4 { "4" } else { "6" }.into();
+            }
+            value
         });
-        json(&ByList {
-            version,
-            ips: ips.collect(),
-            routes: &self.routes,
-            dns: (old || !dns.is_empty()).then_some(dns),
-        })
+        result.insert("ips".to_owned(), ips.collect());
+        result.insert("routes".to_owned(), json!(self.routes));
+        result.insert("dns".to_owned(), json!(self.dns));
+        let is_empty = |value: &Value| *value == json!([]) || !is_old && *value == json!({});
+        result.retain(|_, value| !is_empty(value));
+        json_text(&result)
     }
 
-    fn of_family(&self, family: Family) -> Option<OfFamily> {
+    fn of_family(&self, family: Family) -> Option<Value> {
         let mut ips = self.ips.iter();
         let ip = ips.find(|ip| ip.address.ip.family == family)?;
+        let mut value = json!({"ip": ip.address});
+        if let Some(gateway) = ip.gateway {
+            value["gateway"] = json!(gateway);
+        }
         let routes = self.routes.iter().filter(|it| it.dst.ip.family == family);
-        Some(OfFamily {
-            ip: ip.address,
-            gateway: ip.gateway,
-            routes: routes.map(|it| Route::new(it.dst, it.gw)).collect(),
-        })
+        let routes: Vec<Route> = routes.map(|it| Route::new(it.dst, it.gw)).collect();
+        if !routes.is_empty() {
+            value["routes"] = json!(routes);
+        }
+        Some(value)
     }
 }
 
 /// Converts a value to JSON. The callers pass only structs and maps with text keys, whose conversion cannot fail.
-pub(super) fn json(value: &impl Serialize) -> String {
+pub(super) fn json_text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
@@ -214,7 +173,7 @@ mod tests {
                 },
             ],
             routes: vec![Route {
-                mtu: 1400,
+                mtu: Some(1400),
                 table: Some(0),
                 ..Route::new(net("0.0.0.0/0"), None)
             }],
@@ -226,11 +185,11 @@ mod tests {
     fn each_version_has_its_shape() {
         assert_eq!(
             dual().render("0.2.0"),
-            r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.2/24","gateway":"10.0.0.1","routes":[{"dst":"0.0.0.0/0"}]},"ip6":{"ip":"fd00::2/64"},"dns":{}}"#
+            r#"{"cniVersion":"0.2.0","dns":{},"ip4":{"gateway":"10.0.0.1","ip":"10.0.0.2/24","routes":[{"dst":"0.0.0.0/0"}]},"ip6":{"ip":"fd00::2/64"}}"#
         );
         assert_eq!(
             dual().render("0.4.0"),
-            r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.2/24","gateway":"10.0.0.1"},{"version":"6","address":"fd00::2/64"}],"routes":[{"dst":"0.0.0.0/0","mtu":1400,"table":0}],"dns":{}}"#
+            r#"{"cniVersion":"0.4.0","dns":{},"ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1","version":"4"},{"address":"fd00::2/64","version":"6"}],"routes":[{"dst":"0.0.0.0/0","mtu":1400,"table":0}]}"#
         );
         assert_eq!(
             dual().render("1.1.0"),
@@ -238,6 +197,6 @@ mod tests {
         );
         let mut named = dual();
         named.dns.domain = "d".to_owned();
-        assert!(named.render("1.0.0").ends_with(r#""dns":{"domain":"d"}}"#));
+        assert!(named.render("1.0.0").contains(r#""dns":{"domain":"d"},"#));
     }
 }

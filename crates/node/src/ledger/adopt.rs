@@ -1,10 +1,11 @@
 //! Records assignments that another component knows, in a ledger that does not have them.
 
-use super::super::ops::{AddressAssignment, AssignedAddress, Attachment, Now, PodRef};
+use super::super::ops::{AddressAssignment, Attachment, Now, PodRef};
 use super::super::storage_fault::StorageFault;
+use super::choose::describe;
 use super::kv::KvMut;
 use super::record::{
-    ADOPTED, ADOPTED_OLD, AddressRecord, BlockRecord, BlockState, StoredAttachment,
+    ADOPTED, ADOPTED_OLD, AddressRecord, AttachmentRecord, BlockRecord, BlockState,
 };
 use super::tables::{Read, Write};
 use cadastre_core::usable::usable;
@@ -31,77 +32,70 @@ pub struct RememberedAttachment {
 
 pub(crate) fn adopt(
     kv: &mut dyn KvMut,
-    known: &[RememberedAttachment],
+    remembered: &[RememberedAttachment],
     now: &Now,
 ) -> Result<Vec<RememberedAttachment>, StorageFault> {
     let mut lost = Vec::new();
-    for it in known {
+    for it in remembered {
+        let boot = if it.boot.is_empty() {
+            &now.boot
+        } else {
+            &it.boot
+        };
         let mut record = kv
             .record(&it.attachment)?
-            .unwrap_or_else(|| StoredAttachment {
+            .unwrap_or_else(|| AttachmentRecord {
+                attachment: it.attachment.clone(),
                 given: AddressAssignment::default(),
                 netns: it.netns.clone(),
                 pod: it.pod.clone(),
                 since_ms: it.since_ms,
-                boot: if it.boot.is_empty() {
-                    now.boot.clone()
-                } else {
-                    it.boot.clone()
-                },
+                boot: boot.clone(),
                 order: if it.superseded { ADOPTED_OLD } else { ADOPTED },
             });
-        let mut taken = Vec::new();
+        let mut skipped = Vec::new();
         for addr in &it.addresses {
             match kv.address(*addr)? {
-                Some(AddressRecord::Used { by, .. }) if by == it.attachment => continue,
-                Some(_) => {
-                    taken.push(*addr);
-                    continue;
+                Some(AddressRecord::Used { by, .. }) if by == it.attachment => {}
+                Some(_) => skipped.push(*addr),
+                None => {
+                    let (cidr, block) = block_of(kv, *addr)?;
+                    let usable = usable(cidr, kv.pool(&block.pool)?.as_ref());
+                    let given = describe(cidr, &block.pool, &usable, *addr);
+                    let by = it.attachment.clone();
+                    kv.put_address(*addr, &AddressRecord::Used { by, block: cidr })?;
+                    record.given.addresses.push(given);
                 }
-                None => {}
             }
-            let given = describe(kv, *addr)?;
-            let (by, block) = (it.attachment.clone(), given.block);
-            kv.put_address(*addr, &AddressRecord::Used { by, block })?;
-            record.given.addresses.push(given);
         }
-        if !taken.is_empty() {
+        if !skipped.is_empty() {
             lost.push(RememberedAttachment {
-                addresses: taken,
+                addresses: skipped,
                 ..it.clone()
             });
         }
         if !record.given.addresses.is_empty() {
             record.given.addresses.sort_by_key(|given| given.address);
-            kv.put_record(&it.attachment, &record)?;
+            kv.put_record(&record)?;
         }
     }
     Ok(lost)
 }
 
-/// Returns the description of an address for its record. If no block contains the address, creates a block of this
-/// one address, from which no other address is assigned.
-fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<AssignedAddress, StorageFault> {
-    let (cidr, pool) = if let Some((cidr, block)) = kv.block_around(addr)? {
-        (cidr, block.pool)
-    } else {
-        let block = BlockRecord {
-            uid: String::new(),
-            pool: String::new(),
-            state: BlockState::Withdrawn,
-            reserved: Vec::new(),
-            on_request: Vec::new(),
-        };
-        let cidr = Cidr::host(addr);
-        kv.put_block(cidr, &block)?;
-        (cidr, block.pool)
+/// Returns the block that contains an address. If there is none, creates a block of this one address, from which no
+/// other address is assigned.
+fn block_of(kv: &mut dyn KvMut, addr: Addr) -> Result<(Cidr, BlockRecord), StorageFault> {
+    if let Some(found) = kv.block_around(addr)? {
+        return Ok(found);
+    }
+    let cidr = Cidr::host(addr);
+    let block = BlockRecord {
+        uid: String::new(),
+        pool: String::new(),
+        state: BlockState::Withdrawn,
+        reserved: Vec::new(),
+        on_request: Vec::new(),
     };
-    let usable = usable(cidr, kv.pool(&pool)?.as_ref());
-    Ok(AssignedAddress {
-        address: addr,
-        prefix: usable.prefix,
-        gateway: usable.gateway,
-        pool,
-        block: cidr,
-    })
+    kv.put_block(cidr, &block)?;
+    Ok((cidr, block))
 }

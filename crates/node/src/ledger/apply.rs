@@ -1,11 +1,12 @@
 //! Writes the decisions of `decide` to the tables.
 
-use super::super::ops::{Attachment, Now, PodRef};
+use super::super::ops::{Now, PodRef};
 use super::super::storage_fault::StorageFault;
-use super::choose::{AddressChoice, AddressSource, cooldown_ms, terms};
-use super::kv::KvTable;
+use super::choose::{AddressSource, cooldown_ms, terms};
+use super::decide::AddDecision;
+use super::kv::{KvMut, KvTable};
 use super::record::{
-    AddressRecord, BlockState, BootTime, Cursor, ReleaseRecord, StoredAttachment, address_key,
+    AddressRecord, AttachmentRecord, BlockState, BootTime, Cursor, ReleaseRecord, address_key,
     freed_key, full_name,
 };
 use super::tables::{Read, Write};
@@ -16,56 +17,50 @@ use cadastre_core::{Addr, Cidr};
 /// delay the reuse of an address.
 const REMEMBERED: u128 = 4096;
 
-/// Writes an assignment, and removes the `spent` blocks from the index of blocks to search.
-pub(crate) fn give<W: Write + ?Sized>(
-    kv: &mut W,
-    attachment: &Attachment,
-    record: &StoredAttachment,
-    choices: &[AddressChoice],
-    spent: &[(String, Cidr)],
-) -> Result<(), StorageFault> {
-    for (pool, block) in spent {
+/// Writes the record and the new addresses of an ADD, and removes the `spent` blocks from the index of blocks to
+/// search.
+pub(crate) fn assign(kv: &mut dyn KvMut, decision: &AddDecision) -> Result<(), StorageFault> {
+    for (pool, block) in &decision.spent {
         kv.index(KvTable::Open, pool, *block, false)?;
     }
-    for choice in choices {
+    for choice in &decision.choices {
         let (addr, block) = (choice.given.address, choice.given.block);
         match choice.source {
             AddressSource::New(cursor) => kv.put_cursor(block, cursor)?,
             AddressSource::Freed { block, sequence } => {
                 kv.drop_key(KvTable::Freed, &freed_key(block, sequence))?;
             }
-            AddressSource::Asked => {}
+            AddressSource::Requested => {}
         }
-        let by = attachment.clone();
+        let by = decision.record.attachment.clone();
         kv.put_address(addr, &AddressRecord::Used { by, block })?;
     }
-    kv.put_record(attachment, record)
+    kv.put_record(&decision.record)
 }
 
 /// Releases all addresses of an attachment, and deletes its record.
-pub(crate) fn release<W: Write + ?Sized>(
-    kv: &mut W,
-    attachment: &Attachment,
-    record: &StoredAttachment,
+pub(crate) fn release(
+    kv: &mut dyn KvMut,
+    record: &AttachmentRecord,
     now: &Now,
     stamp: BootTime,
 ) -> Result<(), StorageFault> {
     kv.put_boot(now, stamp)?;
-    let nobody = PodRef::default();
-    let pod = record.pod.as_ref().unwrap_or(&nobody);
-    for given in &record.given.addresses {
+    let unknown = PodRef::default();
+    let pod = record.pod.as_ref().unwrap_or(&unknown);
+    for addr in record.given.addrs() {
         // Releases an address only if the address's own record names this attachment.
-        if let Some(AddressRecord::Used { by, block }) = kv.address(given.address)?
-            && by == *attachment
+        if let Some(AddressRecord::Used { by, block }) = kv.address(addr)?
+            && by == record.attachment
         {
-            free(kv, given.address, block, pod, stamp)?;
+            free(kv, addr, block, pod, stamp)?;
         }
     }
-    kv.drop_record(attachment)
+    kv.drop_record(&record.attachment)
 }
 
-fn free<W: Write + ?Sized>(
-    kv: &mut W,
+fn free(
+    kv: &mut dyn KvMut,
     addr: Addr,
     cidr: Cidr,
     pod: &PodRef,
@@ -83,12 +78,9 @@ fn free<W: Write + ?Sized>(
         name: full_name(pod),
     };
     kv.put_address(addr, &AddressRecord::Freed(freed))?;
-    kv.put(
-        KvTable::Freed,
-        &freed_key(cidr, sequence),
-        &address_key(addr),
-    )?;
-    if block.state == BlockState::Held {
+    let key = freed_key(cidr, sequence);
+    kv.put(KvTable::Freed, &key, &address_key(addr))?;
+    if block.state == BlockState::Active {
         kv.index(KvTable::Open, &block.pool, cidr, true)?;
     }
     if cidr.size() > REMEMBERED {
@@ -101,14 +93,13 @@ fn free<W: Write + ?Sized>(
 }
 
 /// Deletes the records of at most `most` released addresses of a block that have cooled, oldest release first.
-/// Returns how many were deleted.
-pub(crate) fn forget<W: Write + ?Sized>(
-    kv: &mut W,
+pub(crate) fn forget(
+    kv: &mut dyn KvMut,
     block: Cidr,
     now: BootTime,
     cooldown_ms: u64,
     most: usize,
-) -> Result<usize, StorageFault> {
+) -> Result<(), StorageFault> {
     let mut count = 0;
     while count < most
         && let Some((sequence, addr)) = kv.freed(block, None)?
@@ -125,5 +116,5 @@ pub(crate) fn forget<W: Write + ?Sized>(
         let next = kv.cursor(block)?.next;
         kv.put_cursor(block, Cursor { next, again: true })?;
     }
-    Ok(count)
+    Ok(())
 }

@@ -3,8 +3,8 @@
 use super::super::ops::{Add, AssignedAddress, OpError, OpErrorKind};
 use super::super::storage_fault::StorageFault;
 use super::Stop;
-use super::decide::{is_excluded, unknown};
-use super::kv::KvTable;
+use super::decide::{is_excluded, no_block, pool_text, unknown_pod};
+use super::kv::{Kv, KvTable};
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, Cursor};
 use super::tables::Read;
 use cadastre_core::mutation::Mutation;
@@ -27,38 +27,28 @@ pub(crate) enum AddressSource {
     /// The address was released before
     Freed { block: Cidr, sequence: u64 },
     /// The address was never assigned before, and the ADD asks for exactly this address
-    Asked,
+    Requested,
 }
 
-/// The result of a search in a pool for one family.
-pub(crate) enum FoundAddress {
-    One(AddressChoice),
-    /// The pool has no block on this node
-    NoBlock,
-    /// No address is free. The number is the milliseconds until the next address has cooled; `None` if no address is
-    /// cooling
-    Nothing(Option<u64>),
-}
-
-/// Returns the cooldown of a pool in milliseconds.
 pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
     u64::from(pool.cooldown_seconds) * 1000
 }
 
 /// Returns the terms of a pool, or the defaults if its terms are unknown.
-pub(crate) fn terms<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<PoolTerms, StorageFault> {
+pub(crate) fn terms(kv: &dyn Kv, pool: &str) -> Result<PoolTerms, StorageFault> {
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }
 
-/// Selects the next address of a pool and family. Adds to `spent` the blocks that have no unused address left, so
-/// that they are not searched again before one of their addresses is released.
-pub(crate) fn next<R: Read + ?Sized>(
-    kv: &R,
+/// Selects the next address of a pool and family, or returns the reason why there is none as a clause of the error
+/// message. Adds to `spent` the blocks that have no unused address left, each with the name of its pool, so that they
+/// are not searched again before one of their addresses is released.
+pub(crate) fn next(
+    kv: &dyn Kv,
     pool: &PoolTerms,
     family: Family,
     now: BootTime,
-    spent: &mut Vec<Cidr>,
-) -> Result<FoundAddress, StorageFault> {
+    spent: &mut Vec<(String, Cidr)>,
+) -> Result<AddressChoice, Stop> {
     let mut soonest: Option<u64> = None;
     let mut after = None;
     while let Some(cidr) = kv.block_of(KvTable::Open, &pool.name, family, after)? {
@@ -68,35 +58,40 @@ pub(crate) fn next<R: Read + ?Sized>(
         };
         let usable = usable(cidr, Some(pool));
         let out = block.left_out(cidr, &usable.excluded);
-        if let Some((addr, cursor)) = unused(kv, cidr, &out)? {
-            let given = describe(cidr, &pool.name, &usable, addr);
-            let source = AddressSource::New(cursor);
-            return Ok(FoundAddress::One(AddressChoice { given, source }));
-        }
-        match cooldown_state(kv, cidr, &out, now, cooldown_ms(pool))? {
-            CooldownState::One { sequence, addr } => {
-                let given = describe(cidr, &pool.name, &usable, addr);
-                let block = cidr;
-                let source = AddressSource::Freed { block, sequence };
-                return Ok(FoundAddress::One(AddressChoice { given, source }));
-            }
-            CooldownState::NotYet(left) => soonest = Some(soonest.map_or(left, |it| it.min(left))),
-            CooldownState::None => spent.push(cidr),
-            CooldownState::NoneUsable => {}
-        }
+        let (addr, source) = match unused(kv, cidr, &out)? {
+            Some((addr, cursor)) => (addr, AddressSource::New(cursor)),
+            None => match cooled(kv, cidr, &out, now, cooldown_ms(pool))? {
+                Cooled::Yes(addr, source) => (addr, source),
+                Cooled::NotYet(left) => {
+                    soonest = Some(soonest.map_or(left, |it| it.min(left)));
+                    continue;
+                }
+                Cooled::NoneReleased => {
+                    spent.push((pool.name.clone(), cidr));
+                    continue;
+                }
+                Cooled::AllExcluded => continue,
+            },
+        };
+        let given = describe(cidr, &pool.name, &usable, addr);
+        return Ok(AddressChoice { given, source });
     }
-    if kv
-        .block_of(KvTable::Giving, &pool.name, family, None)?
-        .is_none()
-    {
-        return Ok(FoundAddress::NoBlock);
+    if !kv.block_families(&pool.name)?.contains(&family) {
+        return Err(no_block(Some(family), &pool.name).into());
     }
-    Ok(FoundAddress::Nothing(soonest))
+    let soon = soonest.map_or(String::new(), |ms| {
+        format!(" (the next one has rested in {})", seconds(ms))
+    });
+    let pool = pool_text(&pool.name);
+    Err(refuse(
+        OpErrorKind::Exhausted,
+        format!("{pool} has no free {family} address on this node{soon}"),
+    ))
 }
 
 /// Returns the first never-assigned address from the cursor on, and the cursor for the next search.
-fn unused<R: Read + ?Sized>(
-    kv: &R,
+fn unused(
+    kv: &dyn Kv,
     block: Cidr,
     out: &[IpRange],
 ) -> Result<Option<(Addr, Cursor)>, StorageFault> {
@@ -116,54 +111,47 @@ fn unused<R: Read + ?Sized>(
         if !cursor.again {
             return Ok(None);
         }
-        cursor = Cursor {
-            next: Some(block.first()),
-            again: false,
-        };
+        cursor = Cursor::first_of(block);
     }
 }
 
-enum CooldownState {
-    One {
-        sequence: u64,
-        addr: Addr,
-    },
+/// Whether a block has a released address that has cooled.
+enum Cooled {
+    Yes(Addr, AddressSource),
     /// The address that was released first has this many milliseconds of cooldown left
     NotYet(u64),
     /// All released addresses of the block are excluded from automatic assignment by now
-    NoneUsable,
-    None,
+    AllExcluded,
+    NoneReleased,
 }
 
 /// Returns the address whose release is the oldest, if it has cooled. Addresses that were released later have more
 /// cooldown left, so they are not examined.
-fn cooldown_state<R: Read + ?Sized>(
-    kv: &R,
+fn cooled(
+    kv: &dyn Kv,
     block: Cidr,
     out: &[IpRange],
     now: BootTime,
     cooldown_ms: u64,
-) -> Result<CooldownState, StorageFault> {
+) -> Result<Cooled, StorageFault> {
     let mut after = None;
-    let mut nothing = CooldownState::None;
     while let Some((sequence, addr)) = kv.freed(block, after)? {
         after = Some(sequence);
         if covering(out, addr).is_some() {
-            nothing = CooldownState::NoneUsable;
             continue;
         }
         let freed = kv.release_of(addr)?;
         return Ok(match freed.at.cooldown_left(now, cooldown_ms) {
-            Some(left) if !Mutation::CooldownIgnored.is_on() => CooldownState::NotYet(left),
-            _ => CooldownState::One { sequence, addr },
+            Some(left) if !Mutation::CooldownIgnored.is_on() => Cooled::NotYet(left),
+            _ => Cooled::Yes(addr, AddressSource::Freed { block, sequence }),
         });
     }
-    Ok(nothing)
+    Ok(after.map_or(Cooled::NoneReleased, |_| Cooled::AllExcluded))
 }
 
 /// Selects the addresses that the ADD asks for, or returns the reason why they cannot be assigned.
-pub(crate) fn asked<R: Read + ?Sized>(
-    kv: &R,
+pub(crate) fn requested(
+    kv: &dyn Kv,
     add: &Add,
     is_known: bool,
     now: BootTime,
@@ -184,22 +172,22 @@ pub(crate) fn asked<R: Read + ?Sized>(
             ));
         }
     }
-    let choose = |addr: &Addr| this_one(kv, *addr, add, is_known, now);
+    let choose = |addr: &Addr| exactly(kv, *addr, add, is_known, now);
     addresses.iter().map(choose).collect()
 }
 
-fn this_one<R: Read + ?Sized>(
-    kv: &R,
+fn exactly(
+    kv: &dyn Kv,
     addr: Addr,
     add: &Add,
     is_known: bool,
     now: BootTime,
 ) -> Result<AddressChoice, Stop> {
-    let (cidr, block) = held(kv, addr)?;
+    let (cidr, block) = active_block(kv, addr)?;
     let pool = terms(kv, &block.pool)?;
     let pod = add.pod.as_ref();
     if pool.bound && !is_known {
-        return Err(unknown(pod));
+        return Err(unknown_pod(pod));
     }
     if is_excluded(&pool, add) {
         return Err(refuse(
@@ -232,14 +220,14 @@ fn this_one<R: Read + ?Sized>(
         ));
     }
     let source = match kv.address(addr)? {
-        None => AddressSource::Asked,
+        None => AddressSource::Requested,
         Some(AddressRecord::Used { by, .. }) => {
             let pod = kv.record(&by)?.and_then(|record| record.pod);
             let whose = pod.map_or(format!("container {}", by.container_id), |pod| {
                 format!("pod {}/{}", pod.namespace, pod.name)
             });
             return Err(refuse(
-                OpErrorKind::Taken,
+                OpErrorKind::NotFree,
                 format!(
                     "{addr} is in use by {whose}, interface {} on network {}: ask for another address, or delete that first.",
                     by.ifname, by.network
@@ -253,7 +241,7 @@ fn this_one<R: Read + ?Sized>(
             let left = freed.at.cooldown_left(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {
                 return Err(refuse(
-                    OpErrorKind::Taken,
+                    OpErrorKind::NotFree,
                     format!(
                         "{addr} was released lately and rests for another {}: try again then, or ask for another address.",
                         seconds(left)
@@ -269,25 +257,27 @@ fn this_one<R: Read + ?Sized>(
 }
 
 /// Returns the block that contains the address, if the node may assign from it.
-fn held<R: Read + ?Sized>(kv: &R, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
-    let not_held = |text| Err(refuse(OpErrorKind::NotHeld, text));
-    let Some((cidr, block)) = kv.block_around(addr)? else {
-        return not_held(format!(
+fn active_block(kv: &dyn Kv, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
+    let text = match kv.block_around(addr)? {
+        Some((cidr, block)) => {
+            let why = match block.state {
+                BlockState::Active => return Ok((cidr, block)),
+                BlockState::Draining => "is being emptied",
+                BlockState::Withdrawn => "is not this node's any more",
+                BlockState::Released => "was given back",
+            };
+            format!(
+                "{addr} was asked for, and its block {cidr} {why}: ask for an address of another block, or for none."
+            )
+        }
+        None => format!(
             "{addr} was asked for, and this node holds no block that has it: ask for an address of the node's blocks (kubectl get nodesubnets.cadastre.dev), or for none."
-        ));
+        ),
     };
-    let why = match block.state {
-        BlockState::Held => return Ok((cidr, block)),
-        BlockState::Draining => "is being emptied",
-        BlockState::Withdrawn => "is not this node's any more",
-        BlockState::Released => "was given back",
-    };
-    not_held(format!(
-        "{addr} was asked for, and its block {cidr} {why}: ask for an address of another block, or for none."
-    ))
+    Err(refuse(OpErrorKind::NotInBlocks, text))
 }
 
-fn describe(block: Cidr, pool: &str, usable: &Usable, address: Addr) -> AssignedAddress {
+pub(crate) fn describe(block: Cidr, pool: &str, usable: &Usable, address: Addr) -> AssignedAddress {
     AssignedAddress {
         address,
         prefix: usable.prefix,
@@ -302,6 +292,6 @@ pub(crate) fn refuse(why: OpErrorKind, text: String) -> Stop {
 }
 
 /// Formats milliseconds as seconds, rounded up, for error messages.
-pub(crate) fn seconds(ms: u64) -> String {
+fn seconds(ms: u64) -> String {
     format!("{} s", ms.div_ceil(1000))
 }

@@ -1,6 +1,6 @@
 //! Decides whether an ADD or a DEL of the same attachment was requested first.
 //!
-//! A container runtime calls DEL after it has given up an ADD and killed the ADD's process. Yet the ADD may still be
+//! A container runtime calls DEL after it has killed the process of an ADD that took too long. Yet the ADD may still be
 //! in progress, for example in an agent that stalls while the CNI plugin does the DEL directly on the store. So a DEL
 //! is remembered for as long as an ADD can be in progress. An ADD that was requested before a remembered DEL is
 //! rejected.
@@ -14,7 +14,7 @@ use super::super::ops::{Attachment, Now, OpErrorKind};
 use super::super::storage_fault::StorageFault;
 use super::Stop;
 use super::choose::refuse;
-use super::kv::KvTable;
+use super::kv::{Kv, KvMut, KvTable};
 use super::record::{BootTime, Deletion, attachment_key};
 use super::tables::{Read, Write};
 
@@ -23,8 +23,8 @@ use super::tables::{Read, Write};
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Rejects an ADD that was requested too long ago, or before a DEL of the same attachment.
-pub(crate) fn check_add<R: Read + ?Sized>(
-    kv: &R,
+pub(crate) fn check_add(
+    kv: &dyn Kv,
     attachment: &Attachment,
     asked: Duration,
     now: &Now,
@@ -55,8 +55,8 @@ pub(crate) fn check_add<R: Read + ?Sized>(
 
 /// Remembers a DEL. Also examines the two next entries of the table and deletes those that have expired, so that the
 /// table stays small.
-pub(crate) fn remember_del<W: Write + ?Sized>(
-    kv: &mut W,
+pub(crate) fn remember_del(
+    kv: &mut dyn KvMut,
     attachment: &Attachment,
     asked: Duration,
     now: &Now,
@@ -71,14 +71,12 @@ pub(crate) fn remember_del<W: Write + ?Sized>(
     let oldest = at(now.since_boot.saturating_sub(LONGEST), stamp);
     let mut after = key;
     for _ in 0..2 {
+        // At the end of the table, the search continues with the first entry.
         let next = match kv.next(KvTable::Deletions, &[], Some(after.as_slice()))? {
-            Some((key, _)) => key,
-            // The end of the table is reached, so the search continues with the first entry.
-            None => match kv.next(KvTable::Deletions, &[], None)? {
-                Some((key, _)) => key,
-                None => break,
-            },
+            None => kv.next(KvTable::Deletions, &[], None)?,
+            next => next,
         };
+        let Some((next, _)) = next else { break };
         let deletion: Option<Deletion> = kv.json(KvTable::Deletions, &next)?;
         if deletion.is_some_and(|it| it < oldest) {
             kv.drop_key(KvTable::Deletions, &next)?;

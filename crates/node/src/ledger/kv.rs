@@ -16,8 +16,8 @@ pub(crate) enum KvTable {
     /// CIDR of a block -> record of the block
     Blocks,
     /// Pool, CIDR of a block -> empty: an index of the blocks from which addresses can be assigned
-    Giving,
-    /// Pool, CIDR of a block -> empty: an index of those blocks in `Giving` that may have a free address
+    Assigning,
+    /// Pool, CIDR of a block -> empty: an index of those blocks in `Assigning` that may have a free address
     Open,
     /// CIDR of a block -> where the search for a never-assigned address continues
     Cursors,
@@ -30,29 +30,28 @@ pub(crate) enum KvTable {
     /// Network, container, interface -> when the latest DEL of this attachment was requested
     Deletions,
     /// CIDR and UID of a block -> sequence number: the blocks that were released recently
-    GivenBack,
-    /// Namespace/name of a pod -> note on what the pod may have
+    ReleasedBlocks,
+    /// Namespace/name of a pod -> note on which pools and addresses the pod may have
     Pods,
 }
 
-impl KvTable {
-    /// All tables, in the order of their declaration.
-    pub(crate) const ALL: [Self; 13] = [
-        Self::Meta,
-        Self::Pools,
-        Self::Ranks,
-        Self::Blocks,
-        Self::Giving,
-        Self::Open,
-        Self::Cursors,
-        Self::Addresses,
-        Self::Freed,
-        Self::Attachments,
-        Self::Deletions,
-        Self::GivenBack,
-        Self::Pods,
-    ];
-}
+/// The names of the tables in the store's file, in the order of [`KvTable`]. Changing a name makes files of earlier
+/// versions unreadable.
+pub(crate) const TABLE_NAMES: [&str; 13] = [
+    "meta",
+    "pools",
+    "ranks",
+    "blocks",
+    "giving",
+    "open",
+    "cursors",
+    "addresses",
+    "freed",
+    "attachments",
+    "deletions",
+    "given_back",
+    "pods",
+];
 
 pub(crate) type KvEntry = (Vec<u8>, Vec<u8>);
 

@@ -48,8 +48,8 @@ use record::full_name;
 use tables::{Read, Write};
 
 pub use adopt::RememberedAttachment;
-pub use record::BlockState;
-pub use snapshot::{AddressCounts, AttachmentRecord, BlockCount, PoolCount, Snapshot};
+pub use record::{AttachmentRecord, BlockState};
+pub use snapshot::{AddressCounts, BlockCount, PoolCount, Snapshot};
 
 /// The ledger within one transaction: its tables, and the time at which the transaction happens.
 pub struct AddressLedger<'a> {
@@ -67,6 +67,12 @@ enum Stop {
 impl From<StorageFault> for Stop {
     fn from(fault: StorageFault) -> Self {
         Self::Fault(fault)
+    }
+}
+
+impl From<OpError> for Stop {
+    fn from(refusal: OpError) -> Self {
+        Self::Refused(refusal)
     }
 }
 
@@ -106,8 +112,8 @@ impl<'a> AddressLedger<'a> {
     /// longer listed assigns no new addresses, and is removed once none of its addresses is in use or cooling. If the
     /// UID of the Node changes, the same holds for all blocks that are not listed for the new UID. A released block
     /// stays released, even if it disappears and is listed again. The last 1,024 released blocks are remembered.
-    pub fn set_allocation(&mut self, holding: &NodeAllocation) -> Result<(), StorageFault> {
-        set_allocation::set_allocation(self.kv, holding, self.now)
+    pub fn set_allocation(&mut self, allocation: &NodeAllocation) -> Result<(), StorageFault> {
+        set_allocation::set_allocation(self.kv, allocation, self.now)
     }
 
     /// Releases a block if none of its addresses is in use or cooling. Returns whether the block is released. `uid`
@@ -122,19 +128,19 @@ impl<'a> AddressLedger<'a> {
     /// attachments.
     pub fn adopt(
         &mut self,
-        known: &[RememberedAttachment],
+        remembered: &[RememberedAttachment],
     ) -> Result<Vec<RememberedAttachment>, StorageFault> {
-        adopt::adopt(self.kv, known, self.now)
+        adopt::adopt(self.kv, remembered, self.now)
     }
 
-    /// Records the node's ranges and then the known assignments: see [`Self::set_allocation`] and [`Self::adopt`].
+    /// Records the node's ranges and then the remembered assignments: see [`Self::set_allocation`] and [`Self::adopt`].
     pub fn take_over(
         &mut self,
-        holding: &NodeAllocation,
-        known: &[RememberedAttachment],
+        allocation: &NodeAllocation,
+        remembered: &[RememberedAttachment],
     ) -> Result<Vec<RememberedAttachment>, StorageFault> {
-        self.set_allocation(holding)?;
-        self.adopt(known)
+        self.set_allocation(allocation)?;
+        self.adopt(remembered)
     }
 
     /// Returns the notes on what the pods of the node may have.
@@ -170,53 +176,34 @@ impl<'a> AddressLedger<'a> {
         match op {
             Op::Add(add) => {
                 deletions::check_add(self.kv, &add.attachment, asked, self.now, stamp)?;
-                match decide::add(self.kv, add, self.now, stamp)? {
-                    decide::AddDecision::AlreadyAssigned(given, renewed) => {
-                        if let Some(mut record) = renewed {
-                            record.order = self.kv.take_order()?;
-                            self.kv.put_record(&add.attachment, &record)?;
-                        }
-                        Ok(OpOutcome::Given(given))
-                    }
-                    decide::AddDecision::New {
-                        mut record,
-                        choices,
-                        spent,
-                    } => {
-                        record.order = self.kv.take_order()?;
-                        apply::give(self.kv, &add.attachment, &record, &choices, &spent)?;
-                        Ok(OpOutcome::Given(record.given))
-                    }
+                let mut decision = decide::add(self.kv, add, self.now, stamp)?;
+                if decision.is_changed {
+                    decision.record.order = self.kv.take_order()?;
+                    apply::assign(self.kv, &decision)?;
                 }
+                return Ok(OpOutcome::Assigned(decision.record.given));
             }
             Op::Del(attachment) => {
                 deletions::remember_del(self.kv, attachment, asked, self.now, stamp)?;
                 if let Some(record) = self.kv.record(attachment)? {
-                    apply::release(self.kv, attachment, &record, self.now, stamp)?;
+                    apply::release(self.kv, &record, self.now, stamp)?;
                     if Mutation::DeleteFreesWholePod.is_on() {
-                        for (other, of) in self.kv.attachments(None)? {
-                            if of.pod == record.pod {
-                                apply::release(self.kv, &other, &of, self.now, stamp)?;
+                        for other in self.kv.attachments(None)? {
+                            if other.pod == record.pod {
+                                apply::release(self.kv, &other, self.now, stamp)?;
                             }
                         }
                     }
                 }
-                Ok(OpOutcome::Done)
             }
-            Op::Check(check) => {
-                decide::check(self.kv, check)?;
-                Ok(OpOutcome::Done)
-            }
+            Op::Check(check) => decide::check(self.kv, check)?,
             Op::Gc(gc) => {
-                for (attachment, record) in decide::garbage(self.kv, gc)? {
-                    apply::release(self.kv, &attachment, &record, self.now, stamp)?;
+                for record in decide::garbage(self.kv, gc)? {
+                    apply::release(self.kv, &record, self.now, stamp)?;
                 }
-                Ok(OpOutcome::Done)
             }
-            Op::Status => {
-                decide::status(self.kv)?;
-                Ok(OpOutcome::Done)
-            }
+            Op::Status => decide::status(self.kv)?,
         }
+        Ok(OpOutcome::Done)
     }
 }

@@ -6,18 +6,27 @@ use super::super::ops::{AddressAssignment, Attachment, PodRef};
 use cadastre_core::usable::union;
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// The record of an attachment and its addresses.
+/// An attachment that has addresses. This is also the form in which the table of attachments keeps it; there,
+/// `attachment` is the key.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StoredAttachment {
-    /// The result of the ADD, which is returned again if the ADD is repeated
+pub struct AttachmentRecord {
+    /// Network, container and interface
+    #[serde(skip)]
+    pub attachment: Attachment,
+    /// The addresses of the attachment, with routes and DNS settings. A repeated ADD returns them again
     pub given: AddressAssignment,
+    /// Path of the attachment's network namespace; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
+    /// The pod of the attachment, if the container runtime reported one
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
+    /// When the addresses were assigned, in milliseconds of Unix time
     pub since_ms: i64,
+    /// ID of the boot in which the attachment was set up
     pub boot: String,
-    /// Place in the order of assignments; see [`AttachmentRecord`](super::AttachmentRecord)
+    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. Their order
+    /// among themselves is unknown, except that those known to be superseded come first
     #[serde(default = "adopted")]
     pub order: u64,
 }
@@ -128,7 +137,8 @@ impl BlockRecord {
 #[serde(rename_all = "lowercase")]
 pub enum BlockState {
     /// The NodeSubnet lists the block; addresses are assigned from it
-    Held,
+    #[serde(rename = "held")]
+    Active,
     /// The NodeSubnet lists the block as draining; no new address is assigned from it
     Draining,
     /// The NodeSubnet no longer lists the block, but some of its addresses are in use or cooling; no new address is
@@ -142,7 +152,7 @@ pub enum BlockState {
 impl BlockState {
     /// Returns whether the NodeSubnet lists the block and the node has not released it.
     pub fn is_listed(self) -> bool {
-        matches!(self, Self::Held | Self::Draining)
+        matches!(self, Self::Active | Self::Draining)
     }
 }
 
@@ -156,22 +166,32 @@ pub(crate) struct Cursor {
     pub again: bool,
 }
 
-pub(crate) fn address_key(addr: Addr) -> [u8; 17] {
-    let mut key = [0; 17];
-    key[0] = match addr.family {
+impl Cursor {
+    pub(crate) fn first_of(block: Cidr) -> Self {
+        Self {
+            next: Some(block.first()),
+            again: false,
+        }
+    }
+}
+
+fn family_byte(family: Family) -> u8 {
+    match family {
         Family::V4 => 4,
         Family::V6 => 6,
-    };
+    }
+}
+
+pub(crate) fn address_key(addr: Addr) -> [u8; 17] {
+    let mut key = [0; 17];
+    key[0] = family_byte(addr.family);
     key[1..].copy_from_slice(&addr.value.to_be_bytes());
     key
 }
 
 pub(crate) fn address_of(key: &[u8]) -> Option<Addr> {
-    let family = match key.first()? {
-        4 => Family::V4,
-        6 => Family::V6,
-        _ => return None,
-    };
+    let mut families = Family::ALL.into_iter();
+    let family = families.find(|it| Some(&family_byte(*it)) == key.first())?;
     let value = u128::from_be_bytes(key.get(1..17)?.try_into().ok()?);
     Some(Addr { family, value })
 }
@@ -196,10 +216,7 @@ pub(crate) fn cidr_of(key: &[u8]) -> Option<Cidr> {
 /// their CIDRs.
 pub(crate) fn pool_prefix(pool: &str, family: Option<Family>) -> Vec<u8> {
     let mut key = text(pool);
-    key.extend(family.map(|family| match family {
-        Family::V4 => 4,
-        Family::V6 => 6,
-    }));
+    key.extend(family.map(family_byte));
     key
 }
 
@@ -214,10 +231,6 @@ pub(crate) fn freed_key(block: Cidr, sequence: u64) -> [u8; 26] {
     key[..18].copy_from_slice(&cidr_key(block));
     key[18..].copy_from_slice(&sequence.to_be_bytes());
     key
-}
-
-pub(crate) fn network_prefix(network: &str) -> Vec<u8> {
-    text(network)
 }
 
 pub(crate) fn attachment_key(attachment: &Attachment) -> Vec<u8> {
@@ -237,9 +250,9 @@ pub(crate) fn attachment_of(key: &[u8]) -> Option<Attachment> {
     })
 }
 
-/// Encodes a text as part of a key. The length comes first, so that the key of one text is never a prefix of the key
+/// Encodes a text as part of a key, for example the network of an attachment. The length comes first, so that the key of one text is never a prefix of the key
 /// of another text.
-fn text(text: &str) -> Vec<u8> {
+pub(crate) fn text(text: &str) -> Vec<u8> {
     let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes(), text.as_bytes()].concat()
 }

@@ -6,31 +6,36 @@ use super::super::ops::Now;
 use super::super::storage_fault::StorageFault;
 use super::apply::forget;
 use super::choose::{cooldown_ms, terms};
-use super::kv::KvTable;
+use super::kv::{Kv, KvMut, KvTable};
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, cidr_key, released_key};
 use super::tables::{Read, Write};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
-use cadastre_core::usable::usable;
+use cadastre_core::usable::{above, usable};
 use cadastre_core::{Cidr, IpRange};
 
 /// At most this many released blocks are remembered; older ones are deleted.
-const MOST_GIVEN_BACK: usize = 1_024;
+const MOST_RELEASED: usize = 1_024;
 
 /// Records the node's ranges and pool terms. Writes nothing if nothing has changed.
-pub(crate) fn set_allocation<W: Write + ?Sized>(
-    kv: &mut W,
-    holding: &NodeAllocation,
+pub(crate) fn set_allocation(
+    kv: &mut dyn KvMut,
+    allocation: &NodeAllocation,
     now: &Now,
 ) -> Result<(), StorageFault> {
     let stamp = kv.stamp(now)?;
     let before = kv.blocks()?;
-    let searched = searched(kv, &before)?;
-    put_pools(kv, &holding.pools)?;
-    kv.put_node(&holding.node_uid)?;
-    let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|block| block.cidr).collect();
+    // The addresses that the search for a free address excludes, for each block. If they change, the search in the
+    // block has to start from its beginning.
+    let mut searched = BTreeMap::new();
+    for (cidr, block) in &before {
+        searched.insert(*cidr, left_out(kv, *cidr, block)?);
+    }
+    put_pools(kv, &allocation.pools)?;
+    kv.put_node(&allocation.node_uid)?;
+    let listed: BTreeSet<Cidr> = allocation.blocks.iter().map(|block| block.cidr).collect();
     let known: BTreeMap<Cidr, BlockRecord> = before.into_iter().collect();
-    for block in &holding.blocks {
+    for block in &allocation.blocks {
         let mut old = known.get(&block.cidr);
         let new = BlockRecord {
             uid: block.uid.clone(),
@@ -65,8 +70,8 @@ pub(crate) fn set_allocation<W: Write + ?Sized>(
 /// Returns the state of a listed block. A block that was released stays released, even if it was not listed for a
 /// while. If such a block is listed again, the API was restored to an older state, and another node may have the
 /// range by now.
-fn state<R: Read + ?Sized>(
-    kv: &R,
+fn state(
+    kv: &dyn Kv,
     block: &Block,
     old: Option<&BlockRecord>,
     now: BootTime,
@@ -80,24 +85,22 @@ fn state<R: Read + ?Sized>(
         return Ok(if drains {
             BlockState::Draining
         } else {
-            BlockState::Held
+            BlockState::Active
         });
     }
     // Since the release, the range may have been allocated to this node again, as another block. If its addresses are
     // in use, the block drains instead.
     let pool = old.map_or(&block.pool, |it| &it.pool);
-    let is_empty = is_empty(kv, *cidr, pool, now)?;
-    Ok(if is_empty {
-        BlockState::Released
-    } else {
-        BlockState::Draining
-    })
+    if is_empty(kv, *cidr, pool, now)? {
+        return Ok(BlockState::Released);
+    }
+    Ok(BlockState::Draining)
 }
 
 /// Releases a block if its UID is `uid` and none of its addresses is in use or cooling. Returns whether the block is
 /// released, by this call or an earlier one.
-pub(crate) fn release<W: Write + ?Sized>(
-    kv: &mut W,
+pub(crate) fn release(
+    kv: &mut dyn KvMut,
     cidr: Cidr,
     uid: &str,
     now: &Now,
@@ -123,41 +126,24 @@ pub(crate) fn release<W: Write + ?Sized>(
 }
 
 /// Records that a block was released, and deletes the oldest of these records if there are too many.
-fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), StorageFault> {
+fn remember(kv: &mut dyn KvMut, cidr: Cidr, uid: &str) -> Result<(), StorageFault> {
     let sequence = kv.take_sequence()?;
-    kv.put_json(KvTable::GivenBack, &released_key(cidr, uid), &sequence)?;
+    kv.put_json(KvTable::ReleasedBlocks, &released_key(cidr, uid), &sequence)?;
     let mut notes = kv.released_blocks()?;
     notes.sort_unstable();
-    let surplus = notes.len().saturating_sub(MOST_GIVEN_BACK);
+    let surplus = notes.len().saturating_sub(MOST_RELEASED);
     for (_, key) in &notes[..surplus] {
-        kv.drop_key(KvTable::GivenBack, key)?;
+        kv.drop_key(KvTable::ReleasedBlocks, key)?;
     }
     Ok(())
 }
 
-/// Returns for each block the addresses that the search for a free address excludes. If they change, the search in
-/// the block has to start from its beginning.
-fn searched<W: Write + ?Sized>(
-    kv: &W,
-    blocks: &[(Cidr, BlockRecord)],
-) -> Result<BTreeMap<Cidr, Vec<IpRange>>, StorageFault> {
-    let mut all = BTreeMap::new();
-    for (cidr, block) in blocks {
-        all.insert(*cidr, left_out(kv, *cidr, block)?);
-    }
-    Ok(all)
-}
-
-fn left_out<W: Write + ?Sized>(
-    kv: &W,
-    cidr: Cidr,
-    block: &BlockRecord,
-) -> Result<Vec<IpRange>, StorageFault> {
+fn left_out(kv: &dyn Kv, cidr: Cidr, block: &BlockRecord) -> Result<Vec<IpRange>, StorageFault> {
     let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
     Ok(block.left_out(cidr, &never))
 }
 
-fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), StorageFault> {
+fn put_pools(kv: &mut dyn KvMut, pools: &[PoolTerms]) -> Result<(), StorageFault> {
     let mut rank = 0u32;
     let mut names = BTreeSet::new();
     for pool in pools {
@@ -170,64 +156,57 @@ fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), S
             rank += 1;
         }
     }
-    while kv.pool_at(rank)?.is_some() {
+    while kv.get(KvTable::Pools, &rank.to_be_bytes())?.is_some() {
         kv.remove(KvTable::Pools, &rank.to_be_bytes())?;
         rank += 1;
     }
-    let mut after: Option<Vec<u8>> = None;
-    while let Some((key, _)) = kv.next(KvTable::Ranks, &[], after.as_deref())? {
+    for key in kv.list(KvTable::Ranks, &[], |key, _| Ok(key.to_vec()))? {
         if !std::str::from_utf8(&key).is_ok_and(|name| names.contains(name)) {
             kv.remove(KvTable::Ranks, &key)?;
         }
-        after = Some(key);
     }
     Ok(())
 }
 
-fn put_block<W: Write + ?Sized>(
-    kv: &mut W,
+fn put_block(
+    kv: &mut dyn KvMut,
     cidr: Cidr,
     old: Option<&BlockRecord>,
     new: &BlockRecord,
     searched: Option<&Vec<IpRange>>,
 ) -> Result<(), StorageFault> {
     if let Some(old) = old.filter(|old| old.pool != new.pool) {
-        kv.index(KvTable::Giving, &old.pool, cidr, false)?;
+        kv.index(KvTable::Assigning, &old.pool, cidr, false)?;
         kv.index(KvTable::Open, &old.pool, cidr, false)?;
     }
     kv.put_block(cidr, new)?;
-    let gives = new.state == BlockState::Held;
-    let gave = old.is_some_and(|old| old.state == BlockState::Held && old.pool == new.pool);
-    kv.index(KvTable::Giving, &new.pool, cidr, gives)?;
-    let anew = !gave || searched != Some(&left_out(kv, cidr, new)?);
-    if anew {
+    let assigns = new.state == BlockState::Active;
+    let assigned = old.is_some_and(|old| old.state == BlockState::Active && old.pool == new.pool);
+    kv.index(KvTable::Assigning, &new.pool, cidr, assigns)?;
+    let is_restarted = !assigned || searched != Some(&left_out(kv, cidr, new)?);
+    if is_restarted {
         kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
     }
-    if !gives {
+    if !assigns {
         kv.index(KvTable::Open, &new.pool, cidr, false)?;
-    } else if anew {
+    } else if is_restarted {
         kv.index(KvTable::Open, &new.pool, cidr, true)?;
     }
     Ok(())
 }
 
 /// Makes the next search in a block start at the block's lowest address.
-fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), StorageFault> {
+fn restart_search(kv: &mut dyn KvMut, cidr: Cidr) -> Result<(), StorageFault> {
     if let Some(block) = kv.block(cidr)? {
         kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
-        let gives = block.state == BlockState::Held;
-        kv.index(KvTable::Open, &block.pool, cidr, gives)?;
+        let assigns = block.state == BlockState::Active;
+        kv.index(KvTable::Open, &block.pool, cidr, assigns)?;
     }
     Ok(())
 }
 
 /// Returns whether no address of a block is in use or cooling.
-fn is_empty<R: Read + ?Sized>(
-    kv: &R,
-    cidr: Cidr,
-    pool: &str,
-    now: BootTime,
-) -> Result<bool, StorageFault> {
+fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
     let cooldown = cooldown_ms(&terms(kv, pool)?);
     let mut at = kv.address_from(cidr.first())?;
     while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
@@ -240,7 +219,7 @@ fn is_empty<R: Read + ?Sized>(
             }
             _ => {}
         }
-        at = match cadastre_core::usable::above(addr, cidr.last()) {
+        at = match above(addr, cidr.last()) {
             Some(next) => kv.address_from(next)?,
             None => None,
         };
@@ -249,24 +228,20 @@ fn is_empty<R: Read + ?Sized>(
 }
 
 /// Removes all records of an empty block.
-fn remove<W: Write + ?Sized>(
-    kv: &mut W,
-    cidr: Cidr,
-    block: &BlockRecord,
-) -> Result<(), StorageFault> {
-    let rested = BootTime {
+fn remove(kv: &mut dyn KvMut, cidr: Cidr, block: &BlockRecord) -> Result<(), StorageFault> {
+    let end_of_time = BootTime {
         boot: u64::MAX,
         ms: u64::MAX,
     };
-    forget(kv, cidr, rested, 0, usize::MAX)?;
-    kv.index(KvTable::Giving, &block.pool, cidr, false)?;
+    forget(kv, cidr, end_of_time, 0, usize::MAX)?;
+    kv.index(KvTable::Assigning, &block.pool, cidr, false)?;
     kv.index(KvTable::Open, &block.pool, cidr, false)?;
     kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
     kv.drop_key(KvTable::Blocks, &cidr_key(cidr))?;
     // Blocks that overlap the removed one may contain addresses whose records were removed with it. In these blocks
     // the addresses count as never assigned now, so the search has to start again.
     for other in kv.blocks_over(cidr)? {
-        search_anew(kv, other)?;
+        restart_search(kv, other)?;
     }
     Ok(())
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::super::ops::{AddressAssignment, Attachment, Now, PodRef};
+use super::super::ops::Now;
 use super::super::storage_fault::StorageFault;
 use super::choose::{cooldown_ms, terms};
 use super::kv::Kv;
-use super::record::{BlockRecord, BlockState};
+use super::record::{AttachmentRecord, BlockRecord, BlockState};
 use super::tables::Read;
 use cadastre_core::node_allocation::{Block, PoolTerms};
 use cadastre_core::usable::{covering, room, usable};
@@ -24,26 +24,6 @@ pub struct Snapshot {
     pub blocks: Vec<BlockCount>,
     /// The pools with known terms, best first; then the pools without known terms that have blocks
     pub pools: Vec<PoolCount>,
-}
-
-/// An attachment that has addresses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttachmentRecord {
-    /// Network, container and interface
-    pub attachment: Attachment,
-    /// The addresses of the attachment, with routes and DNS settings
-    pub given: AddressAssignment,
-    /// The pod of the attachment, if the container runtime reported one
-    pub pod: Option<PodRef>,
-    /// Path of the attachment's network namespace; empty if unknown
-    pub netns: String,
-    /// When the addresses were assigned, in milliseconds of Unix time
-    pub since_ms: i64,
-    /// ID of the boot in which the attachment was set up
-    pub boot: String,
-    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. Their order
-    /// among themselves is unknown, except that those known to be superseded come first
-    pub order: u64,
 }
 
 /// Numbers of addresses by state.
@@ -85,30 +65,26 @@ pub struct PoolCount {
 
 pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     let stamp = kv.stamp(now)?;
-    let mut known = Vec::new();
-    while let Some(pool) = kv.pool_at(u32::try_from(known.len()).unwrap_or(u32::MAX))? {
-        known.push(pool);
-    }
     let records = kv.blocks()?;
     let mut cooldowns: BTreeMap<Cidr, u64> = BTreeMap::new();
     for (cidr, block) in &records {
         cooldowns.insert(*cidr, cooldown_ms(&terms(kv, &block.pool)?));
     }
     // For each address: its block, and whether the address is in use; otherwise it is cooling.
-    let mut taken: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
+    let mut busy: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
     for (addr, freed) in kv.releases()? {
         let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);
         if freed.at.cooldown_left(stamp, cooldown).is_some() {
-            taken.insert(addr, (freed.block, false));
+            busy.insert(addr, (freed.block, false));
         }
     }
-    let tenants = kv.attachments(None)?;
-    for given in tenants.iter().flat_map(|(_, it)| &it.given.addresses) {
-        taken.insert(given.address, (given.block, true));
+    let attachments = kv.attachments(None)?;
+    for given in attachments.iter().flat_map(|it| &it.given.addresses) {
+        busy.insert(given.address, (given.block, true));
     }
     let mut blocks = Vec::new();
     for (cidr, record) in records {
-        let block = count(kv, cidr, record, &taken)?;
+        let block = count(kv, cidr, record, &busy)?;
         let AddressCounts { used, cooling, .. } = block.counts;
         if block.state != BlockState::Withdrawn || used + cooling > 0 {
             blocks.push(block);
@@ -116,19 +92,8 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     }
     Ok(Snapshot {
         node_uid: kv.node()?,
-        attachments: tenants
-            .into_iter()
-            .map(|(attachment, record)| AttachmentRecord {
-                attachment,
-                given: record.given,
-                pod: record.pod,
-                netns: record.netns,
-                since_ms: record.since_ms,
-                boot: record.boot,
-                order: record.order,
-            })
-            .collect(),
-        pools: pools(known, &blocks),
+        attachments,
+        pools: pools(kv.pools()?, &blocks),
         blocks,
     })
 }
@@ -137,7 +102,7 @@ fn count(
     kv: &dyn Kv,
     cidr: Cidr,
     record: BlockRecord,
-    taken: &BTreeMap<Addr, (Cidr, bool)>,
+    busy: &BTreeMap<Addr, (Cidr, bool)>,
 ) -> Result<BlockCount, StorageFault> {
     let pool = kv.pool(&record.pool)?;
     let never = usable(cidr, pool.as_ref()).excluded;
@@ -153,17 +118,12 @@ fn count(
     let room = room(&block, pool.as_ref());
     let mut counts = AddressCounts::default();
     let mut less = 0;
-    for (addr, (of, in_use)) in taken.range(cidr.first()..=cidr.last()) {
-        if *of == cidr {
-            *(if *in_use {
-                &mut counts.used
-            } else {
-                &mut counts.cooling
-            }) += 1;
-        }
+    for (addr, (of, in_use)) in busy.range(cidr.first()..=cidr.last()) {
+        counts.used += u64::from(*of == cidr && *in_use);
+        counts.cooling += u64::from(*of == cidr && !*in_use);
         less += u128::from(covering(&out, *addr).is_none());
     }
-    if record.state == BlockState::Held {
+    if record.state == BlockState::Active {
         counts.free = u64::try_from(room - less).unwrap_or(u64::MAX);
     }
     Ok(BlockCount {
@@ -177,20 +137,15 @@ fn count(
 }
 
 fn pools(known: Vec<PoolTerms>, blocks: &[BlockCount]) -> Vec<PoolCount> {
-    let mut pools: Vec<PoolCount> = known
-        .into_iter()
-        .map(|terms| PoolCount {
-            terms,
-            counts: Dual::default(),
-        })
-        .collect();
+    let unused = |terms| PoolCount {
+        terms,
+        counts: Dual::default(),
+    };
+    let mut pools: Vec<PoolCount> = known.into_iter().map(unused).collect();
     for block in blocks {
         let at = pools.iter().position(|pool| pool.terms.name == block.pool);
         let at = at.unwrap_or_else(|| {
-            pools.push(PoolCount {
-                terms: PoolTerms::named(&block.pool),
-                counts: Dual::default(),
-            });
+            pools.push(unused(PoolTerms::named(&block.pool)));
             pools.len() - 1
         });
         let sum = pools[at].counts.get_mut(block.cidr.family());

@@ -12,9 +12,9 @@ use super::super::pods::PodNote;
 use super::super::storage_fault::StorageFault;
 use super::kv::{Kv, KvEntry, KvMut, KvTable};
 use super::record::{
-    ADOPTED, AddressRecord, BlockRecord, BlockState, BootTime, Cursor, Deletion, ReleaseRecord,
-    StoredAttachment, address_key, address_of, attachment_key, attachment_of, cidr_key, cidr_of,
-    freed_key, full_name, network_prefix, pool_key, pool_prefix, released_key,
+    ADOPTED, AddressRecord, AttachmentRecord, BlockRecord, BlockState, BootTime, Cursor, Deletion,
+    ReleaseRecord, address_key, address_of, attachment_key, attachment_of, cidr_key, cidr_of,
+    freed_key, full_name, pool_key, pool_prefix, released_key, text,
 };
 use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Addr, Cidr, Family};
@@ -55,6 +55,21 @@ pub(crate) trait Read: Kv {
         Ok(entry.filter(|(key, _)| key.starts_with(prefix)))
     }
 
+    /// Decodes all entries whose keys begin with `prefix`.
+    fn list<T>(
+        &self,
+        table: KvTable,
+        prefix: &[u8],
+        read: impl Fn(&[u8], &[u8]) -> Result<T, StorageFault>,
+    ) -> Result<Vec<T>, StorageFault> {
+        let mut all = Vec::new();
+        self.scan(table, prefix, &mut |key, value| {
+            all.push(read(key, value)?);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     /// Returns the UID of the Node to which the ranges are allocated.
     fn node(&self) -> Result<Option<String>, StorageFault> {
         self.json(KvTable::Meta, NODE)
@@ -71,8 +86,12 @@ pub(crate) trait Read: Kv {
         Ok(BootTime { boot, ms })
     }
 
-    fn record(&self, attachment: &Attachment) -> Result<Option<StoredAttachment>, StorageFault> {
-        self.json(KvTable::Attachments, &attachment_key(attachment))
+    fn record(&self, attachment: &Attachment) -> Result<Option<AttachmentRecord>, StorageFault> {
+        let record = self.json(KvTable::Attachments, &attachment_key(attachment))?;
+        Ok(record.map(|record| AttachmentRecord {
+            attachment: attachment.clone(),
+            ..record
+        }))
     }
 
     /// Returns when the latest DEL of an attachment was requested, if the DEL is remembered.
@@ -81,18 +100,14 @@ pub(crate) trait Read: Kv {
     }
 
     /// Returns the attachments of a network; for `None`, of all networks.
-    fn attachments(
-        &self,
-        network: Option<&str>,
-    ) -> Result<Vec<(Attachment, StoredAttachment)>, StorageFault> {
-        let prefix = network.map_or(Vec::new(), network_prefix);
-        let mut all = Vec::new();
-        self.scan(KvTable::Attachments, &prefix, &mut |key, value| {
-            let attachment = attachment_of(key).ok_or_else(|| bad_key(KvTable::Attachments))?;
-            all.push((attachment, decode(KvTable::Attachments, value)?));
-            Ok(())
-        })?;
-        Ok(all)
+    fn attachments(&self, network: Option<&str>) -> Result<Vec<AttachmentRecord>, StorageFault> {
+        let table = KvTable::Attachments;
+        self.list(table, &network.map_or(Vec::new(), text), |key, value| {
+            Ok(AttachmentRecord {
+                attachment: readable(table, attachment_of(key))?,
+                ..decode(table, value)?
+            })
+        })
     }
 
     fn address(&self, addr: Addr) -> Result<Option<AddressRecord>, StorageFault> {
@@ -103,9 +118,8 @@ pub(crate) trait Read: Kv {
     fn address_from(&self, addr: Addr) -> Result<Option<Addr>, StorageFault> {
         let key = address_key(addr);
         let entry = self.seek(KvTable::Addresses, Included(&key))?;
-        entry
-            .map(|(key, _)| address_of(&key).ok_or_else(|| bad_key(KvTable::Addresses)))
-            .transpose()
+        let read = |(key, _): KvEntry| readable(KvTable::Addresses, address_of(&key));
+        entry.map(read).transpose()
     }
 
     fn block(&self, cidr: Cidr) -> Result<Option<BlockRecord>, StorageFault> {
@@ -115,17 +129,15 @@ pub(crate) trait Read: Kv {
     /// Returns whether the block is remembered as released.
     fn was_released(&self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
         let key = released_key(cidr, uid);
-        Ok(self.get(KvTable::GivenBack, &key)?.is_some())
+        Ok(self.get(KvTable::ReleasedBlocks, &key)?.is_some())
     }
 
     /// Returns the keys of all blocks that are remembered as released, each with its sequence number.
     fn released_blocks(&self) -> Result<Vec<(u64, Vec<u8>)>, StorageFault> {
-        let mut all = Vec::new();
-        self.scan(KvTable::GivenBack, &[], &mut |key, value| {
-            all.push((decode(KvTable::GivenBack, value)?, key.to_vec()));
-            Ok(())
-        })?;
-        Ok(all)
+        let table = KvTable::ReleasedBlocks;
+        self.list(table, &[], |key, value| {
+            Ok((decode(table, value)?, key.to_vec()))
+        })
     }
 
     /// Returns the note on what a pod may have.
@@ -134,41 +146,26 @@ pub(crate) trait Read: Kv {
         Ok(note.filter(|note| note.is_of(pod)))
     }
 
-    /// Returns the notes on all pods.
     fn pod_notes(&self) -> Result<Vec<PodNote>, StorageFault> {
-        let mut all = Vec::new();
-        self.scan(KvTable::Pods, &[], &mut |_, value| {
-            all.push(decode(KvTable::Pods, value)?);
-            Ok(())
-        })?;
-        Ok(all)
+        self.list(KvTable::Pods, &[], |_, value| decode(KvTable::Pods, value))
     }
 
     fn blocks(&self) -> Result<Vec<(Cidr, BlockRecord)>, StorageFault> {
-        let mut all = Vec::new();
-        self.scan(KvTable::Blocks, &[], &mut |key, value| {
-            let cidr = cidr_of(key).ok_or_else(|| bad_key(KvTable::Blocks))?;
-            all.push((cidr, decode(KvTable::Blocks, value)?));
-            Ok(())
-        })?;
-        Ok(all)
+        let table = KvTable::Blocks;
+        self.list(table, &[], |key, value| {
+            Ok((readable(table, cidr_of(key))?, decode(table, value)?))
+        })
     }
 
     /// Returns all addresses that have the record of a release, with the records.
     fn releases(&self) -> Result<Vec<(Addr, ReleaseRecord)>, StorageFault> {
-        let mut addresses = Vec::new();
-        self.scan(KvTable::Freed, &[], &mut |_, value| {
-            addresses.push(address_of(value).ok_or_else(|| bad_key(KvTable::Freed))?);
-            Ok(())
-        })?;
-        let mut all = Vec::with_capacity(addresses.len());
-        for addr in addresses {
-            all.push((addr, self.release_of(addr)?));
-        }
-        Ok(all)
+        let table = KvTable::Freed;
+        let addresses = self.list(table, &[], |_, value| readable(table, address_of(value)))?;
+        let record = |addr| Ok((addr, self.release_of(addr)?));
+        addresses.into_iter().map(record).collect()
     }
 
-    /// Returns the record of the release of an address that is known to be released.
+    /// Returns the record of an address's release. Fails if the address is not released.
     fn release_of(&self, addr: Addr) -> Result<ReleaseRecord, StorageFault> {
         match self.address(addr)? {
             Some(AddressRecord::Freed(freed)) => Ok(freed),
@@ -193,7 +190,7 @@ pub(crate) trait Read: Kv {
         while let Some((key, _)) =
             self.seek(KvTable::Blocks, from.as_ref().map(<[u8; 18]>::as_slice))?
         {
-            let cidr = cidr_of(&key).ok_or_else(|| bad_key(KvTable::Blocks))?;
+            let cidr = readable(KvTable::Blocks, cidr_of(&key))?;
             if !range.contains(&cidr) {
                 break;
             }
@@ -214,7 +211,7 @@ pub(crate) trait Read: Kv {
             let Some(block) = self.block(cidr)? else {
                 continue;
             };
-            if block.state == BlockState::Held {
+            if block.state == BlockState::Active {
                 return Ok(Some((cidr, block)));
             }
             found.get_or_insert((cidr, block));
@@ -224,10 +221,7 @@ pub(crate) trait Read: Kv {
 
     fn cursor(&self, block: Cidr) -> Result<Cursor, StorageFault> {
         let cursor = self.json(KvTable::Cursors, &cidr_key(block))?;
-        Ok(cursor.unwrap_or(Cursor {
-            next: Some(block.first()),
-            again: false,
-        }))
+        Ok(cursor.unwrap_or(Cursor::first_of(block)))
     }
 
     /// Returns the released address of a block that has the lowest sequence number after `after`, that is, the oldest
@@ -240,9 +234,8 @@ pub(crate) trait Read: Kv {
             let sequence = key.get(18..)?.try_into().ok()?;
             Some((u64::from_be_bytes(sequence), address_of(&value)?))
         };
-        entry
-            .map(|entry| read(entry).ok_or_else(|| bad_key(KvTable::Freed)))
-            .transpose()
+        let read = |entry| readable(KvTable::Freed, read(entry));
+        entry.map(read).transpose()
     }
 
     fn pool(&self, name: &str) -> Result<Option<PoolTerms>, StorageFault> {
@@ -252,9 +245,11 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// Returns the pool of this rank. The best pool has rank 0.
-    fn pool_at(&self, rank: u32) -> Result<Option<PoolTerms>, StorageFault> {
-        self.json(KvTable::Pools, &rank.to_be_bytes())
+    /// Returns the pools with known terms, best first.
+    fn pools(&self) -> Result<Vec<PoolTerms>, StorageFault> {
+        self.list(KvTable::Pools, &[], |_, value| {
+            decode(KvTable::Pools, value)
+        })
     }
 
     /// Returns the first block of a pool and family in an index, or the first one after the block `after`.
@@ -267,30 +262,43 @@ pub(crate) trait Read: Kv {
     ) -> Result<Option<Cidr>, StorageFault> {
         let after = after.map(|block| pool_key(pool, block));
         let entry = self.next(index, &pool_prefix(pool, Some(family)), after.as_deref())?;
-        let read = |key: &[u8]| cidr_of(key.get(4 + pool.len()..)?);
-        entry
-            .map(|(key, _)| read(&key).ok_or_else(|| bad_key(index)))
-            .transpose()
+        let block = |(key, _): KvEntry| cidr_of(key.get(4 + pool.len()..)?);
+        let read = |entry| readable(index, block(entry));
+        entry.map(read).transpose()
+    }
+
+    /// Returns the families in which the pool has blocks from which addresses are assigned.
+    fn block_families(&self, pool: &str) -> Result<Vec<Family>, StorageFault> {
+        let mut families = Vec::new();
+        for family in Family::ALL {
+            if self
+                .block_of(KvTable::Assigning, pool, family, None)?
+                .is_some()
+            {
+                families.push(family);
+            }
+        }
+        Ok(families)
     }
 
     /// Returns the names of the pools that have blocks from which addresses are assigned, but whose terms are
     /// unknown.
     fn pools_without_terms(&self) -> Result<Vec<String>, StorageFault> {
         let mut pools = Vec::new();
-        let mut entry = self.seek(KvTable::Giving, Included(&[]))?;
+        let mut entry = self.seek(KvTable::Assigning, Included(&[]))?;
         while let Some((key, _)) = entry {
             let end = key.len().saturating_sub(18);
             let name = key
                 .get(4..end)
                 .and_then(|name| std::str::from_utf8(name).ok());
-            let name = name.ok_or_else(|| bad_key(KvTable::Giving))?;
+            let name = readable(KvTable::Assigning, name)?;
             if self.get(KvTable::Ranks, name.as_bytes())?.is_none() {
                 pools.push(name.to_owned());
             }
             // This key is higher than all keys of the pool, so the search continues with the next pool.
             let mut last = pool_prefix(name, None);
             last.push(u8::MAX);
-            entry = self.seek(KvTable::Giving, Included(&last))?;
+            entry = self.seek(KvTable::Assigning, Included(&last))?;
         }
         Ok(pools)
     }
@@ -348,12 +356,9 @@ pub(crate) trait Write: KvMut {
         Ok(self.take_sequence()? + ADOPTED + 1)
     }
 
-    fn put_record(
-        &mut self,
-        attachment: &Attachment,
-        record: &StoredAttachment,
-    ) -> Result<(), StorageFault> {
-        self.put_json(KvTable::Attachments, &attachment_key(attachment), record)
+    fn put_record(&mut self, record: &AttachmentRecord) -> Result<(), StorageFault> {
+        let key = attachment_key(&record.attachment);
+        self.put_json(KvTable::Attachments, &key, record)
     }
 
     fn drop_record(&mut self, attachment: &Attachment) -> Result<(), StorageFault> {
@@ -403,6 +408,8 @@ fn decode<T: DeserializeOwned>(table: KvTable, value: &[u8]) -> Result<T, Storag
     })
 }
 
-fn bad_key(table: KvTable) -> StorageFault {
-    StorageFault::Damaged(format!("a key of {table:?} cannot be read"))
+/// Fails if a key or value could not be parsed.
+fn readable<T>(table: KvTable, parsed: Option<T>) -> Result<T, StorageFault> {
+    let text = || format!("an entry of {table:?} cannot be read");
+    parsed.ok_or_else(|| StorageFault::Damaged(text()))
 }

@@ -64,7 +64,7 @@ impl KvMut for Memory {
 struct Node {
     memory: Memory,
     now: Now,
-    holding: NodeAllocation,
+    allocation: NodeAllocation,
 }
 
 impl Node {
@@ -72,13 +72,13 @@ impl Node {
         let mut node = Self {
             memory: Memory::default(),
             now: now("one", 1000),
-            holding: NodeAllocation {
+            allocation: NodeAllocation {
                 node_uid: "node".to_owned(),
                 ..NodeAllocation::default()
             },
         };
-        node.holding.blocks = blocks.iter().map(|(it, pool)| block(it, pool)).collect();
-        node.hold();
+        node.allocation.blocks = blocks.iter().map(|(it, pool)| block(it, pool)).collect();
+        node.update();
         node
     }
 
@@ -86,31 +86,39 @@ impl Node {
         AddressLedger::new(&mut self.memory, &self.now)
     }
 
-    fn hold(&mut self) {
-        let holding = self.holding.clone();
-        self.ledger().set_allocation(&holding).unwrap();
+    /// Records `allocation` in the ledger.
+    fn update(&mut self) {
+        let allocation = self.allocation.clone();
+        self.ledger().set_allocation(&allocation).unwrap();
     }
 
     fn run(&mut self, op: &Op) -> Result<OpOutcome, OpError> {
         self.ledger().run(op).unwrap()
     }
 
-    fn given(&mut self, add: &Add) -> Result<AddressAssignment, OpError> {
+    fn try_add(&mut self, add: &Add) -> Result<AddressAssignment, OpError> {
         match self.run(&Op::Add(add.clone()))? {
-            OpOutcome::Given(given) => Ok(given),
+            OpOutcome::Assigned(given) => Ok(given),
             OpOutcome::Done => panic!("an ADD without an answer"),
         }
     }
 
-    /// Does an ADD. Returns the assigned addresses as text, or the kind of error.
-    fn add(&mut self, add: &Add) -> Result<String, OpErrorKind> {
-        let given = self.given(add).map_err(|refusal| refusal.why)?;
-        let addresses = given.addresses.iter().map(|it| it.address.to_string());
-        Ok(addresses.collect::<Vec<_>>().join(" "))
+    /// Does an ADD. Returns the assigned addresses as text.
+    fn add(&mut self, add: &Add) -> String {
+        let given = self.try_add(add).unwrap();
+        let addresses = given.addrs().map(|addr| addr.to_string());
+        addresses.collect::<Vec<_>>().join(" ")
     }
 
     fn add_one(&mut self, n: u32) -> String {
-        self.add(&ask(n)).unwrap()
+        self.add(&ask(n))
+    }
+
+    /// Checks that an ADD is rejected with this kind of error, and with a text that contains `says`.
+    fn assert_refused(&mut self, add: &Add, why: OpErrorKind, says: &str) {
+        let refusal = self.try_add(add).unwrap_err();
+        let is_right = refusal.why == why && refusal.text.contains(says);
+        assert!(is_right, "{:?}: {refusal}", refusal.why);
     }
 
     fn del(&mut self, n: u32) {
@@ -174,16 +182,13 @@ fn attachment(n: u32) -> Attachment {
 fn ask(n: u32) -> Add {
     Add {
         attachment: attachment(n),
-        netns: String::new(),
         pod: Some(PodRef {
             namespace: "default".to_owned(),
             name: format!("pod-{n}"),
             uid: format!("uid-{n}"),
         }),
-        pools: Vec::new(),
-        addresses: Vec::new(),
         decided: true,
-        bound: Vec::new(),
+        ..Add::default()
     }
 }
 
@@ -203,7 +208,7 @@ fn ask_from(n: u32, pools: &[&str]) -> Add {
 }
 
 #[test]
-fn what_nobody_had_comes_first_then_what_was_freed_first() {
+fn never_assigned_addresses_come_first_then_the_oldest_release() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     let all: Vec<String> = (0..5).map(|n| node.add_one(n)).collect();
     assert_eq!(
@@ -213,19 +218,11 @@ fn what_nobody_had_comes_first_then_what_was_freed_first() {
     node.del(3);
     node.later(1);
     node.del(1);
-    assert_eq!(node.add(&ask(9)), Err(OpErrorKind::Exhausted), "both rest");
+    node.assert_refused(&ask(9), OpErrorKind::Exhausted, "");
     node.later(29);
     assert_eq!(node.add_one(10), "10.0.0.5");
-    assert_eq!(
-        node.add(&ask(11)),
-        Err(OpErrorKind::Exhausted),
-        "the other rests a second longer"
-    );
-    let text = node.given(&ask(11)).unwrap_err().text;
-    assert!(
-        text.contains("in no pool, has no free IPv4 address") && text.contains("in 1 s"),
-        "{text}"
-    );
+    let says = "in no pool, has no free IPv4 address on this node (the next one has rested in 1 s)";
+    node.assert_refused(&ask(11), OpErrorKind::Exhausted, says);
     node.later(1);
     assert_eq!(node.add_one(11), "10.0.0.3");
 }
@@ -243,162 +240,145 @@ fn a_lower_block_is_filled_before_a_higher_one() {
 }
 
 #[test]
-fn rest_is_by_the_clock_of_the_boot() {
+fn cooldowns_count_by_the_time_since_boot() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     node.add_one(1);
     node.del(1);
     // The wall clock has no influence, so the address is still cooling.
     node.now.wall_ms = i64::MAX;
-    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
+    node.assert_refused(&ask(2), OpErrorKind::Exhausted, "");
     // After a reboot the address cools until the host has been up for the whole cooldown.
     node.now = now("two", 29);
-    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
+    node.assert_refused(&ask(2), OpErrorKind::Exhausted, "");
     node.now = now("two", 30);
     assert_eq!(node.add_one(2), "10.0.0.2");
     node.del(2);
     node.now = now("three", 5);
-    assert_eq!(node.add(&ask(3)), Err(OpErrorKind::Exhausted));
+    node.assert_refused(&ask(3), OpErrorKind::Exhausted, "");
     // A longer cooldown also applies to earlier releases, so the address cools for longer.
-    node.holding.pools = vec![PoolTerms {
+    node.allocation.pools = vec![PoolTerms {
         cooldown_seconds: 100,
         ..PoolTerms::named("")
     }];
-    node.hold();
+    node.update();
     node.now = now("three", 99);
-    assert_eq!(node.add(&ask(3)), Err(OpErrorKind::Exhausted));
+    node.assert_refused(&ask(3), OpErrorKind::Exhausted, "");
     node.later(1);
     assert_eq!(node.add_one(3), "10.0.0.2");
 }
 
 #[test]
-fn a_pool_gives_both_families_or_neither_and_the_next_one_is_tried() {
+fn a_pool_assigns_both_families_or_neither_and_the_next_pool_is_tried() {
     let mut node = Node::new(&[
         ("10.0.0.0/31", "a"),
         ("fd00::/128", "a"),
         ("10.1.0.0/31", "b"),
     ]);
-    node.holding.pools = vec![
+    node.allocation.pools = vec![
         pool("a", &["10.0.0.0/8"], &["fd00::/64"]),
         pool("b", &["10.1.0.0/16"], &[]),
     ];
-    node.hold();
+    node.update();
     assert_eq!(node.add_one(1), "10.0.0.0 fd00::");
     assert_eq!(
         node.add_one(2),
         "10.1.0.0",
         "pool a has no IPv6 address left"
     );
-    assert_eq!(node.add(&ask_from(3, &["a"])), Err(OpErrorKind::Exhausted));
-    assert_eq!(
-        node.add(&ask_from(3, &["a", "b"])),
-        Ok("10.1.0.1".to_owned())
-    );
-    let refused = node.given(&ask_from(4, &["x", "a"])).unwrap_err();
-    assert_eq!(refused.why, OpErrorKind::Exhausted);
-    assert!(
-        refused.text.contains("`a` has no free IPv6") && refused.text.contains("`x` is not"),
-        "{refused}"
-    );
-    let refused = node.given(&ask_from(4, &["x"])).unwrap_err();
-    assert_eq!(refused.why, OpErrorKind::UnknownPool);
-    assert!(
-        refused.text.contains("pool `x` is not one of this node's"),
-        "{refused}"
-    );
+    node.assert_refused(&ask_from(3, &["a"]), OpErrorKind::Exhausted, "");
+    assert_eq!(node.add(&ask_from(3, &["a", "b"])), "10.1.0.1");
+    let unknown = "pool `x` is not one of this node's";
+    for says in ["`a` has no free IPv6", unknown] {
+        node.assert_refused(&ask_from(4, &["x", "a"]), OpErrorKind::Exhausted, says);
+    }
+    node.assert_refused(&ask_from(4, &["x"]), OpErrorKind::UnknownPool, unknown);
     let writes = node.memory.writes;
-    assert_eq!(node.add(&ask(4)), Err(OpErrorKind::Exhausted));
+    node.assert_refused(&ask(4), OpErrorKind::Exhausted, "");
     assert_eq!(node.memory.writes, writes, "a refusal changes nothing");
 }
 
 #[test]
-fn a_pool_for_those_who_name_it_serves_nobody_else() {
+fn a_manual_pool_serves_only_pods_that_name_it() {
     let mut node = Node::new(&[("10.0.0.0/31", "m")]);
-    node.holding.pools = vec![PoolTerms {
+    node.allocation.pools = vec![PoolTerms {
         automatic: false,
         ..pool("m", &["10.0.0.0/8"], &[])
     }];
-    node.hold();
-    assert_eq!(node.add(&ask(1)), Err(OpErrorKind::NothingHeld));
+    node.update();
+    node.assert_refused(&ask(1), OpErrorKind::NoBlock, "");
     assert_eq!(
         node.run(&Op::Status),
         Ok(OpOutcome::Done),
         "it serves who asks"
     );
-    assert_eq!(node.add(&ask_from(1, &["m"])), Ok("10.0.0.0".to_owned()));
+    assert_eq!(node.add(&ask_from(1, &["m"])), "10.0.0.0");
 }
 
 #[test]
 fn exhaustion_is_no_error_of_status() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     node.add_one(1);
-    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::Exhausted));
+    node.assert_refused(&ask(2), OpErrorKind::Exhausted, "");
     assert_eq!(node.run(&Op::Status), Ok(OpOutcome::Done));
-    node.holding.blocks[0].draining = true;
-    node.hold();
-    let refused = node.run(&Op::Status).unwrap_err();
-    assert_eq!(refused.why, OpErrorKind::NothingHeld);
+    node.allocation.blocks[0].draining = true;
+    node.update();
+    let refusal = node.run(&Op::Status).unwrap_err();
+    assert_eq!(refusal.why, OpErrorKind::NoBlock);
     assert!(
-        refused
-            .text
-            .contains("no block that addresses are given from"),
-        "{refused}"
+        refusal.text.contains("no block that addresses"),
+        "{refusal}"
     );
 }
 
 #[test]
-fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() {
+fn addresses_on_request_are_assigned_to_pods_that_ask_for_them() {
     let mut node = Node::new(&[("10.0.0.0/29", ""), ("fd00::/125", "")]);
-    node.holding.blocks[0].on_request = vec![IpRange::parse("10.0.0.2-10.0.0.3").unwrap()];
-    node.holding.blocks[0].reserved = vec![IpRange::parse("10.0.0.2").unwrap()];
-    node.hold();
+    node.allocation.blocks[0].on_request = vec![IpRange::parse("10.0.0.2-10.0.0.3").unwrap()];
+    node.allocation.blocks[0].reserved = vec![IpRange::parse("10.0.0.2").unwrap()];
+    node.update();
     assert_eq!(node.add_one(1), "10.0.0.4 fd00::2");
-    assert_eq!(
-        node.add(&ask_for(2, &["10.0.0.3"])),
-        Ok("10.0.0.3".to_owned())
-    );
-    let mut why = |addresses: &[&str]| node.given(&ask_for(3, addresses)).unwrap_err();
-    assert_eq!(why(&["10.0.0.3"]).why, OpErrorKind::Taken);
-    assert!(
-        why(&["10.0.0.3"])
-            .text
-            .contains("in use by pod default/pod-2")
-    );
-    assert!(
-        why(&["10.0.0.1"])
-            .text
-            .contains("10.0.0.1 is the gateway of 10.0.0.0/29")
-    );
-    assert!(why(&["10.0.0.7"]).text.contains("network or broadcast"));
-    assert!(why(&["10.0.0.2"]).text.contains("10.0.0.2 is reserved"));
-    assert_eq!(why(&["10.0.0.0"]).why, OpErrorKind::NotUsable);
-    assert_eq!(
-        why(&["10.0.0.5", "10.0.0.6"]).why,
-        OpErrorKind::NotUsable,
-        "one of a family"
-    );
-    assert_eq!(
-        why(&["10.0.0.5", "fd00::9"]).why,
-        OpErrorKind::NotHeld,
-        "all or none"
-    );
+    assert_eq!(node.add(&ask_for(2, &["10.0.0.3"])), "10.0.0.3");
+    for (addresses, why, says) in [
+        (
+            &["10.0.0.3"][..],
+            OpErrorKind::NotFree,
+            "in use by pod default/pod-2",
+        ),
+        (
+            &["10.0.0.1"],
+            OpErrorKind::NotUsable,
+            "10.0.0.1 is the gateway of 10.0.0.0/29",
+        ),
+        (
+            &["10.0.0.7"],
+            OpErrorKind::NotUsable,
+            "network or broadcast",
+        ),
+        (&["10.0.0.2"], OpErrorKind::NotUsable, "is reserved"),
+        (&["10.0.0.0"], OpErrorKind::NotUsable, ""),
+        (
+            &["10.0.0.5", "10.0.0.6"],
+            OpErrorKind::NotUsable,
+            "at most one IPv4",
+        ),
+        (&["10.0.0.5", "fd00::9"], OpErrorKind::NotInBlocks, ""),
+    ] {
+        node.assert_refused(&ask_for(3, addresses), why, says);
+    }
     assert_eq!(
         node.add(&ask_for(3, &["fd00::5", "10.0.0.5"])),
-        Ok("10.0.0.5 fd00::5".to_owned())
+        "10.0.0.5 fd00::5"
     );
     // A new sandbox of the same pod gets the address at once, another pod only after the cooldown.
     node.del(3);
     let mut other = ask_for(4, &["10.0.0.5"]);
-    let refused = node.given(&other).unwrap_err();
-    assert!(
-        refused.why == OpErrorKind::Taken && refused.text.contains("rests for another 30 s"),
-        "{refused}"
-    );
+    node.assert_refused(&other, OpErrorKind::NotFree, "rests for another 30 s");
     other.pod = ask(3).pod;
-    assert_eq!(node.add(&other), Ok("10.0.0.5".to_owned()));
+    assert_eq!(node.add(&other), "10.0.0.5");
 }
 
 #[test]
-fn a_pod_made_anew_under_its_name_has_its_address_at_once_and_others_after_its_rest() {
+fn a_pod_recreated_under_its_name_gets_its_address_back_during_the_cooldown() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     let anew = |n, name: &str, namespace: &str| Add {
         pod: Some(PodRef {
@@ -408,15 +388,8 @@ fn a_pod_made_anew_under_its_name_has_its_address_at_once_and_others_after_its_r
         }),
         ..ask_for(n, &["10.0.0.5"])
     };
-    assert_eq!(
-        node.add(&anew(1, "db-0", "shop")),
-        Ok("10.0.0.5".to_owned())
-    );
-    assert_eq!(
-        node.add(&anew(2, "db-0", "shop")),
-        Err(OpErrorKind::Taken),
-        "its first sandbox may still live"
-    );
+    assert_eq!(node.add(&anew(1, "db-0", "shop")), "10.0.0.5");
+    node.assert_refused(&anew(2, "db-0", "shop"), OpErrorKind::NotFree, "");
     node.del(1);
     for (name, namespace) in [
         ("db-1", "shop"),
@@ -424,28 +397,17 @@ fn a_pod_made_anew_under_its_name_has_its_address_at_once_and_others_after_its_r
         ("", "shop"),
         ("db-0", ""),
     ] {
-        let refused = node.add(&anew(3, name, namespace));
-        assert_eq!(refused, Err(OpErrorKind::Taken), "{namespace}/{name}");
+        node.assert_refused(&anew(3, name, namespace), OpErrorKind::NotFree, "");
     }
-    assert_eq!(
-        node.add(&ask(4)),
-        Ok("10.0.0.2".to_owned()),
-        "unasked it rests"
-    );
-    assert_eq!(
-        node.add(&anew(2, "db-0", "shop")),
-        Ok("10.0.0.5".to_owned())
-    );
+    assert_eq!(node.add(&ask(4)), "10.0.0.2", "unasked it rests");
+    assert_eq!(node.add(&anew(2, "db-0", "shop")), "10.0.0.5");
     node.del(2);
     node.now = now("one", 1031);
-    assert_eq!(
-        node.add(&anew(3, "db-1", "shop")),
-        Ok("10.0.0.5".to_owned())
-    );
+    assert_eq!(node.add(&anew(3, "db-1", "shop")), "10.0.0.5");
 }
 
 #[test]
-fn a_del_ends_what_was_asked_for_before_it_also_if_nothing_was_given() {
+fn an_add_requested_before_a_del_is_rejected_even_if_nothing_was_assigned() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     let del = Op::Del(attachment(1));
     let run = |node: &mut Node, op: &Op, asked| {
@@ -473,7 +435,7 @@ fn a_del_ends_what_was_asked_for_before_it_also_if_nothing_was_given() {
 }
 
 #[test]
-fn deletions_are_forgotten_as_others_come() {
+fn old_deletions_are_removed_by_later_ones() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     for n in 0..2_000 {
         node.now = now("one", 1_000 + u64::from(n));
@@ -487,38 +449,37 @@ fn deletions_are_forgotten_as_others_come() {
 #[test]
 fn a_repeated_add_is_answered_as_the_first_one() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
-    let first = node.given(&ask(1)).unwrap();
-    node.holding.blocks[0].draining = true;
-    node.holding.pools = vec![PoolTerms {
+    let first = node.try_add(&ask(1)).unwrap();
+    node.allocation.blocks[0].draining = true;
+    node.allocation.pools = vec![PoolTerms {
         dns: Dns {
             domain: "new".to_owned(),
             ..Dns::default()
         },
         ..PoolTerms::named("")
     }];
-    node.hold();
+    node.update();
     let writes = node.memory.writes;
-    assert_eq!(node.given(&ask(1)).unwrap(), first);
-    assert_eq!(node.given(&ask_from(1, &["other"])).unwrap(), first);
-    assert_eq!(node.given(&ask_for(1, &["10.0.0.2"])).unwrap(), first);
+    assert_eq!(node.try_add(&ask(1)).unwrap(), first);
+    assert_eq!(node.try_add(&ask_from(1, &["other"])).unwrap(), first);
+    assert_eq!(node.try_add(&ask_for(1, &["10.0.0.2"])).unwrap(), first);
     assert_eq!(node.memory.writes, writes);
-    let refused = node.given(&ask_for(1, &["10.0.0.3"])).unwrap_err();
-    assert_eq!(refused.why, OpErrorKind::Mismatch);
-    assert!(refused.text.contains("has 10.0.0.2 already"), "{refused}");
+    let other = ask_for(1, &["10.0.0.3"]);
+    node.assert_refused(&other, OpErrorKind::Mismatch, "has 10.0.0.2 already");
     // A repeated ADD in another boot moves the attachment to that boot, so that the attachment is not regarded as
     // dead.
     node.now = now("two", 1);
-    assert_eq!(node.given(&ask(1)).unwrap(), first);
+    assert_eq!(node.try_add(&ask(1)).unwrap(), first);
     assert_eq!(node.ledger().snapshot().unwrap().attachments[0].boot, "two");
 }
 
 #[test]
-fn attachments_are_in_the_order_in_which_they_were_given() {
+fn attachments_are_in_the_order_of_their_assignment() {
     let mut node = Node::new(&[("10.0.0.0/28", "")]);
     let order = |node: &mut Node| {
-        let mut tenants = node.ledger().snapshot().unwrap().attachments;
-        tenants.sort_by_key(|it| it.order);
-        let ids = tenants.into_iter().map(|it| it.attachment.container_id);
+        let mut attachments = node.ledger().snapshot().unwrap().attachments;
+        attachments.sort_by_key(|it| it.order);
+        let ids = attachments.into_iter().map(|it| it.attachment.container_id);
         ids.collect::<Vec<_>>()
     };
     for n in [3, 1, 2] {
@@ -546,14 +507,10 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
     };
     assert!(node.ledger().adopt(&[known, old]).unwrap().is_empty());
     assert_eq!(order(&mut node), ["c8", "c7", "c3", "c2"]);
-    let boot = |node: &mut Node, id: &str| {
-        let tenants = node.ledger().snapshot().unwrap().attachments;
-        let mut of = tenants.into_iter();
-        of.find(|it| it.attachment.container_id == id).unwrap().boot
-    };
-    let running = node.now.boot.clone();
-    assert_eq!(boot(&mut node, "c7"), "earlier");
-    assert_eq!(boot(&mut node, "c8"), running);
+    let attachments = node.ledger().snapshot().unwrap().attachments;
+    let adopted = attachments.iter().filter(|it| it.since_ms == i64::MAX);
+    let boots: Vec<&str> = adopted.map(|it| it.boot.as_str()).collect();
+    assert_eq!(boots, ["earlier", node.now.boot.as_str()]);
     // A container that is started again after a reboot becomes the newest one.
     node.now = now("two", 1);
     node.add_one(3);
@@ -561,7 +518,7 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
 }
 
 #[test]
-fn routes_and_dns_are_those_of_the_families_that_are_given() {
+fn routes_and_dns_are_those_of_the_assigned_families() {
     let mut node = Node::new(&[("10.0.0.0/29", "a"), ("fd00::/125", "a")]);
     let route = |dst| Route {
         dst: cidr(dst),
@@ -571,78 +528,80 @@ fn routes_and_dns_are_those_of_the_families_that_are_given() {
         nameservers: vec!["10.96.0.10".to_owned()],
         ..Dns::default()
     };
-    node.holding.pools = vec![PoolTerms {
+    node.allocation.pools = vec![PoolTerms {
         routes: vec![route("::/0"), route("0.0.0.0/0")],
         dns: dns.clone(),
         ..pool("a", &["10.0.0.0/8"], &["fd00::/64"])
     }];
-    node.hold();
-    let given = node.given(&ask(1)).unwrap();
+    node.update();
+    let given = node.try_add(&ask(1)).unwrap();
     assert_eq!(given.routes, [route("0.0.0.0/0"), route("::/0")]);
     assert_eq!(given.dns, dns);
-    let given = node.given(&ask_for(2, &["fd00::3"])).unwrap();
+    let given = node.try_add(&ask_for(2, &["fd00::3"])).unwrap();
     assert_eq!(given.routes, [route("::/0")]);
 }
 
 #[test]
-fn check_looks_at_what_is_of_the_node() {
+fn check_ignores_addresses_outside_the_nodes_blocks() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     node.add_one(1);
-    let mut check = |n, addresses: &[&str]| {
-        let addresses = ask_for(0, addresses).addresses;
-        let attachment = attachment(n);
-        node.run(&Op::Check(Check {
+    for (n, addresses, expected) in [
+        (1, &["10.0.0.2"][..], Ok(OpOutcome::Done)),
+        (1, &["10.0.0.2", "192.0.2.1"], Ok(OpOutcome::Done)),
+        (1, &["10.0.0.2", "10.0.0.3"], Err(OpErrorKind::Mismatch)),
+        (1, &[], Err(OpErrorKind::Mismatch)),
+        (2, &["10.0.0.2"], Err(OpErrorKind::Mismatch)),
+    ] {
+        let Add {
             attachment,
             addresses,
-        }))
-        .map_err(|it| it.why)
-    };
-    assert_eq!(check(1, &["10.0.0.2"]), Ok(OpOutcome::Done));
-    assert_eq!(check(1, &["10.0.0.2", "192.0.2.1"]), Ok(OpOutcome::Done));
-    assert_eq!(
-        check(1, &["10.0.0.2", "10.0.0.3"]),
-        Err(OpErrorKind::Mismatch)
-    );
-    assert_eq!(check(1, &[]), Err(OpErrorKind::Mismatch));
-    assert_eq!(check(2, &["10.0.0.2"]), Err(OpErrorKind::Mismatch));
+            ..
+        } = ask_for(n, addresses);
+        let check = Check {
+            attachment,
+            addresses,
+        };
+        let answer = node.run(&Op::Check(check));
+        assert_eq!(answer.map_err(|it| it.why), expected);
+    }
 }
 
 #[test]
-fn what_is_no_longer_listed_stays_with_who_has_it() {
+fn addresses_of_unlisted_blocks_stay_assigned() {
     let mut node = Node::new(&[("10.0.0.0/30", ""), ("10.0.0.4/30", "")]);
-    let listed = node.holding.blocks.clone();
+    let listed = node.allocation.blocks.clone();
     node.add_one(1);
-    node.holding.blocks.clear();
-    node.holding.node_uid = "another".to_owned();
-    node.hold();
+    node.allocation.blocks.clear();
+    node.allocation.node_uid = "another".to_owned();
+    node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Withdrawn));
     assert_eq!(node.state("10.0.0.4/30"), None, "an empty one goes");
-    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::NothingHeld));
+    node.assert_refused(&ask(2), OpErrorKind::NoBlock, "");
     assert_eq!(node.add_one(1), "10.0.0.2");
     // If the block is listed for the new Node under another UID, it is the same block, so its assignments stay valid.
-    node.holding.blocks = listed;
-    node.holding.blocks[0].uid = "u2".to_owned();
-    node.hold();
-    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Held));
+    node.allocation.blocks = listed;
+    node.allocation.blocks[0].uid = "u2".to_owned();
+    node.update();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Active));
     assert_eq!(node.add_one(2), "10.0.0.6");
     // A block that is not listed again is removed once its last address has cooled.
-    node.holding.blocks.remove(0);
-    node.hold();
+    node.allocation.blocks.remove(0);
+    node.update();
     node.del(1);
-    node.hold();
+    node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Withdrawn));
     node.later(30);
     assert_eq!(node.state("10.0.0.0/30"), None);
     let writes = node.memory.writes;
-    node.hold();
+    node.update();
     assert!(node.memory.writes > writes);
     let writes = node.memory.writes;
-    node.hold();
+    node.update();
     assert_eq!(node.memory.writes, writes, "nothing new");
 }
 
 #[test]
-fn what_was_given_back_is_used_again_as_another_block_only() {
+fn a_released_block_is_used_again_only_under_another_uid() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     let it = cidr("10.0.0.0/30");
     node.add_one(1);
@@ -653,57 +612,50 @@ fn what_was_given_back_is_used_again_as_another_block_only() {
     assert!(!node.ledger().release(it, "u0").unwrap(), "another block");
     assert!(node.ledger().release(it, "u1").unwrap());
     assert!(node.ledger().release(it, "u1").unwrap(), "it is released");
-    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::NothingHeld));
-    node.hold();
-    assert_eq!(
-        node.state("10.0.0.0/30"),
-        Some(BlockState::Released),
-        "still listed"
-    );
-    let listed = std::mem::take(&mut node.holding.blocks);
-    node.hold();
+    node.assert_refused(&ask(2), OpErrorKind::NoBlock, "");
+    node.update();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
+    let listed = std::mem::take(&mut node.allocation.blocks);
+    node.update();
     assert_eq!(node.state("10.0.0.0/30"), None);
-    node.holding.blocks = listed;
-    node.hold();
-    assert_eq!(
-        node.state("10.0.0.0/30"),
-        Some(BlockState::Released),
-        "the API was put back to an older state"
-    );
-    assert_eq!(node.add(&ask(2)), Err(OpErrorKind::NothingHeld));
-    node.holding.blocks[0].uid = "u2".to_owned();
-    node.hold();
+    // The API is restored to an older state, so the block is listed again.
+    node.allocation.blocks = listed;
+    node.update();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
+    node.assert_refused(&ask(2), OpErrorKind::NoBlock, "");
+    node.allocation.blocks[0].uid = "u2".to_owned();
+    node.update();
     assert_eq!(node.add_one(2), "10.0.0.2");
     // The API is restored to an older state once more, while the range is in use as another block. So the block
     // drains first.
-    node.holding.blocks[0].uid = "u1".to_owned();
-    node.hold();
+    node.allocation.blocks[0].uid = "u1".to_owned();
+    node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Draining));
     node.del(2);
     node.later(30);
-    node.hold();
+    node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
 }
 
 #[test]
-fn the_last_thousand_blocks_that_were_given_back_are_remembered() {
+fn the_last_1024_released_blocks_are_remembered() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     let it = cidr("10.0.0.0/30");
     for n in 0..=1_024 {
-        node.holding.blocks[0].uid = format!("u{n}");
-        node.hold();
+        node.allocation.blocks[0].uid = format!("u{n}");
+        node.update();
         assert!(node.ledger().release(it, &format!("u{n}")).unwrap());
     }
-    node.holding.blocks[0].uid = "u1".to_owned();
-    node.hold();
+    node.allocation.blocks[0].uid = "u1".to_owned();
+    node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
-    node.holding.blocks[0].uid = "u0".to_owned();
-    node.hold();
-    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Held));
+    node.allocation.blocks[0].uid = "u0".to_owned();
+    node.update();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Active));
 }
 
 #[test]
-fn a_wide_block_forgets_what_has_rested() {
+fn a_wide_block_deletes_records_of_cooled_addresses() {
     let mut node = Node::new(&[("fd00::/64", "")]);
     for n in 0..500 {
         assert_eq!(
@@ -726,7 +678,7 @@ fn a_wide_block_forgets_what_has_rested() {
 }
 
 #[test]
-fn of_blocks_with_more_addresses_than_can_be_counted_that_many_are_free() {
+fn counts_of_huge_blocks_saturate() {
     for range in ["fd00::/63", "fd00::/40", "::/0"] {
         let mut node = Node::new(&[(range, "")]);
         node.add_one(1);
@@ -741,13 +693,13 @@ fn of_blocks_with_more_addresses_than_can_be_counted_that_many_are_free() {
 }
 
 #[test]
-fn a_wide_block_begins_again_when_it_has_come_to_its_end() {
+fn the_search_in_a_wide_block_restarts_at_the_end() {
     let mut node = Node::new(&[("10.0.0.0/19", "")]);
     let last = 8192 - 3;
     for n in 0..last {
         node.add_one(n);
     }
-    assert_eq!(node.add(&ask(9000)), Err(OpErrorKind::Exhausted));
+    node.assert_refused(&ask(9000), OpErrorKind::Exhausted, "");
     for n in [7, 5, 6] {
         node.del(n);
     }
@@ -760,40 +712,30 @@ fn a_wide_block_begins_again_when_it_has_come_to_its_end() {
     );
     assert_eq!(node.add_one(9002), "10.0.0.9");
     assert_eq!(node.add_one(9003), "10.0.0.8");
-    assert_eq!(
-        node.add(&ask(9004)),
-        Err(OpErrorKind::Exhausted),
-        "the last one rests"
-    );
+    node.assert_refused(&ask(9004), OpErrorKind::Exhausted, "");
 }
 
 #[test]
-fn no_attachment_is_taken_for_another() {
+fn keys_of_attachments_are_unambiguous() {
     let mut node = Node::new(&[("10.0.0.0/24", "")]);
     let mut given = std::collections::BTreeSet::new();
     let parts = ["", "a", "ab", "b", "a\0b", "\0", "\u{0}\u{1}a", "é"];
     for network in parts {
         for container_id in parts {
-            let attachment = Attachment {
-                network: network.to_owned(),
-                container_id: container_id.to_owned(),
-                ifname: "a".to_owned(),
-            };
-            let add = Add {
-                attachment,
-                ..ask(0)
-            };
-            assert!(given.insert(node.add(&add).unwrap()));
+            let mut add = ask(0);
+            add.attachment.network = network.to_owned();
+            add.attachment.container_id = container_id.to_owned();
+            assert!(given.insert(node.add(&add)));
         }
     }
-    let tenants = node.ledger().snapshot().unwrap().attachments;
-    assert_eq!(tenants.len(), parts.len() * parts.len());
+    let attachments = node.ledger().snapshot().unwrap().attachments;
+    assert_eq!(attachments.len(), parts.len() * parts.len());
     let network = "a".to_owned();
-    let valid = vec![("ab".to_owned(), "a".to_owned())];
+    let valid = vec![("ab".to_owned(), "eth0".to_owned())];
     node.run(&Op::Gc(Gc { network, valid })).unwrap();
-    let tenants = node.ledger().snapshot().unwrap().attachments;
-    let of_a = tenants.iter().filter(|it| it.attachment.network == "a");
-    assert_eq!((of_a.count(), tenants.len()), (1, 57));
+    let attachments = node.ledger().snapshot().unwrap().attachments;
+    let of_a = attachments.iter().filter(|it| it.attachment.network == "a");
+    assert_eq!((of_a.count(), attachments.len()), (1, 57));
 }
 
 /// Returns a note that the pod of `ask(n)` may have these pools and addresses on its interface `eth0`.
@@ -818,49 +760,42 @@ fn undecided(add: Add) -> Add {
 }
 
 #[test]
-fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
-    let mut node = Node::new(&[
-        ("10.0.0.0/29", "a"),
-        ("10.0.1.0/29", "b"),
-        ("10.0.2.0/29", "c"),
-    ]);
+fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
+    let mut node = Node::new(&[("10.0.0.0/29", "a"), ("10.0.1.0/29", "b")]);
     let terms = |name: &str, range, automatic, serves_unknown| PoolTerms {
         automatic,
         serves_unknown,
         ..pool(name, &[range], &[])
     };
-    node.holding.pools = vec![
+    node.allocation.pools = vec![
         terms("a", "10.0.0.0/29", true, false),
         terms("b", "10.0.1.0/29", false, false),
     ];
-    node.holding.blocks.retain(|it| it.pool != "c");
-    node.hold();
-    let refused = node.given(&undecided(ask(1))).unwrap_err();
-    assert_eq!(refused.why, OpErrorKind::PodUnknown);
-    assert!(refused.text.contains("pod default/pod-1"), "{refused}");
+    node.update();
+    let says = "pod default/pod-1";
+    node.assert_refused(&undecided(ask(1)), OpErrorKind::PodUnknown, says);
     // An ADD for a certain address does not depend on the pod's labels, and an ADD without a pod cannot. So both
     // succeed although nothing is known about the pod.
     let asked = undecided(ask_for(2, &["10.0.0.5"]));
-    assert_eq!(node.add(&asked), Ok("10.0.0.5".to_owned()));
+    assert_eq!(node.add(&asked), "10.0.0.5");
     let nobody = Add {
         pod: None,
         ..undecided(ask(3))
     };
-    assert_eq!(node.add(&nobody), Ok("10.0.0.0".to_owned()));
+    assert_eq!(node.add(&nobody), "10.0.0.0");
     let notes = [
         note(1, PoolOrder::Selected(vec!["b".to_owned()]), &[]),
         note(4, PoolOrder::All, &["10.0.0.6"]),
         note(5, PoolOrder::None("its labels".to_owned()), &[]),
     ];
     node.ledger().note_pods(&notes, &[]).unwrap();
-    assert_eq!(node.add(&undecided(ask(1))), Ok("10.0.1.0".to_owned()));
-    assert_eq!(node.add(&undecided(ask(4))), Ok("10.0.0.6".to_owned()));
-    let refused = node.given(&undecided(ask(5))).unwrap_err();
-    assert!(refused.text.contains("its labels"), "{refused}");
+    assert_eq!(node.add(&undecided(ask(1))), "10.0.1.0");
+    assert_eq!(node.add(&undecided(ask(4))), "10.0.0.6");
+    node.assert_refused(&undecided(ask(5)), OpErrorKind::NoBlock, "its labels");
     // The note does not apply to another pod with the same name, so nothing is known about that pod.
     let mut anew = undecided(ask(6));
     anew.pod.as_mut().unwrap().name = "pod-4".to_owned();
-    assert_eq!(node.given(&anew).unwrap_err().why, OpErrorKind::PodUnknown);
+    node.assert_refused(&anew, OpErrorKind::PodUnknown, "");
     let gone = [notes[1].pod.clone()];
     node.ledger().note_pods(&[], &gone).unwrap();
     assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
@@ -868,37 +803,31 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     // pools succeeds.
     let mut second = undecided(ask_from(7, &["a"]));
     second.attachment.ifname = "net1".to_owned();
-    assert_eq!(node.add(&second), Ok("10.0.0.1".to_owned()));
-    node.holding.pools[0].serves_unknown = true;
-    node.hold();
-    assert_eq!(node.add(&undecided(ask(8))), Ok("10.0.0.2".to_owned()));
+    assert_eq!(node.add(&second), "10.0.0.1");
+    node.allocation.pools[0].serves_unknown = true;
+    node.update();
+    assert_eq!(node.add(&undecided(ask(8))), "10.0.0.2");
 }
 
 #[test]
-fn a_pool_for_some_namespaces_gives_nothing_to_others_by_name_or_by_address() {
+fn a_pool_with_a_namespace_selector_serves_no_other_namespaces() {
     let mut node = Node::new(&[("10.0.0.0/29", "team")]);
-    node.holding.pools = vec![PoolTerms {
+    node.allocation.pools = vec![PoolTerms {
         automatic: false,
         bound: true,
         ..pool("team", &["10.0.0.0/29"], &[])
     }];
-    node.hold();
+    node.update();
     for add in [ask_from(1, &["team"]), ask_for(1, &["10.0.0.5"])] {
-        let refused = node.given(&add).unwrap_err();
-        assert_eq!(refused.why, OpErrorKind::UnknownPool);
-        assert!(refused.text.contains("namespaceSelector"), "{refused}");
-        let refused = node.given(&undecided(add.clone())).unwrap_err();
-        assert_eq!(refused.why, OpErrorKind::PodUnknown);
-        let nobody = Add { pod: None, ..add };
-        assert_eq!(
-            node.given(&undecided(nobody)).unwrap_err().why,
-            OpErrorKind::UnknownPool
-        );
+        node.assert_refused(&add, OpErrorKind::UnknownPool, "namespaceSelector");
+        node.assert_refused(&undecided(add.clone()), OpErrorKind::PodUnknown, "");
+        let without_pod = Add { pod: None, ..add };
+        node.assert_refused(&undecided(without_pod), OpErrorKind::UnknownPool, "");
     }
     let of_team = |add| Add {
         bound: vec!["team".to_owned()],
         ..add
     };
-    assert!(node.add(&of_team(ask_from(1, &["team"]))).is_ok());
-    assert!(node.add(&of_team(ask_for(2, &["10.0.0.5"]))).is_ok());
+    node.add(&of_team(ask_from(1, &["team"])));
+    node.add(&of_team(ask_for(2, &["10.0.0.5"])));
 }

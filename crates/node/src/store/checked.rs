@@ -31,9 +31,9 @@ const PAGE: u64 = 4096;
 const HEADER: usize = 320;
 const MAGIC: &[u8] = b"redb\x1a\x0a\xa9\x0d\x0a";
 const FLAGS: usize = 9;
-const SECOND_IS_NEWEST: u8 = 1;
+const SECOND_SLOT_IS_NEWEST: u8 = 1;
 const NOT_CLOSED: u8 = 2;
-const LASTS: u8 = 4;
+const DURABLE: u8 = 4;
 const PAGE_SIZE: usize = 12;
 const REGION_HEADER: usize = 16;
 const REGION_PAGES: usize = 20;
@@ -48,7 +48,7 @@ const CACHE: usize = 8 << 20;
 
 /// An open database, with the layer between redb and the disk.
 pub(super) struct Checked {
-    database: Option<Database>,
+    pub(super) database: Database,
     shared: Arc<Shared>,
 }
 
@@ -72,30 +72,30 @@ impl Checked {
             return Err(StorageFault::Damaged(format!("it has {len} bytes only")));
         }
         disk.read(0, &mut header)?;
-        let lasts = header[FLAGS] & LASTS != 0;
+        let is_durable = header[FLAGS] & DURABLE != 0;
         let claimed = claimed_len(&header)?;
         if len < claimed {
-            if lasts {
+            if is_durable {
                 return Err(StorageFault::Damaged(format!(
                     "it has lost its end: {len} of {claimed} bytes are there"
                 )));
             }
             disk.grow(claimed)?;
         }
-        if !lasts {
+        if !is_durable {
             // The last process may have been killed before it could sync its writes. From now on they may be relied
             // on, so they must be durable.
             disk.sync()?;
         }
         let before = newest(&header);
-        header[FLAGS] = (header[FLAGS] & SECOND_IS_NEWEST) | NOT_CLOSED;
+        header[FLAGS] = (header[FLAGS] & SECOND_SLOT_IS_NEWEST) | NOT_CLOSED;
         let pages = u32::try_from(disk.size()? / PAGE - 1).unwrap_or(u32::MAX);
         header[LAST_REGION..LAST_REGION + 4].copy_from_slice(&pages.to_le_bytes());
         let checked = Self::of(Shared::new(disk, &header, Phase::Opening))?;
         // Opening commits the recovered state once more, to the slot that does not have it. So the newest slot is the
         // same as before only if redb found the newest commit unreadable and fell back to the commit before.
         let after = newest(&checked.shared.state().header);
-        if lasts && after == before {
+        if is_durable && after == before {
             return Err(StorageFault::Damaged(
                 "its newest state cannot be read".to_owned(),
             ));
@@ -109,24 +109,15 @@ impl Checked {
         let mut builder = Database::builder();
         builder.set_cache_size(CACHE);
         let database = builder.create_with_backend(Backend(Arc::clone(&shared)));
-        let database = match database {
-            Ok(database) => Some(database),
-            Err(error) => return Err(opening(error)),
-        };
+        let database = database.map_err(opening)?;
         Ok(Self { database, shared })
-    }
-
-    /// Returns the database, or `None` once it is closed.
-    pub(super) fn database(&self) -> Option<&Database> {
-        self.database.as_ref()
     }
 }
 
 impl Drop for Checked {
-    /// Closes the disk without writing.
+    /// Closes the disk before `database` is dropped, so that redb writes nothing.
     fn drop(&mut self) {
         self.shared.state().phase = Phase::Closed;
-        drop(self.database.take());
     }
 }
 
@@ -179,7 +170,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
 
 /// Returns which of the two slots has the newest commit, as the flag of the header.
 fn newest(header: &[u8; HEADER]) -> u8 {
-    header[FLAGS] & SECOND_IS_NEWEST
+    header[FLAGS] & SECOND_SLOT_IS_NEWEST
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +247,7 @@ impl StorageBackend for Backend {
             Phase::Open => {
                 self.0.disk.sync()?;
                 if state.header.starts_with(MAGIC) {
-                    let flags = state.header[FLAGS] | LASTS;
+                    let flags = state.header[FLAGS] | DURABLE;
                     // If this write fails, a later corruption of the newest commit is not noticed, but the commit
                     // itself is good. So the error is ignored.
                     _ = self.0.disk.write(FLAGS as u64, &[flags]);

@@ -1,4 +1,4 @@
-//! Errors of the file that holds the ledger, each with advice for administrators.
+//! Errors of the store's file, each with advice for administrators.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_with_the_disk_is_told_with_what_to_do() {
+    fn disk_errors_come_with_advice() {
         let text = |errno| {
             let error = io::Error::from_raw_os_error(errno);
             let error = StoreError::io(Path::new("/var/lib/node.redb"), "written", error);

@@ -1,4 +1,4 @@
-//! A file that holds the ledger of a node.
+//! The file that contains the ledger of a node.
 //!
 //! Nothing of the ledger is kept in memory. So a process that opens the file continues where the last process
 //! stopped, whatever stopped it. Only one process at a time has the file open. An operation is answered only after it
@@ -37,10 +37,10 @@ const FORMAT_KEY: &[u8] = b"format";
 /// How long the store waits for the file when it opens it again after a disk error.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// A counter that gives the temporary files of this process different names.
+/// Number of temporary files that this process has created, so that each gets a different name.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A file that holds the ledger of a node. No other process can use the file while the store has it open.
+/// The file that contains the ledger of a node. No other process can use the file while the store has it open.
 pub struct Store {
     path: PathBuf,
     find: Find,
@@ -75,10 +75,10 @@ impl Store {
 
     /// Opens a file, which must exist. Waits at most `wait` for another process to close the file.
     pub fn open_existing(path: &Path, wait: Duration) -> Result<Self, StoreError> {
-        Self::on_disk(path, Self::find(path), wait)
+        Self::on_disk(path, Self::file_finder(path), wait)
     }
 
-    fn find(path: &Path) -> Find {
+    fn file_finder(path: &Path) -> Find {
         let path = path.to_owned();
         Box::new(move |wait| {
             let file = LockedFile::open(&path, wait)?;
@@ -137,15 +137,15 @@ impl Store {
 
     /// Creates a new file in place of one that was set aside. Its content is the node's ranges and the assignments
     /// that other components know. Returns the addresses that more than one attachment claims, each with the
-    /// attachment that does not get it; the first attachment in `known` keeps the address.
+    /// attachment that does not get it; the first attachment in `remembered` keeps the address.
     pub fn rebuild(
         path: &Path,
-        holding: &NodeAllocation,
-        known: &[RememberedAttachment],
+        allocation: &NodeAllocation,
+        remembered: &[RememberedAttachment],
         now: &Now,
     ) -> Result<(Self, Vec<RememberedAttachment>), StoreError> {
         let made = Self::make(path, |store| {
-            store.transact(now, |ledger| ledger.take_over(holding, known))
+            store.transact(now, |ledger| ledger.take_over(allocation, remembered))
         })?;
         match made {
             Some((lost, store)) => Ok((store, lost)),
@@ -167,7 +167,7 @@ impl Store {
         let new = sibling(path, &format!("new-{}-{count}", process::id()));
         _ = fs::remove_file(&new);
         let made = LockedFile::create(&new).map_err(io).and_then(|file| {
-            let mut store = Self::create(path, Self::find(path), Box::new(file))?;
+            let mut store = Self::create(path, Self::file_finder(path), Box::new(file))?;
             Ok((fill(&mut store)?, store))
         });
         let linked = made.and_then(|made| match fs::hard_link(&new, path) {
@@ -201,10 +201,10 @@ impl Store {
     /// Records the ranges of the node: see [`AddressLedger::set_allocation`].
     pub fn set_allocation(
         &mut self,
-        holding: &NodeAllocation,
+        allocation: &NodeAllocation,
         now: &Now,
     ) -> Result<(), StoreError> {
-        self.transact(now, |ledger| ledger.set_allocation(holding))
+        self.transact(now, |ledger| ledger.set_allocation(allocation))
     }
 
     /// Releases an empty block: see [`AddressLedger::release`].
@@ -228,11 +228,8 @@ impl Store {
             self.file = disk::id(&self.path);
             checked
         };
-        let Some(database) = checked.database() else {
-            return Err(self.closed());
-        };
         // After an error the database is dropped, because redb's view of the disk may be wrong.
-        let result = transact(database, work)
+        let result = transact(&checked.database, work)
             .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
         if !self.is_in_place() {
             return Err(StoreError::Missing {
@@ -247,10 +244,6 @@ impl Store {
     /// lost.
     fn is_in_place(&self) -> bool {
         self.file.is_none() || disk::id(&self.path) == self.file
-    }
-
-    fn closed(&self) -> StoreError {
-        StoreError::io(&self.path, "opened", io::Error::other("it is closed"))
     }
 }
 

@@ -4,28 +4,8 @@ use std::ops::Bound;
 
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
 
-use super::super::ledger::kv::{Kv, KvEntry, KvMut, KvTable, Show};
+use super::super::ledger::kv::{Kv, KvEntry, KvMut, KvTable, Show, TABLE_NAMES};
 use super::super::storage_fault::StorageFault;
-
-type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
-
-fn definition(table: KvTable) -> Definition {
-    TableDefinition::new(match table {
-        KvTable::Meta => "meta",
-        KvTable::Pools => "pools",
-        KvTable::Ranks => "ranks",
-        KvTable::Blocks => "blocks",
-        KvTable::Giving => "giving",
-        KvTable::Open => "open",
-        KvTable::Cursors => "cursors",
-        KvTable::Addresses => "addresses",
-        KvTable::Freed => "freed",
-        KvTable::Attachments => "attachments",
-        KvTable::Deletions => "deletions",
-        KvTable::GivenBack => "given_back",
-        KvTable::Pods => "pods",
-    })
-}
 
 /// All tables of the ledger in one transaction, open for writing.
 pub(super) struct Tables<'t> {
@@ -37,8 +17,8 @@ pub(super) struct Tables<'t> {
 impl<'t> Tables<'t> {
     /// Opens all tables. Creates tables that do not exist.
     pub(super) fn open(transaction: &'t WriteTransaction) -> Result<Self, StorageFault> {
-        let open = |table: KvTable| transaction.open_table(definition(table));
-        let tables: Result<_, _> = KvTable::ALL.into_iter().map(open).collect();
+        let open = |name| transaction.open_table(TableDefinition::new(name));
+        let tables: Result<_, _> = TABLE_NAMES.into_iter().map(open).collect();
         Ok(Self {
             tables: tables?,
             is_changed: false,

@@ -7,49 +7,37 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use std::{env, fs, process, thread};
+use std::{fs, thread};
 
 use cadastre_node::store_thread::{CallTimes, StoreHandle, StoreSettings, StoreThread};
-use cadastre_node::wire;
-use cadastre_node::wire::{Request, Response};
-use cadastre_node::{Gc, Op, OpError, OpErrorKind, OpOutcome, Store, client, clock};
+use cadastre_node::wire::{self, Request, Response};
+use cadastre_node::{
+    AddressAssignment, BlockState, Gc, Op, OpError, OpErrorKind, OpOutcome, Store, client, clock,
+};
 
-use crate::world::{add, attachment, holding};
+use crate::helpers::{NodeDir, WAIT, assigned, call, send};
+use crate::world::{add, attachment};
 
-const LONG: Duration = Duration::from_secs(20);
-
-/// The directory of a node, with or without a store and an agent's socket.
-struct Node(PathBuf);
-
-impl Node {
-    fn new(name: &str) -> Self {
-        let path = env::temp_dir().join(format!("cadastre-{name}-{}", process::id()));
-        _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn with_store(name: &str) -> Self {
-        let node = Self::new(name);
-        let mut store = Store::open(&node.store(), LONG).unwrap();
-        let holding = holding(&["10.0.0.0/25", "fd00::/112"]);
-        store.set_allocation(&holding, &clock::now()).unwrap();
-        node
-    }
-
+impl NodeDir {
     fn socket(&self) -> PathBuf {
-        self.0.join("cni.sock")
-    }
-
-    fn store(&self) -> PathBuf {
-        self.0.join("node.redb")
+        self.path().join("cni.sock")
     }
 
     fn ask(&self, op: &Op, timeout: Duration) -> Result<OpOutcome, OpError> {
         client::ask(&self.socket(), &self.store(), op, timeout)
     }
 
-    fn keeper(&self) -> (StoreThread, StoreHandle) {
+    /// Does an ADD as the CNI plugin does. Returns the addresses as text.
+    fn add(&self, n: u64) -> String {
+        addresses(&self.ask(&Op::Add(add(n)), WAIT))
+    }
+
+    fn del(&self, n: u64) {
+        let answer = self.ask(&Op::Del(attachment(n)), WAIT);
+        assert_eq!(answer, Ok(OpOutcome::Done));
+    }
+
+    fn store_thread(&self) -> (StoreThread, StoreHandle) {
         StoreThread::start(&self.store(), StoreSettings::default()).unwrap()
     }
 
@@ -58,52 +46,40 @@ impl Node {
     }
 }
 
-impl Drop for Node {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
-    }
+fn addresses(answer: &Result<OpOutcome, OpError>) -> String {
+    let addresses = assigned(answer).into_iter().map(|it| it.to_string());
+    addresses.collect::<Vec<_>>().join(" ")
 }
 
-/// Handles one connection as an agent does, with the store thread behind `handle`.
-fn serve(mut stream: UnixStream, handle: &StoreHandle) {
-    wire::send(
-        &mut stream,
-        &wire::Greeting {
-            version: wire::VERSION,
-        },
-    )
-    .unwrap();
-    let request: Request = wire::receive(&mut stream).unwrap();
-    let response = Response::from(keep(handle, request));
-    wire::send(&mut stream, &response).unwrap();
+/// Greets the CNI plugin as an agent does, and returns the plugin's request.
+fn greet(stream: &mut UnixStream) -> Request {
+    let version = wire::VERSION;
+    wire::send(stream, &wire::Greeting { version }).unwrap();
+    wire::receive(stream).unwrap()
 }
 
-fn addresses(answer: &Result<OpOutcome, OpError>) -> Vec<String> {
-    let Ok(OpOutcome::Given(given)) = answer else {
-        panic!("{answer:?}")
-    };
-    given
-        .addresses
-        .iter()
-        .map(|it| it.address.to_string())
-        .collect()
+/// Passes a request that an agent has read to the store thread. Returns the store thread's answer.
+fn pass(handle: &StoreHandle, request: Request) -> Result<OpOutcome, OpError> {
+    let call = CallTimes::until(request.deadline()).asked(request.asked());
+    send(handle, request.op, call)
 }
 
 #[test]
-fn agent_and_store_give_from_one_ledger() {
-    let node = Node::with_store("turns");
-    let (keeper, handle) = node.keeper();
+fn agent_and_plugin_assign_from_one_ledger() {
+    let node = NodeDir::with_store();
+    let (store_thread, handle) = node.store_thread();
     let listener = node.listen();
     let server = thread::spawn(move || {
         for _ in 0..4 {
-            let (stream, _) = listener.accept().unwrap();
-            serve(stream, &handle);
+            let (mut stream, _) = listener.accept().unwrap();
+            let request = greet(&mut stream);
+            let response = Response::from(pass(&handle, request));
+            wire::send(&mut stream, &response).unwrap();
         }
     });
-    let add = |n| Op::Add(add(n));
-    assert_eq!(addresses(&node.ask(&add(1), LONG)), ["10.0.0.2", "fd00::2"]);
-    assert_eq!(addresses(&node.ask(&add(1), LONG)), ["10.0.0.2", "fd00::2"]);
-    assert_eq!(addresses(&node.ask(&add(2), LONG)), ["10.0.0.3", "fd00::3"]);
+    assert_eq!(node.add(1), "10.0.0.2 fd00::2");
+    assert_eq!(node.add(1), "10.0.0.2 fd00::2");
+    assert_eq!(node.add(2), "10.0.0.3 fd00::3");
     let gc = Op::Gc(Gc {
         network: "net".to_owned(),
         valid: (0..9000)
@@ -111,34 +87,30 @@ fn agent_and_store_give_from_one_ledger() {
             .collect(),
     });
     assert_eq!(
-        node.ask(&gc, LONG),
+        node.ask(&gc, WAIT),
         Ok(OpOutcome::Done),
         "close to the longest frame"
     );
     server.join().unwrap();
-    keeper.join();
+    store_thread.join();
     // The agent has exited, but the file of its socket still exists. So the store is used directly.
-    assert_eq!(addresses(&node.ask(&add(3), LONG)), ["10.0.0.4", "fd00::4"]);
+    assert_eq!(node.add(3), "10.0.0.4 fd00::4");
     fs::remove_file(node.socket()).unwrap();
-    assert_eq!(addresses(&node.ask(&add(4), LONG)), ["10.0.0.5", "fd00::5"]);
-    assert_eq!(node.ask(&Op::Del(attachment(4)), LONG), Ok(OpOutcome::Done));
-    assert_eq!(node.ask(&Op::Status, LONG), Ok(OpOutcome::Done));
+    assert_eq!(node.add(4), "10.0.0.5 fd00::5");
+    node.del(4);
+    assert_eq!(node.ask(&Op::Status, WAIT), Ok(OpOutcome::Done));
 }
 
 #[test]
-fn a_hung_agent_is_passed_by_in_time() {
-    let node = Node::with_store("hung");
+fn the_plugin_bypasses_a_hung_agent_in_time() {
+    let node = NodeDir::with_store();
     // The test never calls `accept` on this listener. The kernel still accepts connections until the listener's queue
     // is full.
     let listener = node.listen();
     let start = Instant::now();
-    let answer = node.ask(&Op::Add(add(1)), LONG);
-    assert_eq!(addresses(&answer), ["10.0.0.2", "fd00::2"]);
-    assert!(
-        start.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        start.elapsed()
-    );
+    assert_eq!(node.add(1), "10.0.0.2 fd00::2");
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?}");
     let mut waiting = Vec::new();
     let full = loop {
         let stream = UnixStream::connect(node.socket());
@@ -149,30 +121,22 @@ fn a_hung_agent_is_passed_by_in_time() {
     };
     assert!(full >= 100);
     let start = Instant::now();
-    let answer = node.ask(&Op::Del(attachment(1)), LONG);
-    assert_eq!(answer, Ok(OpOutcome::Done));
-    assert!(
-        start.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        start.elapsed()
-    );
+    node.del(1);
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?}");
     drop(listener);
 }
 
 #[test]
-fn a_store_that_stays_locked_is_told_in_time() {
-    let node = Node::with_store("locked");
+fn a_store_that_stays_locked_is_reported_in_time() {
+    let node = NodeDir::with_store();
     let _listener = node.listen();
-    let store = Store::open(&node.store(), LONG).unwrap();
+    let store = Store::open(&node.store(), WAIT).unwrap();
     let start = Instant::now();
     let refusal = node.ask(&Op::Status, Duration::from_secs(2)).unwrap_err();
     let took = start.elapsed();
     assert_eq!(refusal.why, OpErrorKind::Busy);
-    assert!(
-        refusal.text.contains("restart the agent"),
-        "{}",
-        refusal.text
-    );
+    assert!(refusal.text.contains("restart the agent"), "{refusal}");
     assert!(
         took >= Duration::from_secs(1) && took < Duration::from_secs(4),
         "{took:?}"
@@ -181,8 +145,8 @@ fn a_store_that_stays_locked_is_told_in_time() {
 }
 
 #[test]
-fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() {
-    let node = Node::with_store("stranger");
+fn an_agent_of_another_protocol_version_is_bypassed_or_reported() {
+    let node = NodeDir::with_store();
     let listener = node.listen();
     // This thread runs until the process exits.
     thread::spawn(move || {
@@ -191,9 +155,8 @@ fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() 
             _ = wire::send(&mut stream.unwrap(), &wire::Greeting { version: 99 });
         }
     });
-    let answer = node.ask(&Op::Add(add(1)), LONG);
-    assert_eq!(addresses(&answer), ["10.0.0.2", "fd00::2"]);
-    let _store = Store::open(&node.store(), LONG).unwrap();
+    assert_eq!(node.add(1), "10.0.0.2 fd00::2");
+    let _store = Store::open(&node.store(), WAIT).unwrap();
     let refusal = node.ask(&Op::Status, Duration::from_secs(2)).unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::Busy);
     for says in ["version 99", "cadastre install-cni"] {
@@ -202,7 +165,7 @@ fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() 
 }
 
 #[test]
-fn fields_of_a_newer_version_are_passed_over() {
+fn fields_of_a_newer_version_are_ignored() {
     // A message of this version, to which an additional field is added at each level.
     let known = Request::new(
         Op::Del(attachment(1)),
@@ -226,93 +189,83 @@ fn fields_of_a_newer_version_are_passed_over() {
 }
 
 #[test]
+fn names_in_messages_and_files_of_earlier_versions_are_kept() {
+    let kinds = [
+        OpErrorKind::NoBlock,
+        OpErrorKind::NotInBlocks,
+        OpErrorKind::NotFree,
+    ];
+    let names = serde_json::to_string(&(kinds, BlockState::Active)).unwrap();
+    assert_eq!(names, r#"[["nothingHeld","notHeld","taken"],"held"]"#);
+    let answer = Response::Answer(OpOutcome::Assigned(AddressAssignment::default()));
+    let answer = serde_json::to_string(&answer).unwrap();
+    assert_eq!(answer, r#"{"answer":{"given":{"addresses":[]}}}"#);
+}
+
+#[test]
 fn a_request_is_not_done_after_its_deadline() {
-    let node = Node::with_store("late");
-    let (keeper, handle) = node.keeper();
+    let node = NodeDir::with_store();
+    let (store_thread, handle) = node.store_thread();
     let listener = node.listen();
     let server = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        wire::send(
-            &mut stream,
-            &wire::Greeting {
-                version: wire::VERSION,
-            },
-        )
-        .unwrap();
-        let request: Request = wire::receive(&mut stream).unwrap();
+        let request = greet(&mut stream);
         // The agent hangs until the CNI plugin has used the store directly and closed the connection.
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
         request
     });
     let timeout = Duration::from_secs(2);
-    assert_eq!(
-        addresses(&node.ask(&Op::Add(add(1)), timeout)),
-        ["10.0.0.2", "fd00::2"]
-    );
+    let answer = node.ask(&Op::Add(add(1)), timeout);
+    assert_eq!(addresses(&answer), "10.0.0.2 fd00::2");
     let late = server.join().unwrap();
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
-    let refusal = keep(&handle, late).unwrap_err();
+    node.del(1);
+    let refusal = pass(&handle, late).unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::Busy, "{refusal}");
     assert!(refusal.text.contains("after its deadline"), "{refusal}");
     drop(handle);
-    keeper.join();
-    let mut store = Store::open_existing(&node.store(), LONG).unwrap();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().attachments, []);
-}
-
-/// Passes a request that an agent has read to the store thread. Returns the store thread's answer.
-fn keep(handle: &StoreHandle, request: Request) -> Result<OpOutcome, OpError> {
-    let (sender, receiver) = channel();
-    let call = CallTimes::until(request.deadline()).asked(request.asked());
-    handle.ask(
-        request.op,
-        call,
-        Box::new(move |it| sender.send(it).unwrap()),
-    );
-    receiver.recv().unwrap()
+    store_thread.join();
+    assert!(node.attachments().is_empty());
 }
 
 /// Returns a request that is made now, with a long deadline.
 fn request(op: &Op) -> Request {
     let now = clock::since_boot();
-    Request::new(op.clone(), now, now + LONG)
+    Request::new(op.clone(), now, now + WAIT)
 }
 
 #[test]
-fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
-    let node = Node::with_store("stalled");
-    let (keeper, handle) = node.keeper();
+fn an_agent_that_stalled_rejects_an_add_that_was_deleted_meanwhile() {
+    let node = NodeDir::with_store();
+    let (store_thread, handle) = node.store_thread();
     let _listener = node.listen();
     // The agent has read the ADD and stalls. The CNI plugin of the ADD is killed, and the CNI plugin of the DEL uses
     // the store directly. So the agent must reject the ADD.
     let asked = request(&Op::Add(add(1)));
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
-    let refusal = keep(&handle, asked.clone()).unwrap_err();
+    node.del(1);
+    let refusal = pass(&handle, asked.clone()).unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::Busy);
     assert!(refusal.text.contains("was deleted after"), "{refusal}");
     // An ADD that is requested after the DEL succeeds. An ADD that was requested before the DEL is still rejected.
-    let given = keep(&handle, request(&Op::Add(add(1))));
-    assert_eq!(addresses(&given), ["10.0.0.2", "fd00::2"]);
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
-    assert!(keep(&handle, asked).is_err());
+    let given = pass(&handle, request(&Op::Add(add(1))));
+    assert_eq!(addresses(&given), "10.0.0.2 fd00::2");
+    node.del(1);
+    assert!(pass(&handle, asked).is_err());
     drop(handle);
-    keeper.join();
-    let mut store = Store::open_existing(&node.store(), LONG).unwrap();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().attachments, []);
+    store_thread.join();
+    assert!(node.attachments().is_empty());
 }
 
 #[test]
-fn what_nobody_waits_for_any_more_is_not_done() {
-    let node = Node::with_store("gone");
-    let (keeper, handle) = node.keeper();
+fn a_request_whose_caller_is_gone_is_not_done() {
+    let node = NodeDir::with_store();
+    let (store_thread, handle) = node.store_thread();
     // Another process has the file, so the request waits. Meanwhile its caller goes away, so the request must not be
     // done.
-    let store = Store::open_existing(&node.store(), LONG).unwrap();
+    let store = node.open();
     let caller = Arc::new(());
     let alive = Arc::downgrade(&caller);
-    let call = CallTimes::until(clock::since_boot() + LONG)
-        .while_waited_for(move || alive.strong_count() > 0);
+    let call = call().while_waited_for(move || alive.strong_count() > 0);
     let (sender, receiver) = channel();
     handle.ask(
         Op::Add(add(1)),
@@ -324,16 +277,15 @@ fn what_nobody_waits_for_any_more_is_not_done() {
     let refusal = receiver.recv().unwrap().unwrap_err();
     assert!(refusal.text.contains("caller was gone"), "{refusal}");
     drop(handle);
-    keeper.join();
-    let mut store = Store::open_existing(&node.store(), LONG).unwrap();
-    assert_eq!(store.snapshot(&clock::now()).unwrap().attachments, []);
+    store_thread.join();
+    assert!(node.attachments().is_empty());
 }
 
 #[test]
-fn where_no_agent_ever_ran_it_is_said() {
-    let node = Node::new("nothing");
-    let refusal = node.ask(&Op::Add(add(1)), LONG).unwrap_err();
-    assert_eq!(refusal.why, OpErrorKind::NothingHeld);
+fn the_plugin_says_that_no_agent_has_run_yet() {
+    let node = NodeDir::empty();
+    let refusal = node.ask(&Op::Add(add(1)), WAIT).unwrap_err();
+    assert_eq!(refusal.why, OpErrorKind::NoBlock);
     for says in [
         "no agent has run on this node yet",
         "See that `cadastre agent` runs",
@@ -342,16 +294,13 @@ fn where_no_agent_ever_ran_it_is_said() {
     ] {
         assert!(refusal.text.contains(says), "{refusal}");
     }
-    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(OpOutcome::Done));
-    assert_eq!(
-        fs::read_dir(&node.0).unwrap().count(),
-        0,
-        "nothing was made"
-    );
+    node.del(1);
+    let files = fs::read_dir(node.path()).unwrap().count();
+    assert_eq!(files, 0, "nothing was created");
 }
 
 #[test]
-fn frames_are_bounded_and_garbage_is_no_message() {
+fn frames_are_bounded_and_garbage_is_rejected() {
     let mut frame = wire::encode(&Request::new(
         Op::Status,
         Duration::ZERO,

@@ -3,75 +3,49 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_core::{Addr, Cidr, Family};
-use cadastre_node::{AddressCounts, Attachment, BlockState, Now, Snapshot};
+use cadastre_node::{AddressCounts, BlockState, Now, Snapshot};
 
+use crate::helpers;
 use crate::model::{Model, each, order};
 
 impl Model {
-    /// Panics if a snapshot of the ledger differs from the model, or if an address has two holders.
+    /// Panics if a snapshot of the ledger differs from the model, or if an address belongs to two attachments.
     pub fn compare(&self, snapshot: &Snapshot, now: &Now) {
         assert_eq!(snapshot.node_uid, self.node);
-        let tenants = snapshot.attachments.iter().map(|it| {
-            let addresses: Vec<_> = it
-                .given
-                .addresses
-                .iter()
-                .map(|it| (it.address, it.block))
-                .collect();
+        let attachments = snapshot.attachments.iter().map(|it| {
+            let addresses = it.given.addresses.iter();
+            let addresses: Vec<_> = addresses.map(|it| (it.address, it.block)).collect();
             (&it.attachment, addresses, &it.pod, &it.netns, &it.boot)
         });
-        let tenants: Vec<_> = tenants.collect();
-        let expected = self.tenants.iter();
+        let expected = self.attachments.iter();
         let expected = expected.map(|(it, t)| (it, t.addresses.clone(), &t.pod, &t.netns, &t.boot));
         let mut expected: Vec<_> = expected.collect();
         expected.sort_by_key(|it| order(it.0));
-        assert_eq!(tenants, expected);
-        let mut holders: BTreeMap<Addr, &Attachment> = BTreeMap::new();
-        for tenant in &snapshot.attachments {
-            for given in &tenant.given.addresses {
-                let other = holders.insert(given.address, &tenant.attachment);
-                assert!(other.is_none(), "{} has two holders", given.address);
-            }
-        }
+        assert_eq!(attachments.collect::<Vec<_>>(), expected);
+        helpers::attachments(snapshot);
         let mut sums: BTreeMap<(String, Family), AddressCounts> = BTreeMap::new();
-        let mut shown = Vec::new();
+        let mut blocks = snapshot.blocks.iter();
         for (cidr, block) in &self.blocks {
             let counts = self.count(*cidr, now);
             if block.state == BlockState::Withdrawn && counts.used + counts.cooling == 0 {
                 continue;
             }
-            shown.push((
-                *cidr,
-                block.uid.clone(),
-                block.pool.clone(),
-                block.state,
-                counts,
-            ));
+            let it = blocks.next().unwrap();
+            assert_eq!(
+                (it.cidr, &it.uid, &it.pool, it.state, it.counts),
+                (*cidr, &block.uid, &block.pool, block.state, counts)
+            );
             let sum = sums.entry((block.pool.clone(), cidr.family())).or_default();
             sum.used += counts.used;
             sum.cooling += counts.cooling;
             sum.free = sum.free.saturating_add(counts.free);
         }
-        let blocks = snapshot.blocks.iter();
-        let blocks = blocks.map(|it| {
-            (
-                it.cidr,
-                it.uid.clone(),
-                it.pool.clone(),
-                it.state,
-                it.counts,
-            )
-        });
-        assert_eq!(blocks.collect::<Vec<_>>(), shown);
+        assert_eq!(blocks.next(), None);
         for pool in &snapshot.pools {
             for (family, counts) in &pool.counts {
-                let sum = sums.remove(&(pool.terms.name.clone(), family));
-                assert_eq!(
-                    *counts,
-                    sum.unwrap_or_default(),
-                    "of {} {family}",
-                    pool.terms.name
-                );
+                let name = &pool.terms.name;
+                let sum = sums.remove(&(name.clone(), family)).unwrap_or_default();
+                assert_eq!(*counts, sum, "of {name} {family}");
             }
         }
         assert!(sums.is_empty(), "pools are missing: {sums:?}");
@@ -80,16 +54,16 @@ impl Model {
     fn count(&self, cidr: Cidr, now: &Now) -> AddressCounts {
         let mut counts = AddressCounts::default();
         let mut used = BTreeSet::new();
-        for (addr, block) in self.tenants.values().flat_map(|it| &it.addresses) {
+        for (addr, block) in self.attachments.values().flat_map(|it| &it.addresses) {
             counts.used += u64::from(*block == cidr);
             used.insert(*addr);
         }
         let mut cooling = BTreeSet::new();
-        for freed in self.freed.iter().filter(|it| self.cools(it, now)) {
-            counts.cooling += u64::from(freed.block == cidr);
-            cooling.insert(freed.addr);
+        for release in self.releases.iter().filter(|it| self.cools(it, now)) {
+            counts.cooling += u64::from(release.block == cidr);
+            cooling.insert(release.addr);
         }
-        if self.blocks[&cidr].state == BlockState::Held {
+        if self.blocks[&cidr].state == BlockState::Active {
             let may = |it: &Addr| self.is_for_all(cidr, *it);
             let taken = |it: &Addr| used.contains(it) || cooling.contains(it);
             let few = cidr.size() <= 100_000;

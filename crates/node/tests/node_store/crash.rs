@@ -1,22 +1,23 @@
 //! Simulates a kill of the process or a loss of power at every change of the disk in turn.
 //!
 //! After each kill, these must hold: the store can be opened and works; every answered operation is in it; the
-//! operation that was not answered was done as a whole or not at all; no address has two holders.
+//! operation that was not answered was done as a whole or not at all; no address belongs to two attachments.
 
 use std::collections::BTreeMap;
 
 use cadastre_core::Addr;
-use cadastre_node::{Attachment, Op, OpError, OpErrorKind, OpOutcome, Snapshot, Store};
+use cadastre_node::{Attachment, Now, Op, OpError, OpErrorKind, OpOutcome, Store};
 
 use crate::disk::{Fate, MemoryDisk};
-use crate::rng::{Rng, seed};
-use crate::world::{add, at, attachment, holding};
+use crate::helpers::{assigned, attachments, run, seeded};
+use crate::rng::Rng;
+use crate::world::{add, allocation, at, attachment};
 
 /// Number of operations that [`live`] does if the disk does not fail.
 const LIFE: u64 = 60;
 
 /// The addresses that the callers have, according to the answers that they got.
-type Known = BTreeMap<Attachment, Vec<Addr>>;
+type Answered = BTreeMap<Attachment, Vec<Addr>>;
 
 fn op(rng: &mut Rng) -> Op {
     let n = rng.below(24);
@@ -26,59 +27,52 @@ fn op(rng: &mut Rng) -> Op {
     Op::Add(add(n))
 }
 
-fn took(known: &mut Known, op: &Op, answer: &Result<OpOutcome, OpError>) {
+fn record(answered: &mut Answered, op: &Op, answer: &Result<OpOutcome, OpError>) {
     match (op, answer) {
-        (Op::Add(add), Ok(OpOutcome::Given(given))) => {
-            let addresses = given.addresses.iter().map(|it| it.address).collect();
-            known.insert(add.attachment.clone(), addresses);
+        (Op::Add(add), Ok(_)) => {
+            _ = answered.insert(add.attachment.clone(), assigned(answer));
         }
-        (Op::Del(attachment), Ok(_)) => _ = known.remove(attachment),
+        (Op::Del(attachment), Ok(_)) => _ = answered.remove(attachment),
         _ => {}
     }
 }
 
-fn seen(snapshot: &Snapshot) -> Known {
-    let mut holders = BTreeMap::new();
-    let mut seen = Known::new();
-    for tenant in &snapshot.attachments {
-        let addresses = tenant.given.addresses.iter().map(|it| it.address);
-        for addr in addresses.clone() {
-            let other = holders.insert(addr, &tenant.attachment);
-            assert!(other.is_none(), "{addr} has two holders");
-        }
-        seen.insert(tenant.attachment.clone(), addresses.collect());
-    }
+/// Returns the assignments in the store. Also checks the counts.
+fn stored(store: &mut Store, now: &Now) -> Answered {
+    let snapshot = store.snapshot(now).unwrap();
+    let stored = attachments(&snapshot);
     let used: u64 = snapshot.blocks.iter().map(|it| it.counts.used).sum();
-    assert_eq!(used, holders.len() as u64, "counts and tenants differ");
-    seen
+    let count: usize = stored.values().map(Vec::len).sum();
+    assert_eq!(used, count as u64, "counts and attachments differ");
+    stored
 }
 
 /// Opens the store, and checks that its content is what the callers know, with or without the operation that was not
 /// answered. Then repeats that operation. Returns the open store.
-fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) -> Store {
+fn check(disk: &MemoryDisk, answered: &Answered, unanswered: Option<&Op>, what: &str) -> Store {
     let mut store = disk
         .open()
         .unwrap_or_else(|error| panic!("{what}: {error}"));
     let now = at(0, 1_000_000_000);
-    let mut seen = seen(&store.snapshot(&now).unwrap());
-    if seen != *known {
+    let mut seen = stored(&mut store, &now);
+    if seen != *answered {
         match unanswered {
-            Some(Op::Add(add)) if !known.contains_key(&add.attachment) => {
+            Some(Op::Add(add)) if !answered.contains_key(&add.attachment) => {
                 let given = seen.remove(&add.attachment);
                 assert_eq!(given.map(|it| it.len()), Some(2), "{what}: half an ADD");
             }
             Some(Op::Del(attachment)) => {
-                if let Some(had) = known.get(attachment) {
+                if let Some(had) = answered.get(attachment) {
                     seen.insert(attachment.clone(), had.clone());
                 }
             }
             _ => {}
         }
-        assert_eq!(seen, *known, "{what}");
+        assert_eq!(seen, *answered, "{what}");
     }
     // The caller repeats the operation that was not answered, which must succeed now.
     if let Some(op) = unanswered {
-        let answer = store.run(std::slice::from_ref(op), &now).remove(0);
+        let answer = run(&mut store, op, &now);
         answer.unwrap_or_else(|error| panic!("{what}: {op:?}: {error}"));
     }
     store
@@ -86,59 +80,60 @@ fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) 
 
 /// Does random operations until the disk fails. Returns the operation that was not answered, or `None` if the disk
 /// did not fail.
-fn live(store: &mut Store, known: &mut Known, rng: &mut Rng, ms: &mut u64) -> Option<Op> {
+fn live(store: &mut Store, answered: &mut Answered, rng: &mut Rng, ms: &mut u64) -> Option<Op> {
     for _ in 0..LIFE {
         *ms += 4_000;
         let op = op(rng);
-        let answer = store.run(std::slice::from_ref(&op), &at(0, *ms)).remove(0);
+        let answer = run(store, &op, &at(0, *ms));
         if answer
             .as_ref()
             .is_err_and(|it| it.why == OpErrorKind::Store)
         {
             return Some(op);
         }
-        took(known, &op, &answer);
+        record(answered, &op, &answer);
     }
     None
 }
 
-fn born() -> MemoryDisk {
+/// Returns a synced disk with a store that has these blocks and no attachments.
+fn new_disk(blocks: &[&str]) -> MemoryDisk {
     let disk = MemoryDisk::default();
     let mut store = disk.create().unwrap();
-    let blocks = ["10.0.0.0/28", "10.0.0.16/29", "fd00::/124", "fd00::10/126"];
-    store.set_allocation(&holding(&blocks), &at(0, 0)).unwrap();
+    store
+        .set_allocation(&allocation(blocks), &at(0, 0))
+        .unwrap();
     drop(store);
     MemoryDisk::of(disk.bytes())
 }
 
+fn small_disk() -> MemoryDisk {
+    new_disk(&["10.0.0.0/28", "10.0.0.16/29", "fd00::/124", "fd00::10/126"])
+}
+
 #[test]
 fn a_kill_at_any_change_loses_nothing() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let born = born();
+    let (seed, _) = seeded();
+    let new = small_disk();
     let mut kills = 0;
     for fate in [Fate::Dies, Fate::Tears] {
         for n in 0.. {
             let mut rng = Rng::new(seed);
-            let disk = born.after_kill();
+            let disk = new.after_kill();
             let mut store = disk.open().unwrap();
             disk.set_fate(fate(n));
-            let (mut known, mut ms) = (Known::new(), 1_000_000);
-            let Some(unanswered) = live(&mut store, &mut known, &mut rng, &mut ms) else {
+            let (mut answered, mut ms) = (Answered::new(), 1_000_000);
+            let Some(unanswered) = live(&mut store, &mut answered, &mut rng, &mut ms) else {
                 break;
             };
             drop(store);
             let what = format!("SEED={seed} {:?}", fate(n));
-            check(&disk.after_kill(), &known, Some(&unanswered), &what);
+            check(&disk.after_kill(), &answered, Some(&unanswered), &what);
             kills += 1;
             for n in 0..4 {
                 let what = format!("{what}, power lost {n}");
-                check(
-                    &disk.after_power_loss(&mut rng),
-                    &known,
-                    Some(&unanswered),
-                    &what,
-                );
+                let disk = disk.after_power_loss(&mut rng);
+                check(&disk, &answered, Some(&unanswered), &what);
                 kills += 1;
             }
         }
@@ -147,61 +142,45 @@ fn a_kill_at_any_change_loses_nothing() {
     assert!(kills >= 2_000, "only {kills} kills");
 }
 
+fn after_crash(disk: &MemoryDisk, rng: &mut Rng) -> MemoryDisk {
+    if rng.one_in(2) {
+        return disk.after_kill();
+    }
+    disk.after_power_loss(rng)
+}
+
 #[test]
 fn kills_of_one_life_after_another_lose_nothing() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let mut rng = Rng::new(seed);
+    let (seed, mut rng) = seeded();
     for life in 0..40 {
-        let mut disk = born();
-        let (mut known, mut ms) = (Known::new(), 1_000_000);
+        let mut disk = small_disk();
+        let (mut answered, mut ms) = (Answered::new(), 1_000_000);
         let mut unanswered: Option<Op> = None;
         for death in 0..12 {
             let what = format!("SEED={seed} life {life} death {death}");
             // The process can also be killed while it opens the store.
             disk.set_fate(Fate::Dies(rng.below(3)));
             drop(disk.open());
-            disk = if rng.one_in(2) {
-                disk.after_kill()
-            } else {
-                disk.after_power_loss(&mut rng)
-            };
-            let mut store = check(&disk, &known, unanswered.as_ref(), &what);
+            disk = after_crash(&disk, &mut rng);
+            let mut store = check(&disk, &answered, unanswered.as_ref(), &what);
             if let Some(op) = unanswered.take() {
-                let answer = store
-                    .run(std::slice::from_ref(&op), &at(0, 1_000_000_000))
-                    .remove(0);
-                took(&mut known, &op, &answer);
+                let answer = run(&mut store, &op, &at(0, 1_000_000_000));
+                record(&mut answered, &op, &answer);
             }
-            let at = rng.below(120);
-            disk.set_fate(if rng.one_in(2) {
-                Fate::Dies(at)
-            } else {
-                Fate::Tears(at)
-            });
-            unanswered = live(&mut store, &mut known, &mut rng, &mut ms);
+            let fate = *rng.pick(&[Fate::Dies, Fate::Tears]);
+            disk.set_fate(fate(rng.below(120)));
+            unanswered = live(&mut store, &mut answered, &mut rng, &mut ms);
             drop(store);
-            disk = if rng.one_in(2) {
-                disk.after_kill()
-            } else {
-                disk.after_power_loss(&mut rng)
-            };
+            disk = after_crash(&disk, &mut rng);
         }
     }
 }
 
 #[test]
 fn a_group_that_makes_the_file_longer_is_there_as_a_whole_or_not_at_all() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let mut rng = Rng::new(seed);
-    let disk = MemoryDisk::default();
+    let (seed, mut rng) = seeded();
     let now = at(0, 1_000_000);
-    let blocks = ["10.0.0.0/23", "fd00::/64"];
-    let mut store = disk.create().unwrap();
-    store.set_allocation(&holding(&blocks), &now).unwrap();
-    drop(store);
-    let born = MemoryDisk::of(disk.bytes());
+    let new = new_disk(&["10.0.0.0/23", "fd00::/64"]);
     let long = |n| {
         let mut add = add(n);
         add.netns = "x".repeat(12_000);
@@ -209,15 +188,15 @@ fn a_group_that_makes_the_file_longer_is_there_as_a_whole_or_not_at_all() {
     };
     let ops: Vec<Op> = (0..120).map(long).collect();
     let run = |store: &mut Store| store.run(&ops, &now).iter().all(Result::is_ok);
-    let whole = born.after_kill();
+    let whole = new.after_kill();
     whole.set_fate(Fate::Lasts);
     assert!(run(&mut whole.open().unwrap()));
-    assert!(whole.size() > born.size(), "the file did not grow");
+    assert!(whole.size() > new.size(), "the file did not grow");
     let end = whole.count();
     let some = (0..10).map(|_| rng.below(end));
     let mut wholes = 0;
     for n in some.chain(end - 6..end).collect::<Vec<_>>() {
-        let disk = born.after_kill();
+        let disk = new.after_kill();
         let mut store = disk.open().unwrap();
         disk.set_fate(Fate::Dies(n));
         assert!(!run(&mut store) || n == end - 1);
@@ -243,12 +222,12 @@ fn a_group_that_makes_the_file_longer_is_there_as_a_whole_or_not_at_all() {
 
 #[test]
 fn what_a_killed_process_wrote_lasts_once_it_is_answered() {
-    let born = born();
+    let new = small_disk();
     let now = at(0, 1_000_000);
     let op = [Op::Add(add(1))];
     let mut answered = 0;
     for n in 0.. {
-        let disk = born.after_kill();
+        let disk = new.after_kill();
         let mut store = disk.open().unwrap();
         disk.set_fate(Fate::Dies(n));
         if store.run(&op, &now)[0].is_ok() {
@@ -271,16 +250,15 @@ fn what_a_killed_process_wrote_lasts_once_it_is_answered() {
 
 #[test]
 fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let born = born();
+    let (seed, _) = seeded();
+    let new = small_disk();
     for n in 0.. {
         let mut rng = Rng::new(seed);
-        let disk = born.after_kill();
+        let disk = new.after_kill();
         let mut store = disk.open().unwrap();
         disk.set_fate(Fate::Full(n));
-        let (mut known, mut ms) = (Known::new(), 1_000_000);
-        let Some(refused) = live(&mut store, &mut known, &mut rng, &mut ms) else {
+        let (mut answered, mut ms) = (Answered::new(), 1_000_000);
+        let Some(refused) = live(&mut store, &mut answered, &mut rng, &mut ms) else {
             assert!(n > 100, "the disk was written {n} times only");
             break;
         };
@@ -294,20 +272,20 @@ fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
             "{text}"
         );
         assert_eq!(store.run(&[Op::Status], &now), [Ok(OpOutcome::Done)]);
-        assert_eq!(seen(&store.snapshot(&now).unwrap()), known, "Full({n})");
+        assert_eq!(stored(&mut store, &now), answered, "Full({n})");
         disk.set_fate(Fate::Lasts);
-        let answer = store.run(std::slice::from_ref(&refused), &now).remove(0);
+        let answer = run(&mut store, &refused, &now);
         assert!(answer.is_ok(), "Full({n}): {answer:?}");
-        took(&mut known, &refused, &answer);
-        assert_eq!(live(&mut store, &mut known, &mut rng, &mut ms), None);
+        record(&mut answered, &refused, &answer);
+        assert_eq!(live(&mut store, &mut answered, &mut rng, &mut ms), None);
         drop(store);
-        check(&disk, &known, None, &format!("Full({n})"));
+        check(&disk, &answered, None, &format!("Full({n})"));
     }
 }
 
 #[test]
 fn an_operation_waits_for_the_disk_once() {
-    let disk = born();
+    let disk = small_disk();
     let mut store = disk.open().unwrap();
     assert_eq!(disk.syncs(), 0, "opening what lasts");
     let now = at(0, 1_000_000);
@@ -336,11 +314,8 @@ fn an_operation_waits_for_the_disk_once() {
 
 #[test]
 fn a_file_does_not_grow_with_what_comes_and_goes() {
-    let disk = MemoryDisk::default();
-    let mut store = disk.create().unwrap();
-    store
-        .set_allocation(&holding(&["10.0.0.0/23", "fd00::/64"]), &at(0, 0))
-        .unwrap();
+    let disk = new_disk(&["10.0.0.0/23", "fd00::/64"]);
+    let mut store = disk.open().unwrap();
     let mut ms = 1_000_000;
     let mut churn = |store: &mut Store, times: u64| {
         for n in 0..times {

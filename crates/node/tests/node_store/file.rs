@@ -1,67 +1,32 @@
 //! Tests the store's file on a real disk: which process has it open, what happens if it is replaced, and the store
 //! thread.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Mutex;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use std::{env, fs, process, thread};
+use std::{fs, thread};
 
 use cadastre_core::Addr;
-use cadastre_node::store_thread::{CallTimes, StoreSettings, StoreThread};
+use cadastre_node::store_thread::{StoreSettings, StoreThread};
 use cadastre_node::{
-    Op, OpErrorKind, OpOutcome, RememberedAttachment, Store, StoreError, clock, set_aside,
+    Add, Op, OpErrorKind, OpOutcome, RememberedAttachment, Store, StoreError, clock, set_aside,
 };
 
-use crate::world::{add, attachment, holding};
-
-pub const WAIT: Duration = Duration::from_secs(20);
-
-/// A temporary directory, which is removed when the value is dropped.
-pub struct Scratch(PathBuf);
-
-impl Scratch {
-    pub fn new(name: &str) -> Self {
-        let path = env::temp_dir().join(format!("cadastre-{name}-{}", process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    pub fn store(&self) -> PathBuf {
-        self.0.join("state/node.redb")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-pub fn filled(path: &Path) {
-    let mut store = Store::open(path, WAIT).unwrap();
-    let blocks = ["10.0.0.0/25", "fd00::/112"];
-    store
-        .set_allocation(&holding(&blocks), &clock::now())
-        .unwrap();
-}
+use crate::helpers::{NodeDir, WAIT, assigned, call, run, send};
+use crate::world::{add, allocation, attachment};
 
 #[test]
 fn a_file_is_private_complete_and_of_one_process() {
-    let scratch = Scratch::new("file");
-    let path = scratch.store();
-    assert!(matches!(
-        Store::open_existing(&path, WAIT),
-        Err(StoreError::Missing { .. })
-    ));
-    filled(&path);
-    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-    assert_eq!(
-        fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777,
-        0o700
-    );
+    let missing = Store::open_existing(&NodeDir::empty().store(), WAIT);
+    assert!(matches!(missing, Err(StoreError::Missing { .. })));
+    let node = NodeDir::with_store();
+    let path = node.store();
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!(mode(&path), 0o600);
+    assert_eq!(mode(path.parent().unwrap()), 0o700);
     let names = fs::read_dir(path.parent().unwrap()).unwrap().count();
     assert_eq!(names, 1, "nothing else is left there");
     let store = Store::open(&path, WAIT).unwrap();
@@ -78,30 +43,24 @@ fn a_file_is_private_complete_and_of_one_process() {
 
 #[test]
 fn a_damaged_file_is_set_aside_and_rebuilt() {
-    let scratch = Scratch::new("rebuild");
-    let path = scratch.store();
-    filled(&path);
-    let mut expected = Vec::new();
-    {
-        let mut store = Store::open(&path, WAIT).unwrap();
-        for n in 0..5 {
-            store
-                .run(&[Op::Add(add(n))], &clock::now())
-                .remove(0)
-                .unwrap();
-        }
-        for tenant in store.snapshot(&clock::now()).unwrap().attachments {
-            expected.push(RememberedAttachment {
-                attachment: tenant.attachment,
-                addresses: tenant.given.addresses.iter().map(|it| it.address).collect(),
-                pod: tenant.pod,
-                netns: tenant.netns,
-                since_ms: tenant.since_ms,
-                boot: tenant.boot,
-                superseded: false,
-            });
-        }
+    let node = NodeDir::with_store();
+    let path = node.store();
+    let mut store = node.open();
+    for n in 0..5 {
+        run(&mut store, &Op::Add(add(n)), &clock::now()).unwrap();
     }
+    let attachments = store.snapshot(&clock::now()).unwrap().attachments;
+    drop(store);
+    let remembered = attachments.into_iter().map(|it| RememberedAttachment {
+        addresses: it.given.addrs().collect(),
+        attachment: it.attachment,
+        pod: it.pod,
+        netns: it.netns,
+        since_ms: it.since_ms,
+        boot: it.boot,
+        superseded: false,
+    });
+    let expected: Vec<RememberedAttachment> = remembered.collect();
     for number in 1..=2 {
         fs::write(&path, b"garbage").unwrap();
         let error = Store::open(&path, WAIT).err().unwrap();
@@ -111,9 +70,9 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             aside,
             path.with_file_name(format!("node.redb.damaged-{number}"))
         );
-        let holding = holding(&["10.0.0.0/25", "fd00::/112"]);
-        let mut known = expected.clone();
-        known.push(RememberedAttachment {
+        let allocation = allocation(&["10.0.0.0/25", "fd00::/112"]);
+        let mut remembered = expected.clone();
+        remembered.push(RememberedAttachment {
             attachment: attachment(77),
             addresses: vec![
                 expected[0].addresses[0],
@@ -121,96 +80,68 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             ],
             ..expected[0].clone()
         });
-        let (mut store, lost) = Store::rebuild(&path, &holding, &known, &clock::now()).unwrap();
+        let now = clock::now();
+        let (mut store, lost) = Store::rebuild(&path, &allocation, &remembered, &now).unwrap();
         assert_eq!(lost.len(), 1);
         assert_eq!(lost[0].addresses, expected[0].addresses[..1]);
-        for known in &expected {
-            let add = cadastre_node::Add {
-                attachment: known.attachment.clone(),
+        for it in &expected {
+            let add = Add {
+                attachment: it.attachment.clone(),
                 ..add(0)
             };
-            let answer = store.run(&[Op::Add(add)], &clock::now()).remove(0);
-            let Ok(OpOutcome::Given(given)) = answer else {
-                panic!("{answer:?}")
-            };
-            let has: Vec<Addr> = given.addresses.iter().map(|it| it.address).collect();
-            assert_eq!(has, known.addresses);
+            let answer = run(&mut store, &Op::Add(add), &now);
+            assert_eq!(assigned(&answer), it.addresses);
         }
-        let answer = store.run(&[Op::Add(add(88))], &clock::now()).remove(0);
-        let Ok(OpOutcome::Given(given)) = answer else {
-            panic!("{answer:?}")
-        };
-        let new = given.addresses[0].address;
+        let new = assigned(&run(&mut store, &Op::Add(add(88)), &now))[0];
         assert!(
             expected.iter().all(|it| !it.addresses.contains(&new)),
-            "{new} is live"
+            "{new} is in use"
         );
         drop(store);
-        let again = Store::rebuild(&path, &holding, &known, &clock::now())
-            .err()
-            .unwrap();
-        assert!(matches!(again, StoreError::Exists { .. }), "{again}");
+        let again = Store::rebuild(&path, &allocation, &remembered, &now);
+        assert!(matches!(again.err(), Some(StoreError::Exists { .. })));
     }
 }
 
 /// Many threads send requests to a store thread, while other threads open the file directly, as CNI plugins do.
 #[test]
-fn a_hundred_threads_get_a_hundred_addresses_each_once() {
-    let scratch = Scratch::new("keeper");
-    let path = scratch.store();
-    filled(&path);
+fn concurrent_requests_never_get_the_same_address() {
+    let node = NodeDir::with_store();
+    let path = node.store();
     let settings = StoreSettings {
         idle: Duration::from_millis(1),
         wait: WAIT,
         ..StoreSettings::default()
     };
-    let (keeper, handle) = StoreThread::start(&path, settings).unwrap();
-    let given: Arc<Mutex<BTreeMap<Addr, u64>>> = Arc::default();
-    let took = |given: &Mutex<BTreeMap<Addr, u64>>, n: u64, answer: OpOutcome| {
-        let OpOutcome::Given(got) = answer else {
-            panic!("{answer:?}")
-        };
-        for it in got.addresses {
-            let other = given.lock().unwrap().insert(it.address, n);
-            assert!(other.is_none_or(|other| other == n), "{} twice", it.address);
+    let (store_thread, handle) = StoreThread::start(&path, settings).unwrap();
+    let all = Mutex::new(BTreeSet::new());
+    let all = &all;
+    let record = |answer| {
+        for addr in assigned(&answer) {
+            assert!(all.lock().unwrap().insert(addr), "{addr} twice");
         }
     };
     thread::scope(|scope| {
         for n in 0..100 {
-            let (handle, given) = (handle.clone(), Arc::clone(&given));
-            scope.spawn(move || {
-                let (sender, receiver) = channel();
-                let deadline = clock::since_boot() + WAIT;
-                let reply = Box::new(move |result| sender.send(result).unwrap());
-                handle.ask(Op::Add(add(n)), CallTimes::until(deadline), reply);
-                took(&given, n, receiver.recv().unwrap().unwrap());
-            });
+            let handle = handle.clone();
+            scope.spawn(move || record(send(&handle, Op::Add(add(n)), call())));
         }
         for n in 100..120 {
-            let (path, given) = (path.clone(), Arc::clone(&given));
-            scope.spawn(move || {
-                let mut store = Store::open_existing(&path, WAIT).unwrap();
-                let answer = store.run(&[Op::Add(add(n))], &clock::now()).remove(0);
-                took(&given, n, answer.unwrap());
-            });
+            let node = &node;
+            scope.spawn(move || record(run(&mut node.open(), &Op::Add(add(n)), &clock::now())));
         }
     });
     drop(handle);
-    keeper.join();
-    assert_eq!(given.lock().unwrap().len(), 240);
-    let mut store = Store::open_existing(&path, Duration::ZERO).unwrap();
-    assert_eq!(
-        store.snapshot(&clock::now()).unwrap().attachments.len(),
-        120
-    );
+    store_thread.join();
+    assert_eq!(all.lock().unwrap().len(), 240);
+    assert_eq!(node.attachments().len(), 120);
 }
 
 #[test]
-fn who_waits_for_a_file_gets_the_one_that_took_its_place() {
-    let scratch = Scratch::new("place");
-    let path = scratch.store();
-    filled(&path);
-    let old = Store::open_existing(&path, WAIT).unwrap();
+fn a_process_that_waits_for_a_file_opens_the_file_that_replaced_it() {
+    let node = NodeDir::with_store();
+    let path = node.store();
+    let old = node.open();
     let (sender, receiver) = channel();
     let waiter = thread::spawn({
         let path = path.clone();
@@ -229,7 +160,7 @@ fn who_waits_for_a_file_gets_the_one_that_took_its_place() {
     // succeed in both cases.
     thread::sleep(Duration::from_millis(30));
     set_aside(&path).unwrap();
-    let other = holding(&["10.7.0.0/25", "fd07::/112"]);
+    let other = allocation(&["10.7.0.0/25", "fd07::/112"]);
     let (new, _) = Store::rebuild(&path, &other, &[], &clock::now()).unwrap();
     drop(old);
     thread::sleep(Duration::from_millis(30));
@@ -240,24 +171,18 @@ fn who_waits_for_a_file_gets_the_one_that_took_its_place() {
 }
 
 #[test]
-fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
-    let scratch = Scratch::new("idle");
-    let path = scratch.store();
-    filled(&path);
+fn an_idle_store_thread_closes_the_file_and_opens_it_again() {
+    let node = NodeDir::with_store();
+    let path = node.store();
     let settings = StoreSettings {
         idle: Duration::from_millis(30),
         wait: Duration::from_millis(50),
         ..StoreSettings::default()
     };
-    let (keeper, handle) = StoreThread::start(&path, settings).unwrap();
-    let ask = |op: Op| {
-        let (sender, receiver) = channel();
-        let reply = Box::new(move |result| sender.send(result).unwrap());
-        handle.ask(op, CallTimes::until(clock::since_boot() + WAIT), reply);
-        receiver.recv().unwrap()
-    };
+    let (store_thread, handle) = StoreThread::start(&path, settings).unwrap();
+    let ask = |op| send(&handle, op, call());
     let first = ask(Op::Add(add(1))).unwrap();
-    let mut plugin = Store::open_existing(&path, WAIT).unwrap();
+    let mut plugin = node.open();
     let now = clock::now();
     assert_eq!(plugin.run(&[Op::Add(add(1))], &now), [Ok(first)]);
     plugin.run(&[Op::Del(attachment(1))], &now);
@@ -279,41 +204,32 @@ fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
     assert!(matches!(*error, StoreError::Damaged { .. }), "{error}");
     assert_eq!(ask(Op::Status).unwrap_err().why, OpErrorKind::Store);
     drop(handle);
-    keeper.join();
+    store_thread.join();
 }
 
 #[test]
-fn more_than_may_wait_is_refused() {
-    let scratch = Scratch::new("queue");
-    let path = scratch.store();
-    filled(&path);
+fn requests_beyond_the_queue_are_rejected() {
+    let node = NodeDir::with_store();
+    let path = node.store();
     let settings = StoreSettings {
         waiting: 4,
         wait: WAIT,
         ..StoreSettings::default()
     };
-    let lock = Store::open_existing(&path, WAIT).unwrap();
-    let (keeper, handle) = StoreThread::start(&path, settings).unwrap();
+    let lock = node.open();
+    let (store_thread, handle) = StoreThread::start(&path, settings).unwrap();
     let (sender, receiver) = channel();
     for n in 0..40 {
         let sender = sender.clone();
         let reply = Box::new(move |result| sender.send((n, result)).unwrap());
-        handle.ask(
-            Op::Add(add(n)),
-            CallTimes::until(clock::since_boot() + WAIT),
-            reply,
-        );
+        handle.ask(Op::Add(add(n)), call(), reply);
     }
     drop((lock, handle, sender));
-    keeper.join();
+    store_thread.join();
     let answers: Vec<_> = receiver.iter().collect();
     assert_eq!(answers.len(), 40, "each is answered");
     let refused = answers.iter().filter(|(_, it)| it.is_err());
     assert!((34..40).contains(&refused.count()));
-    let mut store = Store::open_existing(&path, WAIT).unwrap();
-    let given = answers.iter().filter(|(_, it)| it.is_ok()).count();
-    assert_eq!(
-        store.snapshot(&clock::now()).unwrap().attachments.len(),
-        given
-    );
+    let done = answers.iter().filter(|(_, it)| it.is_ok()).count();
+    assert_eq!(node.attachments().len(), done);
 }

@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use cadastre_core::Addr;
-use cadastre_node::store_thread::{CallTimes, StoreSettings, StoreThread};
+use cadastre_node::store_thread::{StoreSettings, StoreThread};
 use cadastre_node::{Attachment, Op, OpError, OpOutcome, Store, clock};
 
-use crate::file::{Scratch, WAIT, filled};
-use crate::rng::{Rng, seed};
+use crate::helpers::{NodeDir, WAIT, assigned, attachments, call, run, seeded, send};
+use crate::rng::Rng;
 use crate::world::{add, attachment};
 
 /// Number of rounds. In each round, two processes that act as CNI plugins or one that acts as an agent are killed.
@@ -36,9 +35,8 @@ fn child() {
     loop {
         let mut store = Store::open_existing(path, WAIT).unwrap();
         for _ in 0..=rng.below(3) {
-            step(&mut rng, own % 10 * 1000, |op| {
-                store.run(&[op], &clock::now()).remove(0)
-            });
+            let base = own % 10 * 1000;
+            step(&mut rng, base, |op| run(&mut store, &op, &clock::now()));
         }
     }
 }
@@ -50,22 +48,17 @@ fn agent(path: &Path, own: u64) {
         wait: WAIT,
         ..StoreSettings::default()
     };
-    let (keeper, handle) = StoreThread::start(path, settings).unwrap();
+    let (store_thread, handle) = StoreThread::start(path, settings).unwrap();
     for n in 1..=6 {
         let handle = handle.clone();
         thread::spawn(move || {
             let mut rng = Rng::new(own * 10 + n);
             loop {
-                step(&mut rng, n * 1000, |op| {
-                    let (sender, receiver) = channel();
-                    let reply = Box::new(move |result| sender.send(result).unwrap());
-                    handle.ask(op, CallTimes::until(clock::since_boot() + WAIT), reply);
-                    receiver.recv().unwrap()
-                });
+                step(&mut rng, n * 1000, |op| send(&handle, op, call()));
             }
         });
     }
-    keeper.join();
+    store_thread.join();
 }
 
 /// Prints a random request, sends it, and prints the answer.
@@ -73,12 +66,8 @@ fn step(rng: &mut Rng, base: u64, ask: impl FnOnce(Op) -> Result<OpOutcome, OpEr
     let n = base + rng.below(8);
     if rng.one_in(2) {
         say(&format!("?add {n}"));
-        let answer = ask(Op::Add(add(n)));
-        let Ok(OpOutcome::Given(given)) = answer else {
-            panic!("{answer:?}");
-        };
-        let addresses = given.addresses.iter().map(|it| it.address.to_string());
-        let addresses: Vec<String> = addresses.collect();
+        let addresses = assigned(&ask(Op::Add(add(n))));
+        let addresses: Vec<String> = addresses.iter().map(Addr::to_string).collect();
         say(&format!("=add {n} {}", addresses.join(" ")));
     } else {
         say(&format!("?del {n}"));
@@ -124,7 +113,7 @@ fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
 /// What the callers in all processes know, according to the lines that the processes printed.
 #[derive(Default)]
 struct Callers {
-    known: BTreeMap<u64, Vec<Addr>>,
+    answered: BTreeMap<Attachment, Vec<Addr>>,
     /// Requests without an answer, each with whether it is an ADD
     open: BTreeMap<u64, bool>,
     answers: u64,
@@ -144,14 +133,17 @@ impl Callers {
                 let addresses: Option<Vec<Addr>> = words.map(Addr::parse_strict).collect();
                 let addresses = addresses.unwrap();
                 assert_eq!(addresses.len(), 2);
-                if let Some(before) = self.known.insert(n, addresses) {
-                    assert_eq!(before, self.known[&n], "a repeated ADD got something else");
-                }
+                let before = self.answered.insert(attachment(n), addresses.clone());
+                assert_eq!(
+                    before.unwrap_or(addresses.clone()),
+                    addresses,
+                    "repeated ADD"
+                );
                 self.open.remove(&n);
                 self.answers += 1;
             }
             "=del" => {
-                self.known.remove(&n);
+                self.answered.remove(&attachment(n));
                 self.open.remove(&n);
                 self.answers += 1;
             }
@@ -160,42 +152,25 @@ impl Callers {
     }
 
     /// Assumes for each request without an answer that it was done, if the store shows that.
-    fn settle(&mut self, seen: &BTreeMap<u64, Vec<Addr>>) {
+    fn settle(&mut self, stored: &BTreeMap<Attachment, Vec<Addr>>) {
         for (n, is_add) in std::mem::take(&mut self.open) {
-            match (is_add, seen.get(&n)) {
-                (true, Some(has)) => _ = self.known.entry(n).or_insert_with(|| has.clone()),
-                (false, None) => _ = self.known.remove(&n),
+            let attachment = attachment(n);
+            match (is_add, stored.get(&attachment)) {
+                (true, Some(has)) => {
+                    self.answered.entry(attachment).or_insert(has.clone());
+                }
+                (false, None) => _ = self.answered.remove(&attachment),
                 _ => {}
             }
         }
     }
 }
 
-/// Returns all assignments in the store. Panics if an address has two holders.
-fn seen(store: &mut Store) -> BTreeMap<u64, Vec<Addr>> {
-    let mut holders: BTreeMap<Addr, Attachment> = BTreeMap::new();
-    let mut seen = BTreeMap::new();
-    for tenant in store.snapshot(&clock::now()).unwrap().attachments {
-        let n = tenant.attachment.container_id[1..].parse().unwrap();
-        let addresses = tenant.given.addresses.iter().map(|it| it.address);
-        let addresses: Vec<Addr> = addresses.collect();
-        for addr in &addresses {
-            let other = holders.insert(*addr, tenant.attachment.clone());
-            assert!(other.is_none(), "{addr} has two holders");
-        }
-        seen.insert(n, addresses);
-    }
-    seen
-}
-
 #[test]
 fn processes_are_killed_at_random_and_nothing_answered_is_lost() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let mut rng = Rng::new(seed);
-    let scratch = Scratch::new("kills");
-    let path = scratch.store();
-    filled(&path);
+    let (seed, mut rng) = seeded();
+    let node = NodeDir::with_store();
+    let path = node.store();
     let mut callers = Callers::default();
     let mut slowest = Duration::ZERO;
     for round in 0..ROUNDS {
@@ -216,11 +191,11 @@ fn processes_are_killed_at_random_and_nothing_answered_is_lost() {
             child.wait().unwrap();
         }
         let start = Instant::now();
-        let mut store = Store::open_existing(&path, WAIT).unwrap();
+        let mut store = node.open();
         slowest = slowest.max(start.elapsed());
-        let seen = seen(&mut store);
-        callers.settle(&seen);
-        assert_eq!(seen, callers.known, "SEED={seed} round {round}");
+        let stored = attachments(&store.snapshot(&clock::now()).unwrap());
+        callers.settle(&stored);
+        assert_eq!(stored, callers.answered, "SEED={seed} round {round}");
     }
     let answers = callers.answers;
     println!("{ROUNDS} rounds, {answers} answers; opening took {slowest:?} at most");

@@ -13,6 +13,7 @@ mod crash;
 #[path = "../../../../tests/common/memory_disk.rs"]
 mod disk;
 mod file;
+mod helpers;
 mod kills;
 mod model;
 mod property;

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cadastre_core::node_allocation::{Gateway, NodeAllocation, PoolTerms, Prefix};
-use cadastre_core::{Addr, Cidr, Family};
+use cadastre_core::{Addr, Cidr, Family, IpRange};
 use cadastre_node::{
-    Add, Attachment, BlockState, Check, Gc, Now, Op, OpErrorKind, OpOutcome, PodRef,
+    Add, Attachment, BlockState, Check, Gc, Now, Op, OpError, OpErrorKind, OpOutcome, PodRef,
 };
 
 #[derive(Clone, Debug)]
@@ -15,12 +15,12 @@ pub struct Block {
     pub uid: String,
     pub pool: String,
     pub state: BlockState,
-    pub reserved: Vec<cadastre_core::IpRange>,
-    pub on_request: Vec<cadastre_core::IpRange>,
+    pub reserved: Vec<IpRange>,
+    pub on_request: Vec<IpRange>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Tenant {
+pub struct Assignment {
     pub addresses: Vec<(Addr, Cidr)>,
     pub pod: Option<PodRef>,
     pub netns: String,
@@ -28,7 +28,7 @@ pub struct Tenant {
 }
 
 #[derive(Clone, Debug)]
-pub struct Freed {
+pub struct Release {
     pub addr: Addr,
     pub block: Cidr,
     pub boot: String,
@@ -41,20 +41,20 @@ pub struct Model {
     pub node: Option<String>,
     pub pools: Vec<PoolTerms>,
     pub blocks: BTreeMap<Cidr, Block>,
-    pub tenants: BTreeMap<Attachment, Tenant>,
+    pub attachments: BTreeMap<Attachment, Assignment>,
     /// Released addresses, in the order of their release
-    pub freed: Vec<Freed>,
+    pub releases: Vec<Release>,
     /// The boot and the time since boot at which the latest DEL of an attachment was requested
     pub deleted: BTreeMap<Attachment, (String, Duration)>,
     /// CIDR and UID of each released block
-    pub given_back: BTreeSet<(Cidr, String)>,
+    pub released_blocks: BTreeSet<(Cidr, String)>,
 }
 
 fn ms(now: &Now) -> u64 {
     u64::try_from(now.since_boot.as_millis()).unwrap()
 }
 
-fn has(spans: &[cadastre_core::IpRange], addr: Addr) -> bool {
+fn has(spans: &[IpRange], addr: Addr) -> bool {
     let mut spans = spans.iter();
     spans.any(|span| span.first() <= addr && addr <= span.last())
 }
@@ -75,14 +75,14 @@ impl Model {
 
     /// Returns the attachments in the order of the ledger's table.
     fn attachments(&self) -> Vec<Attachment> {
-        let mut all: Vec<Attachment> = self.tenants.keys().cloned().collect();
+        let mut all: Vec<Attachment> = self.attachments.keys().cloned().collect();
         all.sort_by(|one, other| order(one).cmp(&order(other)));
         all
     }
 
     pub fn has(&self, attachment: &Attachment) -> Vec<Addr> {
-        let tenant = self.tenants.get(attachment);
-        tenant.map_or(Vec::new(), |it| {
+        let assignment = self.attachments.get(attachment);
+        assignment.map_or(Vec::new(), |it| {
             it.addresses.iter().map(|it| it.0).collect()
         })
     }
@@ -93,14 +93,21 @@ impl Model {
     }
 
     fn user(&self, addr: Addr) -> Option<&Attachment> {
-        let has = |it: &Tenant| it.addresses.iter().any(|(has, _)| *has == addr);
-        self.tenants.iter().find(|(_, it)| has(it)).map(|it| it.0)
+        let has = |it: &Assignment| it.addresses.iter().any(|(has, _)| *has == addr);
+        self.attachments
+            .iter()
+            .find(|(_, it)| has(it))
+            .map(|it| it.0)
     }
 
-    pub fn cools(&self, freed: &Freed, now: &Now) -> bool {
-        let pool = self.blocks.get(&freed.block).map_or("", |it| &it.pool);
+    pub fn cools(&self, release: &Release, now: &Now) -> bool {
+        let pool = self.blocks.get(&release.block).map_or("", |it| &it.pool);
         let cooldown = u64::from(self.terms(pool).cooldown_seconds) * 1000;
-        let since = if freed.boot == now.boot { freed.ms } else { 0 };
+        let since = if release.boot == now.boot {
+            release.ms
+        } else {
+            0
+        };
         ms(now) < since + cooldown
     }
 
@@ -108,10 +115,7 @@ impl Model {
     /// `cadastre_core::usable`.
     pub fn never(&self, cidr: Cidr, addr: Addr) -> bool {
         let terms = self.terms(&self.blocks[&cidr].pool);
-        let family = match cidr.family() {
-            Family::V4 => terms.ipv4.as_ref(),
-            Family::V6 => terms.ipv6.as_ref(),
-        };
+        let family = terms.family(cidr.family());
         let around = family.and_then(|it| it.cidrs.iter().find(|range| range.contains(&cidr)));
         let range = match terms.prefix {
             Prefix::Pool => *around.unwrap_or(&cidr),
@@ -148,9 +152,9 @@ impl Model {
     }
 
     fn next(&self, cidr: Cidr, now: &Now) -> Option<Addr> {
-        let known: BTreeSet<Addr> = self.freed.iter().map(|it| it.addr).collect();
+        let known: BTreeSet<Addr> = self.releases.iter().map(|it| it.addr).collect();
         let used: BTreeSet<Addr> = self
-            .tenants
+            .attachments
             .values()
             .flat_map(|it| it.addresses.iter().map(|it| it.0))
             .collect();
@@ -158,63 +162,56 @@ impl Model {
         let new =
             each(cidr).find(|addr| !known.contains(addr) && !used.contains(addr) && may(*addr));
         new.or_else(|| {
-            let mut of_block = self.freed.iter().filter(|it| it.block == cidr);
+            let mut of_block = self.releases.iter().filter(|it| it.block == cidr);
             let first = of_block.find(|it| may(it.addr))?;
             (!self.cools(first, now)).then_some(first.addr)
         })
     }
 
-    fn giving(&self, pool: &str, family: Family) -> Vec<Cidr> {
+    fn active_blocks(&self, pool: &str, family: Family) -> Vec<Cidr> {
         let gives = |cidr: &Cidr, it: &Block| {
-            it.pool == pool && it.state == BlockState::Held && cidr.family() == family
+            it.pool == pool && it.state == BlockState::Active && cidr.family() == family
         };
-        let giving = self.blocks.iter().filter(|(cidr, it)| gives(cidr, it));
-        giving.map(|(cidr, _)| *cidr).collect()
+        let active_blocks = self.blocks.iter().filter(|(cidr, it)| gives(cidr, it));
+        active_blocks.map(|(cidr, _)| *cidr).collect()
     }
 
     fn families(&self, pool: &str) -> Vec<Family> {
         let terms = self.terms(pool);
-        let told: Vec<Family> = Family::ALL
-            .into_iter()
-            .filter(|it| match it {
-                Family::V4 => terms.ipv4.is_some(),
-                Family::V6 => terms.ipv6.is_some(),
-            })
-            .collect();
-        if !told.is_empty() {
-            return told;
+        let has_terms = |it: &Family| terms.family(*it).is_some();
+        let families: Vec<Family> = Family::ALL.into_iter().filter(has_terms).collect();
+        if !families.is_empty() {
+            return families;
         }
-        let held = |it: &Family| !self.giving(pool, *it).is_empty();
-        Family::ALL.into_iter().filter(held).collect()
+        self.block_families(pool)
+    }
+
+    fn block_families(&self, pool: &str) -> Vec<Family> {
+        let has_block = |it: &Family| !self.active_blocks(pool, *it).is_empty();
+        Family::ALL.into_iter().filter(has_block).collect()
     }
 
     /// Returns the pools for an ADD that names none, best first.
     fn automatic(&self) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
         let automatic = self.pools.iter().filter(|it| it.automatic);
-        names.extend(automatic.map(|it| it.name.clone()));
-        let mut strange: Vec<String> = Vec::new();
-        for block in self
-            .blocks
-            .values()
-            .filter(|it| it.state == BlockState::Held)
-        {
-            if !self.pools.iter().any(|it| it.name == block.pool) {
-                strange.push(block.pool.clone());
-            }
-        }
-        strange.sort_by_key(|it| (it.len(), it.clone()));
-        strange.dedup();
-        names.extend(strange);
+        let mut names: Vec<String> = automatic.map(|it| it.name.clone()).collect();
+        let has_terms = |name: &String| self.pools.iter().any(|it| it.name == *name);
+        let active = self.blocks.values();
+        let active = active.filter(|it| it.state == BlockState::Active);
+        let mut others: Vec<String> = active.map(|it| it.pool.clone()).collect();
+        others.retain(|name| !has_terms(name));
+        others.sort_by_key(|it| (it.len(), it.clone()));
+        others.dedup();
+        names.extend(others);
         names
     }
 
     fn of_pool(&self, pool: &str, now: &Now) -> Result<Vec<(Addr, Cidr)>, OpErrorKind> {
         let mut chosen = Vec::new();
         for family in self.families(pool) {
-            let blocks = self.giving(pool, family);
+            let blocks = self.active_blocks(pool, family);
             if blocks.is_empty() {
-                return Err(OpErrorKind::NothingHeld);
+                return Err(OpErrorKind::NoBlock);
             }
             let mut found = blocks.iter().map(|cidr| (self.next(*cidr, now), *cidr));
             match found.find_map(|(addr, cidr)| Some((addr?, cidr))) {
@@ -223,7 +220,7 @@ impl Model {
             }
         }
         if chosen.is_empty() {
-            return Err(OpErrorKind::NothingHeld);
+            return Err(OpErrorKind::NoBlock);
         }
         Ok(chosen)
     }
@@ -240,10 +237,7 @@ impl Model {
         let mut whys = Vec::new();
         for name in &names {
             let known = self.pools.iter().any(|it| it.name == *name);
-            let held = Family::ALL
-                .iter()
-                .any(|it| !self.giving(name, *it).is_empty());
-            if !known && !held {
+            if !known && self.block_families(name).is_empty() {
                 whys.push(OpErrorKind::UnknownPool);
                 continue;
             }
@@ -257,7 +251,7 @@ impl Model {
         } else if !whys.is_empty() && whys.iter().all(|why| *why == OpErrorKind::UnknownPool) {
             OpErrorKind::UnknownPool
         } else {
-            OpErrorKind::NothingHeld
+            OpErrorKind::NoBlock
         })
     }
 
@@ -270,31 +264,34 @@ impl Model {
         }
         let mut chosen = Vec::new();
         for addr in addresses {
-            let mut held = self
-                .blocks
-                .iter()
-                .filter(|(cidr, it)| it.state == BlockState::Held && cidr.contains_addr(addr));
-            let Some((cidr, _)) = held.next() else {
-                return Err(OpErrorKind::NotHeld);
+            let mut blocks = self.blocks.iter();
+            let Some((cidr, _)) = blocks
+                .find(|(cidr, it)| it.state == BlockState::Active && cidr.contains_addr(addr))
+            else {
+                return Err(OpErrorKind::NotInBlocks);
             };
             if self.never(*cidr, addr) || self.reserved(*cidr, addr) {
                 return Err(OpErrorKind::NotUsable);
             }
             if self.user(addr).is_some() {
-                return Err(OpErrorKind::Taken);
+                return Err(OpErrorKind::NotFree);
             }
-            if let Some(freed) = self.freed.iter().find(|it| it.addr == addr) {
+            if let Some(release) = self.releases.iter().find(|it| it.addr == addr) {
                 // The cooldown is that of the pool to which the address belongs now, not of the pool at the time of
                 // the release.
                 let cooldown = self.terms(&self.blocks[cidr].pool).cooldown_seconds;
-                let since = if freed.boot == now.boot { freed.ms } else { 0 };
+                let since = if release.boot == now.boot {
+                    release.ms
+                } else {
+                    0
+                };
                 let cools = ms(now) < since + u64::from(cooldown) * 1000;
                 let own = |had: &PodRef, pod: &PodRef| {
                     had.uid == pod.uid || had.namespace == pod.namespace && had.name == pod.name
                 };
-                let pods = freed.pod.as_ref().zip(add.pod.as_ref());
+                let pods = release.pod.as_ref().zip(add.pod.as_ref());
                 if cools && !pods.is_some_and(|(had, pod)| own(had, pod)) {
-                    return Err(OpErrorKind::Taken);
+                    return Err(OpErrorKind::NotFree);
                 }
             }
             chosen.push((addr, *cidr));
@@ -336,57 +333,59 @@ impl Model {
             Op::Status => {
                 let serves = |pool: &String| {
                     let families = self.families(pool);
-                    let all = families.iter().all(|it| !self.giving(pool, *it).is_empty());
+                    let all = families
+                        .iter()
+                        .all(|it| !self.active_blocks(pool, *it).is_empty());
                     !families.is_empty() && all
                 };
                 // STATUS also considers pools that are assigned only to pods that ask for them by name.
                 let mut pools = self.automatic();
                 pools.extend(self.pools.iter().map(|it| it.name.clone()));
                 let serves = pools.iter().any(serves);
-                serves.then_some(Vec::new()).ok_or(OpErrorKind::NothingHeld)
+                serves.then_some(Vec::new()).ok_or(OpErrorKind::NoBlock)
             }
         }
     }
 
     fn add(&mut self, add: &Add, now: &Now) -> Result<Vec<Addr>, OpErrorKind> {
         let has = self.has(&add.attachment);
-        if let Some(tenant) = self.tenants.get_mut(&add.attachment) {
+        if let Some(assignment) = self.attachments.get_mut(&add.attachment) {
             if add.addresses.iter().any(|it| !has.contains(it)) {
                 return Err(OpErrorKind::Mismatch);
             }
-            if tenant.boot != now.boot || tenant.netns != add.netns {
-                tenant.boot.clone_from(&now.boot);
-                tenant.netns.clone_from(&add.netns);
-                tenant.pod = add.pod.clone().or(tenant.pod.take());
+            if assignment.boot != now.boot || assignment.netns != add.netns {
+                assignment.boot.clone_from(&now.boot);
+                assignment.netns.clone_from(&add.netns);
+                assignment.pod = add.pod.clone().or(assignment.pod.take());
             }
             return Ok(has);
         }
         let addresses = self.choose(add, now)?;
         for (addr, _) in &addresses {
             assert!(self.user(*addr).is_none(), "the model gave {addr} twice");
-            self.freed.retain(|it| it.addr != *addr);
+            self.releases.retain(|it| it.addr != *addr);
         }
-        let tenant = Tenant {
+        let assignment = Assignment {
             addresses,
             pod: add.pod.clone(),
             netns: add.netns.clone(),
             boot: now.boot.clone(),
         };
-        self.tenants.insert(add.attachment.clone(), tenant);
+        self.attachments.insert(add.attachment.clone(), assignment);
         Ok(self.has(&add.attachment))
     }
 
     fn del(&mut self, attachment: &Attachment, now: &Now) {
-        let Some(tenant) = self.tenants.remove(attachment) else {
+        let Some(assignment) = self.attachments.remove(attachment) else {
             return;
         };
-        for (addr, block) in tenant.addresses {
-            self.freed.push(Freed {
+        for (addr, block) in assignment.addresses {
+            self.releases.push(Release {
                 addr,
                 block,
                 boot: now.boot.clone(),
                 ms: ms(now),
-                pod: tenant.pod.clone(),
+                pod: assignment.pod.clone(),
             });
         }
     }
@@ -404,25 +403,25 @@ impl Model {
     }
 
     fn is_empty(&self, cidr: Cidr, now: &Now) -> bool {
-        let mut tenants = self.tenants.values();
-        let used = tenants.any(|it| it.addresses.iter().any(|(_, block)| *block == cidr));
-        let mut freed = self.freed.iter().filter(|it| it.block == cidr);
-        !used && !freed.any(|it| self.cools(it, now))
+        let mut attachments = self.attachments.values();
+        let used = attachments.any(|it| it.addresses.iter().any(|(_, block)| *block == cidr));
+        let mut releases = self.releases.iter().filter(|it| it.block == cidr);
+        !used && !releases.any(|it| self.cools(it, now))
     }
 
-    pub fn set_allocation(&mut self, holding: &NodeAllocation, now: &Now) {
-        self.node = Some(holding.node_uid.clone());
-        self.pools.clone_from(&holding.pools);
-        let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
-        for it in &holding.blocks {
-            let given_back = self.given_back.contains(&(it.cidr, it.uid.clone()));
-            let state = match (given_back, it.draining) {
+    pub fn set_allocation(&mut self, allocation: &NodeAllocation, now: &Now) {
+        self.node = Some(allocation.node_uid.clone());
+        self.pools.clone_from(&allocation.pools);
+        let listed: BTreeSet<Cidr> = allocation.blocks.iter().map(|it| it.cidr).collect();
+        for it in &allocation.blocks {
+            let released_blocks = self.released_blocks.contains(&(it.cidr, it.uid.clone()));
+            let state = match (released_blocks, it.draining) {
                 (true, _) if self.is_empty(it.cidr, now) => BlockState::Released,
                 (true, _) | (_, true) => BlockState::Draining,
-                _ => BlockState::Held,
+                _ => BlockState::Active,
             };
             if state == BlockState::Released {
-                self.freed.retain(|freed| freed.block != it.cidr);
+                self.releases.retain(|release| release.block != it.cidr);
             }
             let block = Block {
                 uid: it.uid.clone(),
@@ -442,7 +441,7 @@ impl Model {
         for cidr in unlisted {
             if self.blocks[&cidr].state == BlockState::Released || self.is_empty(cidr, now) {
                 self.blocks.remove(&cidr);
-                self.freed.retain(|it| it.block != cidr);
+                self.releases.retain(|it| it.block != cidr);
             } else {
                 self.blocks.get_mut(&cidr).unwrap().state = BlockState::Withdrawn;
             }
@@ -459,8 +458,8 @@ impl Model {
         }
         if empty {
             block.state = BlockState::Released;
-            self.given_back.insert((cidr, uid.to_owned()));
-            self.freed.retain(|it| it.block != cidr);
+            self.released_blocks.insert((cidr, uid.to_owned()));
+            self.releases.retain(|it| it.block != cidr);
         }
         empty
     }
@@ -478,16 +477,13 @@ pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
 }
 
 /// Converts an answer of the ledger to the form of the model's answers. Also checks that an error has a text.
-pub fn words(answer: &Result<OpOutcome, cadastre_node::OpError>) -> Result<Vec<Addr>, OpErrorKind> {
+pub fn outcome(answer: &Result<OpOutcome, OpError>) -> Result<Vec<Addr>, OpErrorKind> {
     match answer {
-        Ok(OpOutcome::Given(given)) => Ok(given.addresses.iter().map(|it| it.address).collect()),
+        Ok(OpOutcome::Assigned(given)) => Ok(given.addrs().collect()),
         Ok(OpOutcome::Done) => Ok(Vec::new()),
         Err(refusal) => {
-            assert!(
-                refusal.text.len() > 20 && refusal.text.ends_with('.'),
-                "{}",
-                refusal.text
-            );
+            let text = &refusal.text;
+            assert!(text.len() > 20 && text.ends_with('.'), "{text}");
             Err(refusal.why)
         }
     }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use cadastre_node::{AddressLedger, Attachment, Now, Op};
+use cadastre_node::{AddressLedger, Now, Op, StorageFault};
 
 use crate::disk::MemoryDisk;
-use crate::model::{Model, words};
+use crate::model::{Model, outcome};
 use crate::rng::{Rng, seed};
-use crate::world::{any_holding, any_op, at, first_holding};
+use crate::world::{any_allocation, any_op, at, first_allocation};
 
 /// Number of cases. Each case starts with an empty store.
 const CASES: u64 = 160;
@@ -19,11 +19,7 @@ const OPERATIONS: u64 = 200_000;
 #[test]
 fn the_ledger_does_what_the_model_does() {
     let first = seed();
-    let cases = if std::env::var_os("SEED").is_some() {
-        1
-    } else {
-        CASES
-    };
+    let cases = std::env::var_os("SEED").map_or(CASES, |_| 1);
     let mut done = 0;
     for n in 0..cases {
         let seed = first.wrapping_add(n);
@@ -46,7 +42,7 @@ fn case(seed: u64) -> u64 {
     let mut store = disk.create().unwrap();
     let mut model = Model::default();
     let (mut boot, mut ms) = (0, 1_000_000);
-    let mut holding = first_holding(&mut rng);
+    let mut allocation = first_allocation(&mut rng);
     let mut done = 0;
     for _ in 0..TRANSACTIONS {
         match rng.below(40) {
@@ -67,9 +63,9 @@ fn case(seed: u64) -> u64 {
             .transact(&now, |ledger| {
                 for _ in 0..count {
                     if rng.one_in(40) {
-                        holding = any_holding(&mut rng, &holding);
-                        ledger.set_allocation(&holding)?;
-                        model.set_allocation(&holding, &now);
+                        allocation = any_allocation(&mut rng, &allocation);
+                        ledger.set_allocation(&allocation)?;
+                        model.set_allocation(&allocation, &now);
                     } else if rng.one_in(30) {
                         release(&mut rng, ledger, &mut model)?;
                     } else {
@@ -104,23 +100,19 @@ fn step(
     model: &mut Model,
     op: &Op,
     asked: Duration,
-) -> Result<(), cadastre_node::StorageFault> {
+) -> Result<(), StorageFault> {
     let now = ledger.now().clone();
-    let deleted = |model: &Model, it: &Attachment| {
-        let at = model.deleted.get(it)?;
-        (at.0 == now.boot).then_some(at.1)
-    };
     if let Op::Add(add) = op
-        && deleted(model, &add.attachment).is_some_and(|at| asked < at)
+        && let Some((boot, at)) = model.deleted.get(&add.attachment)
+        && *boot == now.boot
+        && asked < *at
     {
-        assert!(
-            ledger.run_asked(op, asked)?.is_err(),
-            "{op:?} after its DEL"
-        );
+        let answer = ledger.run_asked(op, asked)?;
+        assert!(answer.is_err(), "{op:?} after its DEL");
     }
     let expected = model.run(op, asked, &now);
     let answer = ledger.run_asked(op, asked)?;
-    assert_eq!(words(&answer), expected, "{op:?}: {answer:?}");
+    assert_eq!(outcome(&answer), expected, "{op:?}: {answer:?}");
     Ok(())
 }
 
@@ -128,7 +120,7 @@ fn release(
     rng: &mut Rng,
     ledger: &mut AddressLedger<'_>,
     model: &mut Model,
-) -> Result<(), cadastre_node::StorageFault> {
+) -> Result<(), StorageFault> {
     let now = ledger.now().clone();
     let blocks = model.blocks();
     if blocks.is_empty() {

@@ -1,18 +1,20 @@
 //! Opens files whose bytes have changed since they were closed. The store must report damage or show its complete
 //! content; it must never show older content.
 
-use cadastre_node::{Op, StoreError};
+use std::sync::OnceLock;
+
+use cadastre_node::{Op, Snapshot, StoreError};
 
 use crate::disk::MemoryDisk;
-use crate::rng::{Rng, seed};
-use crate::world::{add, at, attachment, holding};
+use crate::helpers::seeded;
+use crate::world::{add, allocation, at, attachment};
 
-fn lived() -> MemoryDisk {
+fn used_disk() -> MemoryDisk {
     let disk = MemoryDisk::default();
     let mut store = disk.create().unwrap();
     let now = at(0, 1_000_000);
     store
-        .set_allocation(&holding(&["10.0.0.0/24", "fd00::/112"]), &now)
+        .set_allocation(&allocation(&["10.0.0.0/24", "fd00::/112"]), &now)
         .unwrap();
     for n in 0..120 {
         store.run(&[Op::Add(add(n))], &now);
@@ -28,11 +30,10 @@ fn lived() -> MemoryDisk {
 /// content.
 fn is_damaged(bytes: Vec<u8>, what: &str) -> bool {
     let now = at(0, 1_000_000);
-    let as_it_was = lived_snapshot();
     let store = MemoryDisk::of(bytes).open();
     match store.and_then(|mut store| store.snapshot(&now)) {
         Ok(snapshot) => {
-            assert!(snapshot == *as_it_was, "{what}: another past");
+            assert!(snapshot == *expected(), "{what}: other content");
             false
         }
         Err(StoreError::Damaged { .. }) => true,
@@ -40,20 +41,18 @@ fn is_damaged(bytes: Vec<u8>, what: &str) -> bool {
     }
 }
 
-fn lived_snapshot() -> &'static cadastre_node::Snapshot {
-    static SNAPSHOT: std::sync::OnceLock<cadastre_node::Snapshot> = std::sync::OnceLock::new();
+fn expected() -> &'static Snapshot {
+    static SNAPSHOT: OnceLock<Snapshot> = OnceLock::new();
     SNAPSHOT.get_or_init(|| {
-        let mut store = lived().open().unwrap();
+        let mut store = used_disk().open().unwrap();
         store.snapshot(&at(0, 1_000_000)).unwrap()
     })
 }
 
 #[test]
 fn a_flipped_bit_is_found_or_does_not_matter() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let mut rng = Rng::new(seed);
-    let bytes = lived().bytes();
+    let (seed, mut rng) = seeded();
+    let bytes = used_disk().bytes();
     // Flips every bit of the header, and random bits of the pages in use.
     let mut bits: Vec<usize> = (0..320 * 8).collect();
     let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
@@ -70,10 +69,8 @@ fn a_flipped_bit_is_found_or_does_not_matter() {
 
 #[test]
 fn a_lost_page_is_found_or_does_not_matter() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let mut rng = Rng::new(seed);
-    let bytes = lived().bytes();
+    let (seed, mut rng) = seeded();
+    let bytes = used_disk().bytes();
     let mut damaged = 0;
     for page in 0..bytes.len() / 4096 {
         let mut copy = bytes.clone();
@@ -94,7 +91,7 @@ fn a_lost_page_is_found_or_does_not_matter() {
 
 #[test]
 fn what_is_cut_off_or_no_ledger_is_found() {
-    let bytes = lived().bytes();
+    let bytes = used_disk().bytes();
     for len in [0, 1, 9, 320, 4095, 4096, 5000, 8192, 20_000, 100_001] {
         assert!(is_damaged(bytes[..len].to_vec(), &format!("{len} bytes")));
     }

@@ -3,19 +3,15 @@
 use std::time::Duration;
 
 use cadastre_core::node_allocation::{
-    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
+    Block, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
 };
 use cadastre_core::{Addr, Cidr, IpRange};
 use cadastre_node::{Add, Attachment, Check, Gc, Now, Op, PodRef};
 
 use crate::rng::Rng;
 
-pub fn cidr(text: &str) -> Cidr {
+fn cidr(text: &str) -> Cidr {
     Cidr::parse_strict(text).unwrap()
-}
-
-pub fn addr(text: &str) -> Addr {
-    Addr::parse_strict(text).unwrap()
 }
 
 /// Returns the moment `ms` milliseconds after the beginning of a boot.
@@ -35,7 +31,7 @@ pub fn attachment(n: u64) -> Attachment {
     }
 }
 
-pub fn pod(n: u64) -> PodRef {
+fn pod(n: u64) -> PodRef {
     PodRef {
         namespace: "default".to_owned(),
         name: format!("pod-{n}"),
@@ -49,15 +45,13 @@ pub fn add(n: u64) -> Add {
         attachment: attachment(n),
         netns: format!("/run/netns/{n}"),
         pod: Some(pod(n)),
-        pools: Vec::new(),
-        addresses: Vec::new(),
         decided: true,
-        bound: Vec::new(),
+        ..Add::default()
     }
 }
 
 /// Returns the ranges of a node with these blocks, all of one pool with both families.
-pub fn holding(blocks: &[&str]) -> NodeAllocation {
+pub fn allocation(blocks: &[&str]) -> NodeAllocation {
     let family = |range| FamilyTerms {
         cidrs: vec![cidr(range)],
         gateway: Gateway::FirstOfBlock,
@@ -115,19 +109,14 @@ const LISTS: [&[&str]; 3] = [
 ];
 const POOLS: [&str; 5] = ["a", "b", "c", "d", ""];
 
-fn gateway(rng: &mut Rng, of: &str) -> Gateway {
-    match rng.below(4) {
-        0 => Gateway::None,
-        1 => Gateway::Address(addr(of)),
-        _ => Gateway::FirstOfBlock,
-    }
-}
-
-fn family(rng: &mut Rng, range: &str, gate: &str) -> FamilyTerms {
-    let gateway = gateway(rng, gate);
+fn family(rng: &mut Rng, range: &str, gateway: &str) -> FamilyTerms {
     FamilyTerms {
         cidrs: vec![cidr(range)],
-        gateway,
+        gateway: match rng.below(4) {
+            0 => Gateway::None,
+            1 => Gateway::Address(Addr::parse_strict(gateway).unwrap()),
+            _ => Gateway::FirstOfBlock,
+        },
     }
 }
 
@@ -139,9 +128,7 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
         _ => (rng.one_in(2), rng.one_in(2)),
     };
     PoolTerms {
-        name: name.to_owned(),
         automatic: !rng.one_in(5),
-        bound: false,
         serves_unknown: false,
         cooldown_seconds: *rng.pick(&[0, 5, 30]),
         warm: (1, 10),
@@ -151,13 +138,13 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
             dst: cidr("0.0.0.0/0"),
             gw: None,
         }],
-        dns: Dns::default(),
         prefix: *rng.pick(&[Prefix::Host, Prefix::Block, Prefix::Pool]),
+        ..PoolTerms::named(name)
     }
 }
 
 /// Returns random ranges of a node: the last ones with a change, or completely new blocks.
-pub fn any_holding(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
+pub fn any_allocation(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
     let mut new = last.clone();
     match rng.below(8) {
         0 => new.node_uid = format!("node-{}", rng.below(3)),
@@ -200,14 +187,12 @@ pub fn any_holding(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
     new
 }
 
-pub fn first_holding(rng: &mut Rng) -> NodeAllocation {
-    let empty = NodeAllocation {
+pub fn first_allocation(rng: &mut Rng) -> NodeAllocation {
+    NodeAllocation {
         node_uid: "node-0".to_owned(),
+        pools: pools(rng),
         ..NodeAllocation::default()
-    };
-    let mut holding = empty;
-    holding.pools = pools(rng);
-    holding
+    }
 }
 
 fn pools(rng: &mut Rng) -> Vec<PoolTerms> {

@@ -51,16 +51,6 @@ impl HostLocal {
             resolv_conf: config.get_or_default(&["ipam", "resolvConf"])?,
         })
     }
-
-    /// Fails if the config has no range.
-    pub(super) fn with_ranges(self) -> Result<Self, String> {
-        if self.sets.is_empty() {
-            return Err(
-                "the network config has no ranges: write ipam.ranges or ipam.subnet".to_owned(),
-            );
-        }
-        Ok(self)
-    }
 }
 
 /// Completes range sets. Fails if two sets overlap, or if the version does not permit several sets of a family.
@@ -97,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_places_of_ranges_come_in_their_order() {
+    fn range_sets_of_all_three_places_are_used_in_order() {
         let text = r#""ipam":{"SUBNET":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},
             "runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}]]}"#;
         let sets = load(text, "1.0.0", "").unwrap().sets;
@@ -118,9 +108,8 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_cannot_be_are_refused() {
+    fn invalid_ranges_are_rejected() {
         let ranges = |ranges: &str| load(&format!(r#""ipam":{{"ranges":{ranges}}}"#), "1.0.0", "");
-        assert!(ranges("[]").unwrap().with_ranges().is_err());
         for (text, says) in [
             ("[[]]", "range set 0 of the network config: it is empty"),
             ("[[{}]]", "missing field `subnet`"),
@@ -165,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_asked_for_in_three_ways_and_merged() {
+    fn requested_addresses_of_all_three_places_are_merged() {
         let text = r#""ipam":{"subnet":"10.0.0.0/24"},"args":{"cni":{"ips":["10.0.0.4/24","10.0.0.2"]}},"runtimeConfig":{"ips":["::ffff:10.0.0.9"]}"#;
         let config = load(text, "1.0.0", "IgnoreUnknown=1;X=y;IP=10.0.0.2").unwrap();
         let requested: Vec<String> = config.requested.iter().map(ToString::to_string).collect();

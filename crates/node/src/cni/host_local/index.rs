@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_valid_for_its_seal_alone_and_whole_alone() {
+    fn only_a_complete_index_with_the_right_seal_is_valid() {
         let mut index = encode(&files(), SEAL).unwrap();
         assert_eq!(decode(&index, SEAL), Some(files()));
         assert_eq!(decode(&index, (1, 2, -3, 5)), None);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changed_within_a_tick_or_in_the_future_has_no_stamp() {
+    fn a_file_that_changed_just_now_or_in_the_future_has_no_stamp() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (found, time) = (stat(file.path()), file.as_file().metadata());
         let (found, time) = (found.unwrap(), time.unwrap().modified().unwrap());
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_created_renamed_or_removed_breaks_the_seal() {
+    fn creating_renaming_or_removing_a_file_breaks_the_seal() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().join("net");
         fs::create_dir(&dir).unwrap();

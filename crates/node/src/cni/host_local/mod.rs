@@ -22,6 +22,7 @@ use config::HostLocal;
 use ranges::RangeSet;
 use store::{Owner, Store};
 
+use super::address::parse_ip;
 use super::config::Config;
 use super::error::{CniError, INTERNAL, NOT_AVAILABLE};
 use super::netns;
@@ -64,8 +65,12 @@ pub(super) fn run(
         }
         _ => {}
     }
-    let ours = load(&env.args).and_then(HostLocal::with_ranges);
-    let ours = ours.map_err(internal)?;
+    let ours = load(&env.args).map_err(internal)?;
+    if ours.sets.is_empty() {
+        return Err(internal(
+            "the network config has no ranges: write ipam.ranges or ipam.subnet",
+        ));
+    }
     match command {
         "ADD" => return Ok(add(env, config, ours)?.render(version)),
         "DEL" => del(env, config, &ours)?,
@@ -164,7 +169,8 @@ fn exactly(
 
 /// Assigns the next free address.
 fn next(store: &mut Store, owner: &Owner, i: usize, set: &RangeSet) -> Result<Ip, String> {
-    let mut assigned = store.addresses(owner).into_iter();
+    let names = store.names(owner);
+    let mut assigned = names.iter().filter_map(|name| parse_ip(name));
     if let Some(ip) = assigned.find(|&ip| set.range_of(ip).is_some()) {
         return Err(format!(
             "the attachment has the address {ip} already: delete it before it is added again"
@@ -195,9 +201,9 @@ fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
 /// ranges. host-local checks only the former.
 fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let owner = Owner::new(&env.container_id, &env.ifname);
-    let store = open(config)?;
+    let names = open(config)?.names(&owner);
     let id = &env.container_id;
-    if !store.has_any(&owner) {
+    if names.is_empty() {
         return Err(internal(format!(
             "container {id} has no address: delete it and add it again"
         )));
@@ -205,7 +211,7 @@ fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let mut previous = config.previous().into_iter();
     let lost = previous.find(|&ip| {
         let ours = ours.sets.iter().any(|set| set.range_of(ip).is_some());
-        ours && !store.has(&owner, ip)
+        ours && !names.contains(&ip.to_string())
     });
     match lost {
         None => Ok(()),

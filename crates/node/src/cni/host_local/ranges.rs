@@ -61,7 +61,8 @@ impl RangeConfig {
         Ok(FilledRange {
             subnet,
             start,
-            end: self.end.unwrap_or(last),
+            // If the start is set to the broadcast address, the range has only that address.
+            end: self.end.unwrap_or(last).max(start),
             gateway: self.gateway.unwrap_or(first),
         })
     }
@@ -82,10 +83,7 @@ impl FilledRange {
     }
 
     fn overlaps(&self, other: &Self) -> bool {
-        self.contains(other.start)
-            || self.contains(other.end)
-            || other.contains(self.start)
-            || other.contains(self.end)
+        self.start <= other.end && other.start <= self.end
     }
 }
 
@@ -104,11 +102,8 @@ impl RangeSet {
         if set.0.is_empty() {
             return Err("it is empty: write a range, or leave it out".to_owned());
         }
-        if set
-            .0
-            .iter()
-            .any(|span| span.subnet.family() != set.family())
-        {
+        let family = |span: &FilledRange| span.subnet.family();
+        if set.0.iter().any(|span| family(span) != set.family()) {
             return Err("it has ranges of both families: write a set for each".to_owned());
         }
         for (i, one) in set.0.iter().enumerate() {
@@ -137,11 +132,11 @@ impl RangeSet {
     /// Iterates once over all addresses except the gateways. It starts after `last`, if `last` is in the set, and
     /// otherwise at the first address. So `last` itself comes at the end. A gateway is skipped only in its own range.
     pub(super) fn from(&self, last: Option<Addr>) -> impl Iterator<Item = (Addr, &FilledRange)> {
-        let at = last.and_then(|last| {
+        let after_last = last.and_then(|last| {
             let at = self.0.iter().position(|span| span.contains(last))?;
             Some(self.after(at, last))
         });
-        let first = at.unwrap_or((0, self.0[0].start));
+        let first = after_last.unwrap_or((0, self.0[0].start));
         let mut next = Some(first);
         let walk = std::iter::from_fn(move || {
             let (at, ip) = next?;
@@ -153,7 +148,7 @@ impl RangeSet {
     }
 
     /// Returns the address after `ip` in the range with index `at`. At the end of this range, that is the first
-    /// address of the next range. A range whose start was set to the broadcast address ends with that address.
+    /// address of the next range.
     fn after(&self, at: usize, ip: Addr) -> (usize, Addr) {
         if ip < self.0[at].end {
             return (at, step(ip));
@@ -198,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_goes_once_round_and_ends_with_the_last_one() {
+    fn all_addresses_are_tried_once_and_the_last_assigned_one_at_the_end() {
         let set = RangeSet::new(vec![
             range("10.0.0.0/29", "", ""),
             range("10.0.1.0/30", "", ""),
@@ -216,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_one_gateway_has_no_address_and_of_one_address_that_one() {
+    fn the_gateway_is_skipped_and_a_range_can_be_one_address() {
         let gateway = RangeSet::new(vec![range("10.0.0.0/24", "10.0.0.1", "10.0.0.1")]).unwrap();
         assert_eq!(walk(&gateway, ""), "");
         assert_eq!(walk(&gateway, "10.0.0.1"), "");
@@ -224,6 +219,11 @@ mod tests {
         assert_eq!(walk(&one, "10.0.0.7"), "10.0.0.7");
         let broadcast = RangeSet::new(vec![range("10.0.0.0/24", "10.0.0.255", "")]).unwrap();
         assert_eq!(walk(&broadcast, ""), "10.0.0.255");
+        assert!(
+            broadcast
+                .range_of(parse_ip("10.0.0.255").unwrap())
+                .is_some()
+        );
     }
 
     #[test]

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_add_up_and_the_last_domain_counts() {
+    fn lists_are_concatenated_and_the_last_domain_counts() {
         let text = "# search x\n;nameserver 1\n nameserver 10.0.0.1 more\r\nnameserver\ndomain a\n\
             search b c\ndomain d\noptions e\nsearch f\nother g\nnameserver fd00::1";
         assert_eq!(

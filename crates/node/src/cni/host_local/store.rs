@@ -121,7 +121,7 @@ impl Store {
         }
     }
 
-    /// Returns whether the directory has exactly the known files, and all are plain files. With a symbolic link there
+    /// Returns whether the directory has exactly `files`, and all are plain files. With a symbolic link there
     /// must be no index, because the file to which it points can change without changing anything in this directory.
     fn is_complete(&self) -> bool {
         let known = |item: io::Result<DirEntry>| {
@@ -147,23 +147,10 @@ impl Store {
         found.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the addresses of an owner. This includes files that name only the owner's container, without an
-    /// interface.
-    pub(super) fn addresses(&self, owner: &Owner) -> Vec<Addr> {
-        let names = self.find(|_, content| owner.has(content));
-        names.iter().filter_map(|name| parse_ip(name)).collect()
-    }
-
-    /// Returns whether an owner has any file, or its container without an interface has one.
-    pub(super) fn has_any(&self, owner: &Owner) -> bool {
-        !self.find(|_, content| owner.has(content)).is_empty()
-    }
-
-    /// Returns whether the file of an address belongs to an owner, or to its container without an interface.
-    pub(super) fn has(&self, owner: &Owner, ip: Addr) -> bool {
-        let ip = ip.to_string();
-        let found = self.find(|name, content| name == ip && owner.has(content));
-        !found.is_empty()
+    /// Returns the names of the files of an owner. This includes files that name only the owner's container, without
+    /// an interface. A name is an address, unless another program created the file.
+    pub(super) fn names(&self, owner: &Owner) -> Vec<String> {
+        self.find(|_, content| owner.has(content))
     }
 
     /// Returns the address of a range set that was assigned last.
@@ -263,8 +250,7 @@ pub(super) fn read(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.read(&mut content).ok()?;
     content.truncate(length);
-    // A read from a plain file returns as much as was asked for, up to the end of the file. So a shorter result is
-    // complete.
+    // A read from a plain file returns fewer bytes than requested only at the end of the file.
     if length == 256 {
         file.take(MAX_FILE).read_to_end(&mut content).ok()?;
     }

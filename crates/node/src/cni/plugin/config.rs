@@ -18,7 +18,7 @@ const STORE: &str = "/var/lib/cadastre/node.redb";
 
 /// The paths by which the addresses of the node are reached.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Places {
+pub(super) struct Paths {
     /// Path of the agent's socket
     pub(super) socket: PathBuf,
     /// Path of the store, which is used if no agent answers
@@ -37,7 +37,7 @@ pub(super) fn wrong(msg: impl Into<String>) -> CniError {
     CniError::new(INVALID_CONFIG, msg)
 }
 
-impl Places {
+impl Paths {
     pub(super) fn read(config: &Config) -> Result<Self, CniError> {
         let path = |key: &str, default: &str| {
             let path: Option<String> = config.get(&["ipam", key]).map_err(wrong)?;
@@ -114,20 +114,24 @@ mod tests {
     }
 
     fn addresses(more: &str, args: &str) -> Vec<String> {
-        let wishes = requested(more, args).unwrap();
-        wishes.addresses.iter().map(ToString::to_string).collect()
+        let requested = requested(more, args).unwrap();
+        requested
+            .addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
-    fn nothing_is_needed() {
+    fn every_key_is_optional() {
         assert_eq!(requested("", ""), Ok(RequestedAddresses::default()));
-        let places = Places::read(&config("")).unwrap();
-        assert_eq!(places.socket, PathBuf::from(SOCKET));
-        assert_eq!(places.store, PathBuf::from(STORE));
+        let paths = Paths::read(&config("")).unwrap();
+        assert_eq!(paths.socket, PathBuf::from(SOCKET));
+        assert_eq!(paths.store, PathBuf::from(STORE));
     }
 
     #[test]
-    fn the_nearest_wish_for_addresses_counts() {
+    fn the_first_place_with_addresses_counts() {
         let mut text = r#","ipam":{"addresses":["10.0.0.1","fd00::1/64"]},"args":{"cni":{"ips":["10.0.0.3"]}},"runtimeConfig":{"ips":["10.0.0.4/24"]}"#.to_owned();
         assert_eq!(addresses(&text, "IP=10.0.0.2"), ["10.0.0.4"]);
         text = text.replace("runtimeConfig", "other");
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_named() {
+    fn errors_name_the_invalid_value() {
         for (text, args, code, says) in [
             (r#","ipam":{"pools":"a"}"#, "", 7, "ipam.pools"),
             (r#","ipam":{"pools":[""]}"#, "", 7, "empty name"),
@@ -163,6 +167,6 @@ mod tests {
             assert!(error.msg.contains(says), "{}", error.msg);
         }
         let relative = config(r#","ipam":{"socket":"x"}"#);
-        assert_eq!(Places::read(&relative).unwrap_err().code, 7);
+        assert_eq!(Paths::read(&relative).unwrap_err().code, 7);
     }
 }

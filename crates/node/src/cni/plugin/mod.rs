@@ -4,7 +4,7 @@ mod config;
 
 use std::time::Duration;
 
-use config::{Places, RequestedAddresses, wrong};
+use config::{Paths, RequestedAddresses, wrong};
 
 use super::AddressService;
 use super::config::Config;
@@ -20,13 +20,13 @@ const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time of any other command. It is short because container runtimes call STATUS every few seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a call asks for.
+/// The operation that a call asks for, and how to do it.
 struct Task {
-    places: Places,
+    paths: Paths,
     op: Op,
     timeout: Duration,
     /// For STATUS, whether the config names pools
-    by_name: bool,
+    names_pools: bool,
     /// Routes of the config, which are added to the routes of the pool
     routes: Vec<Route>,
 }
@@ -45,17 +45,17 @@ pub(super) fn run(
         let code = if status { NOT_AVAILABLE } else { error.code };
         CniError { code, ..error }
     })?;
-    let Places { socket, store } = &task.places;
+    let Paths { socket, store } = &task.paths;
     let answer = ask(socket, store, &task.op, task.timeout);
     // STATUS considers only blocks that the node has now. The config names pools, and the node may get a block of
     // them when a pod asks, so the absence of blocks is not an error.
-    let others = |refusal: &OpError| refusal.why == OpErrorKind::NothingHeld && task.by_name;
-    if status && answer.as_ref().is_err_and(others) {
+    let is_expected = |refusal: &OpError| refusal.why == OpErrorKind::NoBlock && task.names_pools;
+    if status && answer.as_ref().is_err_and(is_expected) {
         return Ok(String::new());
     }
     match answer.map_err(|refusal| CniError::refused(refusal, status))? {
-        OpOutcome::Given(given) => {
-            let mut result = CniResult::from(given);
+        OpOutcome::Assigned(assignment) => {
+            let mut result = CniResult::from(assignment);
             result.add_routes(task.routes);
             Ok(result.render(version))
         }
@@ -64,8 +64,8 @@ pub(super) fn run(
 }
 
 fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
-    let places = Places::read(config)?;
-    let mut by_name = false;
+    let paths = Paths::read(config)?;
+    let mut names_pools = false;
     let mut routes = Vec::new();
     let attachment = || Attachment {
         network: config.name.clone(),
@@ -83,8 +83,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
                 pod: requested.pod,
                 pools: requested.pools,
                 addresses: requested.addresses,
-                decided: false,
-                bound: Vec::new(),
+                ..Add::default()
             })
         }
         "DEL" => Op::Del(attachment()),
@@ -105,7 +104,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
             })
         }
         _ => {
-            by_name = !RequestedAddresses::read(config, "")?.pools.is_empty();
+            names_pools = !RequestedAddresses::read(config, "")?.pools.is_empty();
             Op::Status
         }
     };
@@ -114,16 +113,16 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
         _ => TIMEOUT,
     };
     Ok(Task {
-        places,
+        paths,
         op,
         timeout,
-        by_name,
+        names_pools,
         routes,
     })
 }
 
 /// Fails if a config asks for addresses of the node's pools although it has ranges of its own.
-pub(super) fn check_alone(config: &Config) -> Result<(), CniError> {
+pub(super) fn check_no_pools(config: &Config) -> Result<(), CniError> {
     let mut keys = ["pools", "addresses"].into_iter();
     match keys.find(|key| config.has(&["ipam", key])) {
         None => Ok(()),

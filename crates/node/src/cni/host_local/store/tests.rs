@@ -1,5 +1,4 @@
 use super::*;
-use tempfile::tempdir;
 
 fn ip(text: &str) -> Addr {
     parse_ip(text).unwrap()
@@ -9,11 +8,45 @@ fn owner(id: &str) -> Owner {
     Owner::new(id, "eth0")
 }
 
+/// A state directory that does not exist yet, in a folder that is removed with the value.
+struct Scratch {
+    folder: tempfile::TempDir,
+    dir: PathBuf,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("net");
+        Self { folder, dir }
+    }
+
+    /// Returns a state directory in which 10.0.0.2 is assigned to the container `a`, with an index.
+    fn indexed() -> Self {
+        let scratch = Self::new();
+        let mut store = Store::open(&scratch.dir).unwrap();
+        store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap();
+        store.save_index();
+        scratch
+    }
+
+    fn write(&self, files: &[(&str, &str)]) {
+        fs::create_dir_all(&self.dir).unwrap();
+        for (name, content) in files {
+            fs::write(self.dir.join(name), content).unwrap();
+        }
+    }
+}
+
+fn has(store: &Store, id: &str) -> bool {
+    !store.names(&owner(id)).is_empty()
+}
+
 #[test]
-fn files_are_host_locals() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
-    let mut store = Store::open(&dir).unwrap();
+fn files_have_host_locals_format() {
+    let scratch = Scratch::new();
+    let dir = &scratch.dir;
+    let mut store = Store::open(dir).unwrap();
     assert_eq!(store.reserve(&owner("a"), ip("fd00::10"), 0), Ok(true));
     assert_eq!(store.reserve(&owner("b"), ip("fd00::10"), 0), Ok(false));
     assert_eq!(store.reserve(&owner("b"), ip("fd00::2"), 0), Ok(true));
@@ -29,10 +62,10 @@ fn files_are_host_locals() {
 
 #[test]
 fn owners_are_found_in_either_format() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
+    let scratch = Scratch::new();
+    let dir = &scratch.dir;
     fs::create_dir_all(dir.join("in")).unwrap();
-    for (name, content) in [
+    scratch.write(&[
         ("10.0.0.3", "a\r\neth0"),
         ("10.0.0.20", "\n a\r\neth0 \u{a0}\n"),
         ("10.0.0.4", "a"),
@@ -40,18 +73,16 @@ fn owners_are_found_in_either_format() {
         ("x", "a\r\neth0"),
         ("lock", "a"),
         ("last_reserved_ip.0", "a"),
-    ] {
-        fs::write(dir.join(name), content).unwrap();
-    }
-    let mut store = Store::open(&dir).unwrap();
-    let found = ["10.0.0.20", "10.0.0.3", "10.0.0.4"].map(ip);
-    assert_eq!(store.addresses(&owner("a")), found);
-    assert!(store.has_any(&owner("a")) && !store.has_any(&owner("b")));
+    ]);
+    let mut store = Store::open(dir).unwrap();
+    let found = ["10.0.0.20", "10.0.0.3", "10.0.0.4", "x"];
+    assert_eq!(store.names(&owner("a")), found);
+    assert!(!has(&store, "b"));
     store.release(&owner("a"));
-    assert_eq!(store.addresses(&owner("a")), [ip("10.0.0.4")]);
+    assert_eq!(store.names(&owner("a")), ["10.0.0.4"]);
     assert!(!dir.join("x").exists() && dir.join("lock").exists());
     store.release(&owner("a"));
-    assert!(!store.has_any(&owner("a")));
+    assert!(!has(&store, "a"));
     assert!(dir.join("10.0.0.5").exists());
 }
 
@@ -59,13 +90,6 @@ fn owners_are_found_in_either_format() {
 fn settle(path: &Path) {
     let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     File::open(path).unwrap().set_modified(past).unwrap();
-}
-
-/// Assigns 10.0.0.2 to the container `a`, and writes the index.
-fn indexed_with_one(dir: &Path) {
-    let mut store = Store::open(dir).unwrap();
-    store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap();
-    store.save_index();
 }
 
 /// Opens a state directory, and writes the index if it has changed.
@@ -76,13 +100,12 @@ fn indexed(dir: &Path) -> Store {
 }
 
 #[test]
-fn an_index_saves_reading_and_hides_nothing() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
-    indexed_with_one(&dir);
+fn the_index_is_used_and_changed_files_are_read_again() {
+    let scratch = Scratch::indexed();
+    let dir = &scratch.dir;
     settle(&dir.join("10.0.0.2"));
-    drop(indexed(&dir));
-    let store = Store::open(&dir).unwrap();
+    drop(indexed(dir));
+    let store = Store::open(dir).unwrap();
     assert!(!store.changed, "the index was used");
     drop(store);
     // The file is overwritten in place, which does not break the seal: twice within a tick, and once with an old
@@ -92,135 +115,122 @@ fn an_index_saves_reading_and_hides_nothing() {
         if old {
             settle(&dir.join("10.0.0.2"));
         }
-        let store = indexed(&dir);
-        assert!(
-            store.has_any(&owner(id)) && !store.has_any(&owner("a")),
-            "{id}"
-        );
+        let store = indexed(dir);
+        assert!(has(&store, id) && !has(&store, "a"), "{id}");
     }
     fs::write(dir.join("10.0.0.3"), "e\r\neth0").unwrap();
-    let store = Store::open(&dir).unwrap();
-    assert!(store.has_any(&owner("d")) && store.has_any(&owner("e")));
+    let store = Store::open(dir).unwrap();
+    assert!(has(&store, "d") && has(&store, "e"));
 }
 
 #[test]
 fn a_match_in_the_index_is_read_from_the_file() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
-    indexed_with_one(&dir);
+    let scratch = Scratch::indexed();
+    let dir = &scratch.dir;
     let path = dir.join("10.0.0.2");
     settle(&path);
     let time = fs::metadata(&path).unwrap().modified().unwrap();
-    drop(indexed(&dir));
+    drop(indexed(dir));
     // The new content has the same size and the same time, so the index does not show the change.
     fs::write(&path, "b\r\neth0").unwrap();
     File::open(&path).unwrap().set_modified(time).unwrap();
-    let mut store = Store::open(&dir).unwrap();
+    let mut store = Store::open(dir).unwrap();
     assert!(!store.changed, "the index was used");
-    assert!(!store.has_any(&owner("a")) && !store.has(&owner("a"), ip("10.0.0.2")));
-    assert_eq!(store.addresses(&owner("a")), []);
+    assert!(!has(&store, "a"));
     store.release(&owner("a"));
     assert!(path.exists());
 }
 
 #[test]
 fn a_file_written_over_in_the_oldest_format_is_released() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
-    indexed_with_one(&dir);
+    let scratch = Scratch::indexed();
+    let dir = &scratch.dir;
     fs::write(dir.join("10.0.0.2"), "a").unwrap();
-    let mut store = Store::open(&dir).unwrap();
+    let mut store = Store::open(dir).unwrap();
     store.release(&owner("a"));
     assert!(!dir.join("10.0.0.2").exists());
 }
 
 #[test]
-fn what_people_do_without_the_lock_during_a_call_is_seen_by_the_next() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
-    indexed_with_one(&dir);
-    let mut store = Store::open(&dir).unwrap();
+fn changes_without_the_lock_during_a_call_are_found_by_the_next_call() {
+    let scratch = Scratch::indexed();
+    let dir = &scratch.dir;
+    let mut store = Store::open(dir).unwrap();
     fs::remove_file(dir.join("10.0.0.2")).unwrap();
     fs::write(dir.join("10.0.0.9"), "c\r\neth0").unwrap();
     store.reserve(&owner("b"), ip("10.0.0.3"), 0).unwrap();
     store.save_index();
     drop(store);
-    let mut store = Store::open(&dir).unwrap();
+    let mut store = Store::open(dir).unwrap();
     assert_eq!(store.reserve(&owner("d"), ip("10.0.0.2"), 0), Ok(true));
-    assert!(store.has_any(&owner("c")), "an owner by hand");
+    assert!(has(&store, "c"), "an owner by hand");
     fs::write(dir.join("10.0.0.10"), "e\r\neth0").unwrap();
     store.save_index();
     drop(store);
-    let store = Store::open(&dir).unwrap();
-    assert!(store.has_any(&owner("e")), "one more, and none removed");
+    let store = Store::open(dir).unwrap();
+    assert!(has(&store, "e"), "one more, and none removed");
 }
 
 #[test]
-fn where_there_is_a_link_there_is_no_index() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
-    indexed_with_one(&dir);
-    let elsewhere = scratch.path().join("elsewhere");
+fn a_directory_with_a_symbolic_link_gets_no_index() {
+    let scratch = Scratch::indexed();
+    let dir = &scratch.dir;
+    let elsewhere = scratch.folder.path().join("elsewhere");
     std::os::unix::fs::symlink(&elsewhere, dir.join("10.0.0.3")).unwrap();
     for id in ["b", "c"] {
         fs::write(&elsewhere, format!("{id}\r\neth0")).unwrap();
         settle(&elsewhere);
-        assert!(indexed(&dir).has_any(&owner(id)), "{id}");
-        assert_eq!(index::load(&dir), None);
+        assert!(has(&indexed(dir), id), "{id}");
+        assert_eq!(index::load(dir), None);
     }
 }
 
 #[test]
 fn nothing_is_written_through_symbolic_links() {
-    let scratch = tempdir().unwrap();
-    let root = scratch.path();
+    let scratch = Scratch::new();
+    let (root, dir) = (scratch.folder.path(), &scratch.dir);
     let victim = root.join("victim");
     fs::write(&victim, "kept").unwrap();
     let link = |path: &Path| std::os::unix::fs::symlink(&victim, path).unwrap();
-    let dir = scratch.path().join("net");
-    drop(Store::open(&dir).unwrap());
+    drop(Store::open(dir).unwrap());
     link(&dir.join("last_reserved_ip.0"));
     link(&dir.join("10.0.0.3"));
-    let mut store = Store::open(&dir).unwrap();
-    let told = store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap_err();
+    let mut store = Store::open(dir).unwrap();
+    let error = store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap_err();
     assert!(
-        told.contains("last_reserved_ip.0: it is a symbolic link"),
-        "{told}"
+        error.contains("last_reserved_ip.0: it is a symbolic link"),
+        "{error}"
     );
-    assert!(told.ends_with("remove it"), "{told}");
+    assert!(error.ends_with("remove it"), "{error}");
     assert!(!dir.join("10.0.0.2").exists(), "the address is free");
     assert_eq!(store.reserve(&owner("a"), ip("10.0.0.3"), 1), Ok(false));
     drop(store);
     fs::remove_file(dir.join("last_reserved_ip.0")).unwrap();
     fs::remove_file(dir.join("10.0.0.3")).unwrap();
     link(&root.join(".net.index"));
-    drop(indexed(&dir));
+    drop(indexed(dir));
     assert_eq!(fs::read(&victim).unwrap(), b"kept");
     fs::remove_file(&victim).unwrap();
     fs::remove_file(dir.join("lock")).unwrap();
     link(&dir.join("lock"));
-    let told = Store::open(&dir).err().unwrap();
-    assert!(told.contains("lock: it is a symbolic link"), "{told}");
+    let error = Store::open(dir).err().unwrap();
+    assert!(error.contains("lock: it is a symbolic link"), "{error}");
     assert!(!victim.exists(), "nothing is made where it leads");
 }
 
 #[test]
-fn garbage_is_what_nobody_valid_owns() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
-    let mut store = Store::open(&dir).unwrap();
-    for (name, content) in [
+fn gc_removes_files_of_invalid_attachments() {
+    let scratch = Scratch::new();
+    let dir = &scratch.dir;
+    scratch.write(&[
         ("10.0.0.2", "a\r\neth0"),
         ("10.0.0.3", "a\r\neth1"),
         ("10.0.0.4", "a"),
         ("10.0.0.5", "b"),
         ("10.0.0.6", ""),
         ("notes", "b"),
-    ] {
-        fs::write(dir.join(name), content).unwrap();
-    }
-    drop(store);
-    store = Store::open(&dir).unwrap();
+    ]);
+    let mut store = Store::open(dir).unwrap();
     store.collect(&[ValidAttachment {
         container_id: "a".to_owned(),
         ifname: "eth0".to_owned(),
@@ -233,24 +243,25 @@ fn garbage_is_what_nobody_valid_owns() {
 
 #[test]
 fn an_address_whose_cursor_cannot_be_written_stays_free() {
-    let scratch = tempdir().unwrap();
-    let dir = scratch.path().join("net");
+    let scratch = Scratch::new();
+    let dir = &scratch.dir;
     fs::create_dir_all(dir.join("last_reserved_ip.0")).unwrap();
-    let mut store = Store::open(&dir).unwrap();
+    let mut store = Store::open(dir).unwrap();
     let error = store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap_err();
     assert!(error.contains("last_reserved_ip.0"), "{error}");
-    assert!(!dir.join("10.0.0.2").exists() && !store.has_any(&owner("a")));
+    assert!(!dir.join("10.0.0.2").exists() && !has(&store, "a"));
     assert_eq!(store.reserve(&owner("a"), ip("10.0.0.2"), 1), Ok(true));
 }
 
 #[test]
-fn what_cannot_be_made_is_named() {
-    let scratch = tempdir().unwrap();
-    fs::write(scratch.path().join("file"), "").unwrap();
-    let below = scratch.path().join("file/net");
+fn errors_name_the_path() {
+    let scratch = Scratch::new();
+    let root = scratch.folder.path();
+    fs::write(root.join("file"), "").unwrap();
+    let below = root.join("file/net");
     let error = Store::open(&below).err().unwrap();
     assert!(error.contains("/file/net"), "{error}");
-    fs::create_dir_all(scratch.path().join("net/lock")).unwrap();
-    let error = Store::open(&scratch.path().join("net")).err().unwrap();
+    fs::create_dir_all(scratch.dir.join("lock")).unwrap();
+    let error = Store::open(&scratch.dir).err().unwrap();
     assert!(error.contains("/net/lock"), "{error}");
 }
