@@ -14,7 +14,7 @@
 //! | [`explain`] | why a pool serves a pod, why a node waits, why a pool is exhausted |
 //! | [`check`] | contradictions between objects |
 //! | [`plan`] | the effect of changes before they are made |
-//! | [`release`], [`drain`] | requests to release addresses and blocks |
+//! | [`release`], [`drain`], `update` | requests to release addresses and blocks; how they are written |
 //! | [`complete`] | command line completion |
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
@@ -45,6 +45,7 @@ pub mod show;
 pub mod status;
 #[cfg(test)]
 mod tests;
+mod update;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -64,6 +65,16 @@ pub enum ExitVerdict {
     Clean,
     /// There is something that a user should look at; exit code 2
     Findings,
+}
+
+impl ExitVerdict {
+    fn of(has_findings: bool) -> Self {
+        if has_findings {
+            ExitVerdict::Findings
+        } else {
+            ExitVerdict::Clean
+        }
+    }
 }
 
 /// Show, explain and check who uses which addresses of the cluster

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::inventory::full_name;
 use super::lists::{ClusterLists, Readable};
 
 /// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds; the
@@ -114,14 +115,9 @@ impl RunningComponents {
 
 impl LeaseFact {
     fn read(lease: &Lease) -> Self {
-        let meta = &lease.metadata;
         let spec = lease.spec.clone().unwrap_or_default();
         LeaseFact {
-            name: format!(
-                "{}/{}",
-                meta.namespace.as_deref().unwrap_or_default(),
-                meta.name.as_deref().unwrap_or_default()
-            ),
+            name: full_name(&lease.metadata),
             holder: spec.holder_identity.unwrap_or_default(),
             renewed: spec.renew_time.map(|it| it.0),
         }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::inventory::Inventory;
+use super::inventory::{Inventory, PodFact};
 use super::lists::WantedKinds;
 use super::reach::ApiReach;
 use super::render::{self, Columns, Style, VerbReport, count};
@@ -128,24 +128,36 @@ pub struct Checked {
     pub pods: usize,
 }
 
-impl Finding {
-    fn new(
+/// Collects the findings of one pass.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(
+        &mut self,
         severity: Severity,
         code: &str,
-        object: String,
-        message: String,
-        advice: String,
-    ) -> Self {
-        Finding {
+        object: impl Into<String>,
+        message: impl Into<String>,
+        advice: impl Into<String>,
+    ) {
+        self.0.push(Finding {
             severity,
             code: code.to_owned(),
-            object,
-            message,
-            advice,
+            object: object.into(),
+            message: message.into(),
+            advice: advice.into(),
             leak: None,
-        }
+        });
     }
+}
 
+/// The command that deletes a pod.
+fn delete_pod(pod: &PodFact) -> String {
+    format!("kubectl delete pod -n {}", pod.name.replace('/', " "))
+}
+
+impl Finding {
     /// Returns the fields that are equal if findings of two passes are about the same fault.
     fn key(&self) -> (&str, &str, Option<&Leak>) {
         (&self.code, &self.object, self.leak.as_ref())
@@ -154,15 +166,15 @@ impl Finding {
 
 /// Runs all checks; findings are sorted by severity, the most severe first.
 pub fn check(inventory: &Inventory) -> CheckReport {
-    let mut findings = Vec::new();
+    let mut findings = Findings::default();
     ranges::check(inventory, &mut findings);
     addresses::check(inventory, &mut findings);
     pools::check(inventory, &mut findings);
     alive::check(inventory, &mut findings);
     outside::check(inventory, &mut findings);
-    findings.sort_by(|a: &Finding, b: &Finding| {
-        (b.severity, &a.code, &a.object).cmp(&(a.severity, &b.code, &b.object))
-    });
+    let mut findings = findings.0;
+    findings
+        .sort_by(|a, b| (b.severity, &a.code, &a.object).cmp(&(a.severity, &b.code, &b.object)));
     CheckReport {
         time: inventory.now,
         version: cadastre_core::VERSION.to_owned(),
@@ -183,8 +195,7 @@ impl CheckReport {
     #[must_use]
     pub(crate) fn confirmed_by(mut self, earlier: &CheckReport) -> Self {
         let before: BTreeSet<_> = earlier.findings.iter().map(Finding::key).collect();
-        self.findings
-            .retain(|finding| before.contains(&finding.key()));
+        self.findings.retain(|it| before.contains(&it.key()));
         self
     }
 
@@ -196,13 +207,13 @@ impl CheckReport {
 
 /// Lists and checks the cluster. If anything looks wrong, lists and checks again after `settle`, and keeps only the
 /// findings of both passes.
-pub async fn look(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
-    let first = check(&reach.inventory(WantedKinds::PODS).await?);
+pub async fn check_twice(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
+    let first = check(&reach.inventory(WantedKinds::Pods).await?);
     if first.findings.is_empty() {
         return Ok(first);
     }
     tokio::time::sleep(settle).await;
-    let second = check(&reach.inventory(WantedKinds::PODS).await?);
+    let second = check(&reach.inventory(WantedKinds::Pods).await?);
     Ok(second.confirmed_by(&first))
 }
 
@@ -212,16 +223,12 @@ pub async fn exec(
     flags: &Flags,
     reach: &ApiReach,
 ) -> anyhow::Result<ExitVerdict> {
-    let mut report = look(reach, Duration::from_secs(args.settle.into())).await?;
+    let mut report = check_twice(reach, Duration::from_secs(args.settle.into())).await?;
     report.findings.retain(|finding| {
         finding.severity >= args.severity && !args.ignore.contains(&finding.code)
     });
     render::print(&report, flags.output, report.time)?;
-    Ok(if report.is_bad() {
-        ExitVerdict::Findings
-    } else {
-        ExitVerdict::Clean
-    })
+    Ok(ExitVerdict::of(report.is_bad()))
 }
 
 impl VerbReport for CheckReport {
@@ -234,7 +241,7 @@ impl VerbReport for CheckReport {
             pods,
             ..
         } = self.checked;
-        let looked = format!(
+        let checked = format!(
             "Checked {}, {}, {}, {} in use and {}.\n",
             count(pools, "pool"),
             count(nodes, "node"),
@@ -247,14 +254,15 @@ impl VerbReport for CheckReport {
             count(pods, "pod"),
         );
         if self.findings.is_empty() {
-            return format!("{looked}Nothing is wrong.\n");
+            return format!("{checked}Nothing is wrong.\n");
         }
-        let mut table = Columns::new(&[
+        let heads = [
             "SEVERITY",
             "CODE",
             "OBJECT",
             "WHAT IS WRONG, AND WHAT TO DO",
-        ]);
+        ];
+        let mut table = Columns::new(&heads);
         for finding in &self.findings {
             let severity = format!("{:?}", finding.severity).to_lowercase();
             table.row([
@@ -265,17 +273,15 @@ impl VerbReport for CheckReport {
             ]);
         }
         let of = |severity| {
-            self.findings
-                .iter()
-                .filter(|it| it.severity == severity)
-                .count()
+            let all = self.findings.iter();
+            all.filter(|it| it.severity == severity).count()
         };
-        let found = format!(
+        let counts = format!(
             "{} critical, {} warning, {} info.\n",
             of(Severity::Critical),
             of(Severity::Warning),
             of(Severity::Info)
         );
-        table.text(style, "") + "\n" + &looked + &found
+        table.text(style, "") + "\n" + &checked + &counts
     }
 }

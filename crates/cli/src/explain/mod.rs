@@ -23,7 +23,7 @@ use super::show::pod_name;
 use super::{ExitVerdict, Flags};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, choose};
 use cadastre_api::{AllocationMode, AssignmentMode};
-use cadastre_controller::pools::{PoolPhase as PoolVerdict, PoolState};
+use cadastre_controller::pools::{PoolPhase, PoolState};
 
 /// Explain which pools serve a pod or a node, why a node waits or keeps a block, and what fills a pool
 #[derive(Debug, clap::Args)]
@@ -103,11 +103,8 @@ fn choice(
 ) -> (Vec<String>, Vec<String>) {
     let ledger = &inventory.registry.ledger;
     let states = inventory.registry.pools.iter();
-    let states: Vec<&PoolState> = states
-        .filter(|state| state.allocation_mode == mode)
-        .collect();
-    let candidates: Vec<PoolCandidate> =
-        states.iter().map(|state| candidate(state, asker)).collect();
+    let states = states.filter(|state| state.allocation_mode == mode);
+    let candidates: Vec<PoolCandidate> = states.map(|state| candidate(state, asker)).collect();
     let room = |candidate: &PoolCandidate| {
         let state = inventory.registry.pools.get(candidate.name);
         let families = state.into_iter().flat_map(|state| {
@@ -135,7 +132,7 @@ fn candidate<'a>(state: &'a PoolState, asker: &Requester) -> PoolCandidate<'a> {
         // by name.
         manual: asker.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
         standing: match state.phase {
-            PoolVerdict::Serving => PoolStanding::Serving,
+            PoolPhase::Serving => PoolStanding::Serving,
             _ => PoolStanding::Barred(&state.phase),
         },
     }
@@ -160,7 +157,7 @@ pub async fn exec(
     flags: &Flags,
     reach: &ApiReach,
 ) -> anyhow::Result<ExitVerdict> {
-    let inventory = reach.inventory(WantedKinds::ALL).await?;
+    let inventory = reach.inventory(WantedKinds::PodsAndNamespaces).await?;
     let explanation = match &args.what {
         What::Pod { name } => pod(&pod_name(name, &reach.namespace), &inventory)?,
         What::Node { name } => node(name, &inventory)?,

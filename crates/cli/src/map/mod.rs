@@ -149,7 +149,7 @@ pub async fn exec(args: &MapArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Re
     if args.web {
         return web::exec(pool, args.port, reach).await;
     }
-    let inventory = reach.inventory(WantedKinds::PODS).await?;
+    let inventory = reach.inventory(WantedKinds::Pods).await?;
     let style = Style::of_stdout(flags.output, inventory.now);
     let most = u64::from(args.rows) * style.width as u64 / 2;
     let report = map(pool.unwrap_or_default(), most, args.by, &inventory)?;

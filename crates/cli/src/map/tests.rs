@@ -22,7 +22,7 @@ fn cluster() -> Cluster {
     cluster.node("b", &["10.1.2.0/24"]);
     cluster.block("10.0.0.0/28", "p", "a");
     cluster.block("10.0.0.16/28", "p", "b");
-    cluster.rest("10.0.0.32/28", "p", "gone", "2026-11-21T12:05:00Z");
+    cluster.quarantined("10.0.0.32/28", "p", "gone", "2026-11-21T12:05:00Z");
     for (name, node, address) in [
         ("shop/web", "a", "10.0.0.5"),
         ("shop/db", "a", "10.0.0.7"),

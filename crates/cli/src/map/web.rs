@@ -106,7 +106,7 @@ struct Page {
 
 impl Page {
     async fn open(reach: &ApiReach) -> anyhow::Result<Arc<Self>> {
-        let seen = Arc::new(reach.inventory(WantedKinds::PODS).await?);
+        let seen = Arc::new(reach.inventory(WantedKinds::Pods).await?);
         Ok(Arc::new(Self {
             reach: reach.clone(),
             seen: Mutex::new(seen),
@@ -116,7 +116,7 @@ impl Page {
     async fn seen(&self, fresh: bool) -> anyhow::Result<Arc<Inventory>> {
         let mut seen = self.seen.lock().await;
         if fresh {
-            *seen = Arc::new(self.reach.inventory(WantedKinds::PODS).await?);
+            *seen = Arc::new(self.reach.inventory(WantedKinds::Pods).await?);
         }
         Ok(Arc::clone(&seen))
     }

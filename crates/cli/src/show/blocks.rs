@@ -86,23 +86,21 @@ pub fn blocks(
 impl BlockRow {
     /// Returns the row of a block.
     pub fn of(entry: &BlockEntry, inventory: &Inventory) -> Self {
-        let word = inventory.block_status(entry);
-        let cidr = entry.cidr.to_string();
+        let status = inventory.block_status(entry);
         let subnet = inventory.subnets.get(&entry.owner.name);
-        let asked = subnet.is_some_and(|it| it.requests.drain.contains(&entry.cidr));
-        let listed = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
-        let listed = listed.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == cidr));
+        let drain = subnet.is_some_and(|it| it.requests.drain.contains(&entry.cidr));
+        let is_listed = subnet.is_some_and(|it| it.lists(&entry.cidr));
         let state = if entry.owner.quarantined {
             BlockState::Quarantine
-        } else if word.is_some_and(|word| word.released) {
+        } else if status.is_some_and(|it| it.released) {
             BlockState::Released
-        } else if entry.recall == Some(Recall::Drain) || asked {
+        } else if entry.recall == Some(Recall::Drain) || drain {
             BlockState::Draining
         } else if entry.recall == Some(Recall::IfEmpty) {
             BlockState::AskedBack
-        } else if !listed {
+        } else if !is_listed {
             BlockState::Provisional
-        } else if word.is_none() {
+        } else if status.is_none() {
             BlockState::Unconfirmed
         } else {
             BlockState::Active
@@ -115,8 +113,8 @@ impl BlockRow {
             since: entry.since,
             until: entry.until.filter(|_| entry.owner.quarantined),
             used: inventory.used_in(entry),
-            cooling: word.map(|word| word.cooling),
-            free: word.map(|word| word.free),
+            cooling: status.map(|it| it.cooling),
+            free: status.map(|it| it.free),
             uid: entry.uid.as_ref().map(ToString::to_string),
         }
     }

@@ -6,10 +6,10 @@ mod pods;
 mod pools;
 mod watch;
 
-pub use blocks::{BlockRow, BlockState, BlocksReport, blocks};
-pub use nodes::{NodeReport, NodeRow, NodesReport, agent_of, node, nodes};
-pub use pods::{AllocationRow, PodReport, handle, pod};
-pub use pools::{PoolReport, PoolRow, PoolsReport, pool, pools};
+pub use blocks::{BlockRow, BlockState, blocks};
+pub use nodes::{node, nodes};
+pub use pods::{handle, pod};
+pub use pools::{PoolRow, pool, pools};
 
 use anyhow::Context as _;
 use clap::Subcommand;
@@ -85,7 +85,7 @@ enum What {
 pub async fn exec(args: &ShowArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
     let mut watch = args.watch.then(|| watch::Watch::start(reach));
     loop {
-        let inventory = reach.inventory(WantedKinds::PODS).await?;
+        let inventory = reach.inventory(WantedKinds::Pods).await?;
         if watch.is_some() {
             watch::Watch::clear(flags.output);
         }
