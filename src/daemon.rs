@@ -1,4 +1,4 @@
-//! What the controller and the agent share: start, admin port, signals for shutdown.
+//! Code that controller and agent share: start, admin port, signals for shutdown.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -82,23 +82,22 @@ pub async fn configure(options: &Options) -> Result<Config, ClientError> {
     };
     let mut config = match &options.kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(unusable)?;
+            let file = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
             let config = Config::from_custom_kubeconfig(file, &chosen).await;
-            config.map_err(unusable)?
+            config.map_err(|error| unusable(&error))?
         }
         None if options.context.is_some() => {
             let config = Config::from_kubeconfig(&chosen).await;
-            config.map_err(unusable)?
+            config.map_err(|error| unusable(&error))?
         }
-        None => Config::infer().await.map_err(unusable)?,
+        None => Config::infer().await.map_err(|error| unusable(&error))?,
     };
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     Ok(config)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unusable(error: impl ToString) -> ClientError {
+fn unusable(error: &dyn ToString) -> ClientError {
     ClientError::Config(error.to_string())
 }
 

@@ -26,7 +26,7 @@ pub struct EventNote {
     pub warning: bool,
     /// A CamelCase word that must stay stable, because users build alerts on it
     pub reason: &'static str,
-    /// What happened, to what, and what to do
+    /// The text for users: what happened, to which object, and what to do
     pub note: String,
 }
 

@@ -46,7 +46,7 @@ pub const LEASES: &str = "leases";
 /// After a watch that ended sooner than this there is a pause before the next watch.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What to watch, and how.
+/// The objects of a watch, and how the watch reacts to errors and silence.
 pub struct WatchSource<K> {
     /// Plural of the kind, for messages
     pub kind: &'static str,
@@ -138,7 +138,7 @@ pub async fn follow<K, T, E>(
     }
 }
 
-/// What to do after a list or a watch.
+/// The request that follows a list or a watch.
 enum Next {
     List,
     /// Watch from this version on
@@ -148,9 +148,9 @@ enum Next {
 /// How a list or a watch ended.
 struct Ended {
     next: Next,
-    /// What went wrong and what to do about it, for the log
+    /// The fault and its remedy, for the log
     failure: Option<String>,
-    /// Whether to pause before what is next
+    /// Whether to pause before the next request
     is_pause_due: bool,
 }
 

@@ -23,14 +23,14 @@ use super::review::{AccessReview, guard};
 use super::serve::{Limits, serve};
 use super::tls::TlsFiles;
 
-/// What the pages are made from.
+/// The sources of the pages.
 #[derive(Clone)]
 pub struct AdminPages {
-    /// Registry for `/metrics`
+    /// The metrics of `/metrics`
     pub registry: Registry,
-    /// State for `/readyz`
+    /// The state that `/readyz` shows
     pub readiness: Readiness,
-    /// Level for `/loglevel`; absent in tests
+    /// The level that `/loglevel` sets; `None` in tests
     pub level: Option<Level>,
     /// Decides who may read metrics; if absent, everybody may
     pub review: Option<AccessReview>,

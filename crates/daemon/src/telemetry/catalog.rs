@@ -25,7 +25,7 @@ pub struct Metric {
     pub kind: &'static str,
     /// Names of the labels
     pub labels: Vec<String>,
-    /// What the value means
+    /// The meaning of the value
     pub help: String,
 }
 
