@@ -12,9 +12,9 @@ use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
-/// What an address is when the objects are listed.
+/// The state of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum AddressState {
+pub(crate) enum AddressState {
     /// An agent reports the address in use by a pod that exists and has not ended.
     InUse,
     /// An agent reports the address in use by a pod that is gone or has ended. The address is leaked, or about to be
@@ -84,13 +84,11 @@ impl AddressState {
     }
 }
 
-/// All that is known about an address, as `kubectl cadastre show ip` prints it.
+/// The report of `show ip`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AddressReport {
-    /// The address that was looked up
+pub(crate) struct AddressReport {
     pub address: Addr,
-    /// What the address is
     pub state: AddressState,
     /// The pool that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,7 +99,7 @@ pub struct AddressReport {
     /// Larger ranges that contain the address as well: normally none
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
-    /// What agents report about the address in use: normally at most one entry
+    /// The agents' entries for the address: normally at most one
     pub holders: Vec<AddressHolder>,
     /// The pods that report the address in their status, as `namespace/name`
     pub pods: Vec<String>,
@@ -113,8 +111,7 @@ pub struct AddressReport {
 /// A range of a node, and how many of its addresses are used.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RangeFact {
-    /// The range as a CIDR
+pub(crate) struct RangeFact {
     pub cidr: Cidr,
     /// `Block` or `PodCIDR`
     pub kind: &'static str,
@@ -142,7 +139,7 @@ pub struct RangeFact {
 /// A user of an address, as an agent reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AddressHolder {
+pub(crate) struct AddressHolder {
     /// The node whose agent reports the address
     pub node: String,
     /// The pod as `namespace/name`; empty if the agent does not know it
@@ -163,8 +160,7 @@ pub struct AddressHolder {
     pub since: Option<Timestamp>,
 }
 
-/// Finds out what an address is and who uses it.
-pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
+pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let range = Cidr::host(addr);
     let pool = inventory.registry.pools.of(&range);
     let covers = inventory.covers(addr);
@@ -185,7 +181,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let reserved = pool.is_some_and(|pool| pool.space.is_blocked(&range));
     let on_request =
         pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
-    // The agent may not know the pod's UID, so the name is compared then.
+    // Where the agent does not know the pod's UID, the pod's name is compared.
     let is_of = |holder: &AddressHolder, pod: &PodFact| match holder.pod_uid.as_str() {
         "" => holder.pod == pod.name,
         uid => PodUid::read(uid) == PodUid::read(&pod.uid),
@@ -338,7 +334,6 @@ impl AddressHolder {
 }
 
 impl AddressReport {
-    /// Returns the lines of the report, each with the name of a value.
     pub(crate) fn facts(&self, style: &Style) -> FactLines {
         let mut facts = FactLines::default();
         facts.add("Address", self.address.to_string());

@@ -31,7 +31,7 @@ use cadastre_core::inert;
 #[command(after_help = "Examples:
   kubectl cadastre support-bundle
   kubectl cadastre support-bundle --dir bundle && tar czf bundle.tar.gz bundle")]
-pub struct BundleArgs {
+pub(crate) struct BundleArgs {
     /// Folder to create, which must not exist yet; by default cadastre-support-TIME
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -56,7 +56,11 @@ struct Bundle<'a> {
 }
 
 /// Runs `support-bundle`: creates the folder, and prints its `README.txt`.
-pub async fn exec(args: &BundleArgs, _: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
+pub(crate) async fn exec(
+    args: &BundleArgs,
+    _: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let now = Timestamp::now();
     let stamp = now.strftime("%Y%m%dT%H%M%SZ");
     let dir = args.dir.clone();

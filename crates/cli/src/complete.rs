@@ -26,15 +26,15 @@ const PATIENCE_SECONDS: u16 = 5;
 
 /// Complete a command line for kubectl
 #[derive(Debug, clap::Args)]
-pub struct CompleteArgs {
+pub(crate) struct CompleteArgs {
     /// The words after `kubectl cadastre`; the last one may be empty or incomplete
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
 
-/// What may follow on an incomplete command line.
+/// The possible next words of a command line.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Completion {
+pub(crate) enum Completion {
     /// One of these words, each with its description
     Words(Vec<(String, String)>),
     /// The name of an object of this kind
@@ -45,7 +45,7 @@ pub enum Completion {
 
 /// A kind of object whose names can be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameKind {
+pub(crate) enum NameKind {
     /// An IPPool
     Pool,
     /// A Node
@@ -56,8 +56,8 @@ pub enum NameKind {
     Block,
 }
 
-/// Returns what may come in the place of the last of `words`, which is the part typed so far.
-pub fn next(words: &[String]) -> Completion {
+/// Returns the completions of the last of `words`, which may be typed only in part.
+pub(crate) fn next(words: &[String]) -> Completion {
     let root = Cli::command();
     let (typed, before) = words
         .split_last()
@@ -211,7 +211,7 @@ fn lines(all: &[(String, String)], typed: &str) -> String {
 }
 
 /// Runs `__complete`: prints the possible words, and asks the API server if they are names of objects.
-pub async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
+pub(crate) async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
     let typed = args.words.last().map_or("", String::as_str);
     let text = match next(&args.words) {
         Completion::Anything => format!("{FILES}\n"),

@@ -76,27 +76,24 @@ fn block(text: &str) -> Result<Cidr, String> {
 /// The report of `drain` and `undrain`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct DrainReport {
-    /// One entry for each block
     pub blocks: Vec<Drained>,
 }
 
 /// The result of `drain` or `undrain` for one block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Drained {
-    /// The CIDR of the block
+pub(crate) struct Drained {
     pub block: Cidr,
     /// The node to which the block is allocated; empty if unknown
     pub node: String,
-    /// The state of the request
     pub state: DrainState,
-    /// An explanation for users; may be empty
+    /// The reason of the state; may be empty
     pub why: String,
 }
 
 /// The state of a request to drain a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum DrainState {
+pub(crate) enum DrainState {
     /// The request is written.
     Draining,
     /// The request would be written without `--dry-run`.
@@ -123,7 +120,11 @@ impl Drained {
 /// Returns the empty blocks that the node with this UID does not need. The node keeps one block of each pool and
 /// family. A node that has no address of a pool in use keeps no block of the pool in two cases: pods on other nodes
 /// wait for the pool (`wanted`), or the pool allocates blocks only on demand.
-pub fn surplus(uid: &ObjectUid, inventory: &Inventory, wanted: &BTreeSet<PoolName>) -> Vec<Cidr> {
+pub(crate) fn surplus(
+    uid: &ObjectUid,
+    inventory: &Inventory,
+    wanted: &BTreeSet<PoolName>,
+) -> Vec<Cidr> {
     let is_empty = |entry: &&BlockEntry| {
         let status = inventory.block_status(entry);
         status.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
@@ -166,7 +167,7 @@ pub(crate) fn surplus_of_pool(
 
 /// Returns the node whose NodeSubnet gets the request to drain the block. `Err`: the block cannot be drained, with the
 /// reason.
-pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
+pub(crate) fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
     let blocks = &inventory.registry.blocks;
     let Some(entry) = blocks.get(&cidr) else {
         let why = match blocks.iter().find(|it| it.cidr.overlaps(&cidr)) {

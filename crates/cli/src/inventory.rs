@@ -31,14 +31,14 @@ use cadastre_core::{Addr, Cidr, Family};
 use cadastre_daemon::watch::ObjectEvent;
 
 /// The cluster at the time it was listed.
-pub struct Inventory {
+pub(crate) struct Inventory {
     /// The objects, parsed as the controller parses those that it watches
     pub cache: ClusterCache,
     /// The owners of ranges and the states of pools, computed as by a controller that has just become leader
     pub registry: AllocationState,
     /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
-    /// What each NodeSubnet and NodeAddresses says, by name
+    /// The NodeSubnets, each with the NodeAddresses of the same name
     pub subnets: BTreeMap<NodeName, SubnetFact>,
     /// Namespaces by name; empty if they were not listed
     pub namespaces: BTreeMap<String, Labelled>,
@@ -55,7 +55,7 @@ pub struct Inventory {
 
 /// Labels and annotations of an object.
 #[derive(Clone, Debug, Default)]
-pub struct Labelled {
+pub(crate) struct Labelled {
     /// The labels, sorted by key
     pub labels: Box<[Label]>,
     /// The annotations, by key
@@ -64,7 +64,7 @@ pub struct Labelled {
 
 /// The parts of a pod that verbs need.
 #[derive(Clone, Debug)]
-pub struct PodFact {
+pub(crate) struct PodFact {
     /// `namespace/name`
     pub name: String,
     /// `metadata.uid`
@@ -89,7 +89,7 @@ pub struct PodFact {
 
 /// The parts of a NodeSubnet, and of the NodeAddresses with the same name, that verbs need.
 #[derive(Clone, Debug)]
-pub struct SubnetFact {
+pub(crate) struct SubnetFact {
     /// The name of the NodeSubnet, which is also the name of the node
     pub name: NodeName,
     /// `metadata.resourceVersion`; a write of the NodeSubnet succeeds only at this version
@@ -117,7 +117,7 @@ pub struct SubnetFact {
 
 /// An address in use, as an agent reports it.
 #[derive(Clone, Debug)]
-pub struct AddressInUse {
+pub(crate) struct AddressInUse {
     /// The node whose agent reports the address
     pub node: NodeName,
     /// The entry for the address in the agent's list
@@ -127,7 +127,7 @@ pub struct AddressInUse {
 }
 
 /// A range that contains an address.
-pub enum Cover<'a> {
+pub(crate) enum Cover<'a> {
     /// A block, which is allocated to a node or in quarantine
     Block(&'a BlockEntry),
     /// The podCIDR of a live node, with the node's name
@@ -156,7 +156,7 @@ impl Cover<'_> {
 
 impl Inventory {
     /// Parses the objects, and indexes pods and addresses in use.
-    pub fn new(lists: &ClusterLists, now: Timestamp) -> Self {
+    pub(crate) fn new(lists: &ClusterLists, now: Timestamp) -> Self {
         let mut cache = ClusterCache::default();
         fill(&lists.nodes, convert::node, |it| cache.nodes.change(it));
         fill(&lists.pools, convert::pool, |it| cache.pools.change(it));
@@ -228,7 +228,7 @@ impl Inventory {
     }
 
     /// Returns the addresses that pods report.
-    pub fn reported_addresses(&self) -> impl Iterator<Item = Addr> {
+    pub(crate) fn reported_addresses(&self) -> impl Iterator<Item = Addr> {
         self.pods_by_address.keys().copied()
     }
 
@@ -261,17 +261,17 @@ impl Inventory {
     }
 
     /// Finds a pod by `namespace/name`.
-    pub fn pod(&self, name: &str) -> Option<&PodFact> {
+    pub(crate) fn pod(&self, name: &str) -> Option<&PodFact> {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// Returns what agents report about an address in use: one entry for each use, normally at most one.
+    /// Returns the agents' entries for an address in use: normally at most one.
     pub(crate) fn in_use_at(&self, addr: Addr) -> &[AddressInUse] {
         self.in_use.get(&addr).map_or(&[], Vec::as_slice)
     }
 
     /// Returns all addresses that agents report as in use, in ascending order.
-    pub fn addresses_in_use(&self) -> impl Iterator<Item = (Addr, &AddressInUse)> {
+    pub(crate) fn addresses_in_use(&self) -> impl Iterator<Item = (Addr, &AddressInUse)> {
         let all = self.in_use.iter();
         all.flat_map(|(addr, entries)| entries.iter().map(|it| (*addr, it)))
     }
@@ -286,7 +286,7 @@ impl Inventory {
     }
 
     /// Returns the ranges that contain an address, the widest first.
-    pub fn covers(&self, addr: Addr) -> Vec<Cover<'_>> {
+    pub(crate) fn covers(&self, addr: Addr) -> Vec<Cover<'_>> {
         self.covers_in(&Cidr::host(addr)).collect()
     }
 
@@ -326,8 +326,9 @@ impl Inventory {
         subnet.is_of(&node.uid).then_some(subnet)
     }
 
-    /// Returns what the agent of the block's node reports about the block; `None` if it has not reported the block yet.
-    pub fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
+    /// Returns the counts that the agent of the block's node reports for the block; `None` if it has not reported the
+    /// block yet.
+    pub(crate) fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
         let uid = entry.uid.as_deref()?;
         let cidr = entry.cidr.to_string();
@@ -355,7 +356,7 @@ impl Inventory {
     }
 
     /// Finds a pool by name; the error lists the pools that exist.
-    pub fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
+    pub(crate) fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
         self.registry.pools.get(name).ok_or_else(|| {
             let names: Vec<&PoolName> = self.registry.pools.iter().map(|pool| &pool.name).collect();
             if names.is_empty() {
@@ -387,7 +388,7 @@ impl Inventory {
     }
 
     /// Finds a node by name.
-    pub fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
+    pub(crate) fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
         let node = self.cache.nodes.get(name);
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
     }
@@ -411,7 +412,7 @@ impl Inventory {
     }
 
     /// Returns the time at which the objects were listed, as the controller's functions expect it.
-    pub fn moment(&self) -> Now {
+    pub(crate) fn moment(&self) -> Now {
         moment(self.now)
     }
 }
@@ -474,7 +475,7 @@ impl PodFact {
     }
 
     /// Whether the pod is the mirror of a static pod. The kubelet alone decides what the status of such a pod says.
-    pub fn is_mirror(&self) -> bool {
+    pub(crate) fn is_mirror(&self) -> bool {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
     }
 
@@ -494,7 +495,7 @@ pub(crate) fn full_name(meta: &ObjectMeta) -> String {
 impl SubnetFact {
     /// Parses what can be parsed of a NodeSubnet, and of the NodeAddresses with the same name (`list`), if there is
     /// one.
-    pub fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
+    pub(crate) fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
         let meta = &subnet.metadata;
         let annotations = meta.annotations.as_ref();
         let annotation = |name: &str| annotations?.get(name).map(String::as_str);

@@ -27,22 +27,22 @@
 
 #![warn(unreachable_pub)]
 
-pub mod address;
-pub mod bundle;
-pub mod check;
-pub mod complete;
-pub mod drain;
-pub mod explain;
-pub(crate) mod inventory;
-pub mod lists;
-pub mod map;
-pub mod plan;
-pub mod reach;
-pub mod release;
-pub mod render;
-pub mod running;
-pub mod show;
-pub mod status;
+mod address;
+mod bundle;
+mod check;
+mod complete;
+mod drain;
+mod explain;
+mod inventory;
+mod lists;
+mod map;
+mod plan;
+mod reach;
+mod release;
+mod render;
+mod running;
+mod show;
+mod status;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -58,9 +58,9 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use cadastre_core::inert;
 
-/// The result of a verb that did not fail.
+/// The result of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExitVerdict {
+pub(crate) enum ExitVerdict {
     /// Nothing to report; exit code 0
     Clean,
     /// There is something that a user should look at; exit code 2
@@ -98,7 +98,7 @@ pub struct Cli {
 
 /// Flags of all verbs, spelled as in kubectl.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Flags {
+pub(crate) struct Flags {
     /// Path of the kubeconfig file
     #[arg(long, global = true, help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
@@ -135,7 +135,7 @@ pub struct Flags {
 
 impl Flags {
     /// Returns the time limit of one request to the API server.
-    pub fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout.into())
     }
 }

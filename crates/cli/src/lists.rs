@@ -11,7 +11,7 @@ use cadastre_api::{
 
 /// The listed objects. A kind that the verb does not need has an empty list.
 #[derive(Clone, Debug)]
-pub struct ClusterLists {
+pub(crate) struct ClusterLists {
     /// All Nodes
     pub nodes: Vec<NodeLite>,
     /// All IPPools
@@ -40,7 +40,7 @@ pub(crate) type Readable<T> = Result<Vec<T>, String>;
 /// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always
 /// listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WantedKinds {
+pub(crate) enum WantedKinds {
     /// None of them
     NoPods,
     /// Pods of all namespaces

@@ -40,7 +40,7 @@ impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug> Listed fo
 
 /// A client of the API server, with the timeout and the page size of one command.
 #[derive(Clone)]
-pub struct ApiReach {
+pub(crate) struct ApiReach {
     /// The client itself, for requests that have no method here
     pub client: Client,
     /// The namespace of pods that are given by name alone
@@ -51,7 +51,7 @@ pub struct ApiReach {
 
 /// The outcome of a write that succeeds only at a given resourceVersion.
 #[derive(Debug, PartialEq, Eq)]
-pub enum WriteOutcome {
+pub(crate) enum WriteOutcome {
     /// The object is written.
     Done,
     /// The write was rejected, because the object has another version by now.
@@ -60,7 +60,7 @@ pub enum WriteOutcome {
 
 impl ApiReach {
     /// Configures a client from the kubeconfig and the flags, without a request to the API server.
-    pub async fn new(flags: &Flags) -> anyhow::Result<Self> {
+    pub(crate) async fn new(flags: &Flags) -> anyhow::Result<Self> {
         let options = client::Options {
             kubeconfig: flags.kubeconfig.clone(),
             context: flags.context.clone(),
@@ -93,7 +93,7 @@ impl ApiReach {
     /// Lists the objects that a verb needs.
     ///
     /// Pods are listed last. So a pod created meanwhile is found, and a pod deleted meanwhile is known to be gone.
-    pub async fn lists(&self, wanted: WantedKinds) -> anyhow::Result<ClusterLists> {
+    pub(crate) async fn lists(&self, wanted: WantedKinds) -> anyhow::Result<ClusterLists> {
         let progress = &mut ListProgress::new();
         let controller_lease = ListParams::default().fields(&format!("metadata.name={LEASE_NAME}"));
         let parts = ListParams::default().labels("app.kubernetes.io/name=cadastre");
@@ -171,12 +171,12 @@ impl ApiReach {
     }
 
     /// Reads the NodeSubnet of a node, not from a cache; `None` if there is none.
-    pub async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
+    pub(crate) async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
         self.get(name).await
     }
 
     /// Reads the NodeAddresses of a node, not from a cache; `None` if there is none.
-    pub async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
+    pub(crate) async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
         self.get(name).await
     }
 
@@ -189,7 +189,7 @@ impl ApiReach {
 
     /// Sets an annotation of a NodeSubnet, or removes it if `value` is `None`. Does nothing if the NodeSubnet no longer
     /// has this version.
-    pub async fn annotate(
+    pub(crate) async fn annotate(
         &self,
         name: &str,
         version: &str,
@@ -216,7 +216,7 @@ impl ApiReach {
     }
 
     /// Awaits one call for at most the time of `--request-timeout`.
-    pub async fn call<T>(
+    pub(crate) async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, CallError> {
@@ -233,7 +233,7 @@ impl ApiReach {
 
 /// Why a call failed.
 #[derive(Debug)]
-pub enum CallError {
+pub(crate) enum CallError {
     /// The API server answered with this error code and message.
     Api(u16, String),
     /// The API server did not answer within this time.
@@ -251,7 +251,7 @@ impl CallError {
     }
 
     /// Converts the error to an error of the command, which advises the user what to do. `what` names the resource.
-    pub fn into_error(self, what: &str) -> anyhow::Error {
+    pub(crate) fn into_error(self, what: &str) -> anyhow::Error {
         match self {
             CallError::Api(404, _) if what.ends_with("cadastre.dev") => anyhow!(
                 "the cluster has no {what}: install the CustomResourceDefinitions (cadastre crd | kubectl apply --server-side -f -), or choose another cluster with --context"

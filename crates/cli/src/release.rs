@@ -44,7 +44,7 @@ use cadastre_core::Addr;
   kubectl cadastre release --handle cbr0/0123456789ab
   kubectl cadastre check -o json > a.json; sleep 600; kubectl cadastre check -o json > b.json
   kubectl cadastre release --report a.json --report b.json")]
-pub struct ReleaseArgs {
+pub(crate) struct ReleaseArgs {
     /// Addresses to release
     #[arg(required_unless_present_any = ["handle", "report"])]
     addresses: Vec<String>,
@@ -80,21 +80,18 @@ const YOUNG: i64 = 60;
 /// The report of `release`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct ReleaseReport {
-    /// One entry for each address
     pub addresses: Vec<Released>,
 }
 
 /// The result for one address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Released {
-    /// The address as text
+pub(crate) struct Released {
     pub address: String,
     /// The node that has the address assigned; empty if no node lists it
     pub node: String,
     /// The pod to which the address was assigned, as `namespace/name`; may be empty
     pub pod: String,
-    /// Whether the address was released
     pub state: ReleaseState,
     /// The reason of the state, for users; may be empty
     pub why: String,
@@ -102,7 +99,7 @@ pub struct Released {
 
 /// The state of a request to release an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum ReleaseState {
+pub(crate) enum ReleaseState {
     /// The node has released it.
     Freed,
     /// The node still has the address. A request is written if one is needed.
@@ -115,8 +112,7 @@ pub enum ReleaseState {
 
 /// An address that may be released.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Target {
-    /// The address to release
+pub(crate) struct Target {
     pub addr: Addr,
     /// The node that has the address assigned
     pub node: String,
@@ -143,7 +139,7 @@ pub(crate) fn intersection(reports: &[CheckReport]) -> BTreeSet<Leak> {
 
 /// Returns what to request for an address. `Err`: the address must not be released, with the reason. `expected` is the
 /// leak to which the agent's entry must correspond, if the address is from a report.
-pub fn judge(
+pub(crate) fn judge(
     addr: Addr,
     expected: Option<&Leak>,
     force: bool,
@@ -223,7 +219,7 @@ fn no_pod(addr: Addr, entry: &AddressInUse) -> String {
 
 /// Returns the requests to write: those in the annotation that still apply, and those for the targets `more` that the
 /// node still has assigned.
-pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
+pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     for target in more.iter().filter(|it| it.is_assigned(subnet)) {
         if !target.uid.is_empty() && !target.superseded {
@@ -327,7 +323,7 @@ fn read_reports(paths: &[PathBuf]) -> anyhow::Result<Vec<CheckReport>> {
 }
 
 /// Runs `release`; [`ExitVerdict::Findings`] if an address was refused or is still in use.
-pub async fn exec(
+pub(crate) async fn exec(
     args: &ReleaseArgs,
     flags: &Flags,
     reach: &ApiReach,

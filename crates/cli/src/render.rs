@@ -12,7 +12,7 @@ use cadastre_core::inert;
 
 /// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
+pub(crate) enum Output {
     /// Table
     #[default]
     Table,
@@ -26,7 +26,7 @@ pub enum Output {
 
 /// How text for users is formatted.
 #[derive(Clone, Copy, Debug)]
-pub struct Style {
+pub(crate) struct Style {
     /// Whether to show all columns and rows
     pub wide: bool,
     /// Whether to use colours
@@ -38,7 +38,7 @@ pub struct Style {
 }
 
 /// The result of a verb, which can be printed in every output format.
-pub trait VerbReport: Serialize {
+pub(crate) trait VerbReport: Serialize {
     /// Whether the text has colours if the style allows them. Such a text is printed as it is, so `text` must make
     /// strings from objects inert.
     const COLOURED: bool = false;
@@ -164,11 +164,11 @@ impl Columns {
 
 /// Names and values, one per line.
 #[derive(Default)]
-pub struct FactLines(Vec<(String, String)>);
+pub(crate) struct FactLines(Vec<(String, String)>);
 
 impl FactLines {
     /// Adds a value, unless it is empty.
-    pub fn add(&mut self, name: &str, value: impl Into<String>) {
+    pub(crate) fn add(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
         if !value.is_empty() {
             self.0.push((name.to_owned(), value));
@@ -181,7 +181,7 @@ impl FactLines {
     }
 
     /// Formats the lines with aligned values.
-    pub fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         let widths = self.0.iter().map(|(name, _)| name.len() + 1);
         let width = widths.max().unwrap_or(0);
         let mut text = String::new();
@@ -211,14 +211,14 @@ pub(crate) fn joined<T: ToString>(all: &[T]) -> String {
 }
 
 /// Formats how long ago a time is, as kubectl does: `47s`, `12m`, `5h`, `3d`.
-pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
+pub(crate) fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     since.map_or(String::new(), |since| {
         span(now.duration_since(since).as_secs())
     })
 }
 
 /// Formats the time that is left until a moment, as in `in 5h`; `now` once the moment has come.
-pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
+pub(crate) fn left(until: Option<Timestamp>, now: Timestamp) -> String {
     match until {
         None => String::new(),
         Some(until) if until.duration_since(now).as_secs() <= 0 => "now".to_owned(),
@@ -227,7 +227,7 @@ pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
 }
 
 /// Formats the end of a quarantine: `over in 5m`, or `over` once it has passed. Empty if `until` is `None`.
-pub fn over(until: Option<Timestamp>, now: Timestamp) -> String {
+pub(crate) fn over(until: Option<Timestamp>, now: Timestamp) -> String {
     match until {
         None => String::new(),
         Some(until) if until <= now => "over".to_owned(),
@@ -246,7 +246,7 @@ fn span(seconds: i64) -> String {
 }
 
 /// Formats a number with its noun: `1 node`, `2 nodes`.
-pub fn count(number: usize, noun: &str) -> String {
+pub(crate) fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }

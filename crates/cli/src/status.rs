@@ -25,7 +25,7 @@ use cadastre_core::inert;
   kubectl cadastre status
   kubectl cadastre status --wait 120
   kubectl cadastre status -o json")]
-pub struct StatusArgs {
+pub(crate) struct StatusArgs {
     /// Retry until all is well, for at most this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=3600))]
     wait: u16,
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 /// Whether a part of Cadastre works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Health {
+pub(crate) enum Health {
     /// The part works.
     Ok,
     /// The part does not exist, perhaps on purpose.
@@ -49,24 +49,20 @@ pub enum Health {
 
 /// A part of Cadastre, and whether it works.
 #[derive(Clone, Debug, Serialize)]
-pub struct PartStatus {
-    /// The name of the part
+pub(crate) struct PartStatus {
     pub part: &'static str,
-    /// Whether the part works
     pub health: Health,
-    /// Details for users
     pub says: String,
 }
 
 /// The report of `status`.
 #[derive(Clone, Debug, Serialize)]
-pub struct StatusReport {
-    /// One entry for each part
+pub(crate) struct StatusReport {
     pub parts: Vec<PartStatus>,
 }
 
 /// Finds out whether each part works.
-pub fn status(inventory: &Inventory) -> StatusReport {
+pub(crate) fn status(inventory: &Inventory) -> StatusReport {
     let part = |part, (health, says)| PartStatus { part, health, says };
     StatusReport {
         parts: vec![
@@ -232,7 +228,7 @@ impl StatusReport {
 }
 
 /// Runs `status`; [`ExitVerdict::Findings`] if a part does not work.
-pub async fn exec(
+pub(crate) async fn exec(
     args: &StatusArgs,
     flags: &Flags,
     reach: &ApiReach,

@@ -38,7 +38,9 @@ fn address(addr: Addr, inventory: &Inventory, findings: &mut Findings) {
         .partition(|pod| is_mirror_elsewhere(pod, &covers));
     for pod in foreign {
         let on = pod.node.as_deref().unwrap_or("no node");
-        findings.add(Severity::Warning, "ForeignAddress",
+        findings.add(
+            Severity::Warning,
+            "ForeignAddress",
             &object,
             format!("mirror pod {} reports it, but it is in a range that {on} never had: this is ignored, as only the kubelet of {on} reports it", pod.name),
             format!("check that kubelet and the static pods of {on}"),
@@ -127,7 +129,9 @@ fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut
     let pod = inventory.pod_by_uid(pod_uid);
     if pod.is_some_and(|pod| !pod.finished) {
         if allocation.superseded && is_list_current(addr, inventory) {
-            findings.add(Severity::Warning, "SupersededAddress",
+            findings.add(
+                Severity::Warning,
+                "SupersededAddress",
                 object,
                 format!("node {node} still has it assigned to an earlier sandbox of pod {name}, which has a newer one"),
                 format!(
@@ -164,7 +168,7 @@ fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut
     });
 }
 
-/// Whether the agent's list is as recent as its counts of the blocks that contain the address.
+/// Whether the agent's list has as many addresses as the agent's status counts, in each block that contains the address.
 fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     inventory.covers(addr).iter().all(|cover| match cover {
         Cover::Block(entry) => inventory.is_list_current(entry),
@@ -205,7 +209,9 @@ fn unrecorded(
     };
     let node = cover.node();
     if **node != *on {
-        return findings.add(Severity::Warning, "ForeignAddress",
+        return findings.add(
+            Severity::Warning,
+            "ForeignAddress",
             object,
             format!("pod {name} on {on} uses it, and it is in a range of node {node}"),
             format!("delete the pod ({delete}), and make sure that nothing else assigns addresses on {on}"),
@@ -243,7 +249,9 @@ fn requests(inventory: &Inventory, findings: &mut Findings) {
         let gone = gone.filter(|(addr, handle)| !subnet.has_handle(*addr, handle));
         let old: Vec<&Addr> = release.chain(gone).map(|(addr, _)| addr).collect();
         if !old.is_empty() {
-            findings.add(Severity::Info, "OldRequest",
+            findings.add(
+                Severity::Info,
+                "OldRequest",
                 &object,
                 format!("its NodeSubnet still requests the release of {}, which it does not have in use", some(&old, 4)),
                 "nothing to do: the next kubectl cadastre release removes the request",

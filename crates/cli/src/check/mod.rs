@@ -30,7 +30,7 @@ use super::{ExitVerdict, Flags};
   kubectl cadastre check
   kubectl cadastre check -o json > report.json
   kubectl cadastre check --ignore PoolNearlyFull --severity critical")]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// Ignore findings with this code; may be repeated
     #[arg(long, value_name = "CODE")]
     ignore: Vec<String>,
@@ -49,7 +49,7 @@ pub struct CheckArgs {
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub(crate) enum Severity {
     /// Good to know; nothing has to be done
     Info,
     /// Something is lost or will go wrong: act in time
@@ -58,19 +58,18 @@ pub enum Severity {
     Critical,
 }
 
-/// Something that is wrong, or that users should know.
+/// A fault, or something that users should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Finding {
-    /// How urgent the finding is
+pub(crate) struct Finding {
     pub severity: Severity,
     /// The kind of finding; never renamed, so that programs can rely on it
     pub code: String,
     /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `address A`
     pub object: String,
-    /// What is wrong, for users
+    /// The fault
     pub message: String,
-    /// What the user should do
+    /// The user's next step
     pub advice: String,
     /// The leaked address; `None` for findings with another code than [`LEAKED`]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,8 +79,7 @@ pub struct Finding {
 /// An address in use whose pod is gone or has ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Leak {
-    /// The leaked address
+pub(crate) struct Leak {
     pub address: String,
     /// The node whose agent reports the address in use
     pub node: String,
@@ -99,7 +97,7 @@ pub(crate) const LEAKED: &str = "LeakedAddress";
 /// The findings of a check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CheckReport {
+pub(crate) struct CheckReport {
     /// When the objects were listed
     pub time: Timestamp,
     /// The version of kubectl-cadastre
@@ -113,18 +111,13 @@ pub struct CheckReport {
 /// The numbers of objects that were checked.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Checked {
-    /// Number of IPPools
+pub(crate) struct Checked {
     pub pools: usize,
-    /// Number of Nodes
     pub nodes: usize,
-    /// Number of NodeSubnets
     pub node_subnets: usize,
-    /// Number of IPAMBlocks
     pub blocks: usize,
     /// Number of addresses in use that agents report
     pub allocations: usize,
-    /// Number of pods
     pub pods: usize,
 }
 
@@ -165,7 +158,7 @@ impl Finding {
 }
 
 /// Runs all checks; findings are sorted by severity, the most severe first.
-pub fn check(inventory: &Inventory) -> CheckReport {
+pub(crate) fn check(inventory: &Inventory) -> CheckReport {
     let mut findings = Findings::default();
     ranges::check(inventory, &mut findings);
     addresses::check(inventory, &mut findings);
@@ -200,14 +193,14 @@ impl CheckReport {
     }
 
     /// Whether any finding is more severe than [`Severity::Info`].
-    pub fn is_bad(&self) -> bool {
+    pub(crate) fn is_bad(&self) -> bool {
         self.findings.iter().any(|it| it.severity > Severity::Info)
     }
 }
 
 /// Lists and checks the cluster. If anything looks wrong, lists and checks again after `settle`, and keeps only the
 /// findings of both passes.
-pub async fn check_twice(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
+pub(crate) async fn check_twice(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
     let first = check(&reach.inventory(WantedKinds::Pods).await?);
     if first.findings.is_empty() {
         return Ok(first);
@@ -218,7 +211,7 @@ pub async fn check_twice(reach: &ApiReach, settle: Duration) -> anyhow::Result<C
 }
 
 /// Runs `check`; [`ExitVerdict::Findings`] if a shown finding is a warning or critical.
-pub async fn exec(
+pub(crate) async fn exec(
     args: &CheckArgs,
     flags: &Flags,
     reach: &ApiReach,

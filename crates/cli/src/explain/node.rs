@@ -11,9 +11,9 @@ use cadastre_controller::cluster::objects::Node;
 use cadastre_controller::pools::PoolPhase;
 
 /// Explains a node, by a simulation of what the controller would do now. Fails if there is no node of this name.
-pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let node = inventory.node(name)?;
-    let asker = Requester {
+    let requester = Requester {
         node: &node.labels,
         pod: None,
         by_name: &[],
@@ -26,7 +26,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     for (mode, title) in kinds {
         let mut pools = inventory.registry.pools.iter();
         if pools.any(|pool| pool.allocation_mode == mode) {
-            let (_, lines) = choice(mode, &asker, inventory);
+            let (_, lines) = choice(mode, &requester, inventory);
             explanation.add(&format!("Pools for its {title}"), lines);
         }
     }

@@ -9,7 +9,7 @@ use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, POOLS_ANNOTATION};
 use cadastre_controller::cluster::objects::Node;
 
 /// Explains a pod. Fails if there is no pod of this name and no agent reports an address of it.
-pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let report = show::pod(name, inventory)?;
     let mut explanation = Explanation::about(format!("pod {name}"));
     let has = report.allocations.iter().map(|row| {
@@ -91,8 +91,8 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
 /// The pools that a pod may use, with the reasons.
 #[derive(Default)]
 struct Choice {
-    /// What the annotations of the pod and its namespace ask for, one line each
-    asks: Vec<String>,
+    /// One line for each annotation of the pod or its namespace that asks for pools or addresses
+    annotations: Vec<String>,
     /// The names of the pools that the pod may use, best first
     pools: Vec<String>,
     /// Why the pod may use these pools and no others, one line each
@@ -107,7 +107,7 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
     let by_name = own.or(by_namespace).into_iter();
     let by_name = by_name.flat_map(|text| text.split(',').map(str::trim));
     let by_name: Vec<&str> = by_name.collect();
-    let asker = Requester {
+    let requester = Requester {
         node: &node.labels,
         pod: Some(PodLabels {
             namespace: namespace.map_or(&[], |it| &it.labels),
@@ -115,21 +115,25 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
         }),
         by_name: &by_name,
     };
-    let mut asks = Vec::new();
+    let mut annotations = Vec::new();
     for name in [POOLS_ANNOTATION, ADDRESSES_ANNOTATION] {
         if let Some(value) = pod.meta.annotations.get(name) {
-            asks.push(format!("{name}: {value}"));
+            annotations.push(format!("{name}: {value}"));
         }
     }
     if let (None, Some(value)) = (own, by_namespace) {
-        asks.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
+        annotations.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
     }
-    let (pools, lines) = choice(AllocationMode::Blocks, &asker, inventory);
-    Choice { asks, pools, lines }
+    let (pools, lines) = choice(AllocationMode::Blocks, &requester, inventory);
+    Choice {
+        annotations,
+        pools,
+        lines,
+    }
 }
 
 fn serving(node: &Node, choice: Choice, inventory: &Inventory, explanation: &mut Explanation) {
-    explanation.add("It asks for", choice.asks);
+    explanation.add("It asks for", choice.annotations);
     explanation.add("Pools", choice.lines);
     let mut ranges = Vec::new();
     for pool in choice.pools {

@@ -10,7 +10,7 @@ use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
 
 /// Explains a pool. Fails if there is no pool of this name.
-pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let state = inventory.pool(name)?;
     let report = show::pool(name, inventory)?;
     let mut explanation = Explanation::about(format!("pool {name}"));

@@ -21,7 +21,7 @@ use cadastre_core::Family;
 /// The report of `plan`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PlanReport {
+pub(crate) struct PlanReport {
     /// The changes, one line for each
     pub supposed: Vec<String>,
     /// Whether the changes fit: no further node would wait, each added node gets a range, each changed pool allocates
@@ -48,7 +48,7 @@ pub struct PlanReport {
 /// How many of the added nodes get ranges.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NewNodes {
+pub(crate) struct NewNodes {
     /// All added nodes
     pub asked: usize,
     /// Added nodes that get everything they need
@@ -62,8 +62,7 @@ pub struct NewNodes {
 
 /// A node that would wait after the changes.
 #[derive(Debug, Serialize)]
-pub struct WaitingNode {
-    /// The name of the node
+pub(crate) struct WaitingNode {
     pub node: String,
     /// The controller's messages about the node
     pub why: String,
@@ -72,8 +71,7 @@ pub struct WaitingNode {
 /// The counts of a pool for one family, before and after the changes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolPlan {
-    /// The name of the pool
+pub(crate) struct PoolPlan {
     pub pool: String,
     /// IPv4 or IPv6
     pub family: String,
@@ -95,14 +93,13 @@ pub struct PoolPlan {
 /// A block or podCIDR that the changes affect.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AffectedObject {
+pub(crate) struct AffectedObject {
     /// The node that has the range
     pub node: String,
-    /// The range as a CIDR
     pub range: String,
     /// How many addresses of the range are in use
     pub used: u64,
-    /// What would happen to the range, for users
+    /// The effect of the changes on the range
     pub what: String,
 }
 

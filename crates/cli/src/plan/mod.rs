@@ -22,7 +22,7 @@ use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::node_balance::must_leave;
 use cadastre_core::{Cidr, Family};
 
-pub use judge::PlanReport;
+pub(crate) use judge::PlanReport;
 
 /// Show what would happen if nodes were added, a pool changed or deleted, or a range drained
 ///
@@ -34,7 +34,7 @@ pub use judge::PlanReport;
   kubectl cadastre plan --pool-change pool.yaml
   kubectl cadastre plan --delete-pool old --add-nodes 10
   kubectl cadastre plan --drain-cidr 10.250.0.0/16")]
-pub struct PlanArgs {
+pub(crate) struct PlanArgs {
     /// Number of nodes to add
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub add_nodes: usize,
@@ -75,7 +75,7 @@ fn cidr(text: &str) -> Result<Cidr, String> {
 
 /// Applies the changes to a copy of the lists, simulates the controller before and after, and compares the results.
 /// Fails if a change is not possible, for example if no pool contains a range to drain.
-pub fn plan(
+pub(crate) fn plan(
     lists: &ClusterLists,
     changes: &PlanArgs,
     now: Timestamp,
@@ -164,7 +164,11 @@ fn raise_demand(
 }
 
 /// Runs `plan`; [`ExitVerdict::Findings`] if the changes do not fit.
-pub async fn exec(args: &PlanArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
+pub(crate) async fn exec(
+    args: &PlanArgs,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let mut changes = args.clone();
     for path in &args.pool_change {
         let text = if path.as_os_str() == "-" {

@@ -78,12 +78,14 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
     };
     for (node, reason) in podcidrs.waiting_nodes() {
         if let WaitReason::Barred { pools } | WaitReason::Full { pools } = reason {
-            pools.iter().for_each(|pool| wait(pool, node));
+            for pool in pools {
+                wait(pool, node);
+            }
         }
     }
-    demand
-        .waiting_nodes()
-        .for_each(|(pool, node)| wait(pool, node));
+    for (pool, node) in demand.waiting_nodes() {
+        wait(pool, node);
+    }
     let of_node = |it: &EventRecord| it.warning && it.about.kind == ObjectKind::Node;
     let mut notes: BTreeMap<NodeName, Vec<String>> = BTreeMap::new();
     for report in reports.into_iter().filter(of_node) {

@@ -11,21 +11,18 @@ use cadastre_core::Cidr;
 
 /// The report of `show nodes`.
 #[derive(Debug, Serialize)]
-pub struct NodesReport {
-    /// One row for each node
+pub(crate) struct NodesReport {
     pub nodes: Vec<NodeRow>,
 }
 
 /// A node, its ranges, and how many of its addresses are in use.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeRow {
-    /// The name of the Node
+pub(crate) struct NodeRow {
     pub node: String,
     /// `node.spec.podCIDRs`
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<Cidr>,
-    /// The number of the node's blocks
     pub blocks: usize,
     /// The pools to which the node's ranges belong
     pub pools: Vec<String>,
@@ -40,12 +37,11 @@ pub struct NodeRow {
     /// The state of the agent's pod: `Ready`, `Starting`, `NotReady` or `None`; absent if pods cannot be read
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_pod: Option<String>,
-    /// The UID of the Node
     pub uid: String,
 }
 
 /// Returns the report about all nodes.
-pub fn nodes(inventory: &Inventory) -> NodesReport {
+pub(crate) fn nodes(inventory: &Inventory) -> NodesReport {
     let nodes = inventory.cache.nodes.iter();
     NodesReport {
         nodes: nodes.map(|node| NodeRow::of(node, inventory)).collect(),
@@ -138,7 +134,7 @@ impl VerbReport for NodesReport {
 /// The report of `show node`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeReport {
+pub(crate) struct NodeReport {
     /// The same row as in the list of nodes; `None` if the node is gone and only ranges in quarantine are left
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRow>,
@@ -156,15 +152,14 @@ pub struct NodeReport {
 /// A podCIDR in quarantine.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct QuarantinedRange {
-    /// The range as a CIDR
+pub(crate) struct QuarantinedRange {
     pub cidr: Cidr,
     /// The earliest end of the quarantine
     pub until: jiff::Timestamp,
 }
 
 /// Returns the report about a node, or about the ranges in quarantine of a deleted one. Fails if there is neither.
-pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
+pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     let registry = &inventory.registry;
     let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);
     let blocks: Vec<BlockRow> = blocks.map(|it| BlockRow::of(it, inventory)).collect();

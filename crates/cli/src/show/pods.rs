@@ -12,8 +12,7 @@ use cadastre_core::Addr;
 /// An address in use, as an agent reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AllocationRow {
-    /// The address in use
+pub(crate) struct AllocationRow {
     pub address: Addr,
     /// What the address is: normally `InUse`
     pub state: AddressState,
@@ -30,7 +29,6 @@ pub struct AllocationRow {
     /// The UID of the pod; empty if the agent does not know it
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// The name of the interface in the pod
     pub interface: String,
     /// The network's name and the container id: `network/containerID`
     pub handle: String,
@@ -107,7 +105,7 @@ pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> Str
 /// A pod and its addresses, or the addresses with a handle.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PodReport {
+pub(crate) struct PodReport {
     /// `namespace/name`; empty if the report is about a handle
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod: String,
@@ -132,7 +130,7 @@ pub struct PodReport {
 }
 
 /// Returns what is known about a pod. Fails if the pod does not exist and no agent reports an address of it.
-pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
+pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let found = inventory.pod(name);
     let uid = found.map_or("", |pod| pod.uid.as_str());
     let is_of_pod = |entry: &AddressInUse| {
@@ -161,7 +159,7 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
 
 /// Finds addresses by the beginning of their handle, or by at least 6 characters of the container id's beginning. Fails
 /// if there are none.
-pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
+pub(crate) fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let has_handle = |entry: &AddressInUse| {
         let handle = entry.allocation.handle.as_str();
         let mut parts = handle.split(['/', ':', '.']);

@@ -17,7 +17,7 @@ use cadastre_core::{Cidr, Family};
 
 /// The report of `show pools`.
 #[derive(Debug, Serialize)]
-pub struct PoolsReport {
+pub(crate) struct PoolsReport {
     /// One row for each pool and family
     pub pools: Vec<PoolRow>,
 }
@@ -25,8 +25,7 @@ pub struct PoolsReport {
 /// One family of a pool, counted from the blocks and nodes as they are.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolRow {
-    /// The name of the pool
+pub(crate) struct PoolRow {
     pub pool: String,
     /// Blocks or NodeCIDR
     pub allocation_mode: AllocationMode,
@@ -46,7 +45,7 @@ pub struct PoolRow {
 }
 
 /// Returns the report about all pools.
-pub fn pools(inventory: &Inventory) -> PoolsReport {
+pub(crate) fn pools(inventory: &Inventory) -> PoolsReport {
     let totals = totals(&inventory.cache, &inventory.registry);
     let states = inventory.registry.pools.iter();
     PoolsReport {
@@ -150,12 +149,10 @@ impl PoolRow {
 /// The report of `show pool`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolReport {
-    /// The name of the pool
+pub(crate) struct PoolReport {
     pub pool: String,
     /// Whether the pool allocates, or why not
     pub standing: String,
-    /// One row for each family
     pub families: Vec<PoolRow>,
     /// The conditions in the pool's status that report a fault
     pub conditions: Vec<String>,
@@ -166,8 +163,7 @@ pub struct PoolReport {
 /// The ranges of a pool that one node has, or had before the quarantine.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolHolder {
-    /// The name of the node
+pub(crate) struct PoolHolder {
     pub node: String,
     /// Whether the node was deleted, so that its ranges are in quarantine
     pub quarantined: bool,
@@ -178,7 +174,7 @@ pub struct PoolHolder {
 }
 
 /// Returns the report about a pool. Fails if there is no such pool.
-pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
+pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
     let state = inventory.pool(name)?;
     let totals = totals(&inventory.cache, &inventory.registry);
     let status = inventory.pool_status(name);
