@@ -40,7 +40,8 @@ pub(crate) fn cidr(text: &str) -> Cidr {
     Cidr::parse_strict(text).unwrap()
 }
 
-/// Returns a time of a metadata field.
+/// Returns a time as the value of a metadata field.
+#[expect(clippy::unnecessary_wraps, reason = "the fields are optional")]
 fn time(text: &str) -> Option<Time> {
     Some(Time(text.parse().unwrap()))
 }
@@ -213,15 +214,15 @@ impl Cluster {
         let uid = format!("node-{node}");
         let subnet = json!({
             "metadata": {"name": node, "uid": format!("subnet-{node}"), "resourceVersion": version},
-            "spec": {"nodeUID": uid, "blocks": Vec::from_iter(listed)},
+            "spec": {"nodeUID": uid, "blocks": listed.collect::<Vec<_>>()},
             "status": {
-                "nodeUID": uid, "blocks": Vec::from_iter(counted), "agent": {"version": "0.1.0"},
+                "nodeUID": uid, "blocks": counted.collect::<Vec<_>>(), "agent": {"version": "0.1.0"},
             },
         });
         let list = json!({
             "metadata": {"name": node, "uid": format!("addresses-{node}"), "resourceVersion": version},
             "spec": {
-                "nodeUID": uid, "bootID": "boot", "asOf": "2026-11-21T11:58:00Z", "addresses": Vec::from_iter(entries),
+                "nodeUID": uid, "bootID": "boot", "asOf": "2026-11-21T11:58:00Z", "addresses": entries.collect::<Vec<_>>(),
             },
         });
         let list = serde_json::from_value(list).unwrap();

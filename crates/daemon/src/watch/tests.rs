@@ -287,7 +287,11 @@ async fn an_expired_version_causes_a_relist() {
 #[test]
 fn pauses_grow_to_their_limit_and_differ_by_seed() {
     let (first, longest) = (Duration::from_millis(200), Duration::from_secs(20));
-    let pauses = |seed| Vec::from_iter(Pauses::new(first, longest, seed).take(12));
+    let pauses = |seed| {
+        Pauses::new(first, longest, seed)
+            .take(12)
+            .collect::<Vec<_>>()
+    };
     let (one, other) = (pauses(3), pauses(5));
     assert!(one[0] <= Duration::from_millis(300));
     assert!(one.iter().all(|it| *it <= longest * 3 / 2));
