@@ -246,7 +246,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     };
     let client = client::connect(&reach, http).await?;
     if let Some(review) = review {
-        review.by(client.clone());
+        review.set_client(client.clone());
     }
     let events = Events::start(client.clone(), metrics.clone());
     let ledger = LedgerClient::closed(STARTING);

@@ -194,7 +194,7 @@ async fn serve(
     };
     let client = client::connect(&reach, http).await?;
     if let Some(review) = review {
-        review.by(client.clone());
+        review.set_client(client.clone());
     }
     tokio::spawn({
         let client = client.clone();

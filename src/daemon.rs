@@ -1,4 +1,4 @@
-//! What the controller and the agent share: start, admin port, signals for shutdown.
+//! Code that controller and agent share: start, admin port, signals for shutdown.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -59,7 +59,7 @@ pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
-    /// Decides who may read /metrics. Needs a client (`AccessReview::by`) before it can decide.
+    /// Decides who may read /metrics. Needs a client (`AccessReview::set_client`) before it can decide.
     pub review: Option<AccessReview>,
     pub task: JoinHandle<Infallible>,
 }
@@ -84,7 +84,7 @@ impl AdminPort {
         let tls = files
             .map(|(cert, key)| TlsFiles::open(cert, key))
             .transpose()?;
-        let review = guard.metrics_auth.then(AccessReview::new);
+        let review = guard.metrics_auth.then(AccessReview::default);
         let listener = listen(address, "--admin-address").await?;
         let probes = match guard.probe_address {
             Some(address) => Some(listen(address, "--probe-address").await?),

@@ -5,16 +5,16 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::inventory::{Cover, Inventory, PodFact};
+use super::inventory::{AddressInUse, Cover, Inventory, PodFact};
 use super::render::{FactLines, Style, VerbReport, age, over};
 use cadastre_api::node_allocation;
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
-/// What an address is when the objects are listed.
+/// The state of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum AddressState {
+pub(crate) enum AddressState {
     /// An agent reports the address in use by a pod that exists and has not ended.
     InUse,
     /// An agent reports the address in use by a pod that is gone or has ended. The address is leaked, or about to be
@@ -84,13 +84,11 @@ impl AddressState {
     }
 }
 
-/// All that is known about an address, as `kubectl cadastre show ip` prints it.
+/// The report of `show ip`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AddressReport {
-    /// The address that was looked up
+pub(crate) struct AddressReport {
     pub address: Addr,
-    /// What the address is
     pub state: AddressState,
     /// The pool that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,7 +99,7 @@ pub struct AddressReport {
     /// Larger ranges that contain the address as well: normally none
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
-    /// What agents report about the address in use: normally at most one entry
+    /// The agents' entries for the address: normally at most one
     pub holders: Vec<AddressHolder>,
     /// The pods that report the address in their status, as `namespace/name`
     pub pods: Vec<String>,
@@ -113,8 +111,7 @@ pub struct AddressReport {
 /// A range of a node, and how many of its addresses are used.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RangeFact {
-    /// The range as a CIDR
+pub(crate) struct RangeFact {
     pub cidr: Cidr,
     /// `Block` or `PodCIDR`
     pub kind: &'static str,
@@ -142,7 +139,7 @@ pub struct RangeFact {
 /// A user of an address, as an agent reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AddressHolder {
+pub(crate) struct AddressHolder {
     /// The node whose agent reports the address
     pub node: String,
     /// The pod as `namespace/name`; empty if the agent does not know it
@@ -163,46 +160,37 @@ pub struct AddressHolder {
     pub since: Option<Timestamp>,
 }
 
-/// Finds out what an address is and who uses it.
-pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
+pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let range = Cidr::host(addr);
     let pool = inventory.registry.pools.of(&range);
-    let mut ranges: Vec<RangeFact> = inventory
-        .covers(addr)
-        .iter()
-        .map(|cover| RangeFact::of(cover, inventory))
-        .collect();
+    let covers = inventory.covers(addr);
+    let ranges = covers.iter().map(|cover| RangeFact::of(cover, inventory));
+    let mut ranges: Vec<RangeFact> = ranges.collect();
     // `covers` returns the widest range first, so the last one is the smallest.
     let own = ranges.pop();
-    let held = inventory.in_use_at(addr).iter();
-    let holders: Vec<AddressHolder> = held
-        .map(|held| AddressHolder::of(held, inventory))
-        .collect();
-    let pods: Vec<&str> = inventory
-        .pods_at(addr)
-        .map(|pod| pod.name.as_str())
-        .collect();
+    let holders = inventory.in_use_at(addr).iter();
+    let holders = holders.map(|entry| AddressHolder::of(entry, inventory));
+    let holders: Vec<AddressHolder> = holders.collect();
+    let pods: Vec<&PodFact> = inventory.pods_at(addr).collect();
     let nodes = inventory.cache.nodes.iter();
     let nodes = nodes.filter(|node| node.addresses.contains(&addr));
     let nodes: Vec<String> = nodes.map(|node| node.name.to_string()).collect();
     let services = inventory.cache.services.iter();
-    let is_service = services
-        .flat_map(|it| &it.cidrs)
-        .any(|cidr| cidr.contains_addr(addr));
+    let mut services = services.flat_map(|it| &it.cidrs);
+    let is_service = services.any(|cidr| cidr.contains_addr(addr));
     let reserved = pool.is_some_and(|pool| pool.space.is_blocked(&range));
     let on_request =
         pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
-    // The agent may not know the pod's UID, so the name is compared then.
+    // Where the agent does not know the pod's UID, the pod's name is compared.
     let is_of = |holder: &AddressHolder, pod: &PodFact| match holder.pod_uid.as_str() {
         "" => holder.pod == pod.name,
         uid => PodUid::read(uid) == PodUid::read(&pod.uid),
     };
-    let others = inventory.pods_at(addr);
-    let others = others.filter(|pod| !holders.iter().any(|it| is_of(it, pod)));
-    let known = holders
-        .iter()
-        .filter(|it| it.lives || it.pod_uid.is_empty());
-    let users = others.count() + known.count();
+    let unrecorded = pods.iter();
+    let unrecorded = unrecorded.filter(|pod| !holders.iter().any(|it| is_of(it, pod)));
+    let recorded = holders.iter();
+    let recorded = recorded.filter(|it| it.lives || it.pod_uid.is_empty());
+    let users = unrecorded.count() + recorded.count();
     let state = if users > 1 || pods.len() > 1 || holders.len() > 1 {
         AddressState::Duplicate
     } else if let Some(holder) = holders.first() {
@@ -243,7 +231,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         range: own,
         more_ranges: ranges,
         holders,
-        pods: pods.into_iter().map(str::to_owned).collect(),
+        pods: pods.iter().map(|pod| pod.name.clone()).collect(),
         nodes,
     }
 }
@@ -257,10 +245,8 @@ fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressS
     let block = allocation.blocks.iter().find(|it| it.cidr == range.cidr)?;
     let pool = allocation.pools.iter().find(|it| it.name == block.pool);
     let usable = usable(block.cidr, pool);
-    let never = usable.excluded.iter();
-    never
-        .map(|span| span.first()..=span.last())
-        .find(|it| it.contains(&addr))?;
+    let mut excluded = usable.excluded.iter();
+    excluded.find(|span| (span.first()..=span.last()).contains(&addr))?;
     Some(match addr {
         _ if usable.gateway == Some(addr) => AddressState::Gateway,
         addr if addr == block.cidr.first() => AddressState::Network,
@@ -273,11 +259,11 @@ const POD_CIDR: &str = "PodCIDR";
 
 impl RangeFact {
     pub(crate) fn of(cover: &Cover, inventory: &Inventory) -> Self {
-        let plain = |cidr: &Cidr, kind, node: &str| RangeFact {
+        let range = |cidr: &Cidr, kind| RangeFact {
             cidr: *cidr,
             kind,
-            node: node.to_owned(),
-            quarantined: false,
+            node: cover.node().to_string(),
+            quarantined: cover.is_quarantined(),
             since: None,
             until: None,
             used: None,
@@ -286,22 +272,20 @@ impl RangeFact {
         };
         match cover {
             Cover::Block(entry) => {
-                let word = inventory.block_status(entry);
+                let status = inventory.block_status(entry);
                 RangeFact {
-                    quarantined: entry.owner.quarantined,
                     since: Some(entry.since),
                     until: entry.until,
-                    used: word.map(|word| word.used),
-                    cooling: word.map(|word| word.cooling),
-                    free: word.map(|word| word.free),
-                    ..plain(&entry.cidr, BLOCK, &entry.owner.name)
+                    used: status.map(|it| it.used),
+                    cooling: status.map(|it| it.cooling),
+                    free: status.map(|it| it.free),
+                    ..range(&entry.cidr, BLOCK)
                 }
             }
-            Cover::PodCidr(cidr, node) => plain(cidr, POD_CIDR, node),
-            Cover::Rest(cidr, node, until) => RangeFact {
-                quarantined: true,
+            Cover::PodCidr(cidr, _) => range(cidr, POD_CIDR),
+            Cover::QuarantinedPodCidr(cidr, _, until) => RangeFact {
                 until: Some(*until),
-                ..plain(cidr, POD_CIDR, node)
+                ..range(cidr, POD_CIDR)
             },
         }
     }
@@ -315,15 +299,14 @@ impl RangeFact {
         let mut text = self.kind.to_owned();
         if self.quarantined {
             let _ = write!(text, " in quarantine, was node {}'s", self.node);
-            let over = over(self.until, style.now);
-            if !over.is_empty() {
-                let _ = write!(text, ", {over}");
+            if self.until.is_some() {
+                let _ = write!(text, ", {}", over(self.until, style.now));
             }
         } else {
             let _ = write!(text, " of node {}", self.node);
         }
-        if let Some(since) = self.since {
-            let _ = write!(text, ", since {}", age(Some(since), style.now));
+        if self.since.is_some() {
+            let _ = write!(text, ", since {}", age(self.since, style.now));
         }
         if let (Some(used), Some(cooling), Some(free)) = (self.used, self.cooling, self.free) {
             let _ = write!(text, " ({used} used, {cooling} cooling, {free} free)");
@@ -333,25 +316,24 @@ impl RangeFact {
 }
 
 impl AddressHolder {
-    fn of(held: &super::inventory::AddressInUse, inventory: &Inventory) -> Self {
-        let allocation = &held.allocation;
-        let pod = Some(allocation.pod_uid.as_str()).filter(|uid| !uid.is_empty());
-        let pod = pod.and_then(|uid| inventory.pod_by_uid(uid));
+    fn of(entry: &AddressInUse, inventory: &Inventory) -> Self {
+        let allocation = entry.allocation.clone();
+        let pod = inventory.pod_by_uid(&allocation.pod_uid);
+        let lives = pod.is_some_and(|pod| !pod.finished);
         AddressHolder {
-            node: held.node.to_string(),
-            pod: allocation.pod.clone(),
-            pod_uid: allocation.pod_uid.clone(),
-            lives: pod.is_some_and(|pod| !pod.finished),
+            node: entry.node.to_string(),
+            pod: allocation.pod,
+            lives: lives && !allocation.pod_uid.is_empty(),
+            pod_uid: allocation.pod_uid,
             superseded: allocation.superseded,
-            handle: allocation.handle.clone(),
-            interface: allocation.interface.clone(),
+            handle: allocation.handle,
+            interface: allocation.interface,
             since: allocation.since,
         }
     }
 }
 
 impl AddressReport {
-    /// Returns the lines of the report, each with the name of a value.
     pub(crate) fn facts(&self, style: &Style) -> FactLines {
         let mut facts = FactLines::default();
         facts.add("Address", self.address.to_string());

@@ -31,14 +31,23 @@ use cadastre_core::inert;
 #[command(after_help = "Examples:
   kubectl cadastre support-bundle
   kubectl cadastre support-bundle --dir bundle && tar czf bundle.tar.gz bundle")]
-pub struct BundleArgs {
+pub(crate) struct BundleArgs {
     /// Folder to create, which must not exist yet; by default cadastre-support-TIME
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// The label selector of the workloads of Cadastre itself.
-const OURS: &str = "app.kubernetes.io/name=cadastre";
+/// The label selector of the workloads of Cadastre itself, as part of a URL.
+const OWN_WORKLOADS: &str = "labelSelector=app.kubernetes.io/name%3Dcadastre";
+
+/// A list to collect: the name of the file, the path of the request, the parts of an object that are kept, and which
+/// objects are kept.
+type ListFile = (
+    &'static str,
+    String,
+    fn(&Value) -> Value,
+    fn(&Value) -> bool,
+);
 
 struct Bundle<'a> {
     dir: &'a Path,
@@ -47,18 +56,18 @@ struct Bundle<'a> {
 }
 
 /// Runs `support-bundle`: creates the folder, and prints its `README.txt`.
-pub async fn exec(args: &BundleArgs, _: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
+pub(crate) async fn exec(
+    args: &BundleArgs,
+    _: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let now = Timestamp::now();
     let stamp = now.strftime("%Y%m%dT%H%M%SZ");
-    let dir = args
-        .dir
-        .clone()
-        .unwrap_or_else(|| format!("cadastre-support-{stamp}").into());
+    let dir = args.dir.clone();
+    let dir = dir.unwrap_or_else(|| format!("cadastre-support-{stamp}").into());
+    let shown = dir.display();
     fs::create_dir(&dir).with_context(|| {
-        format!(
-            "cannot create {}: choose another --dir, which must not exist yet",
-            dir.display()
-        )
+        format!("cannot create {shown}: choose another --dir, which must not exist yet")
     })?;
     let mut bundle = Bundle {
         dir: &dir,
@@ -76,63 +85,63 @@ pub async fn exec(args: &BundleArgs, _: &Flags, reach: &ApiReach) -> anyhow::Res
     write!(out, "{}", inert::lines(&readme))?;
     writeln!(
         out,
-        "\nIt is in {}. Review it before you send it: it contains names of nodes and pods, and addresses.",
-        dir.display()
+        "\nIt is in {shown}. Review it before you send it: it contains names of nodes and pods, and addresses."
     )?;
     Ok(ExitVerdict::Clean)
 }
 
 impl Bundle<'_> {
     async fn collect(&mut self) -> anyhow::Result<()> {
-        let ours = format!("/apis/{GROUP}/{VERSION}");
-        let whole = |item: &Value| cleaned(item);
-        self.list("ippools.json", &format!("{ours}/ippools"), whole)
-            .await?;
-        self.list("nodesubnets.json", &format!("{ours}/nodesubnets"), whole)
-            .await?;
-        self.list(
-            "nodeaddresses.json",
-            &format!("{ours}/nodeaddresses"),
-            whole,
-        )
-        .await?;
-        self.list("ipamblocks.json", &format!("{ours}/ipamblocks"), whole)
-            .await?;
-        self.list("nodes.json", "/api/v1/nodes", node).await?;
-        self.list("pods.json", "/api/v1/pods", pod).await?;
-        self.list(
-            "servicecidrs.json",
-            "/apis/networking.k8s.io/v1/servicecidrs",
-            whole,
-        )
-        .await?;
-        let events = "/apis/events.k8s.io/v1/events";
-        self.some("events.json", events, whole, |it| {
-            is_ours(&it["reportingController"])
-        })
-        .await?;
-        let leases = "/apis/coordination.k8s.io/v1/leases";
-        let lease = |it: &Value| {
-            it["metadata"]["name"]
-                .as_str()
-                .is_some_and(|it| it.contains("cadastre"))
-        };
-        self.some("leases.json", leases, whole, lease).await?;
-        let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        let crd = |it: &Value| it["spec"]["group"] == GROUP;
-        self.some("crds.json", crds, versions, crd).await?;
-        for kind in ["deployments", "daemonsets"] {
-            let path = format!(
-                "/apis/apps/v1/{kind}?labelSelector={}",
-                OURS.replace('=', "%3D")
-            );
-            self.list(&format!("{kind}.json"), &path, workload).await?;
+        let own = |kind: &str| format!("/apis/{GROUP}/{VERSION}/{kind}");
+        let apps = |kind: &str| format!("/apis/apps/v1/{kind}?{OWN_WORKLOADS}");
+        let of = |path: &str| path.to_owned();
+        let crds = of("/apis/apiextensions.k8s.io/v1/customresourcedefinitions");
+        let all = |_: &Value| true;
+        let lists: [ListFile; 12] = [
+            ("ippools.json", own("ippools"), cleaned, all),
+            ("nodesubnets.json", own("nodesubnets"), cleaned, all),
+            ("nodeaddresses.json", own("nodeaddresses"), cleaned, all),
+            ("ipamblocks.json", own("ipamblocks"), cleaned, all),
+            ("nodes.json", of("/api/v1/nodes"), node, all),
+            ("pods.json", of("/api/v1/pods"), pod, all),
+            (
+                "servicecidrs.json",
+                of("/apis/networking.k8s.io/v1/servicecidrs"),
+                cleaned,
+                all,
+            ),
+            (
+                "events.json",
+                of("/apis/events.k8s.io/v1/events"),
+                cleaned,
+                is_own_event,
+            ),
+            (
+                "leases.json",
+                of("/apis/coordination.k8s.io/v1/leases"),
+                cleaned,
+                is_own_lease,
+            ),
+            ("crds.json", crds, versions, |it| {
+                it["spec"]["group"] == GROUP
+            }),
+            ("deployments.json", apps("deployments"), workload, all),
+            ("daemonsets.json", apps("daemonsets"), workload, all),
+        ];
+        for (file, path, keep, is_kept) in lists {
+            match self.pages(&path).await {
+                Ok(mut items) => {
+                    items.retain(is_kept);
+                    self.write(file, &items.iter().map(keep).collect())?;
+                }
+                Err(why) => self.missing(file, &why),
+            }
         }
         match self.get("/version").await {
             Ok(version) => self.write("server.json", &version)?,
             Err(why) => self.missing("server.json", &why),
         }
-        match self.reach.lists(WantedKinds::PODS).await {
+        match self.reach.lists(WantedKinds::Pods).await {
             Ok(lists) => {
                 let report = check::check(&Inventory::new(&lists, Timestamp::now()));
                 self.write("check.json", &serde_json::to_value(report)?)?;
@@ -145,15 +154,12 @@ impl Bundle<'_> {
     /// Reads the metrics of Cadastre's pods through the API server's proxy. What cannot be read is noted in
     /// `README.txt`.
     async fn metrics(&mut self) -> anyhow::Result<()> {
-        let path = format!("/api/v1/pods?labelSelector={}", OURS.replace('=', "%3D"));
-        let pods = match self.pages(&path).await {
-            Ok(pods) => pods,
-            Err(why) => {
-                self.missing("metrics", &why);
-                return Ok(());
-            }
-        };
-        for pod in pods {
+        let path = format!("/api/v1/pods?{OWN_WORKLOADS}");
+        let pods = self.pages(&path).await;
+        if let Err(why) = &pods {
+            self.missing("metrics", why);
+        }
+        for pod in pods.unwrap_or_default() {
             let meta = &pod["metadata"];
             let (Some(namespace), Some(name)) = (meta["namespace"].as_str(), meta["name"].as_str())
             else {
@@ -176,51 +182,18 @@ impl Bundle<'_> {
         Ok(())
     }
 
-    async fn list(
-        &mut self,
-        file: &str,
-        path: &str,
-        keep: impl Fn(&Value) -> Value,
-    ) -> anyhow::Result<()> {
-        self.some(file, path, keep, |_| true).await
-    }
-
-    async fn some(
-        &mut self,
-        file: &str,
-        path: &str,
-        keep: impl Fn(&Value) -> Value,
-        which: impl Fn(&Value) -> bool,
-    ) -> anyhow::Result<()> {
-        match self.pages(path).await {
-            Ok(items) => {
-                let items: Vec<Value> = items.iter().filter(|it| which(it)).map(keep).collect();
-                self.write(file, &Value::Array(items))
-            }
-            Err(why) => {
-                self.missing(file, &why);
-                Ok(())
-            }
-        }
-    }
-
     /// Reads all pages of a list.
     async fn pages(&self, path: &str) -> Result<Vec<Value>, String> {
         let mut items = Vec::new();
         let mut token = String::new();
         let mark = if path.contains('?') { '&' } else { '?' };
         loop {
-            let more = if token.is_empty() {
-                String::new()
-            } else {
-                format!("&continue={token}")
-            };
-            let mut page = self.get(&format!("{path}{mark}limit=500{more}")).await?;
+            let mut page = self.get(&format!("{path}{mark}limit=500{token}")).await?;
             if let Value::Array(more) = page["items"].take() {
                 items.extend(more);
             }
             match page["metadata"]["continue"].as_str() {
-                Some(next) if !next.is_empty() => next.clone_into(&mut token),
+                Some(next) if !next.is_empty() => token = format!("&continue={next}"),
                 _ => return Ok(items),
             }
         }
@@ -235,20 +208,17 @@ impl Bundle<'_> {
         let request = Request::get(path)
             .body(Vec::new())
             .map_err(|error| error.to_string())?;
-        let answer = self
-            .reach
-            .call(self.reach.client.request_text(request))
-            .await;
-        answer.map_err(|trouble| trouble.into_error(path).to_string())
+        let text = self.reach.client.request_text(request);
+        let answer = self.reach.call(text).await;
+        answer.map_err(|error| error.into_error(path).to_string())
     }
 
     fn write(&mut self, file: &str, value: &Value) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(value)?;
         fs::write(self.dir.join(file), text + "\n")
             .with_context(|| format!("{file} cannot be written"))?;
-        let count = value
-            .as_array()
-            .map_or(String::new(), |items| format!(": {}", items.len()));
+        let items = value.as_array();
+        let count = items.map_or(String::new(), |items| format!(": {}", items.len()));
         let _ = writeln!(self.readme, "{file}{count}");
         Ok(())
     }
@@ -258,8 +228,14 @@ impl Bundle<'_> {
     }
 }
 
-fn is_ours(controller: &Value) -> bool {
+fn is_own_event(event: &Value) -> bool {
+    let controller = &event["reportingController"];
     controller == FIELD_MANAGER || controller == AGENT_MANAGER
+}
+
+fn is_own_lease(lease: &Value) -> bool {
+    let name = lease["metadata"]["name"].as_str();
+    name.is_some_and(|it| it.contains("cadastre"))
 }
 
 /// Returns a copy of an object, without managed fields and the last-applied configuration.
@@ -276,8 +252,7 @@ fn cleaned(item: &Value) -> Value {
 
 /// Returns the parts of the metadata that are kept of an object that is not Cadastre's own kind.
 fn meta(item: &Value) -> Value {
-    let mut kept = Map::new();
-    let fields = [
+    const FIELDS: [&str; 7] = [
         "name",
         "namespace",
         "uid",
@@ -286,23 +261,21 @@ fn meta(item: &Value) -> Value {
         "labels",
         "ownerReferences",
     ];
-    for field in fields {
-        if let Some(value) = item["metadata"].get(field) {
-            kept.insert(field.to_owned(), value.clone());
-        }
+    let kept = |item: &Value, is_kept: &dyn Fn(&str) -> bool| -> Map<String, Value> {
+        let fields = item.as_object().into_iter().flatten();
+        let fields = fields.filter(|(key, _)| is_kept(key));
+        fields
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    };
+    let mut meta = kept(&item["metadata"], &|key| FIELDS.contains(&key));
+    let annotations = kept(&item["metadata"]["annotations"], &|key| {
+        key.starts_with(GROUP)
+    });
+    if !annotations.is_empty() {
+        meta.insert("annotations".to_owned(), annotations.into());
     }
-    let annotations = item["metadata"]["annotations"]
-        .as_object()
-        .into_iter()
-        .flatten();
-    let ours = annotations.filter(|(key, _)| key.starts_with(GROUP));
-    let ours: Map<String, Value> = ours
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    if !ours.is_empty() {
-        kept.insert("annotations".to_owned(), Value::Object(ours));
-    }
-    Value::Object(kept)
+    meta.into()
 }
 
 fn node(item: &Value) -> Value {
@@ -346,10 +319,8 @@ fn versions(item: &Value) -> Value {
 
 /// Returns images, resources and replica counts of a workload; no arguments, no environment.
 fn workload(item: &Value) -> Value {
-    let containers = item["spec"]["template"]["spec"]["containers"]
-        .as_array()
-        .into_iter()
-        .flatten();
+    let containers = item["spec"]["template"]["spec"]["containers"].as_array();
+    let containers = containers.into_iter().flatten();
     let containers = containers
         .map(|it| json!({"name": it["name"], "image": it["image"], "resources": it["resources"]}));
     json!({
@@ -376,8 +347,8 @@ mod tests {
     fn metrics_are_read_from_the_port_that_the_pod_names() {
         let port = |name: &str, port: u16| json!({"name": name, "containerPort": port});
         let ports = [port("probes", 9819), port("admin", 9818)];
-        let agent =
-            json!({"spec": {"containers": [{"name": "cni"}, {"name": "agent", "ports": ports}]}});
+        let containers = json!([{"name": "cni"}, {"name": "agent", "ports": ports}]);
+        let agent = json!({"spec": {"containers": containers}});
         assert_eq!(admin_port(&agent), Some(9818));
         assert_eq!(admin_port(&json!({"spec": {"containers": [{}]}})), None);
     }
@@ -403,15 +374,12 @@ mod tests {
             kept.contains("cadastre.dev/pools") && kept.contains("10.0.0.1"),
             "{kept}"
         );
-        let mut daemon_set =
-            json!({"metadata": whole["metadata"], "spec": {"template": {"spec": whole["spec"]}}});
+        let template = json!({"template": {"spec": whole["spec"]}});
+        let mut daemon_set = json!({"metadata": whole["metadata"], "spec": template});
         assert!(!workload(&daemon_set).to_string().contains(secret));
-        daemon_set["metadata"]["annotations"] =
-            json!({"kubectl.kubernetes.io/last-applied-configuration": secret});
-        assert!(
-            !cleaned(&daemon_set)["metadata"]
-                .to_string()
-                .contains(secret)
-        );
+        let applied = "kubectl.kubernetes.io/last-applied-configuration";
+        daemon_set["metadata"]["annotations"] = json!({applied: secret});
+        let meta = cleaned(&daemon_set)["metadata"].to_string();
+        assert!(!meta.contains(secret), "{meta}");
     }
 }

@@ -9,6 +9,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use clap::builder::{PossibleValue, StyledStr};
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::inventory::Inventory;
@@ -25,15 +26,15 @@ const PATIENCE_SECONDS: u16 = 5;
 
 /// Complete a command line for kubectl
 #[derive(Debug, clap::Args)]
-pub struct CompleteArgs {
+pub(crate) struct CompleteArgs {
     /// The words after `kubectl cadastre`; the last one may be empty or incomplete
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
 
-/// What may follow on an incomplete command line.
+/// The possible next words of a command line.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Completion {
+pub(crate) enum Completion {
     /// One of these words, each with its description
     Words(Vec<(String, String)>),
     /// The name of an object of this kind
@@ -44,7 +45,7 @@ pub enum Completion {
 
 /// A kind of object whose names can be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameKind {
+pub(crate) enum NameKind {
     /// An IPPool
     Pool,
     /// A Node
@@ -55,21 +56,23 @@ pub enum NameKind {
     Block,
 }
 
-/// Returns what may come in the place of the last of `words`, which is the part typed so far.
-pub fn next(words: &[String]) -> Completion {
+/// Returns the completions of the last of `words`, which may be typed only in part.
+pub(crate) fn next(words: &[String]) -> Completion {
     let root = Cli::command();
     let (typed, before) = words
         .split_last()
         .map_or(("", words), |(last, all)| (last.as_str(), all));
     let mut at = &root;
     let mut path = Vec::new();
-    let mut waits: Option<&Arg> = None;
+    // The flag whose value the next word is.
+    let mut open: Option<&Arg> = None;
     for word in before {
-        if waits.take().is_some() {
+        if open.take().is_some() {
             continue;
         }
         if word.starts_with('-') {
-            waits = flag(&root, at, word).filter(|it| !word.contains('=') && takes_value(it));
+            let takes_value = |it: &&Arg| it.get_action().takes_values();
+            open = flag(&root, at, word).filter(|it| !word.contains('=') && takes_value(it));
         } else if let Some(verb) = at.find_subcommand(word) {
             at = verb;
             path.push(verb.get_name());
@@ -77,7 +80,7 @@ pub fn next(words: &[String]) -> Completion {
             path.push("");
         }
     }
-    if let Some(arg) = waits {
+    if let Some(arg) = open {
         return value(arg);
     }
     if typed.starts_with('-') {
@@ -87,10 +90,6 @@ pub fn next(words: &[String]) -> Completion {
         return Completion::Words(verbs(at));
     }
     positional(&path)
-}
-
-fn takes_value(arg: &Arg) -> bool {
-    arg.get_action().takes_values()
 }
 
 /// Finds a flag as it is written in `word`: a flag of the verb, or a global one.
@@ -117,7 +116,7 @@ fn verbs(at: &Command) -> Vec<(String, String)> {
         .collect()
 }
 
-fn help(text: Option<&clap::builder::StyledStr>) -> String {
+fn help(text: Option<&StyledStr>) -> String {
     text.map_or(String::new(), |it| {
         it.to_string().lines().next().unwrap_or_default().to_owned()
     })
@@ -130,16 +129,12 @@ fn value(arg: &Arg) -> Completion {
         Some("node") => return Completion::Names(NameKind::Node),
         _ => {}
     }
-    let known = arg.get_possible_values();
-    if known.is_empty() {
+    let values = arg.get_possible_values();
+    if values.is_empty() {
         return Completion::Anything;
     }
-    let known = known.iter();
-    Completion::Words(
-        known
-            .map(|it| (it.get_name().to_owned(), help(it.get_help())))
-            .collect(),
-    )
+    let word = |it: &PossibleValue| (it.get_name().to_owned(), help(it.get_help()));
+    Completion::Words(values.iter().map(word).collect())
 }
 
 /// Returns the completions for a positional argument. `path` has the verbs, and an empty string for each argument
@@ -156,29 +151,26 @@ fn positional(path: &[&str]) -> Completion {
 
 /// Returns the names of the objects that can be given to a verb: no pods without addresses, no blocks in quarantine.
 fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
+    let Inventory {
+        registry,
+        cache,
+        pods,
+        ..
+    } = inventory;
     match kind {
-        NameKind::Pool => inventory
-            .registry
+        NameKind::Pool => registry
             .pools
             .iter()
             .map(|it| it.name.to_string())
             .collect(),
-        NameKind::Node => inventory
-            .cache
-            .nodes
-            .iter()
-            .map(|it| it.name.to_string())
-            .collect(),
-        NameKind::Pod => inventory
-            .pods
-            .iter()
-            .filter(|it| it.uses_addresses())
-            .map(|it| it.name.clone())
-            .collect(),
+        NameKind::Node => cache.nodes.iter().map(|it| it.name.to_string()).collect(),
+        NameKind::Pod => {
+            let pods = pods.iter().filter(|it| it.uses_addresses());
+            pods.map(|it| it.name.clone()).collect()
+        }
         NameKind::Block => {
-            let blocks = inventory.registry.blocks.iter();
-            let held = blocks.filter(|it| !it.owner.quarantined);
-            held.map(|it| it.cidr.to_string()).collect()
+            let blocks = registry.blocks.iter().filter(|it| !it.owner.quarantined);
+            blocks.map(|it| it.cidr.to_string()).collect()
         }
     }
 }
@@ -219,16 +211,16 @@ fn lines(all: &[(String, String)], typed: &str) -> String {
 }
 
 /// Runs `__complete`: prints the possible words, and asks the API server if they are names of objects.
-pub async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
+pub(crate) async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
     let typed = args.words.last().map_or("", String::as_str);
     let text = match next(&args.words) {
         Completion::Anything => format!("{FILES}\n"),
         Completion::Words(all) => lines(&all, typed),
         Completion::Names(kind) => {
             let reach = ApiReach::new(&cluster(&args.words)).await?;
-            let wanted = WantedKinds {
-                pods: kind == NameKind::Pod,
-                namespaces: false,
+            let wanted = match kind {
+                NameKind::Pod => WantedKinds::Pods,
+                _ => WantedKinds::NoPods,
             };
             let inventory = reach.inventory(wanted).await?;
             let named = names(kind, &inventory)

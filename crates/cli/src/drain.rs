@@ -7,15 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::inventory::{Inventory, SubnetFact};
 use super::lists::WantedKinds;
 use super::plan::whatif::simulate_now;
-use super::reach::{ApiReach, WriteOutcome};
+use super::reach::ApiReach;
 use super::render::{self, Columns, Style, VerbReport};
+use super::update::{POLL, update};
 use super::{ExitVerdict, Flags};
 use cadastre_api::DRAIN_ANNOTATION;
 use cadastre_controller::allocations::blocks::BlockEntry;
@@ -69,39 +70,30 @@ pub(crate) struct UndrainArgs {
 }
 
 fn block(text: &str) -> Result<Cidr, String> {
-    let cidr = Cidr::parse_lenient(text).map_err(|error| error.to_string())?;
-    Ok(cidr)
+    Cidr::parse_lenient(text).map_err(|error| error.to_string())
 }
-
-/// At most this many attempts at a write, which fails if the NodeSubnet has changed since it was read.
-const TRIES: usize = 8;
-/// The time between two reads of the NodeSubnets with `--wait`.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// The report of `drain` and `undrain`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct DrainReport {
-    /// One entry for each block
     pub blocks: Vec<Drained>,
 }
 
 /// The result of `drain` or `undrain` for one block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Drained {
-    /// The CIDR of the block
+pub(crate) struct Drained {
     pub block: Cidr,
     /// The node to which the block is allocated; empty if unknown
     pub node: String,
-    /// The state of the request
     pub state: DrainState,
-    /// An explanation for users; may be empty
+    /// The reason of the state; may be empty
     pub why: String,
 }
 
 /// The state of a request to drain a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum DrainState {
+pub(crate) enum DrainState {
     /// The request is written.
     Draining,
     /// The request would be written without `--dry-run`.
@@ -114,38 +106,44 @@ pub enum DrainState {
     Refused,
 }
 
+impl Drained {
+    fn refused(block: Cidr, node: &str, why: &str) -> Self {
+        Drained {
+            block,
+            node: node.to_owned(),
+            state: DrainState::Refused,
+            why: why.to_owned(),
+        }
+    }
+}
+
 /// Returns the empty blocks that the node with this UID does not need. The node keeps one block of each pool and
 /// family. A node that has no address of a pool in use keeps no block of the pool in two cases: pods on other nodes
 /// wait for the pool (`wanted`), or the pool allocates blocks only on demand.
-pub fn surplus(uid: &ObjectUid, inventory: &Inventory, wanted: &BTreeSet<PoolName>) -> Vec<Cidr> {
-    let mut kept: BTreeMap<(&str, Family), bool> = BTreeMap::new();
-    let entries: Vec<&BlockEntry> = inventory
-        .registry
-        .blocks
-        .of(uid)
-        .filter(|it| it.is_held())
-        .collect();
-    let empty = |entry: &BlockEntry| {
-        inventory
-            .block_status(entry)
-            .is_some_and(|word| word.used + word.cooling == 0 && !word.released)
+pub(crate) fn surplus(
+    uid: &ObjectUid,
+    inventory: &Inventory,
+    wanted: &BTreeSet<PoolName>,
+) -> Vec<Cidr> {
+    let is_empty = |entry: &&BlockEntry| {
+        let status = inventory.block_status(entry);
+        status.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
     };
-    // A block in use stays in any case, so the node need not keep an empty one of its pool and family.
-    let mut used: BTreeSet<&str> = BTreeSet::new();
-    for entry in entries.iter().filter(|entry| !empty(entry)) {
-        kept.insert((&entry.pool, entry.cidr.family()), true);
-        used.insert(&entry.pool);
-    }
+    let entries = inventory.registry.blocks.of(uid);
+    let (empty, used): (Vec<&BlockEntry>, Vec<&BlockEntry>) =
+        entries.filter(|it| it.is_held()).partition(is_empty);
     let is_wanted = |pool: &PoolName| {
         let state = inventory.registry.pools.get(pool);
         let state = state.filter(|it| it.is_serving());
         state.is_some_and(|it| !it.terms.first_immediate || wanted.contains(pool))
     };
+    // A block in use stays in any case, so the node need not keep an empty one of its pool and family.
+    let key = |entry: &BlockEntry| (entry.pool.clone(), entry.cidr.family());
+    let mut kept: BTreeSet<(PoolName, Family)> = used.iter().map(|it| key(it)).collect();
     let mut surplus = Vec::new();
-    for entry in entries.iter().filter(|entry| empty(entry)) {
-        let has_one = kept.entry((&entry.pool, entry.cidr.family())).or_default();
-        let goes = !used.contains(&*entry.pool) && is_wanted(&entry.pool);
-        if std::mem::replace(has_one, true) || goes {
+    for entry in empty {
+        let is_unused = !used.iter().any(|it| it.pool == entry.pool);
+        if !kept.insert(key(entry)) || (is_unused && is_wanted(&entry.pool)) {
             surplus.push(entry.cidr);
         }
     }
@@ -169,78 +167,44 @@ pub(crate) fn surplus_of_pool(
 
 /// Returns the node whose NodeSubnet gets the request to drain the block. `Err`: the block cannot be drained, with the
 /// reason.
-pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
-    let refused = |node: &str, why: String| Drained {
-        block: cidr,
-        node: node.to_owned(),
-        state: DrainState::Refused,
-        why,
-    };
-    let Some(entry) = inventory.registry.blocks.get(&cidr) else {
-        let mut around = inventory
-            .registry
-            .blocks
-            .iter()
-            .filter(|it| it.cidr.overlaps(&cidr));
-        let why = around.next().map_or(
-            "there is no such block (kubectl cadastre show blocks)".to_owned(),
-            |it| format!("there is no such block: did you mean {}?", it.cidr),
-        );
-        return Err(refused("", why));
+pub(crate) fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
+    let blocks = &inventory.registry.blocks;
+    let Some(entry) = blocks.get(&cidr) else {
+        let why = match blocks.iter().find(|it| it.cidr.overlaps(&cidr)) {
+            Some(it) => &format!("there is no such block: did you mean {}?", it.cidr),
+            None => "there is no such block (kubectl cadastre show blocks)",
+        };
+        return Err(Drained::refused(cidr, "", why));
     };
     let node = &entry.owner.name;
+    let subnet = inventory.subnets.get(node);
     if entry.owner.quarantined {
-        return Err(refused(
-            node,
-            "its node is gone: it is free once its quarantine is over".to_owned(),
-        ));
+        let why = "its node is gone: it is free once its quarantine is over";
+        Err(Drained::refused(cidr, node, why))
+    } else if !subnet.is_some_and(|it| it.lists(&cidr)) {
+        let why =
+            format!("node {node} does not list it (yet): see kubectl cadastre show node {node}");
+        Err(Drained::refused(cidr, node, &why))
+    } else {
+        Ok(node.to_string())
     }
-    let listed = inventory
-        .subnets
-        .get(node)
-        .and_then(|it| it.spec.as_ref().ok());
-    let text = cidr.to_string();
-    if !listed.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == text)) {
-        return Err(refused(
-            node,
-            format!("node {node} does not list it (yet): see kubectl cadastre show node {node}"),
-        ));
-    }
-    Ok(node.to_string())
 }
 
 /// Changes the drain requests of a node with `change`, and removes requests for blocks that the node no longer has.
-/// Retries if the NodeSubnet was changed at the same time.
-async fn ask(
+async fn request(
     node: &str,
     change: impl Fn(&mut BTreeSet<Cidr>),
     reach: &ApiReach,
 ) -> anyhow::Result<()> {
-    for _ in 0..TRIES {
-        let subnet = reach.subnet(node).await?;
-        let subnet =
-            subnet.with_context(|| format!("NodeSubnet {node} is gone: its node was deleted"))?;
-        let subnet = SubnetFact::read(&subnet, None);
+    update(node, DRAIN_ANNOTATION, reach, |subnet| {
         let mut requests = subnet.requests.clone();
         change(&mut requests.drain);
-        if let Ok(spec) = &subnet.spec {
-            let listed: BTreeSet<&str> = spec.blocks.iter().map(|it| it.cidr.as_str()).collect();
-            requests
-                .drain
-                .retain(|cidr| listed.contains(cidr.to_string().as_str()));
-        }
-        if requests == subnet.requests {
-            return Ok(());
-        }
-        let text = requests.drain_text();
-        let written = reach
-            .annotate(node, &subnet.version, DRAIN_ANNOTATION, text.as_deref())
-            .await?;
-        if written == WriteOutcome::Done {
-            return Ok(());
-        }
-    }
-    bail!("NodeSubnet {node} changes too fast to be written to: try again")
+        requests
+            .drain
+            .retain(|cidr| subnet.spec.is_err() || subnet.lists(cidr));
+        requests
+    })
+    .await
 }
 
 pub(crate) async fn exec_drain(
@@ -248,7 +212,7 @@ pub(crate) async fn exec_drain(
     flags: &Flags,
     reach: &ApiReach,
 ) -> anyhow::Result<ExitVerdict> {
-    let inventory = reach.inventory(WantedKinds::PODS).await?;
+    let inventory = reach.inventory(WantedKinds::Pods).await?;
     let cidrs = match &args.node {
         Some(name) => {
             let uid = &inventory.node(name)?.uid;
@@ -266,84 +230,69 @@ pub(crate) async fn exec_drain(
             Err(refused) => report.blocks.push(refused),
         }
     }
+    let state = if args.dry_run {
+        DrainState::WouldDrain
+    } else {
+        DrainState::Draining
+    };
     for (node, cidrs) in &by_node {
         if !args.dry_run {
-            ask(node, |drain| drain.extend(cidrs.iter().copied()), reach).await?;
+            request(node, |drain| drain.extend(cidrs), reach).await?;
         }
-        for cidr in cidrs {
-            let used = inventory
-                .registry
-                .blocks
-                .get(cidr)
-                .map_or(0, |it| inventory.used_in(it));
-            report.blocks.push(Drained {
+        report.blocks.extend(cidrs.iter().map(|cidr| {
+            let entry = inventory.registry.blocks.get(cidr);
+            Drained {
                 block: *cidr,
                 node: node.clone(),
-                state: if args.dry_run {
-                    DrainState::WouldDrain
-                } else {
-                    DrainState::Draining
-                },
-                why: match used {
+                state,
+                why: match entry.map_or(0, |it| inventory.used_in(it)) {
                     0 => "it is empty".to_owned(),
                     used => format!("it returns when its {used} addresses in use are released"),
                 },
-            });
-        }
+            }
+        }));
     }
     if args.wait && !args.dry_run {
         wait(&mut report, Duration::from_secs(args.timeout.into()), reach).await?;
         for node in by_node.keys() {
             if reach.subnet(node).await?.is_some() {
-                ask(node, |_| {}, reach).await?;
+                request(node, |_| {}, reach).await?;
             }
         }
     }
     render::print(&report, flags.output, Timestamp::now())?;
-    let undone = |it: &Drained| {
+    let is_undone = |it: &Drained| {
         it.state == DrainState::Refused || (args.wait && it.state == DrainState::Draining)
     };
-    Ok(if report.blocks.iter().any(undone) {
-        ExitVerdict::Findings
-    } else {
-        ExitVerdict::Clean
-    })
+    Ok(ExitVerdict::of(report.blocks.iter().any(is_undone)))
 }
 
 /// Waits until no NodeSubnet lists the blocks any more, for at most the time `limit`.
 async fn wait(report: &mut DrainReport, limit: Duration, reach: &ApiReach) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
-        let mut open = 0;
-        for it in report
-            .blocks
-            .iter_mut()
-            .filter(|it| it.state == DrainState::Draining)
-        {
-            let subnet = reach
-                .subnet(&it.node)
-                .await?
-                .map(|subnet| SubnetFact::read(&subnet, None));
-            let text = it.block.to_string();
-            let spec = subnet.as_ref().and_then(|subnet| subnet.spec.as_ref().ok());
-            let listed = spec.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == text));
-            if !listed {
+        let mut is_done = true;
+        let blocks = report.blocks.iter_mut();
+        for it in blocks.filter(|it| it.state == DrainState::Draining) {
+            let subnet = reach.subnet(&it.node).await?;
+            let subnet = subnet.map(|subnet| SubnetFact::read(&subnet, None));
+            let Some(subnet) = subnet.filter(|subnet| subnet.lists(&it.block)) else {
                 (it.state, it.why) = (DrainState::Returned, String::new());
                 continue;
-            }
-            open += 1;
-            let words = subnet.iter().flat_map(|subnet| &subnet.blocks);
-            if let Some(word) = words.into_iter().find(|word| word.cidr == text) {
+            };
+            is_done = false;
+            let text = it.block.to_string();
+            if let Some(status) = subnet.blocks.iter().find(|status| status.cidr == text) {
                 it.why = format!(
                     "it still has {} addresses in use and {} in cooldown",
-                    word.used, word.cooling
+                    status.used, status.cooling
                 );
             }
         }
-        if open == 0 || start.elapsed() >= limit {
+        if is_done || start.elapsed() >= limit {
             return Ok(());
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
     }
 }
 
@@ -352,13 +301,8 @@ pub(crate) async fn exec_undrain(
     flags: &Flags,
     reach: &ApiReach,
 ) -> anyhow::Result<ExitVerdict> {
-    let inventory = reach.inventory(WantedKinds::default()).await?;
+    let inventory = reach.inventory(WantedKinds::NoPods).await?;
     let mut report = DrainReport::default();
-    let asked = |cidr: &Cidr| {
-        let subnets = inventory.subnets.values();
-        let mut asked = subnets.filter(|subnet| subnet.requests.drain.contains(cidr));
-        asked.next().map(|subnet| subnet.name.to_string())
-    };
     let mut by_node: BTreeMap<String, BTreeSet<Cidr>> = BTreeMap::new();
     if let Some(name) = &args.node {
         let subnet = inventory.subnets.get(name.as_str());
@@ -367,20 +311,18 @@ pub(crate) async fn exec_undrain(
         by_node.insert(name.clone(), subnet.requests.drain.clone());
     }
     for cidr in &args.blocks {
-        match asked(cidr) {
-            Some(node) => {
-                by_node.entry(node).or_default().insert(*cidr);
-            }
-            None => report.blocks.push(Drained {
-                block: *cidr,
-                node: String::new(),
-                state: DrainState::Refused,
-                why: "there is no request to drain it".to_owned(),
-            }),
+        let mut subnets = inventory.subnets.values();
+        if let Some(subnet) = subnets.find(|it| it.requests.drain.contains(cidr)) {
+            let cidrs = by_node.entry(subnet.name.to_string()).or_default();
+            cidrs.insert(*cidr);
+        } else {
+            let refused = Drained::refused(*cidr, "", "there is no request to drain it");
+            report.blocks.push(refused);
         }
     }
+    let is_refused = !report.blocks.is_empty();
     for (node, cidrs) in by_node {
-        ask(
+        request(
             &node,
             |drain| drain.retain(|cidr| !cidrs.contains(cidr)),
             reach,
@@ -394,15 +336,7 @@ pub(crate) async fn exec_undrain(
         }));
     }
     render::print(&report, flags.output, Timestamp::now())?;
-    let refused = report
-        .blocks
-        .iter()
-        .any(|it| it.state == DrainState::Refused);
-    Ok(if refused {
-        ExitVerdict::Findings
-    } else {
-        ExitVerdict::Clean
-    })
+    Ok(ExitVerdict::of(is_refused))
 }
 
 impl VerbReport for DrainReport {

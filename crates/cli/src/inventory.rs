@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -15,46 +15,47 @@ use super::lists::ClusterLists;
 use super::running::RunningComponents;
 use cadastre_api::choice::Label;
 use cadastre_api::{
-    AddressEntry, AgentInfo, BlockStatus, LeakCandidate, MIRROR_ANNOTATION, MOST_COUNT,
-    NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite, NodeSubnetSpec, PodLite, Requests,
-    SERVED_BY_OTHERS,
+    AddressEntry, AgentInfo, BlockStatus, FamilyStatus, IPPoolStatus, LeakCandidate,
+    MIRROR_ANNOTATION, MOST_COUNT, NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite,
+    NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS,
 };
 use cadastre_controller::Now;
 use cadastre_controller::allocations::AllocationState;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::cache::ClusterCache;
 use cadastre_controller::cluster::convert;
-use cadastre_controller::cluster::names::{NodeName, PoolName};
-use cadastre_controller::cluster::object_cache::ObjectCache;
-use cadastre_controller::cluster::objects::{Node, Object, PodUid};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
+use cadastre_controller::cluster::objects::{Node, PodUid};
 use cadastre_controller::pools::PoolState;
-use cadastre_core::{Addr, Cidr};
+use cadastre_core::{Addr, Cidr, Family};
 use cadastre_daemon::watch::ObjectEvent;
 
 /// The cluster at the time it was listed.
-pub struct Inventory {
+pub(crate) struct Inventory {
     /// The objects, parsed as the controller parses those that it watches
     pub cache: ClusterCache,
     /// The owners of ranges and the states of pools, computed as by a controller that has just become leader
     pub registry: AllocationState,
     /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
-    /// What each NodeSubnet and NodeAddresses says, by name
+    /// The NodeSubnets, each with the NodeAddresses of the same name
     pub subnets: BTreeMap<NodeName, SubnetFact>,
-    /// Namespaces by name
+    /// Namespaces by name; empty if they were not listed
     pub namespaces: BTreeMap<String, Labelled>,
     /// The controllers, agents and leases of Cadastre itself
     pub running: RunningComponents,
     /// When the objects were listed
     pub now: Timestamp,
-    by_address: BTreeMap<Addr, Vec<usize>>,
-    by_uid: BTreeMap<PodUid, usize>,
-    held: BTreeMap<Addr, Vec<AddressInUse>>,
+    /// Indices of `pods`, by the addresses that the pods report
+    pods_by_address: BTreeMap<Addr, Vec<usize>>,
+    /// Indices of `pods`
+    pods_by_uid: BTreeMap<PodUid, usize>,
+    in_use: BTreeMap<Addr, Vec<AddressInUse>>,
 }
 
 /// Labels and annotations of an object.
 #[derive(Clone, Debug, Default)]
-pub struct Labelled {
+pub(crate) struct Labelled {
     /// The labels, sorted by key
     pub labels: Box<[Label]>,
     /// The annotations, by key
@@ -63,7 +64,7 @@ pub struct Labelled {
 
 /// The parts of a pod that verbs need.
 #[derive(Clone, Debug)]
-pub struct PodFact {
+pub(crate) struct PodFact {
     /// `namespace/name`
     pub name: String,
     /// `metadata.uid`
@@ -88,7 +89,7 @@ pub struct PodFact {
 
 /// The parts of a NodeSubnet, and of the NodeAddresses with the same name, that verbs need.
 #[derive(Clone, Debug)]
-pub struct SubnetFact {
+pub(crate) struct SubnetFact {
     /// The name of the NodeSubnet, which is also the name of the node
     pub name: NodeName,
     /// `metadata.resourceVersion`; a write of the NodeSubnet succeeds only at this version
@@ -116,7 +117,7 @@ pub struct SubnetFact {
 
 /// An address in use, as an agent reports it.
 #[derive(Clone, Debug)]
-pub struct AddressInUse {
+pub(crate) struct AddressInUse {
     /// The node whose agent reports the address
     pub node: NodeName,
     /// The entry for the address in the agent's list
@@ -126,77 +127,75 @@ pub struct AddressInUse {
 }
 
 /// A range that contains an address.
-pub enum Cover<'a> {
+pub(crate) enum Cover<'a> {
     /// A block, which is allocated to a node or in quarantine
     Block(&'a BlockEntry),
     /// The podCIDR of a live node, with the node's name
     PodCidr(Cidr, NodeName),
     /// The podCIDR of a deleted node, with the node's name and the time at which the quarantine ends
-    Rest(Cidr, NodeName, Timestamp),
+    QuarantinedPodCidr(Cidr, NodeName, Timestamp),
+}
+
+impl Cover<'_> {
+    /// The node that has the range, or had it before the quarantine.
+    pub(crate) fn node(&self) -> &NodeName {
+        match self {
+            Cover::Block(entry) => &entry.owner.name,
+            Cover::PodCidr(_, node) | Cover::QuarantinedPodCidr(_, node, _) => node,
+        }
+    }
+
+    pub(crate) fn is_quarantined(&self) -> bool {
+        match self {
+            Cover::Block(entry) => entry.owner.quarantined,
+            Cover::PodCidr(..) => false,
+            Cover::QuarantinedPodCidr(..) => true,
+        }
+    }
 }
 
 impl Inventory {
     /// Parses the objects, and indexes pods and addresses in use.
-    pub fn new(lists: &ClusterLists, now: Timestamp) -> Self {
+    pub(crate) fn new(lists: &ClusterLists, now: Timestamp) -> Self {
         let mut cache = ClusterCache::default();
-        let nodes = lists.nodes.iter().cloned().map(convert::node);
-        let nodes: Vec<Node> = nodes.collect();
-        for node in &nodes {
+        fill(&lists.nodes, convert::node, |it| cache.nodes.change(it));
+        fill(&lists.pools, convert::pool, |it| cache.pools.change(it));
+        fill(&lists.subnets, convert::subnet, |it| {
+            cache.subnets.change(it)
+        });
+        fill(&lists.blocks, convert::block, |it| cache.blocks.change(it));
+        fill(&lists.services, convert::service_range, |it| {
+            cache.services.change(it)
+        });
+        fill(&lists.pods, convert::pod, |it| cache.pods.change(it));
+        for node in cache.nodes.iter() {
             cache.node_addresses.add(&node.addresses);
         }
-        fill(&mut cache.nodes, nodes);
-        fill(
-            &mut cache.pools,
-            lists.pools.iter().cloned().map(convert::pool),
-        );
-        let subnets = lists.subnets.iter().cloned();
-        fill(&mut cache.subnets, subnets.map(convert::subnet));
-        fill(
-            &mut cache.blocks,
-            lists.blocks.iter().cloned().map(convert::block),
-        );
-        let services = lists.services.iter().cloned();
-        fill(&mut cache.services, services.map(convert::service_range));
-        cache.pods.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
-        for pod in &lists.pods {
-            cache
-                .pods
-                .change(ObjectEvent::Applied(convert::pod(pod.clone())));
-        }
-        cache.pods.change(ObjectEvent::Listed);
-
-        let moment = Now {
-            mono: Duration::ZERO,
-            wall: now,
-        };
-        let (mut registry, _) = AllocationState::rebuild(&cache, &[], moment);
+        let (mut registry, _) = AllocationState::rebuild(&cache, &[], moment(now));
         registry.judge_blocks(&cache);
-        let namespaces = lists.namespaces.iter().map(|namespace| {
-            let meta = &namespace.metadata;
-            let labelled = labelled(meta.labels.as_ref(), meta.annotations.as_ref());
-            (meta.name.clone().unwrap_or_default(), labelled)
-        });
-        let namespaces = namespaces.collect();
-        let named = |it: &'_ NodeAddressesLite| it.metadata.name.clone().unwrap_or_default();
-        let in_use: BTreeMap<String, &NodeAddressesLite> =
-            lists.addresses.iter().map(|it| (named(it), it)).collect();
+
+        let addresses = lists.addresses.iter();
+        let addresses: BTreeMap<_, _> = addresses.map(|it| (&it.metadata.name, it)).collect();
         let subnets = lists.subnets.iter().map(|it| {
-            let name = it.metadata.name.as_deref().unwrap_or_default();
-            SubnetFact::read(it, in_use.get(name).copied())
+            let addresses = addresses.get(&it.metadata.name).copied();
+            let subnet = SubnetFact::read(it, addresses);
+            (subnet.name.clone(), subnet)
+        });
+        let namespaces = lists.namespaces.iter().map(|it| {
+            let name = it.metadata.name.clone().unwrap_or_default();
+            (name, Labelled::of(&it.metadata))
         });
         let mut inventory = Inventory {
             cache,
             registry,
             pods: lists.pods.iter().map(PodFact::read).collect(),
-            subnets: subnets.map(|it| (it.name.clone(), it)).collect(),
-            namespaces,
+            subnets: subnets.collect(),
+            namespaces: namespaces.collect(),
             running: RunningComponents::read(lists),
             now,
-            by_address: BTreeMap::new(),
-            by_uid: BTreeMap::new(),
-            held: BTreeMap::new(),
+            pods_by_address: BTreeMap::new(),
+            pods_by_uid: BTreeMap::new(),
+            in_use: BTreeMap::new(),
         };
         inventory.index();
         inventory
@@ -204,16 +203,16 @@ impl Inventory {
 
     fn index(&mut self) {
         for (at, pod) in self.pods.iter().enumerate() {
-            self.by_uid.insert(PodUid::read(&pod.uid), at);
+            self.pods_by_uid.insert(PodUid::read(&pod.uid), at);
             for addr in pod.addresses.iter().filter(|_| pod.uses_addresses()) {
-                self.by_address.entry(*addr).or_default().push(at);
+                self.pods_by_address.entry(*addr).or_default().push(at);
             }
         }
         for subnet in self.subnets.values() {
             let node = self.cache.nodes.get(&subnet.name);
-            let current = node.is_some_and(|node| subnet.agent_node.as_deref() == Some(&*node.uid));
+            let current = node.is_some_and(|node| subnet.is_of(&node.uid));
             for (addr, allocation) in &subnet.allocations {
-                self.held.entry(*addr).or_default().push(AddressInUse {
+                self.in_use.entry(*addr).or_default().push(AddressInUse {
                     node: subnet.name.clone(),
                     allocation: allocation.clone(),
                     current,
@@ -224,19 +223,18 @@ impl Inventory {
 
     /// Returns the pods that report an address and may still use it.
     pub(crate) fn pods_at(&self, addr: Addr) -> impl Iterator<Item = &PodFact> {
-        let at = self.by_address.get(&addr).into_iter().flatten();
+        let at = self.pods_by_address.get(&addr).into_iter().flatten();
         at.map(|at| &self.pods[*at])
     }
 
-    /// Returns each address that pods report, in ascending order, with these pods.
-    pub fn reported(&self) -> impl Iterator<Item = (Addr, Vec<&PodFact>)> {
-        let at = self.by_address.iter();
-        at.map(|(addr, all)| (*addr, all.iter().map(|at| &self.pods[*at]).collect()))
+    /// Returns the addresses that pods report.
+    pub(crate) fn reported_addresses(&self) -> impl Iterator<Item = Addr> {
+        self.pods_by_address.keys().copied()
     }
 
     /// Returns the pods that report an address in the range, each with the address.
     pub(crate) fn pods_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &PodFact)> {
-        let within = self.by_address.range(range.first()..=range.last());
+        let within = self.pods_by_address.range(range.first()..=range.last());
         within.flat_map(|(addr, all)| all.iter().map(|at| (*addr, &self.pods[*at])))
     }
 
@@ -245,37 +243,37 @@ impl Inventory {
         let registry = &self.registry;
         let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *node);
         let live = self.cache.nodes.get(node).into_iter();
+        let live = live.flat_map(|it| it.pod_cidrs.iter().copied());
         let name = node.into();
-        let resting = registry
-            .quarantined_of(&name)
-            .flat_map(|(_, it)| it.ranges.clone());
-        let mut ranges: Vec<Cidr> = blocks.map(|it| it.cidr).collect();
-        ranges.extend(live.flat_map(|it| it.pod_cidrs.iter().copied()));
-        ranges.extend(resting);
-        ranges.sort_unstable();
-        ranges.dedup();
-        ranges
+        let quarantined = registry.quarantined_of(&name);
+        let quarantined = quarantined.flat_map(|(_, it)| it.ranges.iter().copied());
+        let ranges: BTreeSet<Cidr> = blocks
+            .map(|it| it.cidr)
+            .chain(live)
+            .chain(quarantined)
+            .collect();
+        ranges.into_iter().collect()
     }
 
     /// Finds a pod by its UID, which may be written with or without dashes.
     pub(crate) fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
-        Some(&self.pods[*self.by_uid.get(&PodUid::read(uid))?])
+        Some(&self.pods[*self.pods_by_uid.get(&PodUid::read(uid))?])
     }
 
     /// Finds a pod by `namespace/name`.
-    pub fn pod(&self, name: &str) -> Option<&PodFact> {
+    pub(crate) fn pod(&self, name: &str) -> Option<&PodFact> {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// Returns what agents report about an address in use: one entry for each use, normally at most one.
+    /// Returns the agents' entries for an address in use: normally at most one.
     pub(crate) fn in_use_at(&self, addr: Addr) -> &[AddressInUse] {
-        self.held.get(&addr).map_or(&[], Vec::as_slice)
+        self.in_use.get(&addr).map_or(&[], Vec::as_slice)
     }
 
     /// Returns all addresses that agents report as in use, in ascending order.
-    pub fn addresses_in_use(&self) -> impl Iterator<Item = (Addr, &AddressInUse)> {
-        let all = self.held.iter();
-        all.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
+    pub(crate) fn addresses_in_use(&self) -> impl Iterator<Item = (Addr, &AddressInUse)> {
+        let all = self.in_use.iter();
+        all.flat_map(|(addr, entries)| entries.iter().map(|it| (*addr, it)))
     }
 
     /// Returns the addresses in the range that agents report as in use.
@@ -283,12 +281,12 @@ impl Inventory {
         &self,
         range: &Cidr,
     ) -> impl Iterator<Item = (Addr, &AddressInUse)> {
-        let within = self.held.range(range.first()..=range.last());
-        within.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
+        let within = self.in_use.range(range.first()..=range.last());
+        within.flat_map(|(addr, entries)| entries.iter().map(|it| (*addr, it)))
     }
 
     /// Returns the ranges that contain an address, the widest first.
-    pub fn covers(&self, addr: Addr) -> Vec<Cover<'_>> {
+    pub(crate) fn covers(&self, addr: Addr) -> Vec<Cover<'_>> {
         self.covers_in(&Cidr::host(addr)).collect()
     }
 
@@ -301,9 +299,9 @@ impl Inventory {
                 return Some(Cover::Block(entry));
             }
             let (name, uid) = self.registry.node_of(claim.holder)?.clone();
-            let rest = self.registry.quarantined.get(&(name.clone(), uid));
-            Some(match rest {
-                Some(rest) => Cover::Rest(claim.cidr, name, rest.until_wall),
+            let quarantine = self.registry.quarantined.get(&(name.clone(), uid));
+            Some(match quarantine {
+                Some(it) => Cover::QuarantinedPodCidr(claim.cidr, name, it.until_wall),
                 None => Cover::PodCidr(claim.cidr, name),
             })
         })
@@ -312,45 +310,53 @@ impl Inventory {
     /// Returns the addresses in the range that agents or pods report as in use, each with the name of its pod, or with
     /// its handle if the agent does not know the pod.
     pub(crate) fn in_use(&self, range: &Cidr) -> BTreeMap<Addr, &str> {
-        let held = self.in_use_within(range).map(|(addr, held)| {
-            let AddressEntry { pod, handle, .. } = &held.allocation;
+        let by_agents = self.in_use_within(range).map(|(addr, it)| {
+            let AddressEntry { pod, handle, .. } = &it.allocation;
             (addr, if pod.is_empty() { handle } else { pod }.as_str())
         });
-        let reported = self.pods_in(range);
-        held.chain(reported.map(|(addr, pod)| (addr, pod.name.as_str())))
-            .collect()
+        let by_pods = self.pods_in(range);
+        let by_pods = by_pods.map(|(addr, pod)| (addr, pod.name.as_str()));
+        by_agents.chain(by_pods).collect()
     }
 
-    /// Returns what the agent of the block's node reports about the block; `None` if it has not reported the block yet.
-    pub fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
+    /// Returns the NodeSubnet of a Node if the agent of this Node has written its status. `None` if only the agent of an
+    /// earlier Node with the same name has.
+    pub(crate) fn subnet_of(&self, node: &Node) -> Option<&SubnetFact> {
+        let subnet = self.subnets.get(&node.name)?;
+        subnet.is_of(&node.uid).then_some(subnet)
+    }
+
+    /// Returns the counts that the agent of the block's node reports for the block; `None` if it has not reported the
+    /// block yet.
+    pub(crate) fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
-        let speaks = subnet.agent_node.as_deref() == Some(&*entry.owner.uid);
         let uid = entry.uid.as_deref()?;
         let cidr = entry.cidr.to_string();
-        let mut blocks = subnet.blocks.iter().filter(|_| speaks);
-        blocks.find(|block| block.cidr == cidr && block.uid == uid)
+        let mut blocks = subnet.blocks.iter();
+        let status = blocks.find(|it| it.cidr == cidr && it.uid == uid);
+        status.filter(|_| subnet.is_of(&entry.owner.uid))
     }
 
     /// Returns whether the agent's list has as many addresses of the block as the agent's status counts. If not, the
     /// list is out of date, because the agent writes it less often than the counts.
     pub(crate) fn is_list_current(&self, entry: &BlockEntry) -> bool {
-        let of_owner = |(_, held): &(Addr, &AddressInUse)| held.node == entry.owner.name;
-        let listed = self.in_use_within(&entry.cidr).filter(of_owner).count();
-        let word = self.block_status(entry);
-        word.is_some_and(|word| usize::try_from(word.used).is_ok_and(|used| used == listed))
+        let listed = self.in_use_within(&entry.cidr);
+        let listed = listed.filter(|(_, it)| it.node == entry.owner.name).count();
+        let status = self.block_status(entry);
+        status.is_some_and(|it| usize::try_from(it.used).is_ok_and(|used| used == listed))
     }
 
     /// Returns how many addresses of a block are in use. Where the agent reports no count, the addresses that pods
     /// report are counted.
     pub(crate) fn used_in(&self, entry: &BlockEntry) -> u64 {
         match self.block_status(entry) {
-            Some(word) => u64::try_from(word.used).unwrap_or(0),
+            Some(status) => u64::try_from(status.used).unwrap_or(0),
             None => self.cache.pods.count_in(&entry.cidr) as u64,
         }
     }
 
     /// Finds a pool by name; the error lists the pools that exist.
-    pub fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
+    pub(crate) fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
         self.registry.pools.get(name).ok_or_else(|| {
             let names: Vec<&PoolName> = self.registry.pools.iter().map(|pool| &pool.name).collect();
             if names.is_empty() {
@@ -362,8 +368,27 @@ impl Inventory {
         })
     }
 
+    /// Returns the status of a pool; `None` if the controller has not written it yet.
+    pub(crate) fn pool_status(&self, pool: &str) -> Option<&IPPoolStatus> {
+        self.cache.pools.get(pool)?.status.as_ref()
+    }
+
+    /// Returns the part of a pool's status about one family.
+    pub(crate) fn family_status(&self, pool: &str, family: Family) -> Option<&FamilyStatus> {
+        let status = self.pool_status(pool)?;
+        match family {
+            Family::V4 => status.ipv4.as_ref(),
+            Family::V6 => status.ipv6.as_ref(),
+        }
+    }
+
+    /// Returns how many nodes wait for the pool according to its status; `None` if none does.
+    pub(crate) fn waiting(&self, pool: &str) -> Option<i64> {
+        self.pool_status(pool)?.waiting.filter(|it| *it > 0)
+    }
+
     /// Finds a node by name.
-    pub fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
+    pub(crate) fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
         let node = self.cache.nodes.get(name);
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
     }
@@ -371,54 +396,58 @@ impl Inventory {
     /// Returns the nodes whose agents report that another network assigns the addresses of new pods, each with the
     /// agent's message.
     pub(crate) fn served_by_others(&self) -> Vec<(&str, &str)> {
+        let message = |node: &'_ Arc<Node>| self.subnet_of(node)?.served_by_others.as_deref();
         let nodes = self.cache.nodes.iter();
-        let told = nodes.filter_map(|node| {
-            let subnet = self.subnets.get(&node.name)?;
-            let is_current = subnet.agent_node.as_deref() == Some(&*node.uid);
-            let says = subnet.served_by_others.as_deref();
-            Some((&*node.name, says.filter(|_| is_current)?))
-        });
-        told.collect()
+        nodes
+            .filter_map(|node| Some((&*node.name, message(node)?)))
+            .collect()
     }
 
     /// Returns the ranges of all pools, merged and sorted.
     pub(crate) fn pool_ranges(&self) -> Vec<Cidr> {
-        let told = self.registry.pools.iter().map(|state| &state.node_view);
-        let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
-        let texts = sides.flat_map(|side| &side.cidrs);
-        Cidr::merged(texts.filter_map(|text| Cidr::parse_strict(text).ok()))
+        let pools = self.registry.pools.iter().map(|state| &state.node_view);
+        let families = pools.flat_map(|pool| pool.ipv4.iter().chain(&pool.ipv6));
+        let cidrs = families.flat_map(|family| &family.cidrs);
+        Cidr::merged(cidrs.filter_map(|text| Cidr::parse_strict(text).ok()))
     }
 
     /// Returns the time at which the objects were listed, as the controller's functions expect it.
-    pub fn moment(&self) -> Now {
-        Now {
-            mono: Duration::ZERO,
-            wall: self.now,
-        }
+    pub(crate) fn moment(&self) -> Now {
+        moment(self.now)
     }
 }
 
-fn fill<T: Object>(table: &mut ObjectCache<T>, objects: impl IntoIterator<Item = T>) {
-    table.change(ObjectEvent::Restarted {
+fn moment(now: Timestamp) -> Now {
+    Now {
+        mono: Duration::ZERO,
+        wall: now,
+    }
+}
+
+/// Passes the objects to `change`, as a watch passes a complete list.
+fn fill<K: Clone, T, R>(
+    objects: &[K],
+    convert: impl Fn(K) -> T,
+    mut change: impl FnMut(ObjectEvent<T>) -> R,
+) {
+    change(ObjectEvent::Restarted {
         asked: Duration::ZERO,
     });
     for object in objects {
-        table.change(ObjectEvent::Applied(object));
+        change(ObjectEvent::Applied(convert(object.clone())));
     }
-    table.change(ObjectEvent::Listed);
+    change(ObjectEvent::Listed);
 }
 
-fn labelled(
-    labels: Option<&BTreeMap<String, String>>,
-    annotations: Option<&BTreeMap<String, String>>,
-) -> Labelled {
-    // A BTreeMap iterates in the order of keys, so the labels are sorted.
-    let labels = labels.into_iter().flatten();
-    Labelled {
-        labels: labels
-            .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
-            .collect(),
-        annotations: annotations.cloned().unwrap_or_default(),
+impl Labelled {
+    fn of(meta: &ObjectMeta) -> Self {
+        // A BTreeMap iterates in the order of keys, so the labels are sorted.
+        let labels = meta.labels.iter().flatten();
+        let labels = labels.map(|(key, value)| (key.as_str().into(), value.as_str().into()));
+        Labelled {
+            labels: labels.collect(),
+            annotations: meta.annotations.clone().unwrap_or_default(),
+        }
     }
 }
 
@@ -428,23 +457,11 @@ impl PodFact {
         let spec = pod.spec.clone().unwrap_or_default();
         let status = pod.status.clone().unwrap_or_default();
         let phase = status.phase.unwrap_or_default();
-        let all = status
-            .pod_ips
-            .unwrap_or_default()
-            .into_iter()
-            .map(|ip| ip.ip);
-        let mut addresses: Vec<Addr> = all
-            .chain(status.pod_ip)
-            .filter_map(|text| Addr::parse_lenient(&text))
-            .collect();
-        addresses.sort_unstable();
-        addresses.dedup();
+        let ips = status.pod_ips.into_iter().flatten().map(|it| it.ip);
+        let ips = ips.chain(status.pod_ip);
+        let addresses: BTreeSet<Addr> = ips.filter_map(|it| Addr::parse_lenient(&it)).collect();
         PodFact {
-            name: format!(
-                "{}/{}",
-                meta.namespace.as_deref().unwrap_or_default(),
-                meta.name.as_deref().unwrap_or_default()
-            ),
+            name: full_name(meta),
             uid: meta.uid.clone().unwrap_or_default(),
             node: spec.node_name,
             finished: phase == "Succeeded" || phase == "Failed",
@@ -452,13 +469,13 @@ impl PodFact {
             host_network: spec.host_network.unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.as_ref().map(|it| it.0),
-            addresses,
-            meta: labelled(meta.labels.as_ref(), meta.annotations.as_ref()),
+            addresses: addresses.into_iter().collect(),
+            meta: Labelled::of(meta),
         }
     }
 
     /// Whether the pod is the mirror of a static pod. The kubelet alone decides what the status of such a pod says.
-    pub fn is_mirror(&self) -> bool {
+    pub(crate) fn is_mirror(&self) -> bool {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
     }
 
@@ -468,10 +485,17 @@ impl PodFact {
     }
 }
 
+/// Returns `namespace/name`.
+pub(crate) fn full_name(meta: &ObjectMeta) -> String {
+    let [namespace, name] =
+        [&meta.namespace, &meta.name].map(|it| it.as_deref().unwrap_or_default());
+    format!("{namespace}/{name}")
+}
+
 impl SubnetFact {
     /// Parses what can be parsed of a NodeSubnet, and of the NodeAddresses with the same name (`list`), if there is
     /// one.
-    pub fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
+    pub(crate) fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
         let meta = &subnet.metadata;
         let annotations = meta.annotations.as_ref();
         let annotation = |name: &str| annotations?.get(name).map(String::as_str);
@@ -480,7 +504,7 @@ impl SubnetFact {
         let list = list.and_then(|it| NodeAddressesSpec::deserialize(&it.spec).ok());
         let list = list.unwrap_or_default();
         let blocks = entries(&status["blocks"]).into_iter();
-        let blocks: Vec<BlockStatus> = blocks.map(believable).collect();
+        let blocks: Vec<BlockStatus> = blocks.map(clamped).collect();
         let orphans: Vec<LeakCandidate> = entries(&status["orphans"]);
         let orphan = |it: &LeakCandidate| {
             let addr = Addr::parse_lenient(&it.address)?;
@@ -502,6 +526,8 @@ impl SubnetFact {
         };
         let allocations = list.entries().flat_map(each);
         let allocations = allocations.filter(|(addr, _)| !is_counted || is_in_use(addr));
+        let mut conditions = entries::<Condition>(&status["conditions"]).into_iter();
+        let others = conditions.find(|it| it.type_ == SERVED_BY_OTHERS && it.status == "True");
         SubnetFact {
             name: meta.name.as_deref().unwrap_or_default().into(),
             version: meta.resource_version.clone().unwrap_or_default(),
@@ -512,28 +538,46 @@ impl SubnetFact {
             orphans: orphans.iter().filter_map(orphan).collect(),
             allocations: allocations.collect(),
             listed_at: list.as_of.as_ref().map(|it| it.0),
-            served_by_others: served_by_others(&status["conditions"]),
+            served_by_others: others.map(|it| it.message),
             blocks,
         }
+    }
+
+    /// Whether the agent reports for the Node with this UID.
+    fn is_of(&self, uid: &ObjectUid) -> bool {
+        self.agent_node.as_deref() == Some(&**uid)
+    }
+
+    /// Whether the spec lists the block.
+    pub(crate) fn lists(&self, block: &Cidr) -> bool {
+        let text = block.to_string();
+        let spec = self.spec.as_ref();
+        spec.is_ok_and(|spec| spec.blocks.iter().any(|it| it.cidr == text))
+    }
+
+    /// Whether the agent's list has the address with the pod of this UID.
+    pub(crate) fn has_pod(&self, addr: Addr, uid: &str) -> bool {
+        let uid = PodUid::read(uid);
+        let mut entries = self.allocations.iter();
+        entries.any(|(at, it)| *at == addr && PodUid::read(&it.pod_uid) == uid)
+    }
+
+    /// Whether the agent's list has the address with this handle.
+    pub(crate) fn has_handle(&self, addr: Addr, handle: &str) -> bool {
+        let mut entries = self.allocations.iter();
+        entries.any(|(at, it)| *at == addr && it.handle == handle)
     }
 }
 
 /// Clamps the counts to what an agent could report. Whoever may write the status could otherwise make sums overflow.
-fn believable(word: BlockStatus) -> BlockStatus {
+fn clamped(status: BlockStatus) -> BlockStatus {
     let count = |count: i64| count.clamp(0, MOST_COUNT);
     BlockStatus {
-        used: count(word.used),
-        cooling: count(word.cooling),
-        free: count(word.free),
-        ..word
+        used: count(status.used),
+        cooling: count(status.cooling),
+        free: count(status.free),
+        ..status
     }
-}
-
-/// Returns the message of the condition `ServedByOthers` if its status is True.
-fn served_by_others(conditions: &Value) -> Option<String> {
-    let mut conditions = entries::<Condition>(conditions).into_iter();
-    let told = conditions.find(|it| it.type_ == SERVED_BY_OTHERS && it.status == "True");
-    told.map(|it| it.message)
 }
 
 /// Returns the entries of a JSON list, without those that cannot be parsed.
@@ -541,10 +585,4 @@ fn entries<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
     let list = list.as_array().into_iter().flatten();
     list.filter_map(|entry| T::deserialize(entry).ok())
         .collect()
-}
-
-/// Whether the node's list still has the address with this handle.
-pub(crate) fn is_assigned_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
-    let mut held = subnet.allocations.iter();
-    held.any(|(held, it)| held == addr && it.handle == *handle)
 }

@@ -14,7 +14,7 @@
 //! | [`explain`] | why a pool serves a pod, why a node waits, why a pool is exhausted |
 //! | [`check`] | contradictions between objects |
 //! | [`plan`] | the effect of changes before they are made |
-//! | [`release`], [`drain`] | requests to release addresses and blocks |
+//! | [`release`], [`drain`], `update` | requests to release addresses and blocks; how they are written |
 //! | [`complete`] | command line completion |
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
@@ -27,24 +27,25 @@
 
 #![warn(unreachable_pub)]
 
-pub mod address;
-pub mod bundle;
-pub mod check;
-pub mod complete;
-pub mod drain;
-pub mod explain;
-pub(crate) mod inventory;
-pub mod lists;
-pub mod map;
-pub mod plan;
-pub mod reach;
-pub mod release;
-pub mod render;
-pub mod running;
-pub mod show;
-pub mod status;
+mod address;
+mod bundle;
+mod check;
+mod complete;
+mod drain;
+mod explain;
+mod inventory;
+mod lists;
+mod map;
+mod plan;
+mod reach;
+mod release;
+mod render;
+mod running;
+mod show;
+mod status;
 #[cfg(test)]
 mod tests;
+mod update;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -57,13 +58,23 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use cadastre_core::inert;
 
-/// The result of a verb that did not fail.
+/// The result of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExitVerdict {
+pub(crate) enum ExitVerdict {
     /// Nothing to report; exit code 0
     Clean,
     /// There is something that a user should look at; exit code 2
     Findings,
+}
+
+impl ExitVerdict {
+    fn of(has_findings: bool) -> Self {
+        if has_findings {
+            ExitVerdict::Findings
+        } else {
+            ExitVerdict::Clean
+        }
+    }
 }
 
 /// Show, explain and check who uses which addresses of the cluster
@@ -87,7 +98,7 @@ pub struct Cli {
 
 /// Flags of all verbs, spelled as in kubectl.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Flags {
+pub(crate) struct Flags {
     /// Path of the kubeconfig file
     #[arg(long, global = true, help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
@@ -124,7 +135,7 @@ pub struct Flags {
 
 impl Flags {
     /// Returns the time limit of one request to the API server.
-    pub fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout.into())
     }
 }

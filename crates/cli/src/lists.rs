@@ -11,7 +11,7 @@ use cadastre_api::{
 
 /// The listed objects. A kind that the verb does not need has an empty list.
 #[derive(Clone, Debug)]
-pub struct ClusterLists {
+pub(crate) struct ClusterLists {
     /// All Nodes
     pub nodes: Vec<NodeLite>,
     /// All IPPools
@@ -37,42 +37,14 @@ pub struct ClusterLists {
 /// Objects that a verb can do without. `Err` has the reason why they cannot be read, which the verb reports.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
-impl Default for ClusterLists {
-    fn default() -> Self {
-        ClusterLists {
-            nodes: Vec::new(),
-            pools: Vec::new(),
-            subnets: Vec::new(),
-            addresses: Vec::new(),
-            blocks: Vec::new(),
-            services: Vec::new(),
-            pods: Vec::new(),
-            namespaces: Vec::new(),
-            leases: Ok(Vec::new()),
-            parts: Ok(Vec::new()),
-        }
-    }
-}
-
-/// The optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always
+/// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always
 /// listed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WantedKinds {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WantedKinds {
+    /// None of them
+    NoPods,
     /// Pods of all namespaces
-    pub pods: bool,
-    /// Namespaces, without spec and status
-    pub namespaces: bool,
-}
-
-impl WantedKinds {
-    /// Lists pods in addition to the kinds that are always listed.
-    pub const PODS: Self = Self {
-        pods: true,
-        namespaces: false,
-    };
-    /// Lists the optional kinds, too.
-    pub const ALL: Self = Self {
-        pods: true,
-        namespaces: true,
-    };
+    Pods,
+    /// Pods of all namespaces, and Namespaces without spec and status
+    PodsAndNamespaces,
 }

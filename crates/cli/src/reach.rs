@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, ObjectList, Patch, PatchParams};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -29,9 +30,17 @@ const TRIES: usize = 3;
 /// Progress is shown once listing takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// A kind of the API whose objects can be listed in the whole cluster.
+pub(crate) trait Listed:
+    Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug
+{
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug> Listed for K {}
+
 /// A client of the API server, with the timeout and the page size of one command.
 #[derive(Clone)]
-pub struct ApiReach {
+pub(crate) struct ApiReach {
     /// The client itself, for requests that have no method here
     pub client: Client,
     /// The namespace of pods that are given by name alone
@@ -42,7 +51,7 @@ pub struct ApiReach {
 
 /// The outcome of a write that succeeds only at a given resourceVersion.
 #[derive(Debug, PartialEq, Eq)]
-pub enum WriteOutcome {
+pub(crate) enum WriteOutcome {
     /// The object is written.
     Done,
     /// The write was rejected, because the object has another version by now.
@@ -51,7 +60,7 @@ pub enum WriteOutcome {
 
 impl ApiReach {
     /// Configures a client from the kubeconfig and the flags, without a request to the API server.
-    pub async fn new(flags: &Flags) -> anyhow::Result<Self> {
+    pub(crate) async fn new(flags: &Flags) -> anyhow::Result<Self> {
         let options = client::Options {
             kubeconfig: flags.kubeconfig.clone(),
             context: flags.context.clone(),
@@ -84,106 +93,58 @@ impl ApiReach {
     /// Lists the objects that a verb needs.
     ///
     /// Pods are listed last. So a pod created meanwhile is found, and a pod deleted meanwhile is known to be gone.
-    pub async fn lists(&self, wanted: WantedKinds) -> anyhow::Result<ClusterLists> {
-        let mut progress = ListProgress::new();
-        let all = |client: &Client| client.clone();
-        let pools = self
-            .list(&Api::all(all(&self.client)), &mut progress)
-            .await?;
-        let nodes = self
-            .list(&Api::all(all(&self.client)), &mut progress)
-            .await?;
-        let blocks = self
-            .list(&Api::all(all(&self.client)), &mut progress)
-            .await?;
-        let subnets = self
-            .list(&Api::all(all(&self.client)), &mut progress)
-            .await?;
-        let addresses = self
-            .list(&Api::all(all(&self.client)), &mut progress)
-            .await?;
-        let services = self.services(&mut progress).await?;
-        let mut lists = ClusterLists {
-            nodes,
-            pools,
-            subnets,
-            addresses,
-            blocks,
-            services,
-            ..ClusterLists::default()
-        };
-        if wanted.namespaces {
-            lists.namespaces = self.namespaces(&mut progress).await?;
-        }
-        lists.leases = self.leases().await;
-        lists.parts = self.parts().await;
-        if wanted.pods {
-            lists.pods = self
-                .list(&Api::all(all(&self.client)), &mut progress)
-                .await?;
-        }
-        Ok(lists)
+    pub(crate) async fn lists(&self, wanted: WantedKinds) -> anyhow::Result<ClusterLists> {
+        let progress = &mut ListProgress::new();
+        let controller_lease = ListParams::default().fields(&format!("metadata.name={LEASE_NAME}"));
+        let parts = ListParams::default().labels("app.kubernetes.io/name=cadastre");
+        Ok(ClusterLists {
+            pools: self.list(progress).await?,
+            nodes: self.list(progress).await?,
+            blocks: self.list(progress).await?,
+            subnets: self.list(progress).await?,
+            addresses: self.list(progress).await?,
+            services: match self.pages(progress).await {
+                // Servers before 1.33 do not have this kind.
+                Err(CallError::Api(404, _)) => Vec::new(),
+                listed => listed.map_err(CallError::about::<ServiceCIDR>)?,
+            },
+            namespaces: match wanted {
+                WantedKinds::PodsAndNamespaces => self.namespaces(progress).await?,
+                _ => Vec::new(),
+            },
+            leases: self.optional(&controller_lease).await,
+            parts: self.optional(&parts).await,
+            pods: match wanted {
+                WantedKinds::NoPods => Vec::new(),
+                _ => self.list(progress).await?,
+            },
+        })
     }
 
-    /// Lists ServiceCIDRs. The result is empty on servers before 1.33, which do not have this kind.
-    async fn services(
-        &self,
-        progress: &mut ListProgress,
-    ) -> anyhow::Result<Vec<k8s_openapi::api::networking::v1::ServiceCIDR>> {
-        let api = Api::all(self.client.clone());
-        match self.pages(&api, progress).await {
-            Err(CallError::Api(404, _)) => Ok(Vec::new()),
-            other => other.map_err(|trouble| trouble.into_error("servicecidrs.networking.k8s.io")),
-        }
-    }
-
-    /// Lists the Leases with the name of the controllers' Lease, in all namespaces.
-    async fn leases(&self) -> Readable<Lease> {
-        let named = ListParams::default().fields(&format!("metadata.name={LEASE_NAME}"));
-        self.few(&Api::all(self.client.clone()), &named).await
-    }
-
-    /// Lists the pods with the chart's label, which are controllers and agents.
-    async fn parts(&self) -> Readable<Pod> {
-        let ours = ListParams::default().labels("app.kubernetes.io/name=cadastre");
-        self.few(&Api::all(self.client.clone()), &ours).await
-    }
-
-    async fn few<K>(&self, api: &Api<K>, params: &ListParams) -> Readable<K>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
-    {
+    /// Lists objects that a verb can do without.
+    async fn optional<K: Listed>(&self, params: &ListParams) -> Readable<K> {
+        let api = Api::<K>::all(self.client.clone());
         let listed = self.call(api.list(params)).await.map(|it| it.items);
-        listed.map_err(|trouble| trouble.into_error(&resource::<K>()).to_string())
+        listed.map_err(|error| error.about::<K>().to_string())
     }
 
     async fn namespaces(
         &self,
         progress: &mut ListProgress,
-    ) -> anyhow::Result<Vec<kube::core::PartialObjectMeta<k8s_openapi::api::core::v1::Namespace>>>
-    {
-        let api: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(self.client.clone());
+    ) -> anyhow::Result<Vec<PartialObjectMeta<Namespace>>> {
         progress.begin("namespaces");
+        let api = Api::<Namespace>::all(self.client.clone());
         let listed = self.call(api.list_metadata(&ListParams::default())).await;
-        Ok(listed
-            .map_err(|trouble| trouble.into_error("namespaces"))?
-            .items)
+        Ok(listed.map_err(CallError::about::<Namespace>)?.items)
     }
 
     /// Lists all objects of a kind.
-    async fn list<K>(&self, api: &Api<K>, progress: &mut ListProgress) -> anyhow::Result<Vec<K>>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
-    {
-        let kind = resource::<K>();
-        let listed = self.pages(api, progress).await;
-        listed.map_err(|trouble| trouble.into_error(&kind))
+    async fn list<K: Listed>(&self, progress: &mut ListProgress) -> anyhow::Result<Vec<K>> {
+        self.pages(progress).await.map_err(CallError::about::<K>)
     }
 
-    async fn pages<K>(&self, api: &Api<K>, progress: &mut ListProgress) -> Result<Vec<K>, CallError>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
-    {
+    async fn pages<K: Listed>(&self, progress: &mut ListProgress) -> Result<Vec<K>, CallError> {
+        let api = Api::<K>::all(self.client.clone());
         let mut tries = 0;
         'anew: loop {
             progress.begin(&K::plural(&()));
@@ -194,38 +155,41 @@ impl ApiReach {
                 ..ListParams::default()
             };
             loop {
-                let page: ObjectList<K> = match self.call(api.list(&params)).await {
+                let page = match self.call(api.list(&params)).await {
                     // The continue token has expired, so the list is started again.
                     Err(CallError::Api(410, _)) if tries < TRIES => continue 'anew,
-                    other => other?,
+                    page => page?,
                 };
                 all.extend(page.items);
-                progress.tell(all.len());
-                match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                    Some(token) => params.continue_token = Some(token),
-                    None => return Ok(all),
+                progress.show(all.len());
+                params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+                if params.continue_token.is_none() {
+                    return Ok(all);
                 }
             }
         }
     }
 
     /// Reads the NodeSubnet of a node, not from a cache; `None` if there is none.
-    pub async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
-        let api: Api<NodeSubnetLite> = Api::all(self.client.clone());
-        let read = self.call(api.get_opt(name)).await;
-        read.map_err(|trouble| trouble.into_error(&resource::<NodeSubnetLite>()))
+    pub(crate) async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
+        self.get(name).await
     }
 
     /// Reads the NodeAddresses of a node, not from a cache; `None` if there is none.
-    pub async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
-        let api: Api<NodeAddressesLite> = Api::all(self.client.clone());
-        let read = self.call(api.get_opt(name)).await;
-        read.map_err(|trouble| trouble.into_error(&resource::<NodeAddressesLite>()))
+    pub(crate) async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
+        self.get(name).await
+    }
+
+    async fn get<K: Listed>(&self, name: &str) -> anyhow::Result<Option<K>> {
+        let api = Api::<K>::all(self.client.clone());
+        self.call(api.get_opt(name))
+            .await
+            .map_err(CallError::about::<K>)
     }
 
     /// Sets an annotation of a NodeSubnet, or removes it if `value` is `None`. Does nothing if the NodeSubnet no longer
     /// has this version.
-    pub async fn annotate(
+    pub(crate) async fn annotate(
         &self,
         name: &str,
         version: &str,
@@ -247,12 +211,12 @@ impl ApiReach {
             Err(CallError::Api(403, why)) => bail!(
                 "no right to patch nodesubnets.cadastre.dev: {why}: ask for the verb \"patch\" on it"
             ),
-            Err(trouble) => Err(trouble.into_error(&resource::<NodeSubnetLite>())),
+            Err(error) => Err(error.about::<NodeSubnetLite>()),
         }
     }
 
     /// Awaits one call for at most the time of `--request-timeout`.
-    pub async fn call<T>(
+    pub(crate) async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, CallError> {
@@ -269,7 +233,7 @@ impl ApiReach {
 
 /// Why a call failed.
 #[derive(Debug)]
-pub enum CallError {
+pub(crate) enum CallError {
     /// The API server answered with this error code and message.
     Api(u16, String),
     /// The API server did not answer within this time.
@@ -279,8 +243,15 @@ pub enum CallError {
 }
 
 impl CallError {
+    /// Like [`Self::into_error`], with the name of the resource.
+    fn about<K: Resource<DynamicType = ()>>(self) -> anyhow::Error {
+        let (plural, group) = (K::plural(&()), K::group(&()));
+        let dot = if group.is_empty() { "" } else { "." };
+        self.into_error(&format!("{plural}{dot}{group}"))
+    }
+
     /// Converts the error to an error of the command, which advises the user what to do. `what` names the resource.
-    pub fn into_error(self, what: &str) -> anyhow::Error {
+    pub(crate) fn into_error(self, what: &str) -> anyhow::Error {
         match self {
             CallError::Api(404, _) if what.ends_with("cadastre.dev") => anyhow!(
                 "the cluster has no {what}: install the CustomResourceDefinitions (cadastre crd | kubectl apply --server-side -f -), or choose another cluster with --context"
@@ -318,52 +289,35 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-fn resource<K: Resource<DynamicType = ()>>() -> String {
-    let (plural, group) = (K::plural(&()), K::group(&()));
-    if group.is_empty() {
-        plural.into_owned()
-    } else {
-        format!("{plural}.{group}")
-    }
-}
-
 /// Shows on a terminal how many objects have been listed.
-pub struct ListProgress {
+struct ListProgress {
     kind: String,
     start: Instant,
     shown: bool,
-    terminal: bool,
 }
 
 impl ListProgress {
-    /// Starts the clock. Nothing is shown in the first second, or if standard error is not a terminal.
-    pub fn new() -> Self {
+    fn new() -> Self {
         ListProgress {
             kind: String::new(),
             start: Instant::now(),
             shown: false,
-            terminal: std::io::stderr().is_terminal(),
         }
     }
 
     /// Sets the kind of the objects that are listed next.
-    pub fn begin(&mut self, kind: &str) {
+    fn begin(&mut self, kind: &str) {
         kind.clone_into(&mut self.kind);
     }
 
-    /// Shows that `count` objects of this kind have been listed so far.
-    pub fn tell(&mut self, count: usize) {
-        if self.terminal && self.start.elapsed() > PATIENCE {
+    /// Shows that `count` objects of this kind have been listed so far. Shows nothing in the first second, or if
+    /// standard error is not a terminal.
+    fn show(&mut self, count: usize) {
+        if std::io::stderr().is_terminal() && self.start.elapsed() > PATIENCE {
             self.shown = true;
             eprint!("\r\x1b[K{} {}...", count, self.kind);
             let _ = std::io::stderr().flush();
         }
-    }
-}
-
-impl Default for ListProgress {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -17,18 +17,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::check::{CheckReport, Leak};
-use super::inventory::{AddressInUse, Inventory, SubnetFact, is_assigned_under};
+use super::inventory::{AddressInUse, Inventory, SubnetFact};
 use super::lists::WantedKinds;
-use super::reach::{ApiReach, WriteOutcome};
+use super::reach::ApiReach;
 use super::render::{self, Columns, Style, VerbReport};
 use super::show::read_address;
+use super::update::{POLL, update};
 use super::{ExitVerdict, Flags};
-use cadastre_api::{RELEASE_ANNOTATION, Requests};
+use cadastre_api::{AddressEntry, RELEASE_ANNOTATION, Requests};
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::Addr;
 
@@ -43,7 +44,7 @@ use cadastre_core::Addr;
   kubectl cadastre release --handle cbr0/0123456789ab
   kubectl cadastre check -o json > a.json; sleep 600; kubectl cadastre check -o json > b.json
   kubectl cadastre release --report a.json --report b.json")]
-pub struct ReleaseArgs {
+pub(crate) struct ReleaseArgs {
     /// Addresses to release
     #[arg(required_unless_present_any = ["handle", "report"])]
     addresses: Vec<String>,
@@ -75,29 +76,22 @@ pub struct ReleaseArgs {
 
 /// An address that was assigned fewer seconds ago than this may be missing in its pod's status.
 const YOUNG: i64 = 60;
-/// At most this many attempts at a write, which fails if the NodeSubnet has changed since it was read.
-const TRIES: usize = 8;
-/// The time between two reads of the objects while waiting for the nodes.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// The report of `release`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct ReleaseReport {
-    /// One entry for each address
     pub addresses: Vec<Released>,
 }
 
 /// The result for one address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Released {
-    /// The address as text
+pub(crate) struct Released {
     pub address: String,
     /// The node that has the address assigned; empty if no node lists it
     pub node: String,
     /// The pod to which the address was assigned, as `namespace/name`; may be empty
     pub pod: String,
-    /// Whether the address was released
     pub state: ReleaseState,
     /// The reason of the state, for users; may be empty
     pub why: String,
@@ -105,7 +99,7 @@ pub struct Released {
 
 /// The state of a request to release an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum ReleaseState {
+pub(crate) enum ReleaseState {
     /// The node has released it.
     Freed,
     /// The node still has the address. A request is written if one is needed.
@@ -118,8 +112,7 @@ pub enum ReleaseState {
 
 /// An address that may be released.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Target {
-    /// The address to release
+pub(crate) struct Target {
     pub addr: Addr,
     /// The node that has the address assigned
     pub node: String,
@@ -134,45 +127,37 @@ pub struct Target {
 }
 
 /// Returns the leaks that are in every report.
-pub(crate) fn intersection(reports: &[CheckReport]) -> Vec<Leak> {
+pub(crate) fn intersection(reports: &[CheckReport]) -> BTreeSet<Leak> {
     let leaks = |report: &CheckReport| -> BTreeSet<Leak> {
-        report
-            .findings
-            .iter()
-            .filter_map(|it| it.leak.clone())
-            .collect()
+        let findings = report.findings.iter();
+        findings.filter_map(|it| it.leak.clone()).collect()
     };
-    let mut all = reports.iter().map(leaks);
-    let first = all.next().unwrap_or_default();
-    let common = all.fold(first, |common, other| {
-        common.intersection(&other).cloned().collect()
-    });
-    common.into_iter().collect()
+    let all = reports.iter().map(leaks);
+    all.reduce(|common, other| &common & &other)
+        .unwrap_or_default()
 }
 
 /// Returns what to request for an address. `Err`: the address must not be released, with the reason. `expected` is the
 /// leak to which the agent's entry must correspond, if the address is from a report.
-pub fn judge(
+pub(crate) fn judge(
     addr: Addr,
     expected: Option<&Leak>,
     force: bool,
     inventory: &Inventory,
 ) -> Result<Target, Released> {
-    let refused = |held: Option<&AddressInUse>, why: String| Released {
+    let refused = |entry: Option<&AddressInUse>, why: String| Released {
         address: addr.to_string(),
-        node: held.map_or(String::new(), |held| held.node.to_string()),
-        pod: held.map_or(String::new(), |held| held.allocation.pod.clone()),
+        node: entry.map_or(String::new(), |it| it.node.to_string()),
+        pod: entry.map_or(String::new(), |it| it.allocation.pod.clone()),
         state: ReleaseState::Refused,
         why,
     };
-    let all: Vec<&AddressInUse> = inventory.in_use_at(addr).iter().collect();
-    let of_report = |held: &&&AddressInUse| {
-        expected.is_none_or(|leak| {
-            leak.node == *held.node
-                && PodUid::read(&leak.pod_uid) == PodUid::read(&held.allocation.pod_uid)
-        })
+    let all = inventory.in_use_at(addr);
+    let is_expected = |entry: &&AddressInUse| {
+        let uid = PodUid::read(&entry.allocation.pod_uid);
+        expected.is_none_or(|leak| leak.node == *entry.node && PodUid::read(&leak.pod_uid) == uid)
     };
-    let Some(held) = all.iter().find(of_report) else {
+    let Some(entry) = all.iter().find(is_expected) else {
         let why = match all.first() {
             Some(other) => format!(
                 "it is not what the report says: node {} has it assigned to pod {} now",
@@ -180,170 +165,148 @@ pub fn judge(
             ),
             None => "no node lists it as in use (the lists are published every few minutes): there is nothing to release".to_owned(),
         };
-        return Err(refused(all.first().copied(), why));
+        return Err(refused(all.first(), why));
     };
-    let held: &AddressInUse = held;
-    let uid = &held.allocation.pod_uid;
-    let handle = &held.allocation.handle;
-    if uid.is_empty() && (!force || handle.is_empty()) {
-        return Err(refused(Some(held), no_pod(addr, held)));
-    }
-    let superseded = held.allocation.superseded;
+    let AddressEntry {
+        pod: name,
+        pod_uid: uid,
+        handle,
+        since,
+        superseded,
+        ..
+    } = &entry.allocation;
     let pod = inventory.pod_by_uid(uid).filter(|pod| !pod.finished);
-    if let Some(pod) = pod.filter(|_| !superseded) {
+    let age = since.map(|since| inventory.now.duration_since(since).as_secs());
+    let why = if uid.is_empty() && (!force || handle.is_empty()) {
+        no_pod(addr, entry)
+    } else if let Some(pod) = pod.filter(|_| !superseded) {
         let on = pod.node.as_deref().unwrap_or("no node");
-        return Err(refused(
-            Some(held),
-            format!("its pod {} lives on {on}: delete the pod instead", pod.name),
-        ));
-    }
-    if let Some(pod) = inventory.pods_at(addr).next() {
-        return Err(refused(Some(held), format!("pod {} reports it", pod.name)));
-    }
-    let since = held.allocation.since;
-    let young = since.is_some_and(|since| inventory.now.duration_since(since).as_secs() < YOUNG);
-    if young && !force {
-        return Err(refused(
-            Some(held),
-            "it was assigned less than a minute ago, and its pod may not report it yet: wait, or use --force"
-                .to_owned(),
-        ));
-    }
-    if !held.current && !force {
-        return Err(refused(
-            Some(held),
-            format!(
-                "the agent of {} has not reported since the Node was created again, so it may not act: check that it runs, or use --force",
-                held.node
-            ),
-        ));
-    }
-    Ok(Target {
-        addr,
-        node: held.node.to_string(),
-        pod: held.allocation.pod.clone(),
-        uid: uid.clone(),
-        superseded: superseded && pod.is_some(),
-        container_gone: (force && !handle.is_empty()).then(|| handle.clone()),
-    })
+        format!("its pod {} lives on {on}: delete the pod instead", pod.name)
+    } else if let Some(pod) = inventory.pods_at(addr).next() {
+        format!("pod {} reports it", pod.name)
+    } else if !force && age.is_some_and(|seconds| seconds < YOUNG) {
+        "it was assigned less than a minute ago, and its pod may not report it yet: wait, or use --force".to_owned()
+    } else if !force && !entry.current {
+        format!(
+            "the agent of {} has not reported since the Node was created again, so it may not act: check that it runs, or use --force",
+            entry.node
+        )
+    } else {
+        return Ok(Target {
+            addr,
+            node: entry.node.to_string(),
+            pod: name.clone(),
+            uid: uid.clone(),
+            superseded: *superseded && pod.is_some(),
+            container_gone: (force && !handle.is_empty()).then(|| handle.clone()),
+        });
+    };
+    Err(refused(Some(entry), why))
 }
 
 /// Returns the text that tells the user what to check before --force, for an address that belongs to no pod.
-fn no_pod(addr: Addr, held: &AddressInUse) -> String {
-    let id = held.allocation.handle.split_once('/').map_or("", |it| it.1);
+fn no_pod(addr: Addr, entry: &AddressInUse) -> String {
+    let id = entry
+        .allocation
+        .handle
+        .split_once('/')
+        .map_or("", |it| it.1);
     format!(
         "it belongs to no pod, so only node {} can prove that its container is gone, and it has not. Check on that node that container {id} does not run (crictl ps -a, podman ps -a, ip netns) and that nothing answers at {addr} (ping, ip neigh); then use --force",
-        held.node
+        entry.node
     )
 }
 
-/// Whether the node still has the address assigned to the pod of this entry, which pairs an address with a pod's UID.
-fn applies(subnet: &SubnetFact, entry: &(Addr, String)) -> bool {
-    let mut held = subnet.allocations.iter();
-    held.any(|(addr, it)| *addr == entry.0 && PodUid::read(&it.pod_uid) == PodUid::read(&entry.1))
-}
-
-/// Returns the requests to write: those in the annotation that still apply, and those for the targets `more`.
-pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
+/// Returns the requests to write: those in the annotation that still apply, and those for the targets `more` that the
+/// node still has assigned.
+pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
-    requests.release.retain(|entry| applies(subnet, entry));
-    let is_held = |entry: &(Addr, String)| is_assigned_under(subnet, entry);
-    requests.container_gone.retain(is_held);
-    for target in more {
+    for target in more.iter().filter(|it| it.is_assigned(subnet)) {
         if !target.uid.is_empty() && !target.superseded {
             requests.release.insert((target.addr, target.uid.clone()));
         }
-        let handle = target.container_gone.iter();
-        let entries = handle.map(|handle| (target.addr, handle.clone()));
-        requests.container_gone.extend(entries.filter(is_held));
+        let handle = target.container_gone.clone();
+        requests
+            .container_gone
+            .extend(handle.map(|it| (target.addr, it)));
     }
+    requests
+        .release
+        .retain(|(addr, uid)| subnet.has_pod(*addr, uid));
+    requests
+        .container_gone
+        .retain(|(addr, handle)| subnet.has_handle(*addr, handle));
     requests
 }
 
-/// Writes the requests for the targets to the annotation of a node, and removes requests that no longer apply. Retries
-/// if the NodeSubnet was changed at the same time.
-async fn ask(node: &str, targets: &[Target], reach: &ApiReach) -> anyhow::Result<()> {
-    for _ in 0..TRIES {
-        let subnet = reach.subnet(node).await?;
-        let subnet =
-            subnet.with_context(|| format!("NodeSubnet {node} is gone: its node was deleted"))?;
-        let subnet = SubnetFact::read(&subnet, reach.addresses(node).await?.as_ref());
-        let still: Vec<Target> = targets
-            .iter()
-            .filter(|target| applies(&subnet, &(target.addr, target.uid.clone())))
-            .cloned()
-            .collect();
-        let wanted = wanted(&subnet, &still);
-        if wanted == subnet.requests {
-            return Ok(());
-        }
-        let text = wanted.release_text();
-        let written = reach
-            .annotate(node, &subnet.version, RELEASE_ANNOTATION, text.as_deref())
-            .await?;
-        if written == WriteOutcome::Done {
-            return Ok(());
+impl Target {
+    /// Whether the node still has the address assigned to the same pod.
+    fn is_assigned(&self, subnet: &SubnetFact) -> bool {
+        subnet.has_pod(self.addr, &self.uid)
+    }
+
+    fn result(&self, state: ReleaseState, why: String) -> Released {
+        Released {
+            address: self.addr.to_string(),
+            node: self.node.clone(),
+            pod: self.pod.clone(),
+            state,
+            why,
         }
     }
-    bail!("NodeSubnet {node} changes too fast to be written to: try again")
 }
 
 /// Explains why a node still has an address although its release was requested.
 fn remains(target: &Target, subnet: &SubnetFact) -> String {
-    if target.container_gone.is_some() {
-        return format!(
-            "the agent of {} keeps it: it sees the container (crictl pods, its network namespace), or a new list still has the pod; or the agent is down. The request stays",
-            target.node
-        );
-    }
-    if target.superseded {
-        return format!(
-            "it belongs to an earlier sandbox of its pod, which still exists on its node (crictl pods on {}), or the agent is down; it is released once that is resolved. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, make sure that the sandbox is gone and use --force",
-            target.node
-        );
-    }
-    let suspects = subnet
-        .spec
-        .as_ref()
-        .map(|spec| spec.leak_candidates.as_slice());
+    let node = &target.node;
     let address = target.addr.to_string();
-    let named = suspects.is_ok_and(|it| it.iter().any(|suspect| suspect.address == address));
-    if named {
+    let candidates = subnet.spec.as_ref().map(|spec| spec.leak_candidates.iter());
+    if target.container_gone.is_some() {
         format!(
-            "the agent of {} keeps it: the pod's sandbox is still there (crictl pods on {}), or the agent is down; it is released once that is resolved. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, make sure that the sandbox is gone and use --force",
-            target.node, target.node
+            "the agent of {node} keeps it: it sees the container (crictl pods, its network namespace), or a new list still has the pod; or the agent is down. The request stays"
+        )
+    } else if target.superseded {
+        format!(
+            "it belongs to an earlier sandbox of its pod, which still exists on its node (crictl pods on {node}), or the agent is down; it is released once that is resolved. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, make sure that the sandbox is gone and use --force"
+        )
+    } else if candidates.is_ok_and(|mut it| it.any(|candidate| candidate.address == address)) {
+        format!(
+            "the agent of {node} keeps it: the pod's sandbox is still there (crictl pods on {node}), or the agent is down; it is released once that is resolved. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, make sure that the sandbox is gone and use --force"
         )
     } else {
         "the controller has not passed the request on: check that one leads (kubectl get lease -A | grep cadastre); the request stays".to_owned()
     }
 }
 
-/// Waits until the nodes have released the addresses, for at most the time `limit`. Returns the reason for each address
-/// that remains, and `None` for each that was released.
+/// Waits until the nodes have released the addresses, for at most the time `limit`. Returns the result for each target.
 async fn wait(
     targets: &[Target],
     limit: Duration,
     reach: &ApiReach,
-) -> anyhow::Result<BTreeMap<Target, Option<String>>> {
+) -> anyhow::Result<Vec<Released>> {
     let start = Instant::now();
     let nodes: BTreeSet<&str> = targets.iter().map(|target| target.node.as_str()).collect();
     loop {
-        let mut ends: BTreeMap<Target, Option<String>> = BTreeMap::new();
+        let mut subnets: BTreeMap<&str, SubnetFact> = BTreeMap::new();
         for node in &nodes {
             let list = reach.addresses(node).await?;
             let subnet = reach.subnet(node).await?;
             let subnet = subnet.map(|subnet| SubnetFact::read(&subnet, list.as_ref()));
-            for target in targets.iter().filter(|target| target.node == *node) {
-                let left = subnet
-                    .as_ref()
-                    .filter(|it| applies(it, &(target.addr, target.uid.clone())));
-                ends.insert(target.clone(), left.map(|subnet| remains(target, subnet)));
+            subnets.extend(subnet.map(|it| (*node, it)));
+        }
+        let result = |target: &Target| {
+            let subnet = subnets.get(&*target.node);
+            match subnet.filter(|it| target.is_assigned(it)) {
+                Some(subnet) => target.result(ReleaseState::Asked, remains(target, subnet)),
+                None => target.result(ReleaseState::Freed, String::new()),
             }
+        };
+        let results: Vec<Released> = targets.iter().map(result).collect();
+        let is_done = results.iter().all(|it| it.state == ReleaseState::Freed);
+        if is_done || start.elapsed() >= limit {
+            return Ok(results);
         }
-        if ends.values().all(Option::is_none) || start.elapsed() >= limit {
-            return Ok(ends);
-        }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
     }
 }
 
@@ -360,7 +323,7 @@ fn read_reports(paths: &[PathBuf]) -> anyhow::Result<Vec<CheckReport>> {
 }
 
 /// Runs `release`; [`ExitVerdict::Findings`] if an address was refused or is still in use.
-pub async fn exec(
+pub(crate) async fn exec(
     args: &ReleaseArgs,
     flags: &Flags,
     reach: &ApiReach,
@@ -368,21 +331,21 @@ pub async fn exec(
     let reports = read_reports(&args.report)?;
     let leaks = intersection(&reports);
     // Pods are listed after NodeSubnets, and not from a cache. So a pod that is missing in the list is gone.
-    let inventory = reach.inventory(WantedKinds::PODS).await?;
-    let mut wanted: Vec<(Addr, Option<&Leak>)> = Vec::new();
+    let inventory = reach.inventory(WantedKinds::Pods).await?;
+    let mut given: Vec<(Addr, Option<&Leak>)> = Vec::new();
     for text in &args.addresses {
-        wanted.push((read_address(text)?, None));
+        given.push((read_address(text)?, None));
     }
     for leak in &leaks {
-        wanted.push((read_address(&leak.address)?, Some(leak)));
+        given.push((read_address(&leak.address)?, Some(leak)));
     }
     if let Some(handle) = &args.handle {
         let report = super::show::handle(handle, &inventory)?;
-        wanted.extend(report.allocations.iter().map(|row| (row.address, None)));
+        given.extend(report.allocations.iter().map(|row| (row.address, None)));
     }
     let mut done = ReleaseReport::default();
     let mut targets = Vec::new();
-    for (addr, expected) in wanted {
+    for (addr, expected) in given {
         match judge(addr, expected, args.force, &inventory) {
             Ok(target) => targets.push(target),
             Err(refused) => done.addresses.push(refused),
@@ -390,42 +353,26 @@ pub async fn exec(
     }
     targets.sort();
     targets.dedup();
-    let ended = |target: &Target, state, why: String| Released {
-        address: target.addr.to_string(),
-        node: target.node.clone(),
-        pod: target.pod.clone(),
-        state,
-        why,
-    };
     if args.dry_run {
-        let would = targets
-            .iter()
-            .map(|it| ended(it, ReleaseState::WouldAsk, String::new()));
-        done.addresses.extend(would);
+        let would = |it: &Target| it.result(ReleaseState::WouldAsk, String::new());
+        done.addresses.extend(targets.iter().map(would));
         return finish(&done, flags);
     }
     let mut by_node: BTreeMap<&str, Vec<Target>> = BTreeMap::new();
-    let to_ask = |it: &&Target| !it.superseded || it.container_gone.is_some();
-    for target in targets.iter().filter(to_ask) {
-        by_node
-            .entry(&target.node)
-            .or_default()
-            .push(target.clone());
+    let needs_request = |it: &&Target| !it.superseded || it.container_gone.is_some();
+    for target in targets.iter().filter(needs_request) {
+        let of_node = by_node.entry(&target.node).or_default();
+        of_node.push(target.clone());
     }
     for (node, targets) in &by_node {
-        ask(node, targets, reach).await?;
+        update(node, RELEASE_ANNOTATION, reach, |it| wanted(it, targets)).await?;
     }
     let limit = Duration::from_secs(args.timeout.into());
-    for (target, left) in wait(&targets, limit, reach).await? {
-        done.addresses.push(match left {
-            None => ended(&target, ReleaseState::Freed, String::new()),
-            Some(why) => ended(&target, ReleaseState::Asked, why),
-        });
-    }
+    done.addresses.extend(wait(&targets, limit, reach).await?);
     // The waiting is over, so the requests that are done are removed.
     for node in by_node.keys() {
         if reach.subnet(node).await?.is_some() {
-            ask(node, &[], reach).await?;
+            update(node, RELEASE_ANNOTATION, reach, |it| wanted(it, &[])).await?;
         }
     }
     finish(&done, flags)
@@ -433,12 +380,8 @@ pub async fn exec(
 
 fn finish(report: &ReleaseReport, flags: &Flags) -> anyhow::Result<ExitVerdict> {
     render::print(report, flags.output, Timestamp::now())?;
-    let well = |it: &Released| matches!(it.state, ReleaseState::Freed | ReleaseState::WouldAsk);
-    Ok(if report.addresses.iter().all(well) {
-        ExitVerdict::Clean
-    } else {
-        ExitVerdict::Findings
-    })
+    let is_undone = |it: &Released| matches!(it.state, ReleaseState::Refused | ReleaseState::Asked);
+    Ok(ExitVerdict::of(report.addresses.iter().any(is_undone)))
 }
 
 impl VerbReport for ReleaseReport {

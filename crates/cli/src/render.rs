@@ -12,7 +12,7 @@ use cadastre_core::inert;
 
 /// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
+pub(crate) enum Output {
     /// Table
     #[default]
     Table,
@@ -26,7 +26,7 @@ pub enum Output {
 
 /// How text for users is formatted.
 #[derive(Clone, Copy, Debug)]
-pub struct Style {
+pub(crate) struct Style {
     /// Whether to show all columns and rows
     pub wide: bool,
     /// Whether to use colours
@@ -38,7 +38,7 @@ pub struct Style {
 }
 
 /// The result of a verb, which can be printed in every output format.
-pub trait VerbReport: Serialize {
+pub(crate) trait VerbReport: Serialize {
     /// Whether the text has colours if the style allows them. Such a text is printed as it is, so `text` must make
     /// strings from objects inert.
     const COLOURED: bool = false;
@@ -114,20 +114,26 @@ impl Columns {
     /// Starts a table with these columns. A column whose name begins with `+` is shown only with `-o wide`, without the
     /// `+`.
     pub(crate) fn new(heads: &[&'static str]) -> Self {
-        let split = |head: &&'static str| match head.strip_prefix('+') {
-            Some(head) => (head, true),
-            None => (*head, false),
-        };
+        let heads = heads.iter().map(|head| {
+            let name = head.trim_start_matches('+');
+            (name, name != *head)
+        });
         Self {
-            heads: heads.iter().map(split).collect(),
+            heads: heads.collect(),
             rows: Vec::new(),
         }
     }
 
     /// Adds a row; an empty cell is shown as `-`.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells = cells.into_iter();
-        self.rows.push(cells.map(or_dash).collect());
+        let or_dash = |cell: String| {
+            if cell.is_empty() {
+                "-".to_owned()
+            } else {
+                cell
+            }
+        };
+        self.rows.push(cells.into_iter().map(or_dash).collect());
     }
 
     /// Formats the table, or returns `nothing` if it has no rows.
@@ -135,14 +141,10 @@ impl Columns {
         if self.rows.is_empty() {
             return format!("{nothing}\n");
         }
-        let shown: Vec<bool> = self
-            .heads
-            .iter()
-            .map(|(_, wide)| style.wide || !wide)
-            .collect();
         let keep = |row: Vec<String>| -> Vec<String> {
-            let kept = row.into_iter().zip(&shown).filter(|(_, shown)| **shown);
-            kept.map(|(cell, _)| cell).collect()
+            let cells = row.into_iter().zip(&self.heads);
+            let cells = cells.filter(|(_, (_, is_wide))| style.wide || !is_wide);
+            cells.map(|(cell, _)| cell).collect()
         };
         let mut table = Table::new();
         table
@@ -162,11 +164,11 @@ impl Columns {
 
 /// Names and values, one per line.
 #[derive(Default)]
-pub struct FactLines(Vec<(String, String)>);
+pub(crate) struct FactLines(Vec<(String, String)>);
 
 impl FactLines {
     /// Adds a value, unless it is empty.
-    pub fn add(&mut self, name: &str, value: impl Into<String>) {
+    pub(crate) fn add(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
         if !value.is_empty() {
             self.0.push((name.to_owned(), value));
@@ -179,13 +181,9 @@ impl FactLines {
     }
 
     /// Formats the lines with aligned values.
-    pub fn text(self) -> String {
-        let width = self
-            .0
-            .iter()
-            .map(|(name, _)| name.len() + 1)
-            .max()
-            .unwrap_or(0);
+    pub(crate) fn text(self) -> String {
+        let widths = self.0.iter().map(|(name, _)| name.len() + 1);
+        let width = widths.max().unwrap_or(0);
         let mut text = String::new();
         for (name, value) in self.0 {
             // Further lines of a value are indented, so that they begin where the first one begins.
@@ -206,35 +204,30 @@ fn lines(text: &str) -> String {
     all
 }
 
-fn or_dash(cell: String) -> String {
-    if cell.is_empty() {
-        "-".to_owned()
-    } else {
-        cell
-    }
+/// Joins values with commas.
+pub(crate) fn joined<T: ToString>(all: &[T]) -> String {
+    let texts: Vec<String> = all.iter().map(ToString::to_string).collect();
+    texts.join(", ")
 }
 
 /// Formats how long ago a time is, as kubectl does: `47s`, `12m`, `5h`, `3d`.
-pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
+pub(crate) fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     since.map_or(String::new(), |since| {
         span(now.duration_since(since).as_secs())
     })
 }
 
 /// Formats the time that is left until a moment, as in `in 5h`; `now` once the moment has come.
-pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
-    until.map_or(String::new(), |until| {
-        let seconds = until.duration_since(now).as_secs();
-        if seconds <= 0 {
-            "now".to_owned()
-        } else {
-            format!("in {}", span(seconds))
-        }
-    })
+pub(crate) fn left(until: Option<Timestamp>, now: Timestamp) -> String {
+    match until {
+        None => String::new(),
+        Some(until) if until.duration_since(now).as_secs() <= 0 => "now".to_owned(),
+        Some(until) => format!("in {}", span(until.duration_since(now).as_secs())),
+    }
 }
 
 /// Formats the end of a quarantine: `over in 5m`, or `over` once it has passed. Empty if `until` is `None`.
-pub fn over(until: Option<Timestamp>, now: Timestamp) -> String {
+pub(crate) fn over(until: Option<Timestamp>, now: Timestamp) -> String {
     match until {
         None => String::new(),
         Some(until) if until <= now => "over".to_owned(),
@@ -253,11 +246,17 @@ fn span(seconds: i64) -> String {
 }
 
 /// Formats a number with its noun: `1 node`, `2 nodes`.
-pub fn count(number: usize, noun: &str) -> String {
-    if number == 1 {
-        format!("1 {noun}")
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+/// Returns the line that counts the entries of a table which are left out without `-o wide`; empty if there are none.
+pub(crate) fn more(all: usize, shown: usize, noun: &str) -> String {
+    if all > shown {
+        format!("and {} more (-o wide)\n", count(all - shown, noun))
     } else {
-        format!("{number} {noun}s")
+        String::new()
     }
 }
 

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::inventory::full_name;
 use super::lists::{ClusterLists, Readable};
 
 /// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds; the
@@ -20,7 +21,7 @@ const YOUNG_SECONDS: i64 = 120;
 
 /// The Lease of the controllers, and the pods of controllers and agents.
 #[derive(Clone, Debug)]
-pub struct RunningComponents {
+pub(crate) struct RunningComponents {
     /// The Lease of the controllers that was renewed last; `None` if there is none. `Err` has the reason why Leases
     /// cannot be read
     pub lease: Result<Option<LeaseFact>, String>,
@@ -30,7 +31,7 @@ pub struct RunningComponents {
 
 /// The Lease by which the controllers elect their leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaseFact {
+pub(crate) struct LeaseFact {
     /// `namespace/name`
     pub name: String,
     /// The identity of the leader; empty if no controller leads
@@ -41,7 +42,7 @@ pub struct LeaseFact {
 
 /// A pod of a controller or an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ComponentPod {
+pub(crate) struct ComponentPod {
     /// Whether the pod is an agent; otherwise it is a controller
     pub agent: bool,
     /// The name of the pod's node; empty until the pod is scheduled
@@ -58,7 +59,7 @@ pub struct ComponentPod {
 
 /// The state of the agent of a node, judged by its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentPod {
+pub(crate) enum AgentPod {
     /// A pod of the agent is ready.
     Ready,
     /// No pod of the agent is ready, but one was just created or is about to be replaced.
@@ -71,7 +72,7 @@ pub enum AgentPod {
 
 impl RunningComponents {
     /// Reads the lease and the pods from the lists.
-    pub fn read(lists: &ClusterLists) -> Self {
+    pub(crate) fn read(lists: &ClusterLists) -> Self {
         let leases = lists.leases.as_ref().map_err(Clone::clone);
         let parts = lists.parts.as_ref().map_err(Clone::clone);
         RunningComponents {
@@ -81,13 +82,13 @@ impl RunningComponents {
     }
 
     /// Returns the pods of agents (`agents`) or of controllers; none if pods cannot be read.
-    pub fn pods(&self, agents: bool) -> impl Iterator<Item = &ComponentPod> {
+    pub(crate) fn pods(&self, agents: bool) -> impl Iterator<Item = &ComponentPod> {
         let all = self.parts.iter().flatten();
         all.filter(move |it| it.agent == agents)
     }
 
     /// Returns the state of a node's agent, by its best pod; `None` if pods cannot be read.
-    pub fn agent(&self, node: &str, now: Timestamp) -> Option<AgentPod> {
+    pub(crate) fn agent(&self, node: &str, now: Timestamp) -> Option<AgentPod> {
         self.parts.as_ref().ok()?;
         let pods = self.pods(true).filter(|it| it.node == node);
         let states = pods.map(|pod| match pod.is_young(now) {
@@ -105,7 +106,7 @@ impl RunningComponents {
     }
 
     /// Returns the state of each agent by node. Nodes without a pod of the agent are left out.
-    pub fn agents(&self, now: Timestamp) -> BTreeMap<&str, AgentPod> {
+    pub(crate) fn agents(&self, now: Timestamp) -> BTreeMap<&str, AgentPod> {
         let nodes = self.pods(true).map(|it| it.node.as_str());
         let states = nodes.filter_map(|node| Some((node, self.agent(node, now)?)));
         states.collect()
@@ -114,14 +115,9 @@ impl RunningComponents {
 
 impl LeaseFact {
     fn read(lease: &Lease) -> Self {
-        let meta = &lease.metadata;
         let spec = lease.spec.clone().unwrap_or_default();
         LeaseFact {
-            name: format!(
-                "{}/{}",
-                meta.namespace.as_deref().unwrap_or_default(),
-                meta.name.as_deref().unwrap_or_default()
-            ),
+            name: full_name(&lease.metadata),
             holder: spec.holder_identity.unwrap_or_default(),
             renewed: spec.renew_time.map(|it| it.0),
         }

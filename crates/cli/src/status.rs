@@ -12,7 +12,6 @@ use super::plan::whatif;
 use super::reach::ApiReach;
 use super::render::{self, Columns, Style, VerbReport, age, count, some};
 use super::running::AgentPod;
-use super::show::agent_of;
 use super::{ExitVerdict, Flags};
 use cadastre_controller::figures::figures;
 use cadastre_controller::pools::PoolState;
@@ -26,7 +25,7 @@ use cadastre_core::inert;
   kubectl cadastre status
   kubectl cadastre status --wait 120
   kubectl cadastre status -o json")]
-pub struct StatusArgs {
+pub(crate) struct StatusArgs {
     /// Retry until all is well, for at most this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=3600))]
     wait: u16,
@@ -37,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 /// Whether a part of Cadastre works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Health {
+pub(crate) enum Health {
     /// The part works.
     Ok,
     /// The part does not exist, perhaps on purpose.
@@ -50,24 +49,20 @@ pub enum Health {
 
 /// A part of Cadastre, and whether it works.
 #[derive(Clone, Debug, Serialize)]
-pub struct PartStatus {
-    /// The name of the part
+pub(crate) struct PartStatus {
     pub part: &'static str,
-    /// Whether the part works
     pub health: Health,
-    /// Details for users
     pub says: String,
 }
 
 /// The report of `status`.
 #[derive(Clone, Debug, Serialize)]
-pub struct StatusReport {
-    /// One entry for each part
+pub(crate) struct StatusReport {
     pub parts: Vec<PartStatus>,
 }
 
 /// Finds out whether each part works.
-pub fn status(inventory: &Inventory) -> StatusReport {
+pub(crate) fn status(inventory: &Inventory) -> StatusReport {
     let part = |part, (health, says)| PartStatus { part, health, says };
     StatusReport {
         parts: vec![
@@ -89,14 +84,14 @@ fn leader(inventory: &Inventory) -> (Health, String) {
     let ago = age(lease.renewed, inventory.now);
     match (lease.holder.as_str(), lease.is_stale(inventory.now)) {
         ("", _) => (Health::Bad, "no controller leads".to_owned()),
-        (holder, true) => (
-            Health::Bad,
-            format!("{holder} led, but last renewed its Lease {ago} ago"),
-        ),
-        (holder, false) => (
-            Health::Ok,
-            format!("{holder} leads, renewed its Lease {ago} ago"),
-        ),
+        (holder, true) => {
+            let says = format!("{holder} led, but last renewed its Lease {ago} ago");
+            (Health::Bad, says)
+        }
+        (holder, false) => {
+            let says = format!("{holder} leads, renewed its Lease {ago} ago");
+            (Health::Ok, says)
+        }
     }
 }
 
@@ -125,10 +120,10 @@ fn agents(inventory: &Inventory) -> (Health, String) {
     let others: Vec<&str> = others.into_iter().map(|(node, _)| node).collect();
     if !others.is_empty() {
         health = Health::Bad;
-        let of = some(&others, 4);
+        let others = some(&others, 4);
         let _ = write!(
             says,
-            "; another network has the pods of {of} (see kubectl cadastre check)"
+            "; another network has the pods of {others} (see kubectl cadastre check)"
         );
     }
     (health, says)
@@ -137,9 +132,9 @@ fn agents(inventory: &Inventory) -> (Health, String) {
 fn agent_pods(inventory: &Inventory) -> (Health, String) {
     let agents = inventory.running.agents(inventory.now);
     let nodes = || inventory.cache.nodes.iter();
-    let spoken = nodes().filter(|node| agent_of(node, inventory).is_some());
+    let reported = nodes().filter(|node| inventory.subnet_of(node).is_some());
     if agents.is_empty() {
-        return match spoken.count() {
+        return match reported.count() {
             0 => (
                 Health::None,
                 "there are none (mode podCIDRs needs none)".to_owned(),
@@ -159,11 +154,8 @@ fn agent_pods(inventory: &Inventory) -> (Health, String) {
         .filter(|name| is(name) != AgentPod::Ready)
         .collect();
     let all = inventory.cache.nodes.len();
-    let mut says = format!(
-        "{} of {} have a ready one",
-        all - without.len(),
-        count(all, "node")
-    );
+    let ready = all - without.len();
+    let mut says = format!("{ready} of {} have a ready one", count(all, "node"));
     if !without.is_empty() {
         let _ = write!(says, "; not {}", some(&without, 4));
     }
@@ -174,10 +166,8 @@ fn agent_pods(inventory: &Inventory) -> (Health, String) {
 fn pools(inventory: &Inventory) -> (Health, String) {
     let all: Vec<&PoolState> = inventory.registry.pools.iter().collect();
     if all.is_empty() {
-        return (
-            Health::Bad,
-            "there is none: no pod gets an address".to_owned(),
-        );
+        let says = "there is none: no pod gets an address";
+        return (Health::Bad, says.to_owned());
     }
     let named = |which: &dyn Fn(&PoolState) -> bool| -> Vec<&str> {
         let some = all.iter().filter(|it| which(it));
@@ -207,18 +197,14 @@ fn is_full(state: &PoolState, inventory: &Inventory) -> bool {
 
 fn nodes(inventory: &Inventory) -> (Health, String) {
     let outcome = whatif::simulate_now(inventory);
-    let waiting: Vec<_> = outcome.waits().into_iter().collect();
+    let waiting = Vec::from_iter(outcome.waits());
     let all = count(inventory.cache.nodes.len(), "node");
-    match waiting.len() {
-        0 => (Health::Ok, format!("{all}, none waits for addresses")),
-        some_wait => (
-            Health::Bad,
-            format!(
-                "{all}, {some_wait} wait for addresses: {}",
-                some(&waiting, 4)
-            ),
-        ),
+    if waiting.is_empty() {
+        return (Health::Ok, format!("{all}, none waits for addresses"));
     }
+    let (number, names) = (waiting.len(), some(&waiting, 4));
+    let says = format!("{all}, {number} wait for addresses: {names}");
+    (Health::Bad, says)
 }
 
 impl VerbReport for StatusReport {
@@ -242,36 +228,32 @@ impl StatusReport {
 }
 
 /// Runs `status`; [`ExitVerdict::Findings`] if a part does not work.
-pub async fn exec(
+pub(crate) async fn exec(
     args: &StatusArgs,
     flags: &Flags,
     reach: &ApiReach,
 ) -> anyhow::Result<ExitVerdict> {
     let until = Instant::now() + Duration::from_secs(args.wait.into());
-    let mut said = None;
-    let (inventory, report) = loop {
-        let asked = reach.inventory(WantedKinds::PODS).await;
-        let asked = asked.map(|inventory| {
-            let report = status(&inventory);
-            (inventory, report)
-        });
-        let missing = match &asked {
-            Ok((_, report)) => report.bad(),
+    let mut printed = None;
+    let (report, inventory) = loop {
+        let listed = reach.inventory(WantedKinds::Pods).await;
+        let listed = listed.map(|inventory| (status(&inventory), inventory));
+        let bad = match &listed {
+            Ok((report, _)) => report.bad(),
             Err(error) => Some(format!("{error:#}")),
         };
-        if missing.is_none() || Instant::now() + PAUSE > until {
-            break asked?;
+        if bad.is_none() || Instant::now() + PAUSE > until {
+            break listed?;
         }
-        if missing != said {
-            let what = missing.as_deref().unwrap_or_default();
-            eprintln!("waiting: {}", inert::lines(what));
-            said = missing;
+        if bad != printed {
+            eprintln!(
+                "waiting: {}",
+                inert::lines(bad.as_deref().unwrap_or_default())
+            );
+            printed = bad;
         }
         sleep(PAUSE).await;
     };
     render::print(&report, flags.output, inventory.now)?;
-    Ok(match report.bad() {
-        Some(_) => ExitVerdict::Findings,
-        None => ExitVerdict::Clean,
-    })
+    Ok(ExitVerdict::of(report.bad().is_some()))
 }

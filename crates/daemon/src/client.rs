@@ -4,13 +4,14 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::version::Info;
-use kube::Client;
 use kube::client::ClientBuilder;
-use kube::config::KubeConfigOptions;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
 use thiserror::Error;
 use tower::limit::RateLimitLayer;
+use tower::util::MapFutureLayer;
 
-use super::retry_after::RetryAfterLayer;
+use crate::retry_after;
 use crate::telemetry::HttpMetrics;
 
 /// Why no client could be made.
@@ -44,7 +45,7 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     let layer = metrics.layer(host.as_deref().unwrap_or_default());
     let builder = ClientBuilder::try_from(config)?
         .with_layer(&layer)
-        .with_layer(&RetryAfterLayer);
+        .with_layer(&MapFutureLayer::new(retry_after::record));
     Ok(match options.rate {
         Some(rate) => {
             let layer = RateLimitLayer::new(rate.get().into(), Duration::from_secs(1));
@@ -74,29 +75,30 @@ pub fn too_old(version: &Info) -> Option<String> {
 }
 
 /// Reads the configuration for a client, disables retries in the client, and limits the time to connect.
-pub async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
+pub async fn configure(options: &Options) -> Result<Config, ClientError> {
     let chosen = KubeConfigOptions {
         context: options.context.clone(),
         ..KubeConfigOptions::default()
     };
     let mut config = match &options.kubeconfig {
         Some(path) => {
-            let file = kube::config::Kubeconfig::read_from(path)
-                .map_err(|e| ClientError::Config(e.to_string()))?;
-            kube::Config::from_custom_kubeconfig(file, &chosen)
-                .await
-                .map_err(|e| ClientError::Config(e.to_string()))?
+            let file = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+            let config = Config::from_custom_kubeconfig(file, &chosen).await;
+            config.map_err(|error| unusable(&error))?
         }
-        None if options.context.is_some() => kube::Config::from_kubeconfig(&chosen)
-            .await
-            .map_err(|e| ClientError::Config(e.to_string()))?,
-        None => kube::Config::infer()
-            .await
-            .map_err(|e| ClientError::Config(e.to_string()))?,
+        None if options.context.is_some() => {
+            let config = Config::from_kubeconfig(&chosen).await;
+            config.map_err(|error| unusable(&error))?
+        }
+        None => Config::infer().await.map_err(|error| unusable(&error))?,
     };
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     Ok(config)
+}
+
+fn unusable(error: &dyn ToString) -> ClientError {
+    ClientError::Config(error.to_string())
 }
 
 #[cfg(test)]
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_server_is_told_with_what_is_needed() {
+    fn the_message_about_an_old_server_names_the_oldest_version() {
         let says = |major: &str, minor: &str| {
             too_old(&Info {
                 major: major.to_owned(),

@@ -26,7 +26,7 @@ pub struct EventNote {
     pub warning: bool,
     /// A CamelCase word that must stay stable, because users build alerts on it
     pub reason: &'static str,
-    /// What happened, to what, and what to do
+    /// The text for users: what happened, to which object, and what to do
     pub note: String,
 }
 
@@ -38,15 +38,15 @@ pub fn spawn(
     backlog: usize,
     lost: impl Fn() + Send + 'static,
 ) -> mpsc::Sender<EventNote> {
-    let (sender, mut notices) = mpsc::channel::<EventNote>(backlog);
+    let (sender, mut notes) = mpsc::channel::<EventNote>(backlog);
     let instance = std::env::var("POD_NAME").unwrap_or_else(|_| manager.to_owned());
     let post = PostParams {
         field_manager: Some(manager.to_owned()),
         ..PostParams::default()
     };
     tokio::spawn(async move {
-        while let Some(notice) = notices.recv().await {
-            let (namespace, event) = render(notice, manager, &instance, Timestamp::now());
+        while let Some(note) = notes.recv().await {
+            let (namespace, event) = render(note, manager, &instance, Timestamp::now());
             let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
             match tokio::time::timeout(LIMIT, events.create(&post, &event)).await {
                 Ok(Ok(_)) => {}
@@ -62,13 +62,13 @@ pub fn spawn(
 }
 
 /// Returns the namespace and the event. The namespace is that of the object, or `default` if the object has none.
-fn render(notice: EventNote, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
-    let about = notice.about;
+fn render(note: EventNote, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
+    let about = note.about;
     let namespace = about
         .namespace
         .clone()
         .unwrap_or_else(|| "default".to_owned());
-    let kind = if notice.warning { "Warning" } else { "Normal" };
+    let kind = if note.warning { "Warning" } else { "Normal" };
     let event = Event {
         metadata: ObjectMeta {
             name: Some(event_name(about.name.as_deref().unwrap_or_default(), now)),
@@ -77,8 +77,8 @@ fn render(notice: EventNote, manager: &str, instance: &str, now: Timestamp) -> (
         },
         regarding: Some(about),
         type_: Some(kind.to_owned()),
-        reason: Some(notice.reason.to_owned()),
-        note: Some(short(&notice.note)),
+        reason: Some(note.reason.to_owned()),
+        note: Some(short(&note.note)),
         action: Some("Allocate".to_owned()),
         event_time: Some(MicroTime(now)),
         reporting_controller: Some(manager.to_owned()),
@@ -119,48 +119,38 @@ mod tests {
     fn the_name_of_an_event_is_never_too_long() {
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         assert_eq!(event_name("n1", now), "n1.18fae27693b40000");
-        let long = [
-            "n".repeat(63),
-            "o".repeat(63),
-            "d".repeat(63),
-            "e".repeat(61),
-        ]
-        .join(".");
+        let long = [("n", 63), ("o", 63), ("d", 63), ("e", 61)];
+        let long = long.map(|(letter, count)| letter.repeat(count)).join(".");
         let name = event_name(&long, now);
-        assert_eq!(
-            (name.len(), name.ends_with(".18fae27693b40000")),
-            (253, true)
-        );
+        assert!(name.ends_with(".18fae27693b40000"), "{name}");
+        assert_eq!(name.len(), 253);
         let dots = format!("{}.{}", "n".repeat(235), "e".repeat(17));
         assert!(!event_name(&dots, now).contains(".."));
     }
 
     #[test]
-    fn an_event_lies_beside_its_object_with_a_note_that_the_api_takes() {
+    fn an_event_has_the_namespace_of_its_object_and_a_note_within_the_limit() {
         let about = ObjectReference {
             kind: Some("Pod".to_owned()),
             name: Some("p".to_owned()),
             namespace: Some("web".to_owned()),
             ..ObjectReference::default()
         };
-        let mut notice = EventNote {
+        let mut note = EventNote {
             about,
             warning: true,
             reason: "PoolExhausted",
             note: "\u{e9}".repeat(600),
         };
-        let (namespace, event) = render(notice.clone(), "m", "i", Timestamp::UNIX_EPOCH);
+        let (namespace, event) = render(note.clone(), "m", "i", Timestamp::UNIX_EPOCH);
         assert_eq!(namespace, "web");
         assert_eq!(event.metadata.namespace.as_deref(), Some("web"));
         assert_eq!(event.type_.as_deref(), Some("Warning"));
-        let note = event.note.unwrap();
-        assert!(
-            note.len() <= 1024 && note.ends_with("\u{e9}..."),
-            "{}",
-            note.len()
-        );
-        (notice.about.namespace, notice.warning) = (None, false);
-        let (namespace, event) = render(notice, "m", "i", Timestamp::UNIX_EPOCH);
+        let text = event.note.unwrap();
+        assert!(text.len() <= 1024, "{}", text.len());
+        assert!(text.ends_with("\u{e9}..."), "{text}");
+        (note.about.namespace, note.warning) = (None, false);
+        let (namespace, event) = render(note, "m", "i", Timestamp::UNIX_EPOCH);
         assert_eq!(namespace, "default");
         assert_eq!(event.type_.as_deref(), Some("Normal"));
     }

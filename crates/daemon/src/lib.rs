@@ -1,4 +1,4 @@
-//! What the controller and the agent share: access to the API server, and telemetry for operators.
+//! Code that controller and agent share: access to the API server, and telemetry for operators.
 //!
 //! | module | content |
 //! |---|---|

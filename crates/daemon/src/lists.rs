@@ -107,6 +107,8 @@ struct Page {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     scanner: Scanner,
     metadata: Metadata,
+    /// Whether the end of `body` is reached
+    is_read: bool,
 }
 
 #[derive(Default, Deserialize)]
@@ -137,26 +139,21 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
             let page = match &mut self.page {
                 Some(page) => page,
                 None if self.is_over => return Ok(None),
-                none => none.insert(ask(&self.api, &self.params, self.patience).await?),
+                none => none.insert(request(&self.api, &self.params, self.patience).await?),
             };
-            let read = timeout(self.patience, page.body.fill_buf());
-            let read = read.await.map_err(|_| ListError::Silent(self.patience))?;
-            let bytes = read.map_err(|error| ListError::Unreadable(error.to_string()))?;
-            if bytes.is_empty() {
-                self.turn()?;
-                continue;
-            }
-            let (used, part) = page.scanner.feed(bytes)?;
-            page.body.as_mut().consume(used);
-            let text = page.scanner.text();
-            match part {
-                Some(Part::Item) => {
-                    return serde_json::from_slice(text).map(Some).map_err(unreadable);
+            match page.scanner.next()? {
+                Some(Part::Item(object)) => return Ok(Some(object)),
+                Some(Part::Metadata(metadata)) => page.metadata = metadata,
+                None if page.is_read => self.end_page()?,
+                None => {
+                    let read = timeout(self.patience, page.body.fill_buf());
+                    let read = read.await.map_err(|_| ListError::Silent(self.patience))?;
+                    let bytes = read.map_err(|error| ListError::Unreadable(error.to_string()))?;
+                    page.scanner.push(bytes)?;
+                    let count = bytes.len();
+                    page.is_read = count == 0;
+                    page.body.as_mut().consume(count);
                 }
-                Some(Part::Metadata) => {
-                    page.metadata = serde_json::from_slice(text).map_err(unreadable)?;
-                }
-                None => {}
             }
         }
     }
@@ -167,21 +164,18 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
     }
 
     /// Checks a complete page, and prepares the request for the next one.
-    fn turn(&mut self) -> Result<(), ListError> {
-        let Some(Page {
-            scanner, metadata, ..
-        }) = self.page.take()
-        else {
+    fn end_page(&mut self) -> Result<(), ListError> {
+        let Some(page) = self.page.take() else {
             return Ok(());
         };
-        if !scanner.is_over() {
+        let metadata = page.metadata;
+        if !page.scanner.is_over() {
             return Err(ListError::Unreadable("it ends early".to_owned()));
         }
         let version = metadata.resource_version;
         if version.is_empty() {
-            return Err(ListError::Unreadable(
-                "it has no resourceVersion".to_owned(),
-            ));
+            let why = "it has no resourceVersion".to_owned();
+            return Err(ListError::Unreadable(why));
         }
         if self.version.as_ref().is_some_and(|first| *first != version) {
             return Err(ListError::Moved);
@@ -193,7 +187,8 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
     }
 }
 
-async fn ask<K: kube::Resource + Clone>(
+/// Requests a page; its text is read by [`PagedList::next`].
+async fn request<K: kube::Resource + Clone>(
     api: &Api<K>,
     params: &ListParams,
     patience: Duration,
@@ -202,16 +197,12 @@ async fn ask<K: kube::Resource + Clone>(
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.extensions_mut().insert("list");
     let client = api.clone().into_client();
-    let asked = timeout(patience, client.request_stream(request)).await;
-    let body = asked.map_err(|_| ListError::Silent(patience))??;
+    let answer = timeout(patience, client.request_stream(request)).await;
+    let body = answer.map_err(|_| ListError::Silent(patience))??;
     Ok(Page {
         body: Box::pin(body),
         scanner: Scanner::default(),
         metadata: Metadata::default(),
+        is_read: false,
     })
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unreadable(error: serde_json::Error) -> ListError {
-    ListError::Unreadable(error.to_string())
 }

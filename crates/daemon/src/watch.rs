@@ -30,7 +30,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::lists::{self, PagedList};
+use super::lists::{ListError, PagedList};
 use cadastre_clock::since_boot;
 
 pub use event::ObjectEvent;
@@ -46,7 +46,7 @@ pub const LEASES: &str = "leases";
 /// After a watch that ended sooner than this there is a pause before the next watch.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What to watch, and how.
+/// The objects of a watch, and how the watch reacts to errors and silence.
 pub struct WatchSource<K> {
     /// Plural of the kind, for messages
     pub kind: &'static str,
@@ -127,60 +127,41 @@ pub async fn follow<K, T, E>(
             return;
         };
         next = ended.next;
-        if let Some(failure) = &ended.failure
+        if let Some(failure) = ended.failure
             && follower.trouble(failure).await.is_err()
         {
             return;
         }
-        if ended.failure.is_some() || ended.was_short {
+        if ended.is_pause_due {
             tokio::time::sleep(pauses.next().unwrap_or_default()).await;
         }
     }
 }
 
-/// What to do after a list or a watch.
+/// The request that follows a list or a watch.
 enum Next {
     List,
     /// Watch from this version on
     Watch(String),
 }
 
+/// How a list or a watch ended.
 struct Ended {
     next: Next,
-    failure: Option<Failure>,
-    was_short: bool,
+    /// The fault and its remedy, for the log
+    failure: Option<String>,
+    /// Whether to pause before the next request
+    is_pause_due: bool,
 }
 
 impl Ended {
-    fn well(next: Next) -> Self {
-        Ended {
-            next,
-            failure: None,
-            was_short: false,
-        }
-    }
-
-    fn failed(next: Next, failure: Failure) -> Self {
+    fn failed(next: Next, failure: String) -> Self {
         Ended {
             next,
             failure: Some(failure),
-            was_short: false,
+            is_pause_due: true,
         }
     }
-}
-
-enum Failure {
-    List(lists::ListError),
-    /// A watch could not be started, or broke off
-    Watch(kube::Error),
-    /// The API server ended the watch with an error
-    Status(Box<Status>),
-    /// The request for a watch was not answered
-    NoAnswer(Duration),
-    /// A watch delivered nothing, not even a bookmark
-    Silent(Duration),
-    /// An object came without a resource version
-    NoVersion,
 }
 
 /// The receiver was dropped.
@@ -223,27 +204,34 @@ where
                     self.change(ObjectEvent::Applied(object)).await?;
                 }
                 Ok(None) => break,
-                Err(error) => return Ok(Ended::failed(Next::List, self.list_failed(error))),
+                Err(error) => return Ok(Ended::failed(Next::List, self.list_failure(&error))),
             }
         }
         self.came().await?;
         self.change(ObjectEvent::Listed).await?;
         let version = list.version().unwrap_or_default();
         self.reached(&version).await?;
-        Ok(Ended::well(Next::Watch(version)))
+        Ok(Ended {
+            next: Next::Watch(version),
+            failure: None,
+            is_pause_due: false,
+        })
     }
 
-    fn list_failed(&self, error: lists::ListError) -> Failure {
-        let is_missing =
-            matches!(&error, lists::ListError::Api(kube::Error::Api(status)) if status.code == 404);
-        if is_missing && self.source.kind == OPTIONAL {
-            self.source.heard.heard(self.source.kind);
+    fn list_failure(&self, error: &ListError) -> String {
+        let kind = self.source.kind;
+        let ListError::Api(kube::Error::Api(status)) = error else {
+            return format!("list of {kind} failed: {error}; trying again");
+        };
+        if status.code == 404 && kind == OPTIONAL {
+            self.source.heard.heard(kind);
         }
-        Failure::List(error)
+        rejection(kind, status)
     }
 
     async fn watch(&mut self, mut version: String) -> Result<Ended, Over> {
         let SilenceTimeouts { answer, bookmark } = self.source.patience;
+        let kind = self.source.kind;
         let params = WatchParams {
             field_selector: self.source.fields.clone(),
             bookmarks: true,
@@ -254,12 +242,17 @@ where
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 let is_unreachable = !matches!(error, kube::Error::Api(_));
-                let anew = is_expired(&error) || is_unreachable && self.source.doubtful;
-                return Ok(Ended::failed(then(anew, version), Failure::Watch(error)));
+                let relist = is_expired(&error) || is_unreachable && self.source.doubtful;
+                let failure = watch_failure(kind, &error);
+                return Ok(Ended::failed(list_or_watch(relist, version), failure));
             }
             Err(_) => {
-                let next = then(self.source.doubtful, version);
-                return Ok(Ended::failed(next, Failure::NoAnswer(answer)));
+                let next = list_or_watch(self.source.doubtful, version);
+                let limit = answer.as_secs_f32();
+                let failure = format!(
+                    "watch of {kind} failed: the API server said nothing for {limit} s; trying again on another connection"
+                );
+                return Ok(Ended::failed(next, failure));
             }
         };
         let mut stream = pin!(stream);
@@ -269,14 +262,18 @@ where
             let Ok(event) = timeout(bookmark, stream.next()).await else {
                 // A new watch at the same version delivers what was missed. If the last watch was silent as well, or if
                 // the server may have been restored, list again instead.
-                let anew = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
-                let next = then(anew, version);
-                return Ok(Ended::failed(next, Failure::Silent(bookmark)));
+                let relist = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
+                let limit = bookmark.as_secs_f32();
+                let failure = format!(
+                    "watch of {kind} brought nothing for {limit} s, not even a bookmark: beginning it again on another connection"
+                );
+                return Ok(Ended::failed(list_or_watch(relist, version), failure));
             };
             let Some(event) = event else {
                 return Ok(Ended {
-                    was_short: begun.elapsed() < SHORT,
-                    ..Ended::well(Next::Watch(version))
+                    next: Next::Watch(version),
+                    failure: None,
+                    is_pause_due: begun.elapsed() < SHORT,
                 });
             };
             let (object, is_deleted) = match event {
@@ -290,21 +287,24 @@ where
                     continue;
                 }
                 Ok(WatchEvent::Error(status)) => {
-                    let next = then(status.code == 410, version);
-                    return Ok(Ended::failed(next, Failure::Status(Box::new(*status))));
+                    let next = list_or_watch(status.code == 410, version);
+                    return Ok(Ended::failed(next, rejection(kind, &status)));
                 }
                 // Only this object cannot be parsed, so the watch continues with the next ones.
                 Err(error @ kube::Error::SerdeError(_)) => {
-                    self.trouble(&Failure::Watch(error)).await?;
+                    self.trouble(watch_failure(kind, &error)).await?;
                     continue;
                 }
                 Err(error) => {
-                    let next = then(is_expired(&error), version);
-                    return Ok(Ended::failed(next, Failure::Watch(error)));
+                    let next = list_or_watch(is_expired(&error), version);
+                    return Ok(Ended::failed(next, watch_failure(kind, &error)));
                 }
             };
             let Some(now) = object.meta().resource_version.clone() else {
-                return Ok(Ended::failed(Next::List, Failure::NoVersion));
+                let failure = format!(
+                    "watch of {kind} brought an object without a resourceVersion; listing anew"
+                );
+                return Ok(Ended::failed(Next::List, failure));
             };
             self.was_silent = false;
             self.came().await?;
@@ -329,11 +329,11 @@ where
         Ok(())
     }
 
-    async fn trouble(&mut self, failure: &Failure) -> Result<(), Over> {
-        let text = describe(self.source.kind, failure);
-        if self.trouble.as_ref() != Some(&text) {
-            warn!(watch.kind = self.source.kind, "{text}");
-            self.trouble = Some(text);
+    /// Logs a failure unless it is the same as the last one, and reports that the watch does not work.
+    async fn trouble(&mut self, failure: String) -> Result<(), Over> {
+        if self.trouble.as_ref() != Some(&failure) {
+            warn!(watch.kind = self.source.kind, "{failure}");
+            self.trouble = Some(failure);
         }
         self.step(WatchStep::Trouble).await
     }
@@ -358,8 +358,8 @@ where
     }
 }
 
-fn then(anew: bool, version: String) -> Next {
-    if anew {
+fn list_or_watch(relist: bool, version: String) -> Next {
+    if relist {
         Next::List
     } else {
         Next::Watch(version)
@@ -371,32 +371,16 @@ fn is_expired(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410)
 }
 
-/// Describes a failure and what to do about it.
-fn describe(kind: &str, failure: &Failure) -> String {
-    let status = match failure {
-        Failure::List(lists::ListError::Api(kube::Error::Api(status)))
-        | Failure::Watch(kube::Error::Api(status))
-        | Failure::Status(status) => status,
-        Failure::List(error) => return format!("list of {kind} failed: {error}; trying again"),
-        Failure::Watch(error) => return format!("watch of {kind} failed: {error}; trying again"),
-        Failure::NoAnswer(limit) => {
-            let limit = limit.as_secs_f32();
-            return format!(
-                "watch of {kind} failed: the API server said nothing for {limit} s; trying again on another connection"
-            );
-        }
-        Failure::Silent(limit) => {
-            let limit = limit.as_secs_f32();
-            return format!(
-                "watch of {kind} brought nothing for {limit} s, not even a bookmark: beginning it again on another connection"
-            );
-        }
-        Failure::NoVersion => {
-            return format!(
-                "watch of {kind} brought an object without a resourceVersion; listing anew"
-            );
-        }
-    };
+/// Describes why a watch could not be started, or broke off.
+fn watch_failure(kind: &str, error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => rejection(kind, status),
+        error => format!("watch of {kind} failed: {error}; trying again"),
+    }
+}
+
+/// Describes why the API server rejected a list or a watch, and what to do about it.
+fn rejection(kind: &str, status: &Status) -> String {
     match status.code {
         404 if kind != OPTIONAL => format!(
             "{kind} are not known to the API server: apply the CRDs (cadastre crd | kubectl apply --server-side -f -); waiting for them"

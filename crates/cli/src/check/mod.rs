@@ -16,7 +16,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::inventory::Inventory;
+use super::inventory::{Inventory, PodFact};
 use super::lists::WantedKinds;
 use super::reach::ApiReach;
 use super::render::{self, Columns, Style, VerbReport, count};
@@ -30,7 +30,7 @@ use super::{ExitVerdict, Flags};
   kubectl cadastre check
   kubectl cadastre check -o json > report.json
   kubectl cadastre check --ignore PoolNearlyFull --severity critical")]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// Ignore findings with this code; may be repeated
     #[arg(long, value_name = "CODE")]
     ignore: Vec<String>,
@@ -49,7 +49,7 @@ pub struct CheckArgs {
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub(crate) enum Severity {
     /// Good to know; nothing has to be done
     Info,
     /// Something is lost or will go wrong: act in time
@@ -58,19 +58,18 @@ pub enum Severity {
     Critical,
 }
 
-/// Something that is wrong, or that users should know.
+/// A fault, or something that users should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Finding {
-    /// How urgent the finding is
+pub(crate) struct Finding {
     pub severity: Severity,
     /// The kind of finding; never renamed, so that programs can rely on it
     pub code: String,
     /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `address A`
     pub object: String,
-    /// What is wrong, for users
+    /// The fault
     pub message: String,
-    /// What the user should do
+    /// The user's next step
     pub advice: String,
     /// The leaked address; `None` for findings with another code than [`LEAKED`]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,8 +79,7 @@ pub struct Finding {
 /// An address in use whose pod is gone or has ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Leak {
-    /// The leaked address
+pub(crate) struct Leak {
     pub address: String,
     /// The node whose agent reports the address in use
     pub node: String,
@@ -99,7 +97,7 @@ pub(crate) const LEAKED: &str = "LeakedAddress";
 /// The findings of a check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CheckReport {
+pub(crate) struct CheckReport {
     /// When the objects were listed
     pub time: Timestamp,
     /// The version of kubectl-cadastre
@@ -113,39 +111,46 @@ pub struct CheckReport {
 /// The numbers of objects that were checked.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Checked {
-    /// Number of IPPools
+pub(crate) struct Checked {
     pub pools: usize,
-    /// Number of Nodes
     pub nodes: usize,
-    /// Number of NodeSubnets
     pub node_subnets: usize,
-    /// Number of IPAMBlocks
     pub blocks: usize,
     /// Number of addresses in use that agents report
     pub allocations: usize,
-    /// Number of pods
     pub pods: usize,
 }
 
-impl Finding {
-    fn new(
+/// Collects the findings of one pass.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(
+        &mut self,
         severity: Severity,
         code: &str,
-        object: String,
-        message: String,
-        advice: String,
-    ) -> Self {
-        Finding {
+        object: impl Into<String>,
+        message: impl Into<String>,
+        advice: impl Into<String>,
+    ) {
+        self.0.push(Finding {
             severity,
             code: code.to_owned(),
-            object,
-            message,
-            advice,
+            object: object.into(),
+            message: message.into(),
+            advice: advice.into(),
             leak: None,
-        }
+        });
     }
+}
 
+/// The command that deletes a pod.
+fn delete_pod(pod: &PodFact) -> String {
+    format!("kubectl delete pod -n {}", pod.name.replace('/', " "))
+}
+
+impl Finding {
     /// Returns the fields that are equal if findings of two passes are about the same fault.
     fn key(&self) -> (&str, &str, Option<&Leak>) {
         (&self.code, &self.object, self.leak.as_ref())
@@ -153,16 +158,16 @@ impl Finding {
 }
 
 /// Runs all checks; findings are sorted by severity, the most severe first.
-pub fn check(inventory: &Inventory) -> CheckReport {
-    let mut findings = Vec::new();
+pub(crate) fn check(inventory: &Inventory) -> CheckReport {
+    let mut findings = Findings::default();
     ranges::check(inventory, &mut findings);
     addresses::check(inventory, &mut findings);
     pools::check(inventory, &mut findings);
     alive::check(inventory, &mut findings);
     outside::check(inventory, &mut findings);
-    findings.sort_by(|a: &Finding, b: &Finding| {
-        (b.severity, &a.code, &a.object).cmp(&(a.severity, &b.code, &b.object))
-    });
+    let mut findings = findings.0;
+    findings
+        .sort_by(|a, b| (b.severity, &a.code, &a.object).cmp(&(a.severity, &b.code, &b.object)));
     CheckReport {
         time: inventory.now,
         version: cadastre_core::VERSION.to_owned(),
@@ -183,45 +188,40 @@ impl CheckReport {
     #[must_use]
     pub(crate) fn confirmed_by(mut self, earlier: &CheckReport) -> Self {
         let before: BTreeSet<_> = earlier.findings.iter().map(Finding::key).collect();
-        self.findings
-            .retain(|finding| before.contains(&finding.key()));
+        self.findings.retain(|it| before.contains(&it.key()));
         self
     }
 
     /// Whether any finding is more severe than [`Severity::Info`].
-    pub fn is_bad(&self) -> bool {
+    pub(crate) fn is_bad(&self) -> bool {
         self.findings.iter().any(|it| it.severity > Severity::Info)
     }
 }
 
 /// Lists and checks the cluster. If anything looks wrong, lists and checks again after `settle`, and keeps only the
 /// findings of both passes.
-pub async fn look(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
-    let first = check(&reach.inventory(WantedKinds::PODS).await?);
+pub(crate) async fn check_twice(reach: &ApiReach, settle: Duration) -> anyhow::Result<CheckReport> {
+    let first = check(&reach.inventory(WantedKinds::Pods).await?);
     if first.findings.is_empty() {
         return Ok(first);
     }
     tokio::time::sleep(settle).await;
-    let second = check(&reach.inventory(WantedKinds::PODS).await?);
+    let second = check(&reach.inventory(WantedKinds::Pods).await?);
     Ok(second.confirmed_by(&first))
 }
 
 /// Runs `check`; [`ExitVerdict::Findings`] if a shown finding is a warning or critical.
-pub async fn exec(
+pub(crate) async fn exec(
     args: &CheckArgs,
     flags: &Flags,
     reach: &ApiReach,
 ) -> anyhow::Result<ExitVerdict> {
-    let mut report = look(reach, Duration::from_secs(args.settle.into())).await?;
+    let mut report = check_twice(reach, Duration::from_secs(args.settle.into())).await?;
     report.findings.retain(|finding| {
         finding.severity >= args.severity && !args.ignore.contains(&finding.code)
     });
     render::print(&report, flags.output, report.time)?;
-    Ok(if report.is_bad() {
-        ExitVerdict::Findings
-    } else {
-        ExitVerdict::Clean
-    })
+    Ok(ExitVerdict::of(report.is_bad()))
 }
 
 impl VerbReport for CheckReport {
@@ -234,7 +234,7 @@ impl VerbReport for CheckReport {
             pods,
             ..
         } = self.checked;
-        let looked = format!(
+        let checked = format!(
             "Checked {}, {}, {}, {} in use and {}.\n",
             count(pools, "pool"),
             count(nodes, "node"),
@@ -247,14 +247,15 @@ impl VerbReport for CheckReport {
             count(pods, "pod"),
         );
         if self.findings.is_empty() {
-            return format!("{looked}Nothing is wrong.\n");
+            return format!("{checked}Nothing is wrong.\n");
         }
-        let mut table = Columns::new(&[
+        let heads = [
             "SEVERITY",
             "CODE",
             "OBJECT",
             "WHAT IS WRONG, AND WHAT TO DO",
-        ]);
+        ];
+        let mut table = Columns::new(&heads);
         for finding in &self.findings {
             let severity = format!("{:?}", finding.severity).to_lowercase();
             table.row([
@@ -265,17 +266,15 @@ impl VerbReport for CheckReport {
             ]);
         }
         let of = |severity| {
-            self.findings
-                .iter()
-                .filter(|it| it.severity == severity)
-                .count()
+            let all = self.findings.iter();
+            all.filter(|it| it.severity == severity).count()
         };
-        let found = format!(
+        let counts = format!(
             "{} critical, {} warning, {} info.\n",
             of(Severity::Critical),
             of(Severity::Warning),
             of(Severity::Info)
         );
-        table.text(style, "") + "\n" + &looked + &found
+        table.text(style, "") + "\n" + &checked + &counts
     }
 }

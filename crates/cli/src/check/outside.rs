@@ -3,7 +3,7 @@
 //! Cadastre should do so on nodes whose agent writes the runtime's CNI configuration (mode `blocks`). On other nodes,
 //! pods belong to another network by design.
 
-use super::{Finding, Severity};
+use super::{Findings, Severity};
 use crate::inventory::{Cover, Inventory, PodFact};
 use crate::render::{count, some};
 use cadastre_core::{Addr, Cidr};
@@ -11,39 +11,35 @@ use cadastre_core::{Addr, Cidr};
 /// At most this many nodes or pods are named in a finding.
 const NAMED: usize = 4;
 
-pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
+pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
     nodes(inventory, findings);
     pods(inventory, findings);
 }
 
 /// Reports nodes whose agents say that another network assigns the addresses of new pods.
-fn nodes(inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn nodes(inventory: &Inventory, findings: &mut Findings) {
     let all = inventory.served_by_others();
     let Some((first, says)) = all.first() else {
         return;
     };
     let names: Vec<&str> = all.iter().map(|(node, _)| *node).collect();
-    findings.push(Finding::new(
+    let (number, names) = (count(all.len(), "node"), some(&names, NAMED));
+    findings.add(
         Severity::Warning,
         "ServedByOthers",
-        "agents".to_owned(),
-        format!(
-            "new pods use another network's CNI configuration on {}: {}. The agent of {first} reports: {says}",
-            count(all.len(), "node"),
-            some(&names, NAMED)
-        ),
-        "see the condition ServedByOthers of the NodeSubnet of each of these nodes".to_owned(),
-    ));
+        "agents",
+        format!("new pods use another network's CNI configuration on {number}: {names}. The agent of {first} reports: {says}"),
+        "see the condition ServedByOthers of the NodeSubnet of each of these nodes",
+    );
 }
 
 /// Reports pods with an address in no pool and no block, on nodes whose agent writes the runtime's CNI configuration.
-fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn pods(inventory: &Inventory, findings: &mut Findings) {
     let ranges = inventory.pool_ranges();
     let configured = inventory.running.configured();
     let is_outside = |addr: &&Addr| {
-        let covers = || inventory.covers(**addr);
-        let is_ours = || covers().iter().any(|it| matches!(it, Cover::Block(_)));
-        !is_within(&ranges, **addr) && !is_ours()
+        let in_block = |it: &Cover| matches!(it, Cover::Block(_));
+        !is_within(&ranges, **addr) && !inventory.covers(**addr).iter().any(in_block)
     };
     let outside = |pod: &PodFact| -> Option<String> {
         let node = pod.node.as_deref()?;
@@ -55,17 +51,14 @@ fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
     if all.is_empty() {
         return;
     }
-    findings.push(Finding::new(
+    let (number, names) = (count(all.len(), "pod"), some(&all, NAMED));
+    findings.add(
         Severity::Warning,
         "PodsOutside",
-        "pods".to_owned(),
-        format!(
-            "{} on nodes whose agent writes the CNI configuration, with an address that is in no pool: {}",
-            count(all.len(), "pod"),
-            some(&all, NAMED)
-        ),
-        "if ServedByOthers is reported, too, another network assigns the addresses of new pods: fix that first. Otherwise these pods are older than Cadastre, or their range was removed from its pool: delete them, a few at a time, so that they are created again with an address of a pool".to_owned(),
-    ));
+        "pods",
+        format!("{number} on nodes whose agent writes the CNI configuration, with an address that is in no pool: {names}"),
+        "if ServedByOthers is reported, too, another network assigns the addresses of new pods: fix that first. Otherwise these pods are older than Cadastre, or their range was removed from its pool: delete them, a few at a time, so that they are created again with an address of a pool",
+    );
 }
 
 /// Whether an address is in one of the ranges, which must be disjoint and sorted.
@@ -77,15 +70,13 @@ fn is_within(ranges: &[Cidr], addr: Addr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::{addr, cidr};
 
     #[test]
     fn an_address_is_found_in_the_last_range_that_begins_before_it() {
         let ranges = ["10.0.0.0/24", "10.0.2.0/24", "fd00::/64"];
-        let ranges: Vec<Cidr> = ranges
-            .iter()
-            .map(|it| Cidr::parse_strict(it).unwrap())
-            .collect();
-        let is = |text| is_within(&ranges, Addr::parse_strict(text).unwrap());
+        let ranges = ranges.map(cidr);
+        let is = |text| is_within(&ranges, addr(text));
         assert!(is("10.0.0.0") && is("10.0.2.255") && is("fd00::1"));
         assert!(!is("9.9.9.9") && !is("10.0.1.0") && !is("10.0.3.0") && !is("fd00:1::1"));
         assert!(!is_within(&[], ranges[0].first()));

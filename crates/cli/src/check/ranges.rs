@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Finding, Severity};
+use super::{Findings, Severity, delete_pod};
 use crate::inventory::{Inventory, SubnetFact};
 use crate::render::{age, some};
 use cadastre_api::{AllocationMode, block_name};
@@ -10,9 +10,10 @@ use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::allocations::foreign::{ADVICE, too_wide_text};
 use cadastre_controller::cluster::agent_report::ACCEPTED;
 use cadastre_controller::cluster::objects::Node;
+use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Holding, HoldingId, HoldingState};
 
-pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
+pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
     overlaps(inventory, findings);
     listed_twice(inventory, findings);
     objects(inventory, findings);
@@ -28,79 +29,71 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
 }
 
 /// Describes a range and its owner for users.
-fn whose(id: HoldingId, claim: &Holding, inventory: &Inventory) -> String {
+fn whose(id: HoldingId, holding: &Holding, inventory: &Inventory) -> String {
     let registry = &inventory.registry;
-    let block = registry
-        .blocks
-        .get(&claim.cidr)
-        .filter(|it| it.holding == id);
-    let node = registry
-        .node_of(claim.holder)
-        .map_or("nobody", |(name, _)| name);
-    match (block, claim.state) {
-        (Some(_), HoldingState::Quarantined) => {
-            format!("block {} (in quarantine, was {node}'s)", claim.cidr)
-        }
-        (Some(_), _) => format!("block {} of node {node}", claim.cidr),
-        (None, HoldingState::Quarantined) => {
-            format!("podCIDR {} (in quarantine, was {node}'s)", claim.cidr)
-        }
-        (None, _) => format!("podCIDR {} of node {node}", claim.cidr),
+    let block = registry.blocks.get(&holding.cidr).filter(|it| it.holding == id);
+    let kind = if block.is_some() { "block" } else { "podCIDR" };
+    let node = registry.node_of(holding.holder);
+    let node = node.map_or("nobody", |(name, _)| name);
+    match holding.state {
+        HoldingState::Quarantined => format!("{kind} {} (in quarantine, was {node}'s)", holding.cidr),
+        _ => format!("{kind} {} of node {node}", holding.cidr),
     }
 }
 
-fn overlaps(inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn overlaps(inventory: &Inventory, findings: &mut Findings) {
     let registry = &inventory.registry;
     let mut cidrs: BTreeSet<Cidr> = registry.blocks.iter().map(|entry| entry.cidr).collect();
     for node in inventory.cache.nodes.iter() {
         cidrs.extend(node.pod_cidrs.iter().copied());
     }
-    let mut told: BTreeSet<(HoldingId, HoldingId)> = BTreeSet::new();
+    let mut reported: BTreeSet<(HoldingId, HoldingId)> = BTreeSet::new();
     for cidr in cidrs {
         let all: Vec<(HoldingId, Holding)> = registry.ledger.overlapping(&cidr).collect();
-        for (at, (id, claim)) in all.iter().enumerate() {
-            for (other, theirs) in &all[at + 1..] {
-                if claim.holder == theirs.holder || !claim.cidr.overlaps(&theirs.cidr) {
+        for (at, (id, holding)) in all.iter().enumerate() {
+            for (other_id, other) in &all[at + 1..] {
+                if holding.holder == other.holder
+                    || !holding.cidr.overlaps(&other.cidr)
+                    || !reported.insert((*id.min(other_id), *id.max(other_id)))
+                {
                     continue;
                 }
-                if !told.insert((*id.min(other), *id.max(other))) {
-                    continue;
-                }
-                let rests = claim.state == HoldingState::Quarantined
-                    || theirs.state == HoldingState::Quarantined;
-                let severity = if rests {
-                    Severity::Info
+                let (severity, advice) = if [holding.state, other.state]
+                    .contains(&HoldingState::Quarantined)
+                {
+                    (
+                        Severity::Info,
+                        "nothing to do: it is free once the quarantine is over",
+                    )
                 } else {
-                    Severity::Critical
+                    (
+                        Severity::Critical,
+                        "replace one of the two nodes: cordon and drain it, delete the Node, let it register again; then find out who else writes podCIDRs",
+                    )
+                };
+                let smaller = if holding.cidr.len() > other.cidr.len() {
+                    holding.cidr
+                } else {
+                    other.cidr
                 };
                 let (a, b) = (
-                    whose(*id, claim, inventory),
-                    whose(*other, theirs, inventory),
+                    whose(*id, holding, inventory),
+                    whose(*other_id, other, inventory),
                 );
-                let advice = if rests {
-                    "nothing to do: it is free once the quarantine is over".to_owned()
-                } else {
-                    "replace one of the two nodes: cordon and drain it, delete the Node, let it register again; then find out who else writes podCIDRs".to_owned()
-                };
-                let smaller = if claim.cidr.len() > theirs.cidr.len() {
-                    claim.cidr
-                } else {
-                    theirs.cidr
-                };
-                findings.push(Finding::new(
+                findings.add(
                     severity,
                     "OverlappingRanges",
                     format!("range {smaller}"),
                     format!("{a} overlaps {b}"),
                     advice,
-                ));
+                );
             }
         }
     }
 }
 
 /// Reports blocks that the NodeSubnets of several live nodes list.
-fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn listed_twice(inventory: &Inventory, findings: &mut Findings) {
     let mut lists: BTreeMap<Cidr, Vec<&str>> = BTreeMap::new();
     for subnet in inventory.subnets.values() {
         let Ok(spec) = &subnet.spec else { continue };
@@ -108,25 +101,25 @@ fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
         if node.is_none_or(|node| spec.node_uid.as_deref() != Some(&*node.uid)) {
             continue;
         }
-        for held in &spec.blocks {
-            if let Ok(cidr) = Cidr::parse_strict(&held.cidr) {
+        for block in &spec.blocks {
+            if let Ok(cidr) = Cidr::parse_strict(&block.cidr) {
                 lists.entry(cidr).or_default().push(&subnet.name);
             }
         }
     }
     for (cidr, nodes) in lists.iter().filter(|(_, nodes)| nodes.len() > 1) {
-        findings.push(Finding::new(
+        findings.add(
             Severity::Critical,
             "BlockListedTwice",
             format!("block {cidr}"),
             format!("the NodeSubnets of {} list it", some(nodes, 4)),
-            "stop whoever edits NodeSubnets (kubectl get nodesubnets.cadastre.dev -o yaml --show-managed-fields); drain all of these nodes but one".to_owned(),
-        ));
+            "stop whoever edits NodeSubnets (kubectl get nodesubnets.cadastre.dev -o yaml --show-managed-fields); drain all of these nodes but one",
+        );
     }
 }
 
 /// Reports IPAMBlocks and NodeSubnets that cannot be parsed, and IPAMBlocks whose name or owner is wrong.
-fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn objects(inventory: &Inventory, findings: &mut Findings) {
     for block in inventory.cache.blocks.iter() {
         let why = match &block.spec {
             Err(why) => Some(format!("its spec cannot be read ({why})")),
@@ -137,110 +130,95 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
             Ok(_) => None,
         };
         if let Some(why) = why {
-            findings.push(Finding::new(
+            findings.add(
                 Severity::Warning,
                 "UnreadableObject",
                 format!("block object {}", block.name),
                 why,
                 format!("find out who wrote it, then delete it (kubectl delete ipamblocks.cadastre.dev {}): the controller creates the blocks that it needs again", block.name),
-            ));
+            );
         }
         if let Ok(spec) = &block.spec
             && !spec.owner.quarantined
         {
             let node = inventory.cache.nodes.get(&spec.owner.name);
             if node.is_none_or(|node| node.uid != spec.owner.uid) {
-                findings.push(Finding::new(
+                findings.add(
                     Severity::Warning,
                     "OwnerlessBlock",
                     format!("block {}", spec.cidr),
                     format!("it belongs to node {} with UID {}, which is gone, but it is not in quarantine", spec.owner.name, spec.owner.uid),
-                    "check that a controller leads (kubectl get lease -A | grep cadastre): it puts such blocks into quarantine".to_owned(),
-                ));
+                    "check that a controller leads (kubectl get lease -A | grep cadastre): it puts such blocks into quarantine",
+                );
             }
         }
     }
     for subnet in inventory.subnets.values() {
         if let Err(why) = &subnet.spec {
-            findings.push(Finding::new(
+            findings.add(
                 Severity::Warning,
                 "UnreadableObject",
                 format!("nodesubnet {}", subnet.name),
                 format!("its spec cannot be read ({why})"),
-                "check that the CustomResourceDefinitions are of the controller's version (cadastre crd | kubectl apply --server-side -f -)".to_owned(),
-            ));
+                "check that the CustomResourceDefinitions are of the controller's version (cadastre crd | kubectl apply --server-side -f -)",
+            );
         }
     }
 }
 
-fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
     let object = format!("block {}", entry.cidr);
+    let node = &entry.owner.name;
     let name = block_name(&entry.cidr);
     if inventory.registry.pools.get(&entry.pool).is_none() {
-        findings.push(Finding::new(
+        findings.add(
             Severity::Warning,
             "BlockOfNoPool",
-            object.clone(),
+            &object,
             format!("its pool \"{}\" is gone", entry.pool),
-            "no new address is assigned from it, and it is released when it is empty; to keep it, create the pool again".to_owned(),
-        ));
+            "no new address is assigned from it, and it is released when it is empty; to keep it, create the pool again",
+        );
     }
     if inventory.cache.blocks.get(&*name).is_none() {
-        findings.push(Finding::new(
+        return findings.add(
             Severity::Warning,
             "ListedWithoutObject",
             object,
-            format!(
-                "the NodeSubnet of {} lists it, but there is no IPAMBlock {name}",
-                entry.owner.name
-            ),
-            "check that a controller leads: it creates the object again, which somebody must have deleted"
-                .to_owned(),
-        ));
-        return;
+            format!("the NodeSubnet of {node} lists it, but there is no IPAMBlock {name}"),
+            "check that a controller leads: it creates the object again, which somebody must have deleted",
+        );
     }
     if entry.owner.quarantined {
-        overdue(entry, inventory, findings);
-        return;
+        return overdue(entry, inventory, findings);
     }
-    let subnet = inventory.subnets.get(&entry.owner.name);
-    let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
-    let cidr = entry.cidr.to_string();
-    let listed = spec.and_then(|spec| spec.blocks.iter().find(|held| held.cidr == cidr));
-    let live = inventory.cache.nodes.get(&entry.owner.name);
+    let live = inventory.cache.nodes.get(node);
     if live.is_none_or(|node| node.uid != entry.owner.uid) {
         return;
     }
-    match listed {
-        None => findings.push(Finding::new(
+    let subnet = inventory.subnets.get(node);
+    if !subnet.is_some_and(|it| it.lists(&entry.cidr)) {
+        findings.add(
             Severity::Warning,
             "BlockNotListed",
             object,
-            format!(
-                "it belongs to node {}, but the node's NodeSubnet does not list it, so it is not used",
-                entry.owner.name
-            ),
-            "check that a controller leads: it lists such blocks, or frees them".to_owned(),
-        )),
-        Some(_) if inventory.block_status(entry).is_none() => findings.push(Finding::new(
+            format!("it belongs to node {node}, but the node's NodeSubnet does not list it, so it is not used"),
+            "check that a controller leads: it lists such blocks, or frees them",
+        );
+    } else if inventory.block_status(entry).is_none() {
+        findings.add(
             Severity::Info,
             "AgentSilent",
             object,
+            format!("it belongs to node {node}, but the node's agent has not reported it"),
             format!(
-                "it belongs to node {}, but the node's agent has not reported it",
-                entry.owner.name
+                "check that the agent runs on {node} (kubectl get pods -A -o wide | grep {node})"
             ),
-            format!(
-                "check that the agent runs on {} (kubectl get pods -A -o wide | grep {})",
-                entry.owner.name, entry.owner.name
-            ),
-        )),
-        Some(_) => {}
+        );
     }
 }
 
 /// Reports a block that still exists although its quarantine is over.
-fn overdue(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn overdue(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
     /// For this many seconds, a block that outlives its quarantine is no fault: the controller frees blocks only every
     /// few seconds.
     const SLACK: i64 = 60;
@@ -249,144 +227,119 @@ fn overdue(entry: &BlockEntry, inventory: &Inventory, findings: &mut Vec<Finding
         return;
     }
     let over = age(Some(until), inventory.now);
-    let kept = inventory.pods_in(&entry.cidr).next();
-    let (severity, message, advice) = match kept {
+    let (severity, but, advice) = match inventory.pods_in(&entry.cidr).next() {
         Some((addr, pod)) => (
             Severity::Info,
-            format!(
-                "its quarantine has been over for {over}, but pod {} still reports {addr}",
-                pod.name
-            ),
-            format!(
-                "it is free once that pod is gone (kubectl delete pod -n {})",
-                pod.name.replace('/', " ")
-            ),
+            format!("pod {} still reports {addr}", pod.name),
+            format!("it is free once that pod is gone ({})", delete_pod(pod)),
         ),
         None => (
             Severity::Warning,
-            format!("its quarantine has been over for {over}, but it is still there"),
+            "it is still there".to_owned(),
             "check that a controller leads (kubectl get lease -A | grep cadastre), and see its log"
                 .to_owned(),
         ),
     };
-    findings.push(Finding::new(
-        severity,
-        "QuarantineOver",
-        format!("block {}", entry.cidr),
-        message,
-        advice,
-    ));
+    let message = format!("its quarantine has been over for {over}, but {but}");
+    let object = format!("block {}", entry.cidr);
+    findings.add(severity, "QuarantineOver", object, message, advice);
 }
 
-fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Vec<Finding>) {
-    let pools = &inventory.registry.pools;
+fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Findings) {
+    let registry = &inventory.registry;
+    let pools = &registry.pools;
     let object = format!("node {}", node.name);
     if !node.unreadable.is_empty() {
-        findings.push(Finding::new(
+        findings.add(
             Severity::Warning,
             "UnreadablePodCIDR",
-            object.clone(),
+            &object,
             format!(
                 "its podCIDRs name {}, which is no CIDR",
                 some(&node.unreadable, 2)
             ),
-            "podCIDRs cannot be changed: delete the Node and let it register again".to_owned(),
-        ));
+            "podCIDRs cannot be changed: delete the Node and let it register again",
+        );
     }
-    let registry = &inventory.registry;
     for cidr in &node.pod_cidrs {
         let counts = registry.pod_cidrs(node).any(|it| it == cidr);
         if !counts && pools.is_any_over(cidr) {
-            findings.push(Finding::new(
+            let message = too_wide_text(cidr);
+            findings.add(
                 Severity::Critical,
                 "PodCIDRTooWide",
-                object.clone(),
-                too_wide_text(cidr),
-                ADVICE.to_owned(),
-            ));
+                &object,
+                message,
+                ADVICE,
+            );
         }
     }
-    let managed = pools
-        .iter()
-        .any(|pool| pool.allocation_mode == AllocationMode::NodeCIDR && pool.selects(node));
-    for cidr in registry
-        .pod_cidrs(node)
-        .filter(|cidr| pools.of(cidr).is_none())
-    {
-        if managed {
-            findings.push(Finding::new(
-                Severity::Warning,
-                "ForeignPodCIDR",
-                object.clone(),
-                format!("its podCIDR {cidr} is in no pool, though a pool selects the node: a foreign allocator wrote it, or its pool is gone"),
-                "turn off other allocators (kube-controller-manager: --allocate-node-cidrs=false); add the range to a pool, or delete the Node and let it register again".to_owned(),
-            ));
-        }
+    let gets_pod_cidr =
+        |pool: &PoolState| pool.allocation_mode == AllocationMode::NodeCIDR && pool.selects(node);
+    if !pools.iter().any(gets_pod_cidr) {
+        return;
+    }
+    for cidr in registry.pod_cidrs(node).filter(|it| pools.of(it).is_none()) {
+        findings.add(
+            Severity::Warning,
+            "ForeignPodCIDR",
+            &object,
+            format!("its podCIDR {cidr} is in no pool, though a pool selects the node: a foreign allocator wrote it, or its pool is gone"),
+            "turn off other allocators (kube-controller-manager: --allocate-node-cidrs=false); add the range to a pool, or delete the Node and let it register again",
+        );
     }
 }
 
-fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Findings) {
     let Ok(spec) = &subnet.spec else { return };
     let object = format!("nodesubnet {}", subnet.name);
     let node = inventory.cache.nodes.get(&subnet.name);
-    if let Some(uid) = &spec.node_uid
-        && node.is_none_or(|node| *node.uid != **uid)
-    {
-        let instead = node.map_or("there is no such node".to_owned(), |node| {
-            format!("the node of that name is {}", node.uid)
-        });
-        findings.push(Finding::new(
+    let mut stale = |message: String| {
+        let advice = "check that a controller leads (kubectl get lease -A | grep cadastre): it corrects this";
+        findings.add(
             Severity::Warning,
             "StaleNodeSubnet",
-            object.clone(),
-            format!("it is for the node with UID {uid}, but {instead}"),
-            "check that a controller leads (kubectl get lease -A | grep cadastre): it corrects this".to_owned(),
-        ));
-    } else if spec.node_uid.is_none()
-        && spec.quarantined.is_empty()
-        && spec.blocks.is_empty()
-        && node.is_none()
-    {
-        findings.push(Finding::new(
-            Severity::Warning,
-            "StaleNodeSubnet",
-            object.clone(),
-            "it is for no node, and nothing in it is needed".to_owned(),
-            format!(
-                "check that a controller leads; the object may be deleted (kubectl delete nodesubnets.cadastre.dev {})",
-                subnet.name
-            ),
-        ));
-    }
-    if let Some(node) = node.filter(|node| spec.node_uid.as_deref() == Some(&*node.uid)) {
-        let said: BTreeSet<String> = spec.pod_cidrs.iter().map(|it| it.cidr.clone()).collect();
-        let is = inventory.registry.listed_pod_cidrs(node, None);
-        let is: BTreeSet<String> = is.into_iter().map(|it| it.cidr).collect();
-        if said != is {
-            let (said, is): (Vec<_>, Vec<_>) = (said.iter().collect(), is.iter().collect());
-            findings.push(Finding::new(
-                Severity::Warning,
-                "StaleNodeSubnet",
-                object.clone(),
-                format!("it lists podCIDRs [{}], but the node has [{}]", some(&said, 4), some(&is, 4)),
-                "check that a controller leads (kubectl get lease -A | grep cadastre): it corrects this".to_owned(),
-            ));
+            &object,
+            message,
+            advice,
+        );
+    };
+    match (&spec.node_uid, node) {
+        (Some(uid), None) => stale(format!("it is for the node with UID {uid}, but there is no such node")),
+        (Some(uid), Some(node)) if *node.uid != **uid => stale(format!(
+            "it is for the node with UID {uid}, but the node of that name is {}",
+            node.uid
+        )),
+        (Some(_), Some(node)) => {
+            let listed: BTreeSet<&str> = spec.pod_cidrs.iter().map(|it| &*it.cidr).collect();
+            let own = inventory.registry.listed_pod_cidrs(node, None);
+            let own: BTreeSet<&str> = own.iter().map(|it| &*it.cidr).collect();
+            if listed != own {
+                let text = |all: BTreeSet<&str>| some(&Vec::from_iter(all), 4);
+                stale(format!("it lists podCIDRs [{}], but the node has [{}]", text(listed), text(own)));
+            }
         }
+        (None, None) if spec.quarantined.is_empty() && spec.blocks.is_empty() => findings.add(
+            Severity::Warning,
+            "StaleNodeSubnet",
+            &object,
+            "it is for no node, and nothing in it is needed",
+            format!("check that a controller leads; the object may be deleted (kubectl delete nodesubnets.cadastre.dev {})", subnet.name),
+        ),
+        (None, _) => {}
     }
-    let report = inventory
-        .cache
-        .subnets
-        .get(&subnet.name)
-        .and_then(|it| it.report.as_ref());
+    let name = &subnet.name;
+    let subnet = inventory.cache.subnets.get(name);
+    let report = subnet.and_then(|it| it.report.as_ref());
     let accepted = report.and_then(|report| report.condition(ACCEPTED));
     if let Some(accepted) = accepted.filter(|it| !it.is_true()) {
         let why = &accepted.message;
-        findings.push(Finding::new(
+        findings.add(
             Severity::Warning,
             "StatusRejected",
-            object,
+            &object,
             format!("the controller rejects a part of what the agent reports: {why}"),
-            format!("see the agent's version and log on {}", subnet.name),
-        ));
+            format!("see the agent's version and log on {name}"),
+        );
     }
 }

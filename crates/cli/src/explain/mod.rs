@@ -6,9 +6,9 @@ mod node;
 mod pod;
 mod pool;
 
-pub use node::node;
-pub use pod::pod;
-pub use pool::pool;
+pub(crate) use node::node;
+pub(crate) use pod::pod;
+pub(crate) use pool::pool;
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ use super::show::pod_name;
 use super::{ExitVerdict, Flags};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, choose};
 use cadastre_api::{AllocationMode, AssignmentMode};
-use cadastre_controller::pools::{PoolPhase as PoolVerdict, PoolState};
+use cadastre_controller::pools::{PoolPhase, PoolState};
 
 /// Explain which pools serve a pod or a node, why a node waits or keeps a block, and what fills a pool
 #[derive(Debug, clap::Args)]
@@ -31,7 +31,7 @@ use cadastre_controller::pools::{PoolPhase as PoolVerdict, PoolState};
   kubectl cadastre explain pod shop/cart-7f9c
   kubectl cadastre explain node worker-1
   kubectl cadastre explain pool default")]
-pub struct ExplainArgs {
+pub(crate) struct ExplainArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -57,7 +57,7 @@ enum What {
 
 /// The result of `explain`: why an object is in its present state.
 #[derive(Debug, Serialize)]
-pub struct Explanation {
+pub(crate) struct Explanation {
     /// The explained object: its kind and name
     pub subject: String,
     /// The answer in one sentence
@@ -68,7 +68,7 @@ pub struct Explanation {
 
 /// A part of an explanation.
 #[derive(Debug, Serialize)]
-pub struct Section {
+pub(crate) struct Section {
     /// The heading of the section
     pub title: String,
     /// One fact per line
@@ -98,16 +98,13 @@ impl Explanation {
 /// line for each pool, with the reason why it may be used or not.
 fn choice(
     mode: AllocationMode,
-    asker: &Requester,
+    requester: &Requester,
     inventory: &Inventory,
 ) -> (Vec<String>, Vec<String>) {
     let ledger = &inventory.registry.ledger;
     let states = inventory.registry.pools.iter();
-    let states: Vec<&PoolState> = states
-        .filter(|state| state.allocation_mode == mode)
-        .collect();
-    let candidates: Vec<PoolCandidate> =
-        states.iter().map(|state| candidate(state, asker)).collect();
+    let states = states.filter(|state| state.allocation_mode == mode);
+    let candidates: Vec<PoolCandidate> = states.map(|state| candidate(state, requester)).collect();
     let room = |candidate: &PoolCandidate| {
         let state = inventory.registry.pools.get(candidate.name);
         let families = state.into_iter().flat_map(|state| {
@@ -116,13 +113,13 @@ fn choice(
         });
         families.min().unwrap_or(0)
     };
-    let choice = choose(&candidates, asker, room);
+    let choice = choose(&candidates, requester, room);
     let chosen = choice.chosen.iter().map(|it| it.name.to_owned()).collect();
     let lines = choice.to_string().lines().map(str::to_owned).collect();
     (chosen, lines)
 }
 
-fn candidate<'a>(state: &'a PoolState, asker: &Requester) -> PoolCandidate<'a> {
+fn candidate<'a>(state: &'a PoolState, requester: &Requester) -> PoolCandidate<'a> {
     PoolCandidate {
         name: &state.name,
         node: &state.selector,
@@ -133,9 +130,9 @@ fn candidate<'a>(state: &'a PoolState, asker: &Requester) -> PoolCandidate<'a> {
         created: state.created,
         // For a node, which is a requester without a pod, no pool is manual: the node's agent may ask for a manual pool
         // by name.
-        manual: asker.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
+        manual: requester.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
         standing: match state.phase {
-            PoolVerdict::Serving => PoolStanding::Serving,
+            PoolPhase::Serving => PoolStanding::Serving,
             _ => PoolStanding::Barred(&state.phase),
         },
     }
@@ -155,12 +152,12 @@ impl VerbReport for Explanation {
 }
 
 /// Runs `explain`.
-pub async fn exec(
+pub(crate) async fn exec(
     args: &ExplainArgs,
     flags: &Flags,
     reach: &ApiReach,
 ) -> anyhow::Result<ExitVerdict> {
-    let inventory = reach.inventory(WantedKinds::ALL).await?;
+    let inventory = reach.inventory(WantedKinds::PodsAndNamespaces).await?;
     let explanation = match &args.what {
         What::Pod { name } => pod(&pod_name(name, &reach.namespace), &inventory)?,
         What::Node { name } => node(name, &inventory)?,

@@ -8,12 +8,12 @@ use cadastre_api::choice::Requester;
 use cadastre_api::{AllocationMode, Recall};
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::Node;
-use cadastre_controller::pools::PoolPhase as PoolVerdict;
+use cadastre_controller::pools::PoolPhase;
 
 /// Explains a node, by a simulation of what the controller would do now. Fails if there is no node of this name.
-pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let node = inventory.node(name)?;
-    let asker = Requester {
+    let requester = Requester {
         node: &node.labels,
         pod: None,
         by_name: &[],
@@ -23,23 +23,15 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         (AllocationMode::NodeCIDR, "podCIDRs"),
         (AllocationMode::Blocks, "blocks"),
     ];
-    let mut waits = Vec::new();
     for (mode, title) in kinds {
-        if inventory
-            .registry
-            .pools
-            .iter()
-            .any(|pool| pool.allocation_mode == mode)
-        {
-            let (_, lines) = choice(mode, &asker, inventory);
+        let mut pools = inventory.registry.pools.iter();
+        if pools.any(|pool| pool.allocation_mode == mode) {
+            let (_, lines) = choice(mode, &requester, inventory);
             explanation.add(&format!("Pools for its {title}"), lines);
         }
     }
-    // The simulation gives what the controller would do now, and the controller's messages about the node.
     let outcome = whatif::simulate_now(inventory);
-    for note in outcome.notes.get(&node.name).into_iter().flatten() {
-        waits.push(note.clone());
-    }
+    let waits = outcome.notes.get(&node.name).cloned().unwrap_or_default();
     let blocks: Vec<&BlockEntry> = inventory.registry.blocks.of(&node.uid).collect();
     explanation.answer = match (node.pod_cidrs.len(), blocks.len()) {
         _ if node.deleting => "it is being deleted: it keeps what it has until it is gone".to_owned(),
@@ -64,24 +56,26 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
     let pool = inventory.registry.pools.get(&entry.pool);
     let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);
     let requests = inventory.subnets.get(&node.name).map(|it| &it.requests);
-    let asked = requests.is_some_and(|it| it.drain.contains(&entry.cidr));
+    let is_requested = requests.is_some_and(|it| it.drain.contains(&entry.cidr));
     let leaves = match pool {
         None => Some("its pool is gone".to_owned()),
-        Some(pool) if pool.phase == PoolVerdict::Terminating => {
+        Some(pool) if pool.phase == PoolPhase::Terminating => {
             Some("its pool is being deleted".to_owned())
         }
         Some(pool) if !pool.selects(node) => Some("its pool no longer selects the node".to_owned()),
         Some(pool) if !pool.space.covers(&entry.cidr) => {
             Some("its pool no longer has that range".to_owned())
         }
-        Some(_) if asked => Some("somebody requested it (kubectl cadastre drain)".to_owned()),
+        Some(_) if is_requested => {
+            Some("somebody requested it (kubectl cadastre drain)".to_owned())
+        }
         Some(_) if entry.recall == Some(Recall::Drain) => Some("it is recalled".to_owned()),
         Some(_) => None,
     };
-    let Some(word) = inventory.block_status(entry) else {
+    let Some(status) = inventory.block_status(entry) else {
         return line + "the agent has not reported it yet, and only the agent can release it";
     };
-    let (used, cooling) = (word.used, word.cooling);
+    let (used, cooling) = (status.used, status.cooling);
     let users = users(entry, inventory);
     let family = entry.cidr.family();
     let same = |it: &&&BlockEntry| it.pool == entry.pool && it.cidr.family() == family;
@@ -106,10 +100,10 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
 }
 
 fn users(entry: &BlockEntry, inventory: &Inventory) -> String {
-    let held = inventory.in_use_within(&entry.cidr);
-    let held =
-        held.filter(|(_, held)| held.node == entry.owner.name && !held.allocation.pod.is_empty());
-    let pods: Vec<&str> = held.map(|(_, held)| held.allocation.pod.as_str()).collect();
+    let owner = &entry.owner.name;
+    let in_use = inventory.in_use_within(&entry.cidr).map(|(_, it)| it);
+    let in_use = in_use.filter(|it| it.node == *owner && !it.allocation.pod.is_empty());
+    let pods: Vec<&str> = in_use.map(|it| it.allocation.pod.as_str()).collect();
     if pods.is_empty() {
         String::new()
     } else {

@@ -4,45 +4,30 @@ use super::{Explanation, choice};
 use crate::inventory::{Inventory, PodFact};
 use crate::render::some;
 use crate::show;
-use cadastre_api::choice::{Label, PodLabels, Requester};
+use cadastre_api::choice::{PodLabels, Requester};
 use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, POOLS_ANNOTATION};
-use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::Node;
 
 /// Explains a pod. Fails if there is no pod of this name and no agent reports an address of it.
-pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let report = show::pod(name, inventory)?;
     let mut explanation = Explanation::about(format!("pod {name}"));
-    let has: Vec<String> = report
-        .allocations
-        .iter()
-        .map(|row| {
-            let of = |what: &str, name: &Option<String>| {
-                name.as_ref()
-                    .map_or(String::new(), |name| format!(" {what} {name}"))
-            };
-            format!(
-                "{}{}{}",
-                row.address,
-                of("of pool", &row.pool),
-                of("from", &row.range)
-            )
-        })
-        .collect();
+    let has = report.allocations.iter().map(|row| {
+        let pool = row.pool.iter().map(|it| format!(" of pool {it}"));
+        let range = row.range.iter().map(|it| format!(" from {it}"));
+        row.address.to_string() + &pool.chain(range).collect::<String>()
+    });
+    let has: Vec<String> = has.collect();
     let Some(pod) = inventory.pod(name) else {
         "it is gone, but a node still has addresses assigned to it: see kubectl cadastre check"
             .clone_into(&mut explanation.answer);
         explanation.add("Holds", has);
         return Ok(explanation);
     };
-    let node = pod
-        .node
-        .as_deref()
-        .and_then(|node| inventory.cache.nodes.get(node));
-    let chosen = match node.filter(|_| !pod.host_network) {
-        Some(node) => choose(pod, node, inventory),
-        None => Choice::default(),
-    };
+    let node = pod.node.as_deref();
+    let node = node.and_then(|node| inventory.cache.nodes.get(node));
+    let choice = node.map(|node| choose(pod, node, inventory));
+    let choice = choice.unwrap_or_default();
     explanation.answer = if pod.host_network {
         "it uses the network of its node, and needs no address of its own".to_owned()
     } else if pod.finished {
@@ -58,13 +43,13 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
             some(&pod.addresses, 4)
         )
     } else if let Some(node) = node {
-        lacks(node, &chosen.pools, inventory)
+        lacks(node, &choice.pools, inventory)
     } else {
         "it is not scheduled yet (kubectl describe pod shows why): addresses are assigned on a node"
             .to_owned()
     };
     if let (Some(node), false) = (node, pod.host_network) {
-        serving(node, chosen, inventory, &mut explanation);
+        serving(node, choice, inventory, &mut explanation);
     }
     Ok(explanation)
 }
@@ -75,9 +60,9 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let name = &node.name;
     let blocks = inventory.registry.blocks.of(&node.uid);
     let blocks = blocks.filter(|entry| pools.iter().any(|pool| *entry.pool == **pool));
-    let words = blocks.filter_map(|entry| inventory.block_status(entry));
-    let free = words.fold(0, |sum: i64, word| sum.saturating_add(word.free));
-    if show::agent_of(node, inventory).is_none() {
+    let statuses = blocks.filter_map(|entry| inventory.block_status(entry));
+    let free = statuses.fold(0, |sum: i64, it| sum.saturating_add(it.free));
+    if inventory.subnet_of(node).is_none() {
         return format!(
             "it has no address yet, and the agent of {name} has not reported: check that it runs"
         );
@@ -106,8 +91,8 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
 /// The pools that a pod may use, with the reasons.
 #[derive(Default)]
 struct Choice {
-    /// What the annotations of the pod and its namespace ask for, one line each
-    asks: Vec<String>,
+    /// One line for each annotation of the pod or its namespace that asks for pools or addresses
+    annotations: Vec<String>,
     /// The names of the pools that the pod may use, best first
     pools: Vec<String>,
     /// Why the pod may use these pools and no others, one line each
@@ -119,55 +104,55 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
     let namespace = inventory.namespaces.get(namespace);
     let by_namespace = namespace.and_then(|it| it.annotations.get(POOLS_ANNOTATION));
     let own = pod.meta.annotations.get(POOLS_ANNOTATION);
-    let asked = own.or(by_namespace);
-    let asked = asked.map(|text| text.split(',').map(str::trim).collect::<Vec<_>>());
-    let by_name: Vec<&str> = asked.unwrap_or_default();
-    let labels: &[Label] = namespace.map_or(&[], |it| &it.labels);
-    let asker = Requester {
+    let by_name = own.or(by_namespace).into_iter();
+    let by_name = by_name.flat_map(|text| text.split(',').map(str::trim));
+    let by_name: Vec<&str> = by_name.collect();
+    let requester = Requester {
         node: &node.labels,
         pod: Some(PodLabels {
-            namespace: labels,
+            namespace: namespace.map_or(&[], |it| &it.labels),
             pod: &pod.meta.labels,
         }),
         by_name: &by_name,
     };
-    let mut asks = Vec::new();
+    let mut annotations = Vec::new();
     for name in [POOLS_ANNOTATION, ADDRESSES_ANNOTATION] {
         if let Some(value) = pod.meta.annotations.get(name) {
-            asks.push(format!("{name}: {value}"));
+            annotations.push(format!("{name}: {value}"));
         }
     }
     if let (None, Some(value)) = (own, by_namespace) {
-        asks.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
+        annotations.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
     }
-    let (pools, lines) = choice(AllocationMode::Blocks, &asker, inventory);
-    Choice { asks, pools, lines }
+    let (pools, lines) = choice(AllocationMode::Blocks, &requester, inventory);
+    Choice {
+        annotations,
+        pools,
+        lines,
+    }
 }
 
-fn serving(node: &Node, chosen: Choice, inventory: &Inventory, explanation: &mut Explanation) {
-    explanation.add("It asks for", chosen.asks);
-    explanation.add("Pools", chosen.lines);
-    let mut has = Vec::new();
-    for pool in chosen.pools {
+fn serving(node: &Node, choice: Choice, inventory: &Inventory, explanation: &mut Explanation) {
+    explanation.add("It asks for", choice.annotations);
+    explanation.add("Pools", choice.lines);
+    let mut ranges = Vec::new();
+    for pool in choice.pools {
         let blocks = inventory.registry.blocks.of(&node.uid);
         for entry in blocks.filter(|entry| *entry.pool == *pool) {
-            has.push(block_line(entry, inventory));
+            let status = inventory.block_status(entry);
+            let counts = status.map_or("its agent has not reported it".to_owned(), |it| {
+                format!(
+                    "{} in use, {} cooling, {} free",
+                    it.used, it.cooling, it.free
+                )
+            });
+            ranges.push(format!(
+                "block {} of pool \"{}\": {counts}",
+                entry.cidr, entry.pool
+            ));
         }
     }
-    for cidr in inventory.registry.pod_cidrs(node) {
-        has.push(format!("podCIDR {cidr}"));
-    }
-    explanation.add(&format!("Ranges of node {}", node.name), has);
-}
-
-fn block_line(entry: &BlockEntry, inventory: &Inventory) -> String {
-    let cidr = entry.cidr;
-    let word = inventory.block_status(entry);
-    let counts = word.map_or("its agent has not reported it".to_owned(), |word| {
-        format!(
-            "{} in use, {} cooling, {} free",
-            word.used, word.cooling, word.free
-        )
-    });
-    format!("block {cidr} of pool \"{}\": {counts}", entry.pool)
+    let pod_cidrs = inventory.registry.pod_cidrs(node);
+    ranges.extend(pod_cidrs.map(|cidr| format!("podCIDR {cidr}")));
+    explanation.add(&format!("Ranges of node {}", node.name), ranges);
 }

@@ -10,20 +10,20 @@ use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
 
 /// Explains a pool. Fails if there is no pool of this name.
-pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let state = inventory.pool(name)?;
     let report = show::pool(name, inventory)?;
     let mut explanation = Explanation::about(format!("pool {name}"));
     let mut room = Vec::new();
     let mut full: Vec<Family> = Vec::new();
     for family in state.space.families() {
-        let counted = figures(state, family, &inventory.registry);
+        let counts = figures(state, family, &inventory.registry);
         let size = state.space.block_len(family).unwrap_or_default();
         room.push(format!(
             "{family}: {} blocks of /{size}: {} allocated, {} in quarantine, {} free",
-            counted.capacity, counted.held, counted.quarantined, counted.free
+            counts.capacity, counts.held, counts.quarantined, counts.free
         ));
-        if counted.free == 0 {
+        if counts.free == 0 {
             full.push(family);
         }
     }
@@ -42,62 +42,33 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         )
     };
     explanation.add("Room", room);
-    explanation.add(
-        "Leaves out",
-        state.left_out.iter().take(10).cloned().collect(),
-    );
+    let left_out = state.left_out.iter().take(10).cloned();
+    explanation.add("Leaves out", left_out.collect());
     let reserved = state.reserved.len().saturating_sub(state.left_out.len());
-    let kept = [
+    let on_request = state.on_request.len();
+    let kinds = [
         (reserved, "never assigned"),
-        (
-            state.on_request.len(),
-            "for pods that ask for an address of them",
-        ),
+        (on_request, "for pods that ask for an address of them"),
     ];
-    let kept = kept.into_iter().filter(|(number, _)| *number > 0);
-    let kept: Vec<String> = kept
-        .map(|(number, what)| format!("{} in its spec: {what}", count(number, "range")))
-        .collect();
-    if !kept.is_empty() {
-        explanation.add("Reserved", kept);
-    }
-    let most = report
-        .holders
-        .iter()
-        .filter(|it| !it.quarantined)
-        .take(8)
-        .map(|it| {
-            format!(
-                "{}: {}, {} addresses in use",
-                it.node,
-                count(it.ranges, "range"),
-                it.used
-            )
-        });
-    explanation.add("Nodes with most of it", most.collect());
+    let kinds = kinds.into_iter().filter(|(number, _)| *number > 0);
+    let lines =
+        kinds.map(|(number, what)| format!("{} in its spec: {what}", count(number, "range")));
+    explanation.add("Reserved", lines.collect());
+    let nodes = report.holders.iter().filter(|it| !it.quarantined);
+    let lines = nodes.take(8).map(|it| {
+        let ranges = count(it.ranges, "range");
+        format!("{}: {ranges}, {} addresses in use", it.node, it.used)
+    });
+    explanation.add("Nodes with most of it", lines.collect());
     let outcome = whatif::simulate_now(inventory);
     let spare = drain::surplus_of_pool(&state.name, inventory, &outcome.wanted_by_pods);
     let unused = drain::surplus_of_pool(&state.name, inventory, &[state.name.clone()].into());
-    explanation.add(
-        "Blocks that come free",
-        comes_free(state, &spare, &unused, inventory),
-    );
-    let waiting = outcome
-        .waiting
-        .iter()
-        .filter(|(pool, _)| **pool == state.name);
-    let waiting: Vec<String> = waiting
-        .flat_map(|(_, nodes)| nodes.iter().map(ToString::to_string))
-        .collect();
-    if !waiting.is_empty() {
-        explanation.add(
-            "Nodes that wait",
-            vec![format!(
-                "{}: {}",
-                count(waiting.len(), "node"),
-                some(&waiting, 8)
-            )],
-        );
+    let free_soon = comes_free(state, &spare, &unused, inventory);
+    explanation.add("Blocks that come free", free_soon);
+    if let Some(waiting) = outcome.waiting.get(&state.name) {
+        let (number, waiting) = (count(waiting.len(), "node"), Vec::from_iter(waiting));
+        let line = format!("{number}: {}", some(&waiting, 8));
+        explanation.add("Nodes that wait", vec![line]);
     }
     if !full.is_empty() {
         let mut advice = Vec::new();
@@ -108,12 +79,9 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
             ));
         }
         advice.extend(full.iter().map(|family| {
-            let field = match family {
-                Family::V4 => "spec.ipv4.cidrs",
-                Family::V6 => "spec.ipv6.cidrs",
-            };
+            let field = family.to_string().to_lowercase();
             let when = if unused.is_empty() { "" } else { "for more room, " };
-            format!("{when}add a CIDR to {field}; running pods keep their addresses, and nodes that wait are served at once")
+            format!("{when}add a CIDR to spec.{field}.cidrs; running pods keep their addresses, and nodes that wait are served at once")
         }));
         explanation.add("What to do", advice);
     }
@@ -130,8 +98,8 @@ fn comes_free(
 ) -> Vec<String> {
     let mut lines = Vec::new();
     let blocks = inventory.registry.blocks.iter();
-    let resting = blocks.filter(|it| it.pool == state.name && it.owner.quarantined);
-    for entry in resting.take(8) {
+    let quarantined = blocks.filter(|it| it.pool == state.name && it.owner.quarantined);
+    for entry in quarantined.take(8) {
         let kept = inventory.pods_in(&entry.cidr).next();
         let kept = kept.map_or(String::new(), |(addr, pod)| {
             format!(", but pod {} still uses {addr}", pod.name)

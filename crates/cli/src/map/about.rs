@@ -1,5 +1,7 @@
 //! Describes a place on the map: a range and its node, an address, or a cell with several ranges.
 
+use std::collections::BTreeSet;
+
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +9,7 @@ use super::cells::{CellRange, nth, place, ranges};
 use super::place::MapSection;
 use crate::address::{AddressState, describe};
 use crate::inventory::Inventory;
-use crate::render::{Style, count, some};
+use crate::render::{FactLines, Style, count, some};
 use cadastre_core::{Addr, Cidr};
 
 /// At most this many addresses of a range are listed.
@@ -53,19 +55,15 @@ pub(super) struct PlaceText {
 impl Spot {
     /// Describes the cell. Fails if the pool or the cell does not exist.
     pub(super) fn about(&self, inventory: &Inventory) -> anyhow::Result<PlaceInfo> {
-        let Self {
-            view, cell_size, ..
-        } = *self;
-        let state = inventory.pool(&self.pool)?;
-        let seen = MapSection {
-            view,
-            cell_size,
-            state,
+        let section = MapSection {
+            view: self.view,
+            cell_size: self.cell_size,
+            state: inventory.pool(&self.pool)?,
             inventory,
         };
-        let cell = nth(&view, cell_size, self.cell);
-        let about = cell.and_then(|it| PlaceInfo::of(&it, &seen));
-        about.with_context(|| format!("{view} has no such cell"))
+        let cell = nth(&self.view, self.cell_size, self.cell);
+        let about = cell.and_then(|it| PlaceInfo::of(&it, &section));
+        about.with_context(|| format!("{} has no such cell", self.view))
     }
 }
 
@@ -73,121 +71,111 @@ impl PlaceInfo {
     /// Describes what is at the first address of `at`: a single address, if cells are addresses; else the range there;
     /// else the cell, if it has several ranges or none. If `at` contains the whole view, all of `at` is described.
     /// `None` if the place is not in the view.
-    pub(super) fn of(at: &Cidr, seen: &MapSection) -> Option<Self> {
-        let at = if at.contains(&seen.view) {
+    pub(super) fn of(at: &Cidr, section: &MapSection) -> Option<Self> {
+        let at = if at.contains(&section.view) {
             *at
         } else {
-            Cidr::new(at.first(), seen.cell_size)?
+            Cidr::new(at.first(), section.cell_size)?
         };
-        let found = ranges(&at, seen.inventory);
+        let found = ranges(&at, section.inventory);
         let is_address = at.len() == at.family().bits();
-        let (cidr, told) = match &*found {
+        let (cidr, text) = match &*found {
             _ if is_address && found.iter().all(|it| it.fact.cidr != at) => {
-                (at, address(&at, seen))
+                (at, address(&at, section))
             }
-            [one] => (one.fact.cidr, range(one, seen)),
-            _ => (at, several(&at, &found, seen)),
+            [one] => (one.fact.cidr, range(one, section)),
+            _ => (at, several(&at, &found, section)),
         };
-        let (at, count) = place(&cidr, &seen.view, seen.cell_size)?;
+        let (at, count) = place(&cidr, &section.view, section.cell_size)?;
         Some(Self {
             cidr,
             at,
             count,
-            text: told,
+            text,
         })
     }
 }
 
-fn style(seen: &MapSection) -> Style {
+fn style(section: &MapSection) -> Style {
     Style {
         wide: false,
         colour: false,
         width: 80,
-        now: seen.inventory.now,
+        now: section.inventory.now,
     }
 }
 
 /// Lists the parts of a range that are never assigned, or only to pods that ask for them.
-fn reserved(cidr: &Cidr, seen: &MapSection) -> String {
-    let spans = seen.state.reserved.iter().chain(&seen.state.on_request);
+fn reserved(cidr: &Cidr, section: &MapSection) -> String {
+    let spans = section
+        .state
+        .reserved
+        .iter()
+        .chain(&section.state.on_request);
     let spans: Vec<_> = spans.filter_map(|span| span.within(cidr)).collect();
     some(&spans, 8)
 }
 
-fn range(range: &CellRange, seen: &MapSection) -> PlaceText {
+fn range(range: &CellRange, section: &MapSection) -> PlaceText {
     let CellRange {
         fact,
         used,
         capacity,
         ..
     } = range;
-    let all = seen.inventory.in_use(&fact.cidr);
+    let all = section.inventory.in_use(&fact.cidr);
     let addresses = all.iter().take(LISTED).map(|(addr, pod)| {
-        let who = match describe(*addr, seen.inventory).state {
+        let who = match describe(*addr, section.inventory).state {
             AddressState::InUse | AddressState::ReportedByPod => (*pod).to_owned(),
             state => format!("{pod} · {}", state.description()),
         };
         (*addr, who)
     });
-    let overlaps = "shares addresses with another node's range".to_owned();
-    let facts = [
-        ("In use", format!("{used} of {capacity}")),
-        (
-            "State",
-            range.state.map_or(String::new(), |it| format!("{it:?}")),
-        ),
-        (
-            "Overlaps",
-            Some(overlaps)
-                .filter(|_| range.overlaps)
-                .unwrap_or_default(),
-        ),
-        ("Reserved", reserved(&fact.cidr, seen)),
-    ];
-    let facts = facts.into_iter().filter(|(_, value)| !value.is_empty());
+    let mut facts = FactLines::default();
+    facts.add("In use", format!("{used} of {capacity}"));
+    if let Some(state) = range.state {
+        facts.add("State", format!("{state:?}"));
+    }
+    if range.overlaps {
+        facts.add("Overlaps", "shares addresses with another node's range");
+    }
+    facts.add("Reserved", reserved(&fact.cidr, section));
     let share =
         |part: u64| u16::try_from(u128::from(part) * 1000 / (*capacity).max(1)).unwrap_or(1000);
     let cooling = fact.cooling.map_or(0, i64::unsigned_abs);
     PlaceText {
-        words: fact.describe(&style(seen)),
-        facts: facts
-            .map(|(name, value)| (name.to_owned(), value))
-            .collect(),
+        words: fact.describe(&style(section)),
+        facts: facts.rows(),
         bar: Some((share(*used), share(cooling))),
         node: Some(fact.node.clone()),
-        ranges: seen.inventory.ranges_of(&fact.node),
+        ranges: section.inventory.ranges_of(&fact.node),
         addresses: addresses.collect(),
         more: all.len().saturating_sub(LISTED),
     }
 }
 
-fn address(at: &Cidr, seen: &MapSection) -> PlaceText {
-    let report = describe(at.first(), seen.inventory);
-    let user = seen.inventory.in_use(at).into_values().next();
+fn address(at: &Cidr, section: &MapSection) -> PlaceText {
+    let report = describe(at.first(), section.inventory);
+    let user = section.inventory.in_use(at).into_values().next();
     let words = user.into_iter().chain([report.state.description()]);
     let node = report.range.as_ref().map(|it| it.node.clone());
-    let ranges = node.iter().flat_map(|it| seen.inventory.ranges_of(it));
+    let ranges = node.iter().flat_map(|it| section.inventory.ranges_of(it));
     PlaceText {
         words: words.collect::<Vec<_>>().join(" · "),
-        facts: report.facts(&style(seen)).rows(),
+        facts: report.facts(&style(section)).rows(),
         ranges: ranges.collect(),
         node,
         ..PlaceText::default()
     }
 }
 
-fn several(at: &Cidr, found: &[CellRange], seen: &MapSection) -> PlaceText {
-    let mut nodes: Vec<&str> = found.iter().map(|it| &*it.fact.node).collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    let mut roots = seen.state.space.cidrs(at.family()).iter();
-    let reserved = reserved(at, seen);
+fn several(at: &Cidr, found: &[CellRange], section: &MapSection) -> PlaceText {
+    let nodes: BTreeSet<&str> = found.iter().map(|it| &*it.fact.node).collect();
+    let mut roots = section.state.space.cidrs(at.family()).iter();
+    let reserved = reserved(at, section);
     let words = if !found.is_empty() {
-        format!(
-            "{} of {}",
-            count(found.len(), "range"),
-            count(nodes.len(), "node")
-        )
+        let (ranges, nodes) = (count(found.len(), "range"), count(nodes.len(), "node"));
+        format!("{ranges} of {nodes}")
     } else if !reserved.is_empty() {
         format!("reserved: {reserved}")
     } else if roots.any(|it| it.overlaps(at)) {

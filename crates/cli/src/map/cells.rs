@@ -14,10 +14,10 @@ use crate::show::{BlockRow, BlockState};
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr, IpRange};
 
-/// What a cell shows.
+/// The kind of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum CellKind {
+pub(crate) enum CellKind {
     /// A block from which its node assigns addresses
     Block,
     /// A block that the NodeSubnet of its node does not list yet, or that is recalled, drained or released
@@ -35,14 +35,13 @@ pub enum CellKind {
 /// A cell that is not entirely free, or several adjacent cells that one range covers.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Cell {
+pub(crate) struct Cell {
     /// The range that covers the cell; or the cell itself, if several ranges share it or a part of it is free
     pub cidr: Cidr,
     /// The number of the first cell in the view
     pub at: u64,
     /// The number of adjacent cells that the range covers
     pub count: u64,
-    /// What the cell shows
     pub kind: CellKind,
     /// How many thousandths of the cell are allocated to live nodes
     pub allocated: u16,
@@ -116,12 +115,12 @@ impl CellRange {
             Some(_) => CellKind::Changing,
         };
         let counts = [fact.used, fact.cooling, fact.free];
-        let told: Option<i64> = counts.into_iter().sum();
+        let sum: Option<i64> = counts.into_iter().sum();
         CellRange {
             kind,
             state,
             used,
-            capacity: told.map_or(fact.cidr.size(), |it| it.unsigned_abs().into()),
+            capacity: sum.map_or(fact.cidr.size(), |it| it.unsigned_abs().into()),
             overlaps: false,
             fact,
         }
@@ -186,8 +185,8 @@ pub(super) fn place(range: &Cidr, within: &Cidr, cell_size: u8) -> Option<(u64, 
 #[derive(Default)]
 struct Content {
     ranges: Vec<usize>,
-    held: u128,
-    resting: u128,
+    allocated: u128,
+    quarantined: u128,
     reserved: u128,
 }
 
@@ -204,8 +203,8 @@ pub(super) fn cells(
             let content = contents.entry(at).or_default();
             content.ranges.push(number);
             let sum = match range.kind {
-                CellKind::Quarantine => &mut content.resting,
-                _ => &mut content.held,
+                CellKind::Quarantine => &mut content.quarantined,
+                _ => &mut content.allocated,
             };
             *sum = sum.saturating_add(size);
         }
@@ -217,28 +216,28 @@ pub(super) fn cells(
         }
     }
     let mut cells: Vec<Cell> = Vec::new();
-    let mut before: Option<(u64, Content)> = None;
+    let mut previous: Option<(u64, Content)> = None;
     for (at, content) in contents {
         let Some(cidr) = nth(&within, cell_size, at) else {
             continue;
         };
-        let goes_on = before
-            .as_ref()
-            .is_some_and(|(last, it)| *last + 1 == at && it.goes_on(&content, cidr.size()));
-        match cells.last_mut().filter(|_| goes_on) {
+        let is_next =
+            |(number, it): &(u64, Content)| number + 1 == at && it.continues(&content, cidr.size());
+        let continues = previous.as_ref().is_some_and(is_next);
+        match cells.last_mut().filter(|_| continues) {
             Some(cell) => cell.count += 1,
             None => cells.push(content.cell(cidr, at, ranges)),
         }
-        before = Some((at, content));
+        previous = Some((at, content));
     }
     cells
 }
 
 impl Content {
     /// Whether the next cell continues this one: the same single range covers both, or both are entirely reserved.
-    fn goes_on(&self, next: &Self, size: u128) -> bool {
-        let is_full =
-            self.held + self.resting >= size || (self.ranges.is_empty() && self.reserved >= size);
+    fn continues(&self, next: &Self, size: u128) -> bool {
+        let is_full = self.allocated + self.quarantined >= size
+            || (self.ranges.is_empty() && self.reserved >= size);
         let same = self.ranges == next.ranges && self.reserved == next.reserved;
         is_full && same && self.ranges.len() <= 1
     }
@@ -256,20 +255,17 @@ impl Content {
                 owners.push(range.fact.node.clone());
             }
         }
-        let whole = match (&*self.ranges, all().next()) {
-            ([_], Some(one)) if one.fact.cidr.contains(&cidr) => Some(one.fact.cidr),
-            _ => None,
-        };
+        let only = all().next().filter(|_| self.ranges.len() == 1);
+        let only = only.map(|it| it.fact.cidr);
+        let whole = only.filter(|it| it.contains(&cidr));
+        let first = live().chain(all()).next();
         Cell {
             cidr: whole.unwrap_or(cidr),
             at,
             count: 1,
-            kind: live()
-                .chain(all())
-                .next()
-                .map_or(CellKind::Reserved, |it| it.kind),
-            allocated: part_of(self.held, size),
-            quarantined: part_of(self.resting, size),
+            kind: first.map_or(CellKind::Reserved, |it| it.kind),
+            allocated: part_of(self.allocated, size),
+            quarantined: part_of(self.quarantined, size),
             reserved: part_of(self.reserved, size),
             fill: part_of(used, capacity),
             overlaps: self.ranges.len() > 1 && all().any(|it| it.overlaps),

@@ -24,57 +24,49 @@ pub(super) struct FoundPlace {
 /// kind, exact ones come first.
 pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<FoundPlace> {
     let text = text.trim();
-    let mut hits: Vec<FoundPlace> = Vec::new();
-    let mut add = |what, name: &str, at: Option<Cidr>| {
+    let place = |what, name: &str, at: Option<Cidr>| {
         let pool = at.and_then(|at| inventory.registry.pools.of(&at));
-        let pool = pool.map(|it| it.name.to_string());
-        let name = name.to_owned();
-        hits.push(FoundPlace {
+        FoundPlace {
             what,
-            name,
-            pool,
+            name: name.to_owned(),
+            pool: pool.map(|it| it.name.to_string()),
             at,
-        });
+        }
     };
     let at = Addr::parse_lenient(text).map(Cidr::host);
     let at = at.or_else(|| Cidr::parse_lenient(text).ok());
-    if let Some(at) = at {
-        add("address", text, Some(at));
-        return hits;
+    if at.is_some() {
+        return vec![place("address", text, at)];
     }
     let cache = &inventory.cache;
+    let mut hits: Vec<FoundPlace> = Vec::new();
+    for name in matching(cache.pools.iter().map(|it| &*it.name), text) {
+        hits.push(FoundPlace {
+            pool: Some(name.to_owned()),
+            ..place("pool", name, None)
+        });
+    }
     for name in matching(cache.nodes.iter().map(|it| &*it.name), text) {
         let ranges = inventory.ranges_of(name);
-        for range in &ranges {
-            add("node", name, Some(*range));
-        }
         if ranges.is_empty() {
-            add("node", name, None);
+            hits.push(place("node", name, None));
         }
+        hits.extend(ranges.iter().map(|it| place("node", name, Some(*it))));
     }
     let pods = inventory.pods.iter().filter(|it| it.uses_addresses());
     for name in matching(pods.map(|it| &*it.name), text) {
         for addr in inventory.pod(name).into_iter().flat_map(|it| &it.addresses) {
-            add("pod", name, Some(Cidr::host(*addr)));
+            hits.push(place("pod", name, Some(Cidr::host(*addr))));
         }
     }
-    let pools = matching(cache.pools.iter().map(|it| &*it.name), text);
-    let pools = pools.into_iter().map(|name| FoundPlace {
-        what: "pool",
-        name: name.to_owned(),
-        pool: Some(name.to_owned()),
-        at: None,
-    });
-    hits.splice(0..0, pools);
     hits.truncate(MOST_HITS);
     hits
 }
 
 /// Returns the names that contain the text: exact ones first, then those that begin with it.
 fn matching<'a>(names: impl Iterator<Item = &'a str>, text: &str) -> Vec<&'a str> {
-    let mut found: Vec<&str> = names
-        .filter(|name| !text.is_empty() && name.contains(text))
-        .collect();
+    let found = names.filter(|name| !text.is_empty() && name.contains(text));
+    let mut found: Vec<&str> = found.collect();
     let is_name = |name: &str| name == text || name.split_once('/').is_some_and(|it| it.1 == text);
     found.sort_by_key(|name| (!is_name(name), !name.starts_with(text), *name));
     found.truncate(MOST_HITS);

@@ -41,7 +41,7 @@ use cadastre_core::Cidr;
   kubectl cadastre map default --by fill --rows 40
   NO_COLOR=1 kubectl cadastre map default
   kubectl cadastre map --web")]
-pub struct MapArgs {
+pub(crate) struct MapArgs {
     /// Name of the pool; with --web, the pool to show first
     #[arg(required_unless_present = "web")]
     pool: Option<String>,
@@ -63,9 +63,9 @@ pub struct MapArgs {
     rows: u16,
 }
 
-/// What an allocated cell shows.
+/// The sign of an allocated cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum By {
+pub(crate) enum By {
     /// The node that has the cell, as a letter
     Owner,
     /// How many tenths of the cell's addresses are in use, as a digit
@@ -75,8 +75,7 @@ pub enum By {
 /// The picture of a pool, as data.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct MapReport {
-    /// Name of the pool
+pub(crate) struct MapReport {
     pub pool: String,
     /// One part for each CIDR of the pool
     pub parts: Vec<PoolRange>,
@@ -89,12 +88,11 @@ pub struct MapReport {
 /// The picture of one CIDR of a pool.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolRange {
+pub(crate) struct PoolRange {
     /// The range that is drawn
     pub cidr: Cidr,
     /// Prefix length of a block
     pub block_size: u8,
-    /// Prefix length of a cell
     pub cell_size: u8,
     /// The cells that are not entirely free, sorted by address
     pub cells: Vec<Cell>,
@@ -107,7 +105,12 @@ const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
 /// Draws a pool in at most `most` cells per family, or in one cell per CIDR if it has more CIDRs. Fails if there is no
 /// such pool.
-pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Result<MapReport> {
+pub(crate) fn map(
+    name: &str,
+    most: u64,
+    by: By,
+    inventory: &Inventory,
+) -> anyhow::Result<MapReport> {
     let state = inventory.pool(name)?;
     let mut parts = Vec::new();
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -144,12 +147,16 @@ pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Resu
 }
 
 /// Runs `map`: prints the picture, or serves the page until Ctrl-C.
-pub async fn exec(args: &MapArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
+pub(crate) async fn exec(
+    args: &MapArgs,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let pool = args.pool.as_deref();
     if args.web {
         return web::exec(pool, args.port, reach).await;
     }
-    let inventory = reach.inventory(WantedKinds::PODS).await?;
+    let inventory = reach.inventory(WantedKinds::Pods).await?;
     let style = Style::of_stdout(flags.output, inventory.now);
     let most = u64::from(args.rows) * style.width as u64 / 2;
     let report = map(pool.unwrap_or_default(), most, args.by, &inventory)?;

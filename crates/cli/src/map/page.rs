@@ -83,11 +83,11 @@ pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<MapVi
 }
 
 fn picture(place: &Place, state: &PoolState, inventory: &Inventory) -> Option<Picture> {
-    let (seen, ranges) = MapSection::from(place, state, inventory)?;
+    let (section, ranges) = MapSection::from(place, state, inventory)?;
     let MapSection {
         view, cell_size, ..
-    } = seen;
-    let is_by_address = seen.is_by_address(&ranges);
+    } = section;
+    let is_by_address = section.is_by_address(&ranges);
     let bits = cell_size - view.len();
     let columns = 1 << bits.div_ceil(2);
     let lines = (0..1 << (bits / 2)).filter_map(|line: u64| nth(&view, cell_size, line * columns));
@@ -95,7 +95,9 @@ fn picture(place: &Place, state: &PoolState, inventory: &Inventory) -> Option<Pi
     for range in &ranges {
         *legend.entry(range.kind).or_default() += 1;
     }
-    let legend = legend.into_iter();
+    let legend = legend
+        .into_iter()
+        .map(|(kind, number)| (kind, short(&number.to_string())));
     let at = place.at.filter(|it| it.overlaps(&view));
     let chosen = at.or(is_by_address.then_some(view));
     Some(Picture {
@@ -109,12 +111,10 @@ fn picture(place: &Place, state: &PoolState, inventory: &Inventory) -> Option<Pi
         } else {
             cells(view, cell_size, &ranges, state)
         },
-        legend: legend
-            .map(|(kind, it)| (kind, short(&it.to_string())))
-            .collect(),
+        legend: legend.collect(),
         roots: state.space.cidrs(view.family()).to_vec(),
-        path: seen.path(),
-        chosen: chosen.and_then(|at| PlaceInfo::of(&at, &seen)),
+        path: section.path(),
+        chosen: chosen.and_then(|at| PlaceInfo::of(&at, &section)),
     })
 }
 
@@ -137,9 +137,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
         all.push(("exhausted, if growth continues", left, false));
     }
     all.push(("nodes", row.nodes.to_string(), false));
-    let pool = inventory.cache.pools.get(&*row.pool);
-    let waiting = pool.and_then(|it| it.status.as_ref()?.waiting);
-    let waiting = waiting.filter(|it| *it > 0);
+    let waiting = inventory.waiting(&row.pool);
     all.extend(waiting.map(|it| ("nodes wait", it.to_string(), true)));
     all
 }

@@ -10,8 +10,8 @@ use cadastre_core::inert;
 
 impl MapReport {
     fn letter(&self, owner: &str) -> char {
-        let known = self.legend.iter().find(|(_, name)| name == owner);
-        known.map_or('*', |(letter, _)| *letter)
+        let entry = self.legend.iter().find(|(_, name)| name == owner);
+        entry.map_or('*', |(letter, _)| *letter)
     }
 
     /// Returns the character for a cell.
@@ -38,13 +38,11 @@ impl VerbReport for MapReport {
             picture(self, part, style, &mut text);
         }
         let mut signs = vec!["[.] free", "[~] in quarantine", "[#] never allocated"];
-        let runs = self
-            .parts
-            .iter()
-            .any(|part| part.cell_size < part.block_size);
+        let mut parts = self.parts.iter();
+        let has_runs = parts.any(|part| part.cell_size < part.block_size);
         if self.by == Some(By::Fill) {
             signs.push("[0-9] tenths of its addresses in use");
-        } else if runs {
+        } else if has_runs {
             signs.push("[0-9] tenths of it allocated, to several nodes or in part");
         }
         let mut cells = self.parts.iter().flat_map(|part| &part.cells);
@@ -72,12 +70,8 @@ fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut Strin
         None => format!("a /{}", part.cell_size),
     };
     let cells = usize::try_from(part.total).unwrap_or(usize::MAX);
-    let _ = writeln!(
-        text,
-        "{}   {}, each {each}",
-        part.cidr,
-        count(cells, "cell")
-    );
+    let cells = count(cells, "cell");
+    let _ = writeln!(text, "{}   {cells}, each {each}", part.cidr);
     let label = match part.cidr.family() {
         Family::V4 => "255.255.255.255".len(),
         Family::V6 => part.cidr.first().to_string().len().max(24),
@@ -91,9 +85,8 @@ fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut Strin
         let first = nth(&part.cidr, part.cell_size, at);
         let first = first.map_or(String::new(), |it| it.first().to_string());
         // Adjacent rows of free space are shown as one line that counts them.
-        let next = shown
-            .peek()
-            .map_or(part.total, |cell| cell.at.max(at) / across * across);
+        let next = shown.peek();
+        let next = next.map_or(part.total, |cell| cell.at.max(at) / across * across);
         let rows = next.saturating_sub(at).div_ceil(across);
         if rows > 1 {
             let rows = count(usize::try_from(rows).unwrap_or(usize::MAX), "row");
@@ -139,11 +132,7 @@ fn wrapped(words: Vec<String>, style: &Style) -> String {
     let mut width = 0;
     for word in words {
         // The 9 characters of escape sequences take no space on the screen, so they do not count.
-        let long = if style.colour {
-            word.len() - 9
-        } else {
-            word.len()
-        };
+        let long = word.len() - if style.colour { 9 } else { 0 };
         if width > 0 && width + 3 + long > style.width {
             text.push('\n');
             width = 0;

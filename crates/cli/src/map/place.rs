@@ -54,22 +54,18 @@ impl<'a> MapSection<'a> {
         inventory: &'a Inventory,
     ) -> Option<(Self, Vec<CellRange>)> {
         let families: Vec<Family> = state.space.families().collect();
-        let known = |cidr: &Cidr| families.contains(&cidr.family());
-        let at = place.at.filter(known);
-        let view = place.view.filter(known);
+        let is_in_pool = |cidr: &Cidr| families.contains(&cidr.family());
+        let at = place.at.filter(is_in_pool);
+        let view = place.view.filter(is_in_pool);
         let view = match (view.filter(|it| at.is_none_or(|at| it.overlaps(&at))), at) {
             (Some(view), _) => view,
             (None, Some(at)) => round(&at, state, inventory)?,
             (None, None) => home(state, *families.first()?, inventory)?,
         };
         let block_size = state.space.block_len(view.family())?;
+        let at = at.filter(|it| view.contains(it));
         let view = if place.closer {
-            closer(
-                &view,
-                at.filter(|it| view.contains(it)),
-                block_size,
-                inventory,
-            )?
+            closer(&view, at, block_size, inventory)?
         } else {
             view
         };
@@ -82,23 +78,20 @@ impl<'a> MapSection<'a> {
             size if size <= view.len() => bits.min(view.len() + STEP + 2),
             size => size.min(view.len() + MOST_BITS),
         };
-        Some((
-            Self {
-                view,
-                cell_size,
-                state,
-                inventory,
-            },
-            ranges,
-        ))
+        let section = Self {
+            view,
+            cell_size,
+            state,
+            inventory,
+        };
+        Some((section, ranges))
     }
 
     /// Whether each cell is an address of a range that contains the whole view.
     pub(super) fn is_by_address(&self, ranges: &[CellRange]) -> bool {
-        let wide = |it: &CellRange| {
-            it.fact.cidr.contains(&self.view) && it.fact.cidr.len() < self.cell_size
-        };
-        self.cell_size == self.view.family().bits() && ranges.iter().any(wide)
+        let mut cidrs = ranges.iter().map(|it| it.fact.cidr);
+        self.cell_size == self.view.family().bits()
+            && cidrs.any(|it| it.contains(&self.view) && it.len() < self.cell_size)
     }
 
     /// Returns the views from the whole CIDR of the pool down to this view, to zoom out.
@@ -143,17 +136,17 @@ fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) 
 /// many blocks for one view, only the part with all its allocated ranges is shown.
 pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> Option<Cidr> {
     let ledger = &inventory.registry.ledger;
-    let held = |root: &Cidr| {
+    let allocated = |root: &Cidr| {
         let root = *root;
         let all = ledger.overlapping(&root).map(|(_, claim)| claim.cidr);
         all.filter(move |cidr| root.contains(cidr))
     };
     let roots = state.space.cidrs(family);
     let block_size = state.space.block_len(family)?;
-    let full = roots.iter().find(|root| held(root).next().is_some());
+    let full = roots.iter().find(|root| allocated(root).next().is_some());
     let full = full.or(roots.first())?;
-    let last = held(full).map(|it| it.last()).max();
-    let (Some(first), Some(last)) = (held(full).next(), last) else {
+    let last = allocated(full).map(|it| it.last()).max();
+    let (Some(first), Some(last)) = (allocated(full).next(), last) else {
         return Some(*full);
     };
     if block_size.saturating_sub(full.len()) <= MOST_BITS {

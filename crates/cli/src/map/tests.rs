@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 use super::cells::cells_of;
 use super::find::find;
 use super::page::view;
+use super::place::Place;
 use super::{By, map};
 use crate::inventory::Inventory;
 use crate::render::VerbReport as _;
-use crate::tests::{Cluster, cidr, style};
+use crate::tests::{Cluster, assert_contains, cidr, style};
 
 /// A cluster with two pools. Nodes a and b have blocks of `p`, and b's block is being drained; another block is in
 /// quarantine. Pool `q` allocates podCIDRs to both nodes.
@@ -22,7 +23,7 @@ fn cluster() -> Cluster {
     cluster.node("b", &["10.1.2.0/24"]);
     cluster.block("10.0.0.0/28", "p", "a");
     cluster.block("10.0.0.16/28", "p", "b");
-    cluster.rest("10.0.0.32/28", "p", "gone", "2026-11-21T12:05:00Z");
+    cluster.quarantined("10.0.0.32/28", "p", "gone", "2026-11-21T12:05:00Z");
     for (name, node, address) in [
         ("shop/web", "a", "10.0.0.5"),
         ("shop/db", "a", "10.0.0.7"),
@@ -30,8 +31,8 @@ fn cluster() -> Cluster {
     ] {
         cluster.pod(name, node, &[address]);
     }
-    let held = [("10.0.0.5", "shop/web"), ("10.0.0.6", "shop/gone")];
-    cluster.subnet("a", &["10.0.0.0/28"], &held);
+    let in_use = [("10.0.0.5", "shop/web"), ("10.0.0.6", "shop/gone")];
+    cluster.subnet("a", &["10.0.0.0/28"], &in_use);
     cluster.subnet("b", &["10.0.0.16/28"], &[]);
     cluster.lists.subnets[1].spec["blocks"][0]["recall"] = json!("Drain");
     cluster
@@ -47,8 +48,12 @@ fn look(place: &Value, inventory: &Inventory) -> Value {
 fn about(pool: &str, view: &str, cell_size: u8, cell: u64, inventory: &Inventory) -> Value {
     let spot = json!({"pool": pool, "view": view, "cellSize": cell_size, "cell": cell});
     let spot: super::about::Spot = serde_json::from_value(spot).unwrap();
-    spot.about(inventory)
-        .map_or(Value::Null, |it| serde_json::to_value(it).unwrap())
+    let about = spot.about(inventory).ok();
+    serde_json::to_value(about).unwrap()
+}
+
+fn fields<const N: usize>(value: &Value, names: [&str; N]) -> Value {
+    names.iter().map(|name| value[name].clone()).collect()
 }
 
 /// Returns the cells of a view as text, one line each.
@@ -75,34 +80,26 @@ fn a_view_shows_each_range_with_its_node_its_kind_and_how_full_it_is() {
         ]
     );
     let picture = &blocks["picture"];
-    assert_eq!(
-        [&picture["view"], &picture["cellSize"]],
-        [&json!("10.0.0.0/24"), &json!(28)]
-    );
-    assert_eq!(picture["columns"], 4);
+    let shape = fields(picture, ["view", "cellSize", "columns"]);
+    assert_eq!(shape, json!(["10.0.0.0/24", 28, 4]));
     assert_eq!(picture["lines"][3], "10.0.0.192");
-    let figures = blocks["figures"].to_string();
-    assert!(
-        figures.contains(r#"["blocks allocated","2",false]"#),
-        "{figures}"
-    );
+    let allocated = r#"["blocks allocated","2",false]"#;
+    assert_contains(&blocks["figures"].to_string(), &[allocated]);
     let cidrs = look(&json!({"pool": "q"}), &inventory);
-    assert_eq!(
-        cells(&cidrs),
-        [
-            "1 1 10.1.1.0/24 podCidr [a] 0",
-            "2 1 10.1.2.0/24 podCidr [b] 3"
-        ]
-    );
+    let [a, b] = [
+        "1 1 10.1.1.0/24 podCidr [a] 0",
+        "2 1 10.1.2.0/24 podCidr [b] 3",
+    ];
+    assert_eq!(cells(&cidrs), [a, b]);
     assert_eq!(cidrs["picture"]["legend"], json!([["podCidr", "2"]]));
 }
 
 #[test]
-fn a_range_over_several_cells_is_one_and_what_several_nodes_have_is_told() {
+fn a_range_over_several_cells_is_one_cell_and_overlaps_are_marked() {
     let mut cluster = cluster();
     let drawn = |cluster: &Cluster| {
-        let map = map("p", 100, By::Owner, &cluster.inventory()).unwrap();
-        map.text(&style())
+        let map = map("p", 100, By::Owner, &cluster.inventory());
+        map.unwrap().text(&style())
     };
     cluster.block("10.0.0.64/26", "p", "a");
     let all = cells(&look(&json!({"pool": "p"}), &cluster.inventory()));
@@ -118,21 +115,22 @@ fn a_range_over_several_cells_is_one_and_what_several_nodes_have_is_told() {
 }
 
 #[test]
-fn a_range_says_what_agents_and_pods_say_each_address_once() {
+fn a_range_lists_each_address_that_agents_or_pods_report_once() {
     let inventory = cluster().inventory();
     let cell = |size, at| about("p", "10.0.0.0/24", size, at, &inventory);
     let block = cell(28, 0);
-    assert_eq!([&block["cidr"], &block["node"]], ["10.0.0.0/28", "a"]);
+    assert_eq!(
+        fields(&block, ["cidr", "node"]),
+        json!(["10.0.0.0/28", "a"])
+    );
     assert_eq!(block["ranges"], json!(["10.0.0.0/28", "10.1.1.0/24"]));
     let gone = "shop/gone · in use according to the agent, but its pod is gone or has ended";
-    assert_eq!(
-        block["addresses"],
-        json!([
-            ["10.0.0.5", "shop/web"],
-            ["10.0.0.6", gone],
-            ["10.0.0.7", "shop/db"]
-        ])
-    );
+    let addresses = [
+        ("10.0.0.5", "shop/web"),
+        ("10.0.0.6", gone),
+        ("10.0.0.7", "shop/db"),
+    ];
+    assert_eq!(block["addresses"], json!(addresses));
     for (size, at, says) in [
         (28, 0, "2 used, 0 cooling, 14 free"),
         (28, 2, "in quarantine, was node gone's, over in 5m"),
@@ -140,19 +138,14 @@ fn a_range_says_what_agents_and_pods_say_each_address_once() {
         (28, 15, "10.0.0.250-10.0.0.255"),
         (26, 0, "3 ranges of 3 nodes"),
     ] {
-        let is = cell(size, at);
-        assert!(is["words"].as_str().unwrap().contains(says), "{is}");
+        assert_contains(cell(size, at)["words"].as_str().unwrap(), &[says]);
     }
     let address = about("p", "10.0.0.0/28", 32, 5, &inventory);
     assert_eq!(
-        [&address["words"], &address["at"]],
-        [&json!("shop/web · in use"), &json!(5)]
+        fields(&address, ["words", "at"]),
+        json!(["shop/web · in use", 5])
     );
-    assert!(
-        address["facts"]
-            .to_string()
-            .contains(r#"["Pod","shop/web"]"#)
-    );
+    assert_contains(&address["facts"].to_string(), &[r#"["Pod","shop/web"]"#]);
     let outside = about("p", "10.9.0.0/24", 28, 0, &inventory);
     assert_eq!(outside["words"], "not in the pool");
     for (size, at) in [(28, 16), (33, 0), (8, 0)] {
@@ -161,59 +154,48 @@ fn a_range_says_what_agents_and_pods_say_each_address_once() {
 }
 
 #[test]
-fn of_a_range_over_more_cells_than_can_be_counted_it_is_told_at_once() {
+fn a_range_over_too_many_cells_to_loop_over_is_described() {
     let mut cluster = cluster();
     cluster.node("wide", &["fd00::/64"]);
     let wide = about("p", "fd00::/64", 127, 7, &cluster.inventory());
     assert_eq!(
-        [&wide["cidr"], &wide["count"]],
-        [&json!("fd00::/64"), &json!(1_u64 << 63)]
+        fields(&wide, ["cidr", "count"]),
+        json!(["fd00::/64", 1_u64 << 63])
     );
 }
 
 #[test]
-fn zooming_goes_down_to_addresses_and_back_and_a_place_is_shown_among_its_neighbours() {
+fn zooming_goes_down_to_addresses_and_a_chosen_place_moves_the_view() {
     let inventory = cluster().inventory();
     let look = |place| look(&place, &inventory)["picture"].take();
     let block = look(json!({"view": "10.0.0.0/24", "at": "10.0.0.0/28", "closer": true}));
     assert_eq!(
-        [&block["view"], &block["cellSize"]],
-        [&json!("10.0.0.0/28"), &json!(32)]
+        fields(&block, ["view", "cellSize"]),
+        json!(["10.0.0.0/28", 32])
     );
     assert_eq!(block["cells"][0]["owners"], json!(["shop/web"]));
     assert_eq!(block["chosen"]["cidr"], "10.0.0.0/28");
     assert_eq!(block["path"], json!(["10.0.0.0/24", "10.0.0.0/28"]));
     let still = look(json!({"view": "10.0.0.0/28", "at": "10.0.0.5/32", "closer": true}));
-    assert_eq!(
-        [&still["view"], &still["chosen"]["cidr"]],
-        ["10.0.0.0/28", "10.0.0.5/32"]
-    );
+    assert_eq!(still["view"], "10.0.0.0/28");
+    assert_eq!(still["chosen"]["cidr"], "10.0.0.5/32");
     // A free block can be shown address by address, too.
     let free = look(json!({"view": "10.0.0.128/28", "at": "10.0.0.130/32"}));
-    assert_eq!(
-        [&free["cellSize"], &free["cells"]],
-        [&json!(32), &json!([])]
-    );
-    assert_eq!(
-        free["chosen"]["words"],
-        "in a pool, not allocated to a node"
-    );
+    assert_eq!(fields(&free, ["cellSize", "cells"]), json!([32, []]));
+    let words = "in a pool, not allocated to a node";
+    assert_eq!(free["chosen"]["words"], words);
     let deep = look(json!({"pool": "q", "view": "10.1.77.0/24"}));
-    assert_eq!(
-        deep["path"],
-        json!(["10.1.0.0/16", "10.1.64.0/20", "10.1.77.0/24"])
-    );
+    let path = json!(["10.1.0.0/16", "10.1.64.0/20", "10.1.77.0/24"]);
+    assert_eq!(deep["path"], path);
     // A chosen place outside the view moves the view there. A view of another family is replaced by the first view.
     let there = look(json!({"pool": "q", "view": "10.1.0.0/20", "at": "10.1.200.7/32"}));
-    assert_eq!(
-        [&there["view"], &there["chosen"]["words"]],
-        ["10.1.200.0/22", "free"]
-    );
+    assert_eq!(there["view"], "10.1.200.0/22");
+    assert_eq!(there["chosen"]["words"], "free");
     assert_eq!(look(json!({"view": "fd00::/64"}))["view"], "10.0.0.0/24");
 }
 
 #[test]
-fn of_a_space_that_is_far_larger_than_what_is_held_the_held_part_is_shown() {
+fn the_first_view_of_a_huge_pool_is_its_allocated_part() {
     let mut cluster = Cluster::empty();
     let spec = json!({"ipv6": {"cidrs": ["fd00::/48"], "blockSize": 122}});
     cluster.pool("p", &spec);
@@ -229,53 +211,36 @@ fn of_a_space_that_is_far_larger_than_what_is_held_the_held_part_is_shown() {
 }
 
 #[test]
-fn a_pool_that_cannot_be_read_is_told_of_and_none_says_what_to_do() {
+fn an_invalid_pool_shows_its_error_and_no_pool_says_what_to_do() {
     let mut cluster = cluster();
     cluster.pool("bad", &json!({"ipv4": 7}));
     let bad = look(&json!({"pool": "bad"}), &cluster.inventory());
     assert_eq!(
-        [&bad["picture"], &bad["pools"]],
-        [&Value::Null, &json!(["bad", "p", "q"])]
+        fields(&bad, ["picture", "pools"]),
+        json!([null, ["bad", "p", "q"]])
     );
-    assert!(
-        bad["troubles"][0]
-            .as_str()
-            .unwrap()
-            .contains("cannot be used")
-    );
-    let none = view(
-        &super::place::Place::default(),
-        &Cluster::empty().inventory(),
-    );
-    assert!(none.unwrap_err().to_string().contains("create an IPPool"));
+    assert_contains(bad["troubles"][0].as_str().unwrap(), &["cannot be used"]);
+    let none = view(&Place::default(), &Cluster::empty().inventory());
+    assert_contains(&none.unwrap_err().to_string(), &["create an IPPool"]);
 }
 
 #[test]
 fn addresses_nodes_pods_and_pools_are_found() {
     let inventory = cluster().inventory();
     let found = |text: &str| -> Vec<String> {
-        let hits = find(text, &inventory).into_iter();
-        hits.map(|it| {
+        let hits = find(text, &inventory).into_iter().map(|it| {
             let at = it.at.map_or(String::new(), |it| it.to_string());
-            format!(
-                "{} {} {at} {}",
-                it.what,
-                it.name,
-                it.pool.unwrap_or_default()
-            )
-        })
-        .collect()
+            let pool = it.pool.unwrap_or_default();
+            format!("{} {} {at} {pool}", it.what, it.name)
+        });
+        hits.collect()
     };
     assert_eq!(found(" 10.0.0.70 "), ["address 10.0.0.70 10.0.0.70/32 p"]);
     assert_eq!(found("192.0.2.1"), ["address 192.0.2.1 192.0.2.1/32 "]);
-    assert_eq!(
-        found("b")[..2],
-        ["node b 10.0.0.16/28 p", "node b 10.1.2.0/24 q"]
-    );
-    assert_eq!(
-        found("web"),
-        ["pod shop/web 10.0.0.5/32 p", "pod shop/web-2 10.1.2.9/32 q"]
-    );
+    let nodes = ["node b 10.0.0.16/28 p", "node b 10.1.2.0/24 q"];
+    assert_eq!(found("b")[..2], nodes);
+    let pods = ["pod shop/web 10.0.0.5/32 p", "pod shop/web-2 10.1.2.9/32 q"];
+    assert_eq!(found("web"), pods);
     assert_eq!(found("p")[0], "pool p  p");
     for nothing in ["", "nothing like it"] {
         assert!(found(nothing).is_empty());

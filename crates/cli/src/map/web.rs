@@ -69,7 +69,7 @@ pub(super) async fn exec(
 ) -> anyhow::Result<ExitVerdict> {
     let page = Page::open(reach).await?;
     if let Some(pool) = pool {
-        page.seen.lock().await.pool(pool)?;
+        page.inventory.lock().await.pool(pool)?;
     }
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
     let listener = listener
@@ -101,24 +101,24 @@ fn token() -> anyhow::Result<String> {
 /// The inventory that the page shows, and the connection by which the objects are listed again.
 struct Page {
     reach: ApiReach,
-    seen: Mutex<Arc<Inventory>>,
+    inventory: Mutex<Arc<Inventory>>,
 }
 
 impl Page {
     async fn open(reach: &ApiReach) -> anyhow::Result<Arc<Self>> {
-        let seen = Arc::new(reach.inventory(WantedKinds::PODS).await?);
+        let inventory = Arc::new(reach.inventory(WantedKinds::Pods).await?);
         Ok(Arc::new(Self {
             reach: reach.clone(),
-            seen: Mutex::new(seen),
+            inventory: Mutex::new(inventory),
         }))
     }
 
-    async fn seen(&self, fresh: bool) -> anyhow::Result<Arc<Inventory>> {
-        let mut seen = self.seen.lock().await;
+    async fn inventory(&self, fresh: bool) -> anyhow::Result<Arc<Inventory>> {
+        let mut inventory = self.inventory.lock().await;
         if fresh {
-            *seen = Arc::new(self.reach.inventory(WantedKinds::PODS).await?);
+            *inventory = Arc::new(self.reach.inventory(WantedKinds::Pods).await?);
         }
-        Ok(Arc::clone(&seen))
+        Ok(Arc::clone(&inventory))
     }
 }
 
@@ -156,12 +156,8 @@ fn json(found: anyhow::Result<impl Serialize>) -> Response {
     match text {
         Ok(text) => answer(StatusCode::OK, "application/json", text),
         Err(why) => {
-            let text = serde_json::json!({ "error": format!("{why:#}") });
-            answer(
-                StatusCode::BAD_REQUEST,
-                "application/json",
-                text.to_string(),
-            )
+            let text = serde_json::json!({ "error": format!("{why:#}") }).to_string();
+            answer(StatusCode::BAD_REQUEST, "application/json", text)
         }
     }
 }
@@ -169,7 +165,7 @@ fn json(found: anyhow::Result<impl Serialize>) -> Response {
 async fn on_view(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Response {
     let work = async {
         let place: Place = read(query)?;
-        view(&place, &*page.seen(place.fresh).await?)
+        view(&place, &*page.inventory(place.fresh).await?)
     };
     json(work.await)
 }
@@ -177,7 +173,7 @@ async fn on_view(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Re
 async fn on_cell(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Response {
     let work = async {
         let spot: Spot = read(query)?;
-        spot.about(&*page.seen(false).await?)
+        spot.about(&*page.inventory(false).await?)
     };
     json(work.await)
 }
@@ -185,7 +181,7 @@ async fn on_cell(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Re
 async fn on_find(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Response {
     let work = async {
         let text: String = read(query)?;
-        Ok(find(&text, &*page.seen(false).await?))
+        Ok(find(&text, &*page.inventory(false).await?))
     };
     json(work.await)
 }
@@ -201,14 +197,14 @@ fn read<T: DeserializeOwned>(query: Option<String>) -> anyhow::Result<T> {
 #[cfg(test)]
 mod tests {
     use axum::body::Body;
-    use axum::http::header::HOST;
+    use axum::http::header::{HOST, HeaderName};
     use axum::http::{HeaderMap, Method, Request};
     use serde_json::{Value, json};
     use tower::ServiceExt as _;
 
     use super::*;
     use crate::Flags;
-    use crate::tests::Cluster;
+    use crate::tests::{Cluster, assert_contains};
 
     const HERE: &str = "127.0.0.1:4711";
 
@@ -220,8 +216,8 @@ mod tests {
             ..Flags::default()
         };
         let reach = ApiReach::of(nowhere, &flags).unwrap();
-        let seen = Mutex::new(Arc::new(Cluster::new().inventory()));
-        routes(Arc::new(Page { reach, seen }), "token")
+        let inventory = Mutex::new(Arc::new(Cluster::new().inventory()));
+        routes(Arc::new(Page { reach, inventory }), "token")
     }
 
     async fn ask(
@@ -230,18 +226,12 @@ mod tests {
         host: &str,
         path: &str,
     ) -> (StatusCode, HeaderMap, String) {
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(HOST, host);
-        let request = request.body(Body::empty()).unwrap();
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header(HOST, host).body(Body::empty()).unwrap();
         let (head, body) = page.clone().oneshot(request).await.unwrap().into_parts();
         let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        (
-            head.status,
-            head.headers,
-            String::from_utf8(bytes.to_vec()).unwrap(),
-        )
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        (head.status, head.headers, text)
     }
 
     async fn json_of(page: &Router, what: &str, query: &Value) -> (StatusCode, Value) {
@@ -253,43 +243,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_reads_the_map_without_the_token_or_under_another_name_and_nobody_changes_anything()
-     {
+    async fn only_get_requests_with_the_token_and_a_loopback_host_are_answered() {
         let page = page();
         let query = "%7B%7D";
         let view = format!("/token/view?{query}");
+        let guess = view.replace("token", "guess");
+        let elsewhere = "rebound.example:4711";
         for (method, host, path, expected) in [
-            (Method::GET, HERE, view.as_str(), StatusCode::OK),
+            (Method::GET, HERE, &*view, StatusCode::OK),
             (Method::GET, "localhost:4711", "/token/", StatusCode::OK),
-            (
-                Method::GET,
-                "rebound.example:4711",
-                "/token/",
-                StatusCode::FORBIDDEN,
-            ),
-            (
-                Method::GET,
-                "rebound.example:4711",
-                &view,
-                StatusCode::FORBIDDEN,
-            ),
+            (Method::GET, elsewhere, "/token/", StatusCode::FORBIDDEN),
+            (Method::GET, elsewhere, &view, StatusCode::FORBIDDEN),
             (Method::GET, HERE, "/", StatusCode::NOT_FOUND),
-            (
-                Method::GET,
-                HERE,
-                &view.replace("token", "guess"),
-                StatusCode::NOT_FOUND,
-            ),
+            (Method::GET, HERE, &guess, StatusCode::NOT_FOUND),
             (Method::POST, HERE, &view, StatusCode::METHOD_NOT_ALLOWED),
             (Method::OPTIONS, HERE, &view, StatusCode::METHOD_NOT_ALLOWED),
         ] {
             let (status, headers, text) = ask(&page, method.clone(), host, path).await;
             assert_eq!(status, expected, "{method} {host} {path}: {text}");
-            assert!(
-                headers
-                    .keys()
-                    .all(|it| !it.as_str().starts_with("access-control"))
-            );
+            let is_cors = |it: &HeaderName| it.as_str().starts_with("access-control");
+            assert!(!headers.keys().any(is_cors));
         }
         let (one, other) = (token().unwrap(), token().unwrap());
         assert!(one.len() == 32 && one != other, "{one}");
@@ -311,13 +284,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_is_answered_or_refused_with_what_is_wrong() {
+    async fn an_invalid_query_is_rejected_with_the_reason() {
         let page = page();
         let (status, view) = json_of(&page, "view", &json!({"pool": "p"})).await;
-        assert_eq!(
-            (status, &view["picture"]["view"]),
-            (StatusCode::OK, &json!("10.0.0.0/24"))
-        );
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(view["picture"]["view"], "10.0.0.0/24");
         let spot = json!({"pool": "p", "view": "10.0.0.0/24", "cellSize": 28, "cell": 0});
         let (_, cell) = json_of(&page, "cell", &spot).await;
         assert_eq!(cell["cidr"], "10.0.0.0/28");
@@ -330,20 +301,16 @@ mod tests {
             ("find", json!(7), "as the page asks"),
         ] {
             let (status, body) = json_of(&page, what, &query).await;
-            let error = body["error"].as_str().unwrap();
-            assert!(
-                status == StatusCode::BAD_REQUEST && error.contains(says),
-                "{error}"
-            );
+            assert_eq!(status, StatusCode::BAD_REQUEST);
+            assert_contains(body["error"].as_str().unwrap(), &[says]);
         }
     }
 
     #[tokio::test]
-    async fn a_list_that_fails_is_told_and_what_was_listed_before_is_still_there() {
+    async fn the_page_keeps_its_inventory_if_a_list_fails() {
         let page = page();
         let (_, body) = json_of(&page, "view", &json!({"fresh": true})).await;
-        let error = body["error"].as_str().unwrap();
-        assert!(error.contains("was not reached"), "{error}");
+        assert_contains(body["error"].as_str().unwrap(), &["was not reached"]);
         let (status, _) = json_of(&page, "view", &json!({})).await;
         assert_eq!(status, StatusCode::OK);
     }

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::inventory::Inventory;
 use crate::lists::ClusterLists;
-use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeLite, NodeSubnetLite};
+use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeSubnetLite};
+use cadastre_controller::cluster::objects::Node;
 use cadastre_core::{Addr, Cidr, IpRange};
 
 /// Returns the name of the nth added node. No real node can have a name in parentheses.
@@ -28,15 +29,11 @@ pub(crate) fn add_nodes(
     count: usize,
     labels: &[(String, String)],
 ) -> anyhow::Result<()> {
-    let labels: BTreeMap<&str, &str> = labels
-        .iter()
-        .map(|(k, v)| (k.as_str(), v.as_str()))
-        .collect();
+    let labels: BTreeMap<_, _> = labels.iter().cloned().collect();
     for nth in 1..=count {
-        let name = new_node_name(nth);
-        let uid = format!("new-{nth}");
+        let (name, uid) = (new_node_name(nth), format!("new-{nth}"));
         let node = json!({"metadata": {"name": name, "uid": uid, "labels": labels}});
-        lists.nodes.push(serde_json::from_value::<NodeLite>(node)?);
+        lists.nodes.push(serde_json::from_value(node)?);
     }
     Ok(())
 }
@@ -45,35 +42,33 @@ pub(crate) fn add_nodes(
 /// node has none.
 pub(super) fn demand(
     lists: &mut ClusterLists,
-    node: &str,
-    uid: &str,
+    node: &Node,
     pool: &str,
     addresses: u64,
 ) -> anyhow::Result<()> {
-    let named = |it: &&mut NodeSubnetLite| it.metadata.name.as_deref() == Some(node);
-    let Some(subnet) = lists.subnets.iter_mut().find(named) else {
-        let subnet = json!({
-            "metadata": {"name": node, "uid": format!("subnet-{uid}")},
-            "spec": {"nodeUID": uid},
-            "status": {"nodeUID": uid, "pools": [{"pool": pool, "demand": addresses}]},
-        });
+    let (name, uid) = (&*node.name, &*node.uid);
+    let is_named = |it: &NodeSubnetLite| it.metadata.name.as_deref() == Some(name);
+    if !lists.subnets.iter().any(is_named) {
+        let metadata = json!({"name": name, "uid": format!("subnet-{uid}")});
+        let subnet = json!({"metadata": metadata, "spec": {"nodeUID": uid}});
         lists.subnets.push(serde_json::from_value(subnet)?);
-        return Ok(());
-    };
-    if subnet.status["nodeUID"] != json!(uid) {
-        subnet.status = json!({"nodeUID": uid});
     }
-    let Some(status) = subnet.status.as_object_mut() else {
-        return Ok(());
-    };
-    let pools = status.entry("pools").or_insert_with(|| json!([]));
-    let Some(pools) = pools.as_array_mut() else {
-        return Ok(());
-    };
-    match pools.iter_mut().find(|it| it["pool"] == json!(pool)) {
-        Some(known) if known["demand"].as_u64().unwrap_or(0) >= addresses => {}
-        Some(known) => known["demand"] = json!(addresses),
-        None => pools.push(json!({"pool": pool, "demand": addresses})),
+    for subnet in lists.subnets.iter_mut().filter(|it| is_named(it)) {
+        if subnet.status["nodeUID"] != json!(uid) {
+            subnet.status = json!({"nodeUID": uid, "pools": []});
+        }
+        let pools = &mut subnet.status["pools"];
+        if pools.is_null() {
+            *pools = json!([]);
+        }
+        let Some(pools) = pools.as_array_mut() else {
+            continue;
+        };
+        match pools.iter_mut().find(|it| it["pool"] == json!(pool)) {
+            Some(known) if known["demand"].as_u64().unwrap_or(0) >= addresses => {}
+            Some(known) => known["demand"] = json!(addresses),
+            None => pools.push(json!({"pool": pool, "demand": addresses})),
+        }
     }
     Ok(())
 }
@@ -105,6 +100,11 @@ pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(pools)
 }
 
+fn pool_mut<'a>(lists: &'a mut ClusterLists, name: &str) -> Option<&'a mut IPPoolLite> {
+    let mut pools = lists.pools.iter_mut();
+    pools.find(|it| it.metadata.name.as_deref() == Some(name))
+}
+
 /// Adds a pool, or replaces the spec of the pool with this name. Returns the line that reports the change. The API
 /// server does not allow a change of `allocationMode`, so such a change is an error.
 pub(super) fn put_pool(
@@ -116,15 +116,11 @@ pub(super) fn put_pool(
     let spec: IPPoolSpec = serde_json::from_value(pool["spec"].clone())
         .with_context(|| format!("the spec of pool \"{name}\" cannot be read"))?;
     let spec = serde_json::to_value(spec)?;
-    let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
-    if let Some(known) = lists.pools.iter_mut().find(named) {
-        let was = known.spec["allocationMode"]
-            .as_str()
-            .unwrap_or("Blocks")
-            .to_owned();
-        if spec["allocationMode"].as_str() != Some(&was) {
+    if let Some(known) = pool_mut(lists, name) {
+        let mode = known.spec["allocationMode"].as_str().unwrap_or("Blocks");
+        if spec["allocationMode"] != mode {
             bail!(
-                "pool \"{name}\" allocates {was}, which cannot be changed: add a new pool instead"
+                "pool \"{name}\" allocates {mode}, which cannot be changed: add a new pool instead"
             );
         }
         known.spec = spec;
@@ -145,9 +141,7 @@ pub(super) fn delete_pool(
     name: &str,
     now: Timestamp,
 ) -> anyhow::Result<()> {
-    let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
-    let pool = lists.pools.iter_mut().find(named);
-    let pool = pool.with_context(|| {
+    let pool = pool_mut(lists, name).with_context(|| {
         format!("there is no pool \"{name}\" (kubectl get ippools.cadastre.dev)")
     })?;
     pool.metadata.deletion_timestamp = Some(Time(now));
@@ -168,11 +162,9 @@ pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventor
                 continue;
             };
             let size = pool.spec[field]["blockSize"].as_u64();
-            let by_default = inventory.registry.pools.get(&*name).and_then(|state| {
-                let family = range.family();
-                state.space.block_len(family).map(u64::from)
-            });
-            let size = size.or(by_default).unwrap_or(longest);
+            let state = inventory.registry.pools.get(&*name);
+            let default = state.and_then(|it| it.space.block_len(range.family()));
+            let size = size.or(default.map(u64::from)).unwrap_or(longest);
             let cidrs = cidrs
                 .iter()
                 .filter_map(|it| Cidr::parse_lenient(it.as_str()?).ok());
@@ -210,10 +202,7 @@ fn without(cidr: &Cidr, range: &Cidr) -> Vec<Cidr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn cidr(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
-    }
+    use crate::tests::cidr;
 
     #[test]
     fn what_is_left_of_a_range_is_all_of_it_but_the_other() {

@@ -1,19 +1,17 @@
 //! Compares the simulated cluster before and after the changes: which nodes wait, which ranges are affected, when pools
 //! are exhausted.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::Changes;
+use super::PlanArgs;
 use super::change::is_new;
 use super::whatif::{PlanOutcome, simulate_now};
 use crate::inventory::Inventory;
-use crate::render::{Columns, Style, VerbReport, count, left, some};
+use crate::render::{Columns, Style, VerbReport, count, left, more, some};
 use cadastre_controller::allocations::AllocationState;
-use cadastre_controller::cluster::names::{NodeName, PoolName};
 use cadastre_controller::figures::{FamilyCounts, figures};
 use cadastre_controller::forecast::Trend;
 use cadastre_controller::node_balance::must_leave;
@@ -23,7 +21,7 @@ use cadastre_core::Family;
 /// The report of `plan`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PlanReport {
+pub(crate) struct PlanReport {
     /// The changes, one line for each
     pub supposed: Vec<String>,
     /// Whether the changes fit: no further node would wait, each added node gets a range, each changed pool allocates
@@ -50,7 +48,7 @@ pub struct PlanReport {
 /// How many of the added nodes get ranges.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NewNodes {
+pub(crate) struct NewNodes {
     /// All added nodes
     pub asked: usize,
     /// Added nodes that get everything they need
@@ -64,8 +62,7 @@ pub struct NewNodes {
 
 /// A node that would wait after the changes.
 #[derive(Debug, Serialize)]
-pub struct WaitingNode {
-    /// The name of the node
+pub(crate) struct WaitingNode {
     pub node: String,
     /// The controller's messages about the node
     pub why: String,
@@ -74,8 +71,7 @@ pub struct WaitingNode {
 /// The counts of a pool for one family, before and after the changes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolPlan {
-    /// The name of the pool
+pub(crate) struct PoolPlan {
     pub pool: String,
     /// IPv4 or IPv6
     pub family: String,
@@ -97,33 +93,24 @@ pub struct PoolPlan {
 /// A block or podCIDR that the changes affect.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AffectedObject {
+pub(crate) struct AffectedObject {
     /// The node that has the range
     pub node: String,
-    /// The range as a CIDR
     pub range: String,
     /// How many addresses of the range are in use
     pub used: u64,
-    /// What would happen to the range, for users
+    /// The effect of the changes on the range
     pub what: String,
 }
 
 pub(super) fn judge(
     before: &Inventory,
     after: &Inventory,
-    changes: &Changes,
+    changes: &PlanArgs,
     supposed: Vec<String>,
 ) -> PlanReport {
-    let (is, then) = (simulate_now(before), simulate_now(after));
-    let hits = hits(before, after, changes);
-    let waits_now: BTreeSet<&NodeName> = is.waits();
-    let waits_then: BTreeSet<&NodeName> = then.waits();
-    let why = |node: &NodeName| {
-        then.notes
-            .get(node)
-            .map(|notes| notes.join("; "))
-            .unwrap_or_default()
-    };
+    let (now, then) = (simulate_now(before), simulate_now(after));
+    let (waits_now, waits_then) = (now.waits(), then.waits());
     let mut new_nodes = NewNodes {
         asked: changes.add_nodes,
         ..NewNodes::default()
@@ -137,13 +124,14 @@ pub(super) fn judge(
             new_nodes.unmanaged += 1;
         }
     }
-    let will_wait: Vec<WaitingNode> = waits_then
-        .difference(&waits_now)
-        .map(|node| WaitingNode {
-            node: node.to_string(),
-            why: why(node),
-        })
-        .collect();
+    let will_wait = waits_then.difference(&waits_now).map(|node| WaitingNode {
+        node: node.to_string(),
+        why: then
+            .notes
+            .get(*node)
+            .map_or(String::new(), |notes| notes.join("; ")),
+    });
+    let will_wait: Vec<WaitingNode> = will_wait.collect();
     let relieved = waits_now.difference(&waits_then).map(ToString::to_string);
     let for_nobody = for_nobody(after, changes, &then.registry);
     PlanReport {
@@ -152,8 +140,8 @@ pub(super) fn judge(
         for_nobody,
         refused: Vec::new(),
         new_nodes,
-        pools: pools(before, after, &is, &then),
-        hits,
+        pools: pools(before, after, &then),
+        hits: hits(before, after, changes),
         relieved: relieved.collect(),
         will_wait,
     }
@@ -161,7 +149,7 @@ pub(super) fn judge(
 
 /// Returns a message for each changed pool that would allocate nothing to any node. Pools that are disabled on purpose
 /// are left out.
-fn for_nobody(after: &Inventory, changes: &Changes, then: &AllocationState) -> Vec<String> {
+fn for_nobody(after: &Inventory, changes: &PlanArgs, then: &AllocationState) -> Vec<String> {
     let names = changes.pools.iter();
     let names = names.filter_map(|it| it["metadata"]["name"].as_str());
     let states = names.filter_map(|name| then.pools.get(name));
@@ -173,44 +161,31 @@ fn for_nobody(after: &Inventory, changes: &Changes, then: &AllocationState) -> V
             ))
         }
         PoolPhase::Serving | PoolPhase::Starting | PoolPhase::Disabled => None,
-        verdict => Some(verdict.to_string()),
+        phase => Some(phase.to_string()),
     };
-    let told = states.filter_map(|it| {
+    let line = |it: &PoolState| {
         Some(format!(
             "Pool \"{}\" would serve nobody: {}",
             it.name,
             why(it)?
         ))
-    });
-    told.collect()
+    };
+    states.filter_map(line).collect()
 }
 
 /// Returns the counts of each pool and family, now and after the changes. "After" means that every node has got what
 /// the pools can allocate.
-fn pools(
-    before: &Inventory,
-    after: &Inventory,
-    is: &PlanOutcome,
-    then: &PlanOutcome,
-) -> Vec<PoolPlan> {
+fn pools(before: &Inventory, after: &Inventory, then: &PlanOutcome) -> Vec<PoolPlan> {
     let mut rows = Vec::new();
     for state in then.registry.pools.iter() {
-        let count = |family, registry: &AllocationState| -> Option<FamilyCounts> {
-            let state = registry.pools.get(&state.name)?;
-            let has = state.space.families().any(|it| it == family);
-            has.then(|| figures(state, family, registry))
-        };
+        let earlier = before.registry.pools.get(&state.name);
         for family in state.space.families() {
-            let was = count(family, &before.registry);
-            let Some(will) = count(family, &then.registry) else {
-                continue;
-            };
-            let would = count(family, &is.registry);
+            let earlier = earlier.filter(|it| it.space.families().any(|it| it == family));
+            let was = earlier.map(|it| figures(it, family, &before.registry));
+            let will = figures(state, family, &then.registry);
             let pair = |pick: fn(&FamilyCounts) -> u128| {
-                let was = was
-                    .as_ref()
-                    .map_or("-".to_owned(), |it| pick(it).to_string());
-                (was, pick(&will).to_string())
+                let was = was.as_ref().map(|it| pick(it).to_string());
+                (was.unwrap_or("-".to_owned()), pick(&will).to_string())
             };
             rows.push(PoolPlan {
                 pool: state.name.to_string(),
@@ -219,7 +194,7 @@ fn pools(
                 capacity: pair(|it| it.capacity),
                 allocated: pair(|it| it.held),
                 free: pair(|it| it.free),
-                full_at: would.and_then(|_| full_at(&state.name, family, will.free, after)),
+                full_at: earlier.and_then(|_| full_at(&state.name, family, will.free, after)),
                 standing: state.phase.to_string(),
             });
         }
@@ -229,22 +204,13 @@ fn pools(
 
 /// Returns when the pool would be exhausted if `free` blocks are free and it grows by the trend in its status. `None`
 /// if its status has no trend.
-fn full_at(
-    pool: &PoolName,
-    family: Family,
-    free: u128,
-    inventory: &Inventory,
-) -> Option<Timestamp> {
-    let status = inventory.cache.pools.get(pool)?.status.as_ref()?;
-    let told = match family {
-        Family::V4 => status.ipv4.as_ref(),
-        Family::V6 => status.ipv6.as_ref(),
-    }?;
-    let trend = Trend::read(told.trend.as_ref()?)?;
+fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Option<Timestamp> {
+    let status = inventory.family_status(pool, family)?;
+    let trend = Trend::read(status.trend.as_ref()?)?;
     trend.exhausts_at(free, inventory.now, None)
 }
 
-fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<AffectedObject> {
+fn hits(before: &Inventory, after: &Inventory, changes: &PlanArgs) -> Vec<AffectedObject> {
     let mut hits = Vec::new();
     for node in before.cache.nodes.iter() {
         for entry in before.registry.blocks.of(&node.uid) {
@@ -254,12 +220,11 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Affecte
                 continue;
             }
             let used = before.used_in(entry);
-            let what = if used == 0 {
-                "returns to its pool at once: it is empty".to_owned()
-            } else {
-                format!(
+            let what = match used {
+                0 => "returns to its pool at once: it is empty".to_owned(),
+                used => format!(
                     "gets no new pods, and returns to its pool when the {used} addresses in use are released"
-                )
+                ),
             };
             hits.push(AffectedObject {
                 node: node.name.to_string(),
@@ -269,15 +234,14 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Affecte
             });
         }
         for cidr in &node.pod_cidrs {
-            let drained = changes.drain.iter().any(|range| range.overlaps(cidr));
-            let was = before.registry.pools.of(cidr).map(|pool| pool.name.clone());
+            let drained = changes.drain_cidr.iter().any(|range| range.overlaps(cidr));
+            let was = before.registry.pools.of(cidr);
             let will = after.registry.pools.of(cidr);
-            let deleted = was
-                .as_ref()
-                .is_some_and(|name| changes.delete_pools.iter().any(|it| **it == **name));
+            let is_deleted =
+                |pool: &PoolState| changes.delete_pool.iter().any(|it| **it == *pool.name);
             let what = if drained {
                 "a podCIDR cannot be changed: drain the node, delete its Node, let it register again"
-            } else if deleted {
+            } else if was.is_some_and(is_deleted) {
                 "stays with the node; the pool is deleted with the last such node"
             } else if was.is_some() && will.is_none() {
                 "stays with the node, but is in no pool from then on"
@@ -307,11 +271,8 @@ impl VerbReport for PlanReport {
         for line in &self.refused {
             let _ = writeln!(text, "The API server would reject it: {line}");
         }
-        text += if self.fits {
-            "It fits.\n"
-        } else {
-            "It does NOT fit.\n"
-        };
+        let fits = if self.fits { "fits" } else { "does NOT fit" };
+        let _ = writeln!(text, "It {fits}.");
         for line in &self.for_nobody {
             let _ = writeln!(text, "{line}.");
         }
@@ -386,13 +347,5 @@ impl VerbReport for PlanReport {
             );
         }
         text
-    }
-}
-
-fn more(all: usize, shown: usize, noun: &str) -> String {
-    if all > shown {
-        format!("and {} more (-o wide)\n", count(all - shown, noun))
-    } else {
-        String::new()
     }
 }

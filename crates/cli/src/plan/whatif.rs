@@ -40,68 +40,63 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
     let (cache, now) = (&inventory.cache, inventory.moment());
     let (mut registry, _) = AllocationState::rebuild(cache, &[], now);
     registry.judge_blocks(cache);
-    let mut reports = Vec::new();
-    let mut outcome = PlanOutcome {
-        served: BTreeMap::new(),
-        waiting: BTreeMap::new(),
-        wanted_by_pods: BTreeSet::new(),
-        notes: BTreeMap::new(),
-        registry: AllocationState::default(),
-    };
     let mut podcidrs = PodCidrs::default();
     let mut demand = Demand::default();
     for node in cache.nodes.iter() {
         podcidrs.queue.add(node.name.clone());
         demand.add(node, &registry);
     }
+    let mut reports = Vec::new();
     let mut cx = Context {
         cache,
         allocations: &mut registry,
         reports: &mut reports,
         now,
     };
+    let mut served: BTreeMap<NodeName, Vec<Cidr>> = BTreeMap::new();
     while let Some((request, _)) = podcidrs.next_urgent(&mut cx, false) {
         if let ApiRequest::AssignPodCidrs(assignment) = request {
-            outcome.served.insert(assignment.name, assignment.cidrs);
+            served.insert(assignment.name, assignment.cidrs);
         }
     }
     loop {
-        let carved = demand.work(&mut cx).blocks;
-        if carved.is_empty() {
+        let allocated = demand.work(&mut cx).blocks;
+        if allocated.is_empty() {
             break;
         }
-        for cidr in carved {
+        for cidr in allocated {
             if let Some(entry) = cx.allocations.blocks.get(&cidr) {
-                let served = outcome.served.entry(entry.owner.name.clone());
-                served.or_default().push(cidr);
+                let of_node = served.entry(entry.owner.name.clone()).or_default();
+                of_node.push(cidr);
             }
         }
     }
+    let mut waiting: BTreeMap<PoolName, BTreeSet<NodeName>> = BTreeMap::new();
+    let mut wait = |pool: &PoolName, node: &NodeName| {
+        let nodes = waiting.entry(pool.clone()).or_default();
+        nodes.insert(node.clone());
+    };
     for (node, reason) in podcidrs.waiting_nodes() {
-        let pools: &[PoolName] = match reason {
-            WaitReason::Unmanaged => &[],
-            WaitReason::Barred { pools } | WaitReason::Full { pools } => pools,
-        };
-        for pool in pools {
-            outcome.waits_for(pool, node);
+        if let WaitReason::Barred { pools } | WaitReason::Full { pools } = reason {
+            for pool in pools {
+                wait(pool, node);
+            }
         }
     }
     for (pool, node) in demand.waiting_nodes() {
-        outcome.waits_for(pool, node);
+        wait(pool, node);
     }
-    outcome.wanted_by_pods = demand.wanted_by_pods().cloned().collect();
     let of_node = |it: &EventRecord| it.warning && it.about.kind == ObjectKind::Node;
+    let mut notes: BTreeMap<NodeName, Vec<String>> = BTreeMap::new();
     for report in reports.into_iter().filter(of_node) {
-        let notes = outcome.notes.entry((*report.about.name).into());
-        notes.or_default().push(report.note);
+        let of_node = notes.entry((*report.about.name).into()).or_default();
+        of_node.push(report.note);
     }
-    outcome.registry = registry;
-    outcome
-}
-
-impl PlanOutcome {
-    fn waits_for(&mut self, pool: &PoolName, node: &NodeName) {
-        let nodes = self.waiting.entry(pool.clone()).or_default();
-        nodes.insert(node.clone());
+    PlanOutcome {
+        served,
+        waiting,
+        wanted_by_pods: demand.wanted_by_pods().cloned().collect(),
+        notes,
+        registry,
     }
 }

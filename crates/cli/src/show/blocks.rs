@@ -11,22 +11,18 @@ use cadastre_core::Cidr;
 
 /// The report of `show blocks`, sorted by address.
 #[derive(Debug, Serialize)]
-pub struct BlocksReport {
-    /// One row for each block
+pub(crate) struct BlocksReport {
     pub blocks: Vec<BlockRow>,
 }
 
 /// A block, and how many of its addresses are in use.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct BlockRow {
-    /// The range of the block
+pub(crate) struct BlockRow {
     pub cidr: Cidr,
-    /// The name of the block's pool
     pub pool: String,
     /// The node that has the block, or that had it before the quarantine
     pub node: String,
-    /// The state of the block
     pub state: BlockState,
     /// When the block was allocated to this node, or its quarantine began
     pub since: Timestamp,
@@ -48,7 +44,7 @@ pub struct BlockRow {
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum BlockState {
+pub(crate) enum BlockState {
     /// The node of the block assigns addresses from it.
     Active,
     /// The NodeSubnet lists the block, but the node's agent has not reported it yet.
@@ -66,7 +62,7 @@ pub enum BlockState {
 }
 
 /// Returns the blocks, only those of `pool` and of `node` if these are given. Fails if there is no such pool.
-pub fn blocks(
+pub(crate) fn blocks(
     pool: Option<&str>,
     node: Option<&str>,
     inventory: &Inventory,
@@ -85,24 +81,22 @@ pub fn blocks(
 
 impl BlockRow {
     /// Returns the row of a block.
-    pub fn of(entry: &BlockEntry, inventory: &Inventory) -> Self {
-        let word = inventory.block_status(entry);
-        let cidr = entry.cidr.to_string();
+    pub(crate) fn of(entry: &BlockEntry, inventory: &Inventory) -> Self {
+        let status = inventory.block_status(entry);
         let subnet = inventory.subnets.get(&entry.owner.name);
-        let asked = subnet.is_some_and(|it| it.requests.drain.contains(&entry.cidr));
-        let listed = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
-        let listed = listed.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == cidr));
+        let drain = subnet.is_some_and(|it| it.requests.drain.contains(&entry.cidr));
+        let is_listed = subnet.is_some_and(|it| it.lists(&entry.cidr));
         let state = if entry.owner.quarantined {
             BlockState::Quarantine
-        } else if word.is_some_and(|word| word.released) {
+        } else if status.is_some_and(|it| it.released) {
             BlockState::Released
-        } else if entry.recall == Some(Recall::Drain) || asked {
+        } else if entry.recall == Some(Recall::Drain) || drain {
             BlockState::Draining
         } else if entry.recall == Some(Recall::IfEmpty) {
             BlockState::AskedBack
-        } else if !listed {
+        } else if !is_listed {
             BlockState::Provisional
-        } else if word.is_none() {
+        } else if status.is_none() {
             BlockState::Unconfirmed
         } else {
             BlockState::Active
@@ -115,8 +109,8 @@ impl BlockRow {
             since: entry.since,
             until: entry.until.filter(|_| entry.owner.quarantined),
             used: inventory.used_in(entry),
-            cooling: word.map(|word| word.cooling),
-            free: word.map(|word| word.free),
+            cooling: status.map(|it| it.cooling),
+            free: status.map(|it| it.free),
             uid: entry.uid.as_ref().map(ToString::to_string),
         }
     }

@@ -6,10 +6,10 @@ mod pods;
 mod pools;
 mod watch;
 
-pub use blocks::{BlockRow, BlockState, BlocksReport, blocks};
-pub use nodes::{NodeReport, NodeRow, NodesReport, agent_of, node, nodes};
-pub use pods::{AllocationRow, PodReport, handle, pod};
-pub use pools::{PoolReport, PoolRow, PoolsReport, pool, pools};
+pub(crate) use blocks::{BlockRow, BlockState, blocks};
+pub(crate) use nodes::{node, nodes};
+pub(crate) use pods::{handle, pod};
+pub(crate) use pools::{PoolRow, pool, pools};
 
 use anyhow::Context as _;
 use clap::Subcommand;
@@ -29,7 +29,7 @@ use cadastre_core::Addr;
   kubectl cadastre show ip 10.244.3.7
   kubectl cadastre show pod kube-system/coredns-abc -o json
   kubectl cadastre show blocks --pool default --watch")]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     #[command(subcommand)]
     what: What,
 
@@ -82,10 +82,14 @@ enum What {
 }
 
 /// Runs `show`. With `--watch` it returns only when a watch fails.
-pub async fn exec(args: &ShowArgs, flags: &Flags, reach: &ApiReach) -> anyhow::Result<ExitVerdict> {
+pub(crate) async fn exec(
+    args: &ShowArgs,
+    flags: &Flags,
+    reach: &ApiReach,
+) -> anyhow::Result<ExitVerdict> {
     let mut watch = args.watch.then(|| watch::Watch::start(reach));
     loop {
-        let inventory = reach.inventory(WantedKinds::PODS).await?;
+        let inventory = reach.inventory(WantedKinds::Pods).await?;
         if watch.is_some() {
             watch::Watch::clear(flags.output);
         }
@@ -134,7 +138,7 @@ pub(crate) fn read_address(text: &str) -> anyhow::Result<Addr> {
 }
 
 /// Returns a pod as `namespace/name`. A name without a namespace gets `namespace`.
-pub fn pod_name(text: &str, namespace: &str) -> String {
+pub(crate) fn pod_name(text: &str, namespace: &str) -> String {
     if text.contains('/') {
         text.to_owned()
     } else {

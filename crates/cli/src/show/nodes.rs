@@ -4,28 +4,25 @@ use serde::Serialize;
 
 use super::blocks::{BlockRow, table};
 use super::pods::{AllocationRow, allocations};
-use crate::inventory::{Inventory, SubnetFact};
-use crate::render::{Columns, FactLines, Style, VerbReport, over, some};
+use crate::inventory::Inventory;
+use crate::render::{Columns, FactLines, Style, VerbReport, joined, over, some};
 use cadastre_controller::cluster::objects::Node;
 use cadastre_core::Cidr;
 
 /// The report of `show nodes`.
 #[derive(Debug, Serialize)]
-pub struct NodesReport {
-    /// One row for each node
+pub(crate) struct NodesReport {
     pub nodes: Vec<NodeRow>,
 }
 
 /// A node, its ranges, and how many of its addresses are in use.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeRow {
-    /// The name of the Node
+pub(crate) struct NodeRow {
     pub node: String,
     /// `node.spec.podCIDRs`
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<Cidr>,
-    /// The number of the node's blocks
     pub blocks: usize,
     /// The pools to which the node's ranges belong
     pub pools: Vec<String>,
@@ -40,12 +37,11 @@ pub struct NodeRow {
     /// The state of the agent's pod: `Ready`, `Starting`, `NotReady` or `None`; absent if pods cannot be read
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_pod: Option<String>,
-    /// The UID of the Node
     pub uid: String,
 }
 
 /// Returns the report about all nodes.
-pub fn nodes(inventory: &Inventory) -> NodesReport {
+pub(crate) fn nodes(inventory: &Inventory) -> NodesReport {
     let nodes = inventory.cache.nodes.iter();
     NodesReport {
         nodes: nodes.map(|node| NodeRow::of(node, inventory)).collect(),
@@ -55,6 +51,7 @@ pub fn nodes(inventory: &Inventory) -> NodesReport {
 impl NodeRow {
     fn of(node: &Node, inventory: &Inventory) -> Self {
         let registry = &inventory.registry;
+        let agent_pod = inventory.running.agent(&node.name, inventory.now);
         let mut row = NodeRow {
             node: node.name.to_string(),
             pod_cidrs: node.pod_cidrs.to_vec(),
@@ -63,14 +60,11 @@ impl NodeRow {
             used: 0,
             cooling: 0,
             free: 0,
-            agent: agent_of(node, inventory).map_or(String::new(), |subnet| {
+            agent: inventory.subnet_of(node).map_or(String::new(), |subnet| {
                 let version = subnet.agent.as_ref().map(|agent| agent.version.clone());
                 version.unwrap_or_else(|| "unknown".to_owned())
             }),
-            agent_pod: inventory
-                .running
-                .agent(&node.name, inventory.now)
-                .map(|it| format!("{it:?}")),
+            agent_pod: agent_pod.map(|it| format!("{it:?}")),
             uid: node.uid.to_string(),
         };
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
@@ -78,9 +72,9 @@ impl NodeRow {
             row.blocks += 1;
             row.pools.push(entry.pool.to_string());
             row.used = row.used.saturating_add(inventory.used_in(entry));
-            if let Some(word) = inventory.block_status(entry) {
-                row.cooling = row.cooling.saturating_add(count(word.cooling));
-                row.free = row.free.saturating_add(count(word.free));
+            if let Some(status) = inventory.block_status(entry) {
+                row.cooling = row.cooling.saturating_add(count(status.cooling));
+                row.free = row.free.saturating_add(count(status.free));
             }
         }
         for cidr in &node.pod_cidrs {
@@ -93,9 +87,7 @@ impl NodeRow {
         row.pools.dedup();
         row
     }
-}
 
-impl NodeRow {
     /// Formats the version of the agent, with a remark if the agent's pod is not ready.
     fn agent_words(&self) -> String {
         let wrong = match self.agent_pod.as_deref() {
@@ -110,16 +102,10 @@ impl NodeRow {
 
 /// Returns how many addresses of a podCIDR are in use: as the agent reports or as pods report, whichever is more.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
-    let held = inventory.in_use_within(cidr);
-    let held = held.filter(|(_, held)| held.node == node.name && held.current);
+    let in_use = inventory.in_use_within(cidr);
+    let in_use = in_use.filter(|(_, it)| it.node == node.name && it.current);
     let reported = inventory.pods_in(cidr).count();
-    held.count().max(reported) as u64
-}
-
-/// Returns the NodeSubnet of a Node if the agent of this Node has written its status, not the agent of an earlier Node.
-pub fn agent_of<'a>(node: &Node, inventory: &'a Inventory) -> Option<&'a SubnetFact> {
-    let subnet = inventory.subnets.get(&node.name)?;
-    (subnet.agent_node.as_deref() == Some(&*node.uid)).then_some(subnet)
+    in_use.count().max(reported) as u64
 }
 
 impl VerbReport for NodesReport {
@@ -148,7 +134,7 @@ impl VerbReport for NodesReport {
 /// The report of `show node`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeReport {
+pub(crate) struct NodeReport {
     /// The same row as in the list of nodes; `None` if the node is gone and only ranges in quarantine are left
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRow>,
@@ -166,45 +152,37 @@ pub struct NodeReport {
 /// A podCIDR in quarantine.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct QuarantinedRange {
-    /// The range as a CIDR
+pub(crate) struct QuarantinedRange {
     pub cidr: Cidr,
     /// The earliest end of the quarantine
     pub until: jiff::Timestamp,
 }
 
 /// Returns the report about a node, or about the ranges in quarantine of a deleted one. Fails if there is neither.
-pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
+pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     let registry = &inventory.registry;
     let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);
     let blocks: Vec<BlockRow> = blocks.map(|it| BlockRow::of(it, inventory)).collect();
     let text = name.into();
-    let rests = registry
-        .quarantined_of(&text)
-        .filter(|(_, rest)| !rest.released);
-    let resting: Vec<QuarantinedRange> = rests
-        .flat_map(|(_, rest)| {
-            let until = rest.until_wall;
-            rest.ranges
-                .iter()
-                .map(move |cidr| QuarantinedRange { cidr: *cidr, until })
+    let quarantined = registry.quarantined_of(&text).map(|(_, it)| it);
+    let quarantined = quarantined.filter(|it| !it.released).flat_map(|it| {
+        let ranges = it.ranges.iter();
+        ranges.map(|cidr| QuarantinedRange {
+            cidr: *cidr,
+            until: it.until_wall,
         })
-        .collect();
+    });
+    let quarantined: Vec<QuarantinedRange> = quarantined.collect();
     let live = inventory.cache.nodes.get(name);
-    if live.is_none() && blocks.is_empty() && resting.is_empty() {
+    if live.is_none() && blocks.is_empty() && quarantined.is_empty() {
         inventory.node(name)?;
     }
     Ok(NodeReport {
         node: live.map(|node| NodeRow::of(node, inventory)),
         blocks,
-        quarantined: resting,
+        quarantined,
         as_of: inventory.subnets.get(name).and_then(|it| it.listed_at),
-        allocations: allocations(
-            inventory
-                .addresses_in_use()
-                .filter(|(_, held)| *held.node == *name),
-            inventory,
-        ),
+        allocations: allocations(|it| *it.node == *name, inventory),
     })
 }
 
@@ -213,35 +191,32 @@ impl VerbReport for NodeReport {
         let mut facts = FactLines::default();
         match &self.node {
             Some(row) => {
-                let cidrs: Vec<String> = row.pod_cidrs.iter().map(ToString::to_string).collect();
                 facts.add("Node", row.node.as_str());
                 facts.add("UID", row.uid.as_str());
-                facts.add("podCIDRs", cidrs.join(", "));
+                facts.add("podCIDRs", joined(&row.pod_cidrs));
                 facts.add("Pools", row.pools.join(", "));
-                let agent = row.agent_words();
-                let agent = Some(agent).filter(|it| !it.is_empty());
-                facts.add(
-                    "Agent",
-                    agent.unwrap_or_else(|| "none has reported".to_owned()),
-                );
-                facts.add(
-                    "Addresses",
-                    format!(
-                        "{} in use, {} cooling, {} free",
-                        row.used, row.cooling, row.free
-                    ),
-                );
+                match row.agent_words().as_str() {
+                    "" => facts.add("Agent", "none has reported"),
+                    words => facts.add("Agent", words),
+                }
+                let NodeRow {
+                    used,
+                    cooling,
+                    free,
+                    ..
+                } = row;
+                let addresses = format!("{used} in use, {cooling} cooling, {free} free");
+                facts.add("Addresses", addresses);
             }
             None => facts.add("Node", "gone: its ranges are in quarantine"),
         }
-        for rest in &self.quarantined {
-            let over = over(Some(rest.until), style.now);
-            facts.add("In quarantine", format!("{}, {over}", rest.cidr));
+        for range in &self.quarantined {
+            let over = over(Some(range.until), style.now);
+            facts.add("In quarantine", format!("{}, {over}", range.cidr));
         }
         facts.add("Listed", super::pods::as_of(self.as_of, style));
-        let mut text = facts.text();
-        text += "\n";
-        text += &table(&self.blocks, style, "It has no block.");
+        let blocks = table(&self.blocks, style, "It has no block.");
+        let mut text = format!("{}\n{blocks}", facts.text());
         if !self.allocations.is_empty() {
             text += "\n";
             text += &super::pods::table(&self.allocations, style, "");

@@ -6,14 +6,13 @@ use serde::Serialize;
 
 use crate::address::{AddressState, describe};
 use crate::inventory::{AddressInUse, Inventory};
-use crate::render::{Columns, FactLines, Style, VerbReport, age};
+use crate::render::{Columns, FactLines, Style, VerbReport, age, joined};
 use cadastre_core::Addr;
 
 /// An address in use, as an agent reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AllocationRow {
-    /// The address in use
+pub(crate) struct AllocationRow {
     pub address: Addr,
     /// What the address is: normally `InUse`
     pub state: AddressState,
@@ -30,7 +29,6 @@ pub struct AllocationRow {
     /// The UID of the pod; empty if the agent does not know it
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// The name of the interface in the pod
     pub interface: String,
     /// The network's name and the container id: `network/containerID`
     pub handle: String,
@@ -39,28 +37,29 @@ pub struct AllocationRow {
     pub since: Option<Timestamp>,
 }
 
-/// Returns a row for each of these addresses, with its state.
-pub(super) fn allocations<'a>(
-    held: impl Iterator<Item = (Addr, &'a AddressInUse)>,
+/// Returns a row for each address in use that `is_shown` accepts, with its state.
+pub(super) fn allocations(
+    is_shown: impl Fn(&AddressInUse) -> bool,
     inventory: &Inventory,
 ) -> Vec<AllocationRow> {
-    held.map(|(addr, held)| {
+    let row = |(addr, entry): (Addr, &AddressInUse)| {
         let report = describe(addr, inventory);
-        let allocation = &held.allocation;
+        let allocation = entry.allocation.clone();
         AllocationRow {
             address: addr,
             state: report.state,
             pool: report.pool,
             range: report.range.map(|range| range.cidr.to_string()),
-            node: held.node.to_string(),
-            pod: allocation.pod.clone(),
-            pod_uid: allocation.pod_uid.clone(),
-            interface: allocation.interface.clone(),
-            handle: allocation.handle.clone(),
+            node: entry.node.to_string(),
+            pod: allocation.pod,
+            pod_uid: allocation.pod_uid,
+            interface: allocation.interface,
+            handle: allocation.handle,
             since: allocation.since,
         }
-    })
-    .collect()
+    };
+    let shown = inventory.addresses_in_use();
+    shown.filter(|(_, it)| is_shown(it)).map(row).collect()
 }
 
 /// Formats the age of the list in a NodeAddresses; empty if there is none.
@@ -104,9 +103,9 @@ pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> Str
 }
 
 /// A pod and its addresses, or the addresses with a handle.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PodReport {
+pub(crate) struct PodReport {
     /// `namespace/name`; empty if the report is about a handle
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod: String,
@@ -131,16 +130,14 @@ pub struct PodReport {
 }
 
 /// Returns what is known about a pod. Fails if the pod does not exist and no agent reports an address of it.
-pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
+pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let found = inventory.pod(name);
     let uid = found.map_or("", |pod| pod.uid.as_str());
-    let is_its = |held: &AddressInUse| {
-        held.allocation.pod == name || (!uid.is_empty() && held.allocation.pod_uid == uid)
+    let is_of_pod = |entry: &AddressInUse| {
+        let allocation = &entry.allocation;
+        allocation.pod == name || (!uid.is_empty() && allocation.pod_uid == uid)
     };
-    let held = inventory
-        .addresses_in_use()
-        .filter(|(_, held)| is_its(held));
-    let allocations = allocations(held, inventory);
+    let allocations = allocations(is_of_pod, inventory);
     if found.is_none() && allocations.is_empty() {
         bail!(
             "there is no pod {name}, and no node has an address assigned to it (kubectl get pods -A)"
@@ -162,29 +159,22 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
 
 /// Finds addresses by the beginning of their handle, or by at least 6 characters of the container id's beginning. Fails
 /// if there are none.
-pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
-    let is_it = |held: &AddressInUse| {
-        let handle = held.allocation.handle.as_str();
-        let parts = handle.split(['/', ':', '.']);
-        let whole = !text.is_empty() && handle.starts_with(text);
-        whole || (text.len() >= 6 && parts.into_iter().any(|part| part.starts_with(text)))
+pub(crate) fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
+    let has_handle = |entry: &AddressInUse| {
+        let handle = entry.allocation.handle.as_str();
+        let mut parts = handle.split(['/', ':', '.']);
+        let begins = !text.is_empty() && handle.starts_with(text);
+        begins || (text.len() >= 6 && parts.any(|part| part.starts_with(text)))
     };
-    let held = inventory.addresses_in_use().filter(|(_, held)| is_it(held));
-    let allocations = allocations(held, inventory);
+    let allocations = allocations(has_handle, inventory);
     if allocations.is_empty() {
         bail!(
             "no node has an address with the handle \"{text}\": give its beginning, or at least 6 characters of the container id"
         );
     }
     Ok(PodReport {
-        pod: String::new(),
-        uid: String::new(),
-        node: None,
-        phase: String::new(),
-        host_network: false,
-        reports: Vec::new(),
-        as_of: None,
         allocations,
+        ..PodReport::default()
     })
 }
 
@@ -192,13 +182,12 @@ impl VerbReport for PodReport {
     fn text(&self, style: &Style) -> String {
         let mut text = String::new();
         if !self.pod.is_empty() {
-            let reports: Vec<String> = self.reports.iter().map(ToString::to_string).collect();
             let mut facts = FactLines::default();
             facts.add("Pod", self.pod.as_str());
             facts.add("UID", self.uid.as_str());
             facts.add("Node", self.node.clone().unwrap_or_default());
             facts.add("Phase", self.phase.as_str());
-            facts.add("Reports", reports.join(", "));
+            facts.add("Reports", joined(&self.reports));
             facts.add("Listed", as_of(self.as_of, style));
             if self.host_network {
                 facts.add("Network", "the node's: it needs no address of its own");
@@ -206,10 +195,7 @@ impl VerbReport for PodReport {
             text = facts.text();
             text += "\n";
         }
-        text + &table(
-            &self.allocations,
-            style,
-            "No agent lists an address for it.",
-        )
+        let nothing = "No agent lists an address for it.";
+        text + &table(&self.allocations, style, nothing)
     }
 }

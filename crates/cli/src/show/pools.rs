@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::inventory::Inventory;
-use crate::render::{Columns, FactLines, Style, VerbReport, count, left};
+use crate::render::{Columns, FactLines, Style, VerbReport, joined, left, more, some};
 use cadastre_api::{AllocationMode, FamilyStatus};
 use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::figures::{figures, holders};
@@ -17,7 +17,7 @@ use cadastre_core::{Cidr, Family};
 
 /// The report of `show pools`.
 #[derive(Debug, Serialize)]
-pub struct PoolsReport {
+pub(crate) struct PoolsReport {
     /// One row for each pool and family
     pub pools: Vec<PoolRow>,
 }
@@ -25,8 +25,7 @@ pub struct PoolsReport {
 /// One family of a pool, counted from the blocks and nodes as they are.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolRow {
-    /// The name of the pool
+pub(crate) struct PoolRow {
     pub pool: String,
     /// Blocks or NodeCIDR
     pub allocation_mode: AllocationMode,
@@ -46,7 +45,7 @@ pub struct PoolRow {
 }
 
 /// Returns the report about all pools.
-pub fn pools(inventory: &Inventory) -> PoolsReport {
+pub(crate) fn pools(inventory: &Inventory) -> PoolsReport {
     let totals = totals(&inventory.cache, &inventory.registry);
     let states = inventory.registry.pools.iter();
     PoolsReport {
@@ -63,52 +62,41 @@ pub(super) fn rows(
     inventory: &Inventory,
 ) -> Vec<PoolRow> {
     let registry = &inventory.registry;
-    let live = holders(state, registry)
-        .values()
-        .filter(|live| **live)
-        .count();
-    let status = inventory.cache.pools.get(&state.name);
-    let status = status.and_then(|pool| pool.status.as_ref());
-    let of = |family| {
+    let holders = holders(state, registry);
+    let without_family = PoolRow {
+        pool: state.name.to_string(),
+        allocation_mode: state.allocation_mode,
+        family: String::new(),
+        cidrs: Vec::new(),
+        counts: FamilyStatus::default(),
+        nodes: holders.values().filter(|is_live| **is_live).count(),
+        exhausts_at: None,
+        standing: state.phase.to_string(),
+    };
+    let row = |family| {
         let totals = totals.get(&(state.name.clone(), family));
         let totals = totals.copied().unwrap_or_default();
         let addresses = (state.allocation_mode == AllocationMode::Blocks).then(|| totals.status());
-        let told = status.and_then(|status| match family {
-            Family::V4 => status.ipv4.as_ref(),
-            Family::V6 => status.ipv6.as_ref(),
-        });
-        let at = told.and_then(|told| told.exhausts_at.as_ref());
+        let counts = figures(state, family, registry);
+        let status = inventory.family_status(&state.name, family);
         PoolRow {
-            pool: state.name.to_string(),
-            allocation_mode: state.allocation_mode,
             family: family.to_string(),
             cidrs: state.space.cidrs(family).to_vec(),
-            counts: figures(state, family, registry)
-                .status(state.space.block_len(family), addresses),
-            nodes: live,
-            exhausts_at: at.map(|at| at.0),
-            standing: state.phase.to_string(),
+            counts: counts.status(state.space.block_len(family), addresses),
+            exhausts_at: status.and_then(|it| Some(it.exhausts_at.as_ref()?.0)),
+            ..without_family.clone()
         }
     };
-    let families: Vec<Family> = state.space.families().collect();
-    if families.is_empty() {
-        return vec![PoolRow {
-            pool: state.name.to_string(),
-            allocation_mode: state.allocation_mode,
-            family: String::new(),
-            cidrs: Vec::new(),
-            counts: FamilyStatus::default(),
-            nodes: live,
-            exhausts_at: None,
-            standing: state.phase.to_string(),
-        }];
+    let rows: Vec<PoolRow> = state.space.families().map(row).collect();
+    if rows.is_empty() {
+        return vec![without_family];
     }
-    families.into_iter().map(of).collect()
+    rows
 }
 
 impl VerbReport for PoolsReport {
     fn text(&self, style: &Style) -> String {
-        let mut table = Columns::new(&[
+        let heads = [
             "POOL",
             "ALLOCATE",
             "RANGES",
@@ -123,7 +111,8 @@ impl VerbReport for PoolsReport {
             "+COOLING",
             "+EXHAUSTED",
             "STANDING",
-        ]);
+        ];
+        let mut table = Columns::new(&heads);
         for row in &self.pools {
             table.row(row.cells(style));
         }
@@ -133,14 +122,13 @@ impl VerbReport for PoolsReport {
 
 impl PoolRow {
     fn cells(&self, style: &Style) -> Vec<String> {
-        let cidrs: Vec<String> = self.cidrs.iter().map(ToString::to_string).collect();
         let counts = &self.counts;
         let size = counts.block_size.map(|len| format!("/{len}"));
         let addresses = counts.addresses.as_ref();
         vec![
             self.pool.clone(),
             format!("{:?}", self.allocation_mode),
-            super::super::render::some(&cidrs, if style.wide { 256 } else { 2 }),
+            some(&self.cidrs, if style.wide { 256 } else { 2 }),
             size.unwrap_or_default(),
             counts.capacity.clone(),
             counts.allocated.clone(),
@@ -161,12 +149,10 @@ impl PoolRow {
 /// The report of `show pool`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolReport {
-    /// The name of the pool
+pub(crate) struct PoolReport {
     pub pool: String,
     /// Whether the pool allocates, or why not
     pub standing: String,
-    /// One row for each family
     pub families: Vec<PoolRow>,
     /// The conditions in the pool's status that report a fault
     pub conditions: Vec<String>,
@@ -177,8 +163,7 @@ pub struct PoolReport {
 /// The ranges of a pool that one node has, or had before the quarantine.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolHolder {
-    /// The name of the node
+pub(crate) struct PoolHolder {
     pub node: String,
     /// Whether the node was deleted, so that its ranges are in quarantine
     pub quarantined: bool,
@@ -189,12 +174,11 @@ pub struct PoolHolder {
 }
 
 /// Returns the report about a pool. Fails if there is no such pool.
-pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
+pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
     let state = inventory.pool(name)?;
     let totals = totals(&inventory.cache, &inventory.registry);
-    let object = inventory.cache.pools.get(name);
-    let conditions = object.and_then(|pool| pool.status.as_ref());
-    let conditions = conditions.into_iter().flat_map(|status| &status.conditions);
+    let status = inventory.pool_status(name);
+    let conditions = status.into_iter().flat_map(|status| &status.conditions);
     let bad = conditions.filter(|it| (it.type_ == "Ready") == (it.status == "False"));
     Ok(PoolReport {
         pool: name.to_owned(),
@@ -211,10 +195,11 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
 pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder> {
     let registry = &inventory.registry;
     let mut all: BTreeMap<(String, bool), PoolHolder> = BTreeMap::new();
-    let mut add = |node: &str, resting: bool, used: u64| {
-        let holder = all.entry((node.to_owned(), resting)).or_insert(PoolHolder {
+    let mut add = |node: &str, quarantined: bool, used: u64| {
+        let holder = all.entry((node.to_owned(), quarantined));
+        let holder = holder.or_insert(PoolHolder {
             node: node.to_owned(),
-            quarantined: resting,
+            quarantined,
             ranges: 0,
             used: 0,
         });
@@ -223,34 +208,23 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
     };
     if state.allocation_mode == AllocationMode::Blocks {
         for entry in registry.blocks.iter().filter(|it| it.pool == state.name) {
-            add(
-                &entry.owner.name,
-                entry.owner.quarantined,
-                inventory.used_in(entry),
-            );
+            let used = inventory.used_in(entry);
+            add(&entry.owner.name, entry.owner.quarantined, used);
         }
     } else {
+        let is_own = |cidr: &&Cidr| {
+            let pool = registry.pools.of(cidr);
+            pool.is_some_and(|it| it.name == state.name)
+        };
+        let used = |cidr: &Cidr| inventory.pods_in(cidr).count() as u64;
         for node in inventory.cache.nodes.iter() {
-            for cidr in registry.pod_cidrs(node) {
-                if registry
-                    .pools
-                    .of(cidr)
-                    .is_some_and(|it| it.name == state.name)
-                {
-                    add(&node.name, false, inventory.pods_in(cidr).count() as u64);
-                }
-            }
+            let cidrs = registry.pod_cidrs(node).filter(is_own);
+            cidrs.for_each(|cidr| add(&node.name, false, used(cidr)));
         }
-        for ((name, _), rest) in &registry.quarantined {
-            for cidr in rest.ranges.iter().filter(|_| !rest.released) {
-                if registry
-                    .pools
-                    .of(cidr)
-                    .is_some_and(|it| it.name == state.name)
-                {
-                    add(name, true, inventory.pods_in(cidr).count() as u64);
-                }
-            }
+        let quarantined = registry.quarantined.iter();
+        for ((name, _), it) in quarantined.filter(|(_, it)| !it.released) {
+            let cidrs = it.ranges.iter().filter(is_own);
+            cidrs.for_each(|cidr| add(name, true, used(cidr)));
         }
     }
     let mut holders: Vec<PoolHolder> = all.into_values().collect();
@@ -267,11 +241,10 @@ impl VerbReport for PoolReport {
         facts.add("Standing", self.standing.as_str());
         for row in &self.families {
             let counts = &row.counts;
-            let cidrs: Vec<String> = row.cidrs.iter().map(ToString::to_string).collect();
             let size = counts.block_size.unwrap_or_default();
             let mut text = format!(
                 "{} in blocks of /{size}\n{} blocks: {} allocated, {} in quarantine, {} free ({} used)",
-                cidrs.join(", "),
+                joined(&row.cidrs),
                 counts.capacity,
                 counts.allocated,
                 counts.quarantined,
@@ -286,11 +259,8 @@ impl VerbReport for PoolReport {
                 );
             }
             if row.exhausts_at.is_some() {
-                let _ = write!(
-                    text,
-                    "\nexhausted {} if growth continues",
-                    left(row.exhausts_at, style.now)
-                );
+                let left = left(row.exhausts_at, style.now);
+                let _ = write!(text, "\nexhausted {left} if growth continues");
             }
             facts.add(&row.family, text);
         }
@@ -301,27 +271,16 @@ impl VerbReport for PoolReport {
         let most = if style.wide { usize::MAX } else { SHOWN };
         let mut table = Columns::new(&["NODE", "RANGES", "IN USE", "STATE"]);
         for holder in self.holders.iter().take(most) {
-            let state = if holder.quarantined {
-                "gone, in quarantine"
-            } else {
-                ""
-            };
+            let state = Some("gone, in quarantine").filter(|_| holder.quarantined);
             table.row([
                 holder.node.clone(),
                 holder.ranges.to_string(),
                 holder.used.to_string(),
-                state.to_owned(),
+                state.unwrap_or_default().to_owned(),
             ]);
         }
         text += "\n";
         text += &table.text(style, "No node has a range of it.");
-        if self.holders.len() > most {
-            let _ = writeln!(
-                text,
-                "and {} more (-o wide)",
-                count(self.holders.len() - most, "node")
-            );
-        }
-        text
+        text + &more(self.holders.len(), most, "node")
     }
 }

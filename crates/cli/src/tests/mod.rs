@@ -1,19 +1,20 @@
 //! Tests of the verbs on lists of objects that are made here, without an API server.
 
-mod alive;
-mod judging;
-mod seeing;
-mod wide;
+mod faults;
+mod health;
+mod large_blocks;
+mod reports;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::check::{CheckReport, check};
 use super::inventory::Inventory;
 use super::lists::ClusterLists;
 use super::render::Style;
-use cadastre_api::{FINALIZER, NodeSubnetLite};
+use cadastre_api::{FINALIZER, NodeSubnetLite, PodLite};
 use cadastre_core::{Addr, Cidr};
 
 const SINCE: &str = "2026-11-21T11:30:00Z";
@@ -31,12 +32,25 @@ pub(crate) fn style() -> Style {
     }
 }
 
-fn addr(text: &str) -> Addr {
+pub(crate) fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
 pub(crate) fn cidr(text: &str) -> Cidr {
     Cidr::parse_strict(text).unwrap()
+}
+
+/// Returns a time as the value of a metadata field.
+#[expect(clippy::unnecessary_wraps, reason = "the fields are optional")]
+fn time(text: &str) -> Option<Time> {
+    Some(Time(text.parse().unwrap()))
+}
+
+#[track_caller]
+pub(crate) fn assert_contains(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part} is missing in: {text}");
+    }
 }
 
 /// The objects of a test cluster. `new` makes pool `p` of 10.0.0.0/24 in blocks of /28, nodes `a` and `b` with agents
@@ -48,18 +62,25 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn empty() -> Self {
-        Self {
-            lists: ClusterLists::default(),
-            version: 0,
-        }
+        let lists = ClusterLists {
+            nodes: Vec::new(),
+            pools: Vec::new(),
+            subnets: Vec::new(),
+            addresses: Vec::new(),
+            blocks: Vec::new(),
+            services: Vec::new(),
+            pods: Vec::new(),
+            namespaces: Vec::new(),
+            leases: Ok(Vec::new()),
+            parts: Ok(Vec::new()),
+        };
+        Self { lists, version: 0 }
     }
 
     pub(crate) fn new() -> Self {
         let mut cluster = Self::empty();
-        cluster.pool(
-            "p",
-            &json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}}),
-        );
+        let spec = json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}});
+        cluster.pool("p", &spec);
         cluster.node("a", &[]);
         cluster.node("b", &[]);
         cluster.block("10.0.0.0/28", "p", "a");
@@ -90,23 +111,26 @@ impl Cluster {
             "spec": {"nodeName": node, "containers": []},
             "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
         });
-        let parts = self.lists.parts.as_mut().unwrap();
-        parts.push(serde_json::from_value(pod).unwrap());
+        self.parts().push(serde_json::from_value(pod).unwrap());
+    }
+
+    /// Returns the pods of controllers and agents.
+    fn parts(&mut self) -> &mut Vec<Pod> {
+        self.lists.parts.as_mut().unwrap()
     }
 
     /// Gives a node's agent pod the flag by which the agent writes the runtime's CNI configuration.
     pub(crate) fn configures(&mut self, node: &str) {
-        let parts = self.lists.parts.as_mut().unwrap();
         let name = format!("agent-{node}");
         let named = |it: &&mut Pod| it.metadata.name.as_deref() == Some(&name);
-        let spec = parts.iter_mut().find(named).unwrap().spec.as_mut();
-        spec.unwrap().containers = serde_json::from_value(json!([
-            {"name": "agent", "args": ["agent", "--cni-conf=/host/cni-conf/05-cadastre.conflist"]},
-        ]))
-        .unwrap();
+        let pod = self.parts().iter_mut().find(named).unwrap();
+        let args = ["agent", "--cni-conf=/host/cni-conf/05-cadastre.conflist"];
+        let containers = json!([{"name": "agent", "args": args}]);
+        pod.spec.as_mut().unwrap().containers = serde_json::from_value(containers).unwrap();
     }
 
-    pub(crate) fn next(&mut self) -> String {
+    /// Returns a new resourceVersion.
+    fn next(&mut self) -> String {
         self.version += 1;
         self.version.to_string()
     }
@@ -142,12 +166,12 @@ impl Cluster {
                 "owner": {"kind": "Node", "name": node, "uid": format!("node-{node}")},
             },
         });
-        self.lists
-            .blocks
-            .push(serde_json::from_value(block).unwrap());
+        let block = serde_json::from_value(block).unwrap();
+        self.lists.blocks.push(block);
     }
 
-    pub(crate) fn rest(&mut self, cidr: &str, pool: &str, node: &str, until: &str) {
+    /// Adds a block in quarantine.
+    pub(crate) fn quarantined(&mut self, cidr: &str, pool: &str, node: &str, until: &str) {
         self.block(cidr, pool, node);
         let block = self.lists.blocks.last_mut().unwrap();
         block.spec["owner"]["kind"] = json!("Quarantine");
@@ -165,42 +189,46 @@ impl Cluster {
         self.lists.pods.push(serde_json::from_value(pod).unwrap());
     }
 
-    pub(crate) fn subnet(&mut self, node: &str, blocks: &[&str], held: &[(&str, &str)]) {
+    /// Returns the pod that was added last.
+    fn last_pod(&mut self) -> &mut PodLite {
+        self.lists.pods.last_mut().unwrap()
+    }
+
+    /// Adds the NodeSubnet and the NodeAddresses of a node. `in_use` has addresses and their pods.
+    pub(crate) fn subnet(&mut self, node: &str, blocks: &[&str], in_use: &[(&str, &str)]) {
         let version = self.next();
-        let listed: Vec<Value> = blocks
-            .iter()
-            .map(|cidr| json!({"cidr": cidr, "uid": format!("block-{cidr}"), "pool": "p"}))
-            .collect();
-        let words: Vec<Value> = blocks
-            .iter()
-            .map(|text| {
-                let range = cidr(text);
-                let used = held.iter().filter(|(at, _)| range.contains_addr(addr(at))).count();
-                json!({"cidr": text, "uid": format!("block-{text}"), "used": used, "free": 16 - used})
-            })
-            .collect();
-        let addresses: Vec<String> = held
-            .iter()
-            .map(|(at, pod)| format!("{at} cbr0/0123456789-{pod} eth0 pod-{pod} {pod} {SINCE}"))
-            .collect();
+        let listed = blocks.iter();
+        let listed =
+            listed.map(|cidr| json!({"cidr": cidr, "uid": format!("block-{cidr}"), "pool": "p"}));
+        let counted = blocks.iter().map(|text| {
+            let range = cidr(text);
+            let used = in_use
+                .iter()
+                .filter(|(at, _)| range.contains_addr(addr(at)));
+            let used = used.count();
+            json!({"cidr": text, "uid": format!("block-{text}"), "used": used, "free": 16 - used})
+        });
+        let entries = in_use.iter();
+        let entries = entries
+            .map(|(at, pod)| format!("{at} cbr0/0123456789-{pod} eth0 pod-{pod} {pod} {SINCE}"));
         let uid = format!("node-{node}");
         let subnet = json!({
             "metadata": {"name": node, "uid": format!("subnet-{node}"), "resourceVersion": version},
-            "spec": {"nodeUID": uid, "blocks": listed},
+            "spec": {"nodeUID": uid, "blocks": listed.collect::<Vec<_>>()},
             "status": {
-                "nodeUID": uid, "blocks": words, "agent": {"version": "0.1.0"},
+                "nodeUID": uid, "blocks": counted.collect::<Vec<_>>(), "agent": {"version": "0.1.0"},
             },
         });
         let list = json!({
             "metadata": {"name": node, "uid": format!("addresses-{node}"), "resourceVersion": version},
-            "spec": {"nodeUID": uid, "bootID": "boot", "asOf": "2026-11-21T11:58:00Z", "addresses": addresses},
+            "spec": {
+                "nodeUID": uid, "bootID": "boot", "asOf": "2026-11-21T11:58:00Z", "addresses": entries.collect::<Vec<_>>(),
+            },
         });
-        self.lists
-            .addresses
-            .push(serde_json::from_value(list).unwrap());
-        self.lists
-            .subnets
-            .push(serde_json::from_value(subnet).unwrap());
+        let list = serde_json::from_value(list).unwrap();
+        self.lists.addresses.push(list);
+        let subnet = serde_json::from_value(subnet).unwrap();
+        self.lists.subnets.push(subnet);
     }
 
     /// Makes the agent of a node report the address as an orphan, with the UID of the pod that is gone.
@@ -223,10 +251,10 @@ impl Cluster {
         check(&self.inventory())
     }
 
+    /// Returns the code and the object of each finding of `check`.
     pub(crate) fn codes(&self) -> Vec<String> {
-        self.check()
-            .findings
-            .into_iter()
+        let findings = self.check().findings.into_iter();
+        findings
             .map(|it| format!("{} {}", it.code, it.object))
             .collect()
     }

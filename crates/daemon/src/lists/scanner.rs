@@ -1,175 +1,139 @@
 //! Splits the JSON text of a list into its objects while it arrives.
 
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Deserializer;
+
 use super::ListError;
 
 /// The maximum size of an object in bytes. API servers store no object of even a tenth of this size.
 const LONGEST: usize = 32 << 20;
 
-/// The kind of a part of the list that has been read completely; [`Scanner::text`] returns the part's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// An object of the list
-    Item,
-    /// The metadata of the list
-    Metadata,
+/// A part of a list that has arrived completely.
+#[derive(Debug)]
+pub(super) enum Part<K, M> {
+    Item(K),
+    Metadata(M),
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 enum State {
     /// Before the list
     #[default]
     Start,
     /// Between the fields of the list
     Fields,
-    /// In the name of a field
-    Name,
     /// After the name of a field
-    Colon,
-    /// Before the value of a field
-    Before,
-    /// In the value of a field
-    Value,
+    Name(String),
+    /// Before the value of the field with this name
+    Value(String),
     /// Between objects
     Items,
-    /// In an object
-    Item,
     /// After the list
     End,
 }
 
-/// Finds the objects and the metadata of a list, in whatever order they come. Keeps the text of one part at a time.
+/// Parses the objects and the metadata of a list, in whatever order they come. Keeps only text that is not parsed yet.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     state: State,
-    name: Vec<u8>,
     text: Vec<u8>,
-    is_told: bool,
-    depth: u32,
-    in_string: bool,
-    is_escaped: bool,
+    /// How many bytes at the beginning of `text` are parsed
+    parsed: usize,
+    /// A value that was incomplete is parsed again only when this many bytes of text are there. The number doubles each
+    /// time, so the cost of a large object does not depend on how small the pieces are in which the object arrives
+    needed: usize,
 }
 
 impl Scanner {
-    /// Reads bytes up to the end of a part. Returns how many bytes were used, and the part if its end was reached.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part>), ListError> {
-        if std::mem::take(&mut self.is_told) {
-            self.text.clear();
+    /// Adds text that has arrived. An empty text means that no more comes.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), ListError> {
+        self.text.drain(..std::mem::take(&mut self.parsed));
+        self.text.extend_from_slice(bytes);
+        if bytes.is_empty() {
+            self.needed = 0;
         }
-        let mut at = 0;
-        while at < bytes.len() {
-            if matches!(self.state, State::Value | State::Item) {
-                let (used, is_whole) = self.value(&bytes[at..]);
-                if self.text.len() + used > LONGEST {
-                    return Err(ListError::Unreadable(
-                        "an object of more than 32 MiB".into(),
-                    ));
-                }
-                self.text.extend_from_slice(&bytes[at..at + used]);
-                at += used;
-                if is_whole {
-                    let part = self.whole();
-                    if part.is_some() {
-                        self.is_told = true;
-                        return Ok((at, part));
-                    }
-                    self.text.clear();
-                }
-                continue;
-            }
-            if self.between(bytes[at])? {
-                at += 1;
-            }
+        if self.text.len() > LONGEST {
+            return Err(unreadable("an object of more than 32 MiB"));
         }
-        Ok((at, None))
+        Ok(())
     }
 
-    /// Returns the text of the part that was found last, until `feed` is called again.
-    pub(super) fn text(&self) -> &[u8] {
-        &self.text
+    /// Returns the next part; `None` if more text is needed.
+    pub(super) fn next<K: DeserializeOwned, M: DeserializeOwned>(
+        &mut self,
+    ) -> Result<Option<Part<K, M>>, ListError> {
+        loop {
+            let rest = &self.text[self.parsed..];
+            self.parsed += rest.len() - rest.trim_ascii_start().len();
+            let Some(byte) = self.text.get(self.parsed) else {
+                return Ok(None);
+            };
+            self.state = match (&self.state, byte) {
+                (State::Start, b'{') | (State::Fields, b',') | (State::Items, b']') => {
+                    State::Fields
+                }
+                (State::Fields, b'}') => State::End,
+                (State::Name(name), b':') => State::Value(name.clone()),
+                (State::Value(name), b'[') if name == "items" => State::Items,
+                (State::Items, b',') => State::Items,
+                (State::Items, _) => return Ok(self.value()?.map(Part::Item)),
+                (State::Fields, b'"') => match self.value()? {
+                    Some(name) => {
+                        self.state = State::Name(name);
+                        continue;
+                    }
+                    None => return Ok(None),
+                },
+                (State::Value(name), _) if name == "metadata" => {
+                    let metadata = self.value()?.map(Part::Metadata);
+                    if metadata.is_some() {
+                        self.state = State::Fields;
+                    }
+                    return Ok(metadata);
+                }
+                (State::Value(_), _) => {
+                    if self.value::<IgnoredAny>()?.is_none() {
+                        return Ok(None);
+                    }
+                    self.state = State::Fields;
+                    continue;
+                }
+                _ => return Err(unreadable("it is no list in JSON")),
+            };
+            self.parsed += 1;
+        }
     }
 
     /// Whether the list is complete.
     pub(super) fn is_over(&self) -> bool {
-        self.state == State::End
+        matches!(self.state, State::End)
     }
 
-    /// Handles a byte outside of values. Returns false if a value begins with the byte, which then is still to be read.
-    fn between(&mut self, byte: u8) -> Result<bool, ListError> {
-        if byte.is_ascii_whitespace() && self.state != State::Name {
-            return Ok(true);
+    /// Parses a value; `None` if more text is needed.
+    fn value<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ListError> {
+        let rest = &self.text[self.parsed..];
+        if rest.len() < self.needed {
+            return Ok(None);
         }
-        self.state = match (self.state, byte) {
-            (State::Start, b'{') | (State::Fields, b',') | (State::Items, b']') => State::Fields,
-            (State::Fields, b'"') => {
-                self.name.clear();
-                State::Name
+        let mut values = Deserializer::from_slice(rest).into_iter();
+        match (values.next(), values.byte_offset()) {
+            // A number at the end of the text may go on in the next piece.
+            (Some(Ok(value)), end) if end < rest.len() => {
+                self.parsed += end;
+                self.needed = 0;
+                Ok(Some(value))
             }
-            (State::Fields, b'}') => State::End,
-            (State::Name, b'"') => State::Colon,
-            (State::Name, _) if self.name.len() < 64 => {
-                self.name.push(byte);
-                State::Name
+            (Some(Err(error)), _) if !error.is_eof() => Err(unreadable(&error.to_string())),
+            _ => {
+                self.needed = 2 * rest.len();
+                Ok(None)
             }
-            (State::Colon, b':') => State::Before,
-            (State::Before, b'[') if self.name == b"items" => State::Items,
-            (State::Items, b',') => State::Items,
-            (State::Before | State::Items, _) => {
-                self.state = if self.state == State::Before {
-                    State::Value
-                } else {
-                    State::Item
-                };
-                return Ok(false);
-            }
-            _ => return Err(ListError::Unreadable("it is no list in JSON".into())),
-        };
-        Ok(true)
+        }
     }
+}
 
-    /// Returns how many of the bytes belong to the value, and whether the value ends with them.
-    fn value(&mut self, bytes: &[u8]) -> (usize, bool) {
-        for (at, byte) in bytes.iter().enumerate() {
-            if self.in_string {
-                match byte {
-                    _ if self.is_escaped => self.is_escaped = false,
-                    b'\\' => self.is_escaped = true,
-                    b'"' => {
-                        self.in_string = false;
-                        if self.depth == 0 {
-                            return (at + 1, true);
-                        }
-                    }
-                    _ => {}
-                }
-                continue;
-            }
-            match byte {
-                b'"' => self.in_string = true,
-                b'{' | b'[' => self.depth += 1,
-                // The end of a number, or of `true`, `false` or `null`.
-                b'}' | b']' | b',' | b' ' | b'\t' | b'\n' | b'\r' if self.depth == 0 => {
-                    return (at, true);
-                }
-                b'}' | b']' => {
-                    self.depth -= 1;
-                    if self.depth == 0 {
-                        return (at + 1, true);
-                    }
-                }
-                _ => {}
-            }
-        }
-        (bytes.len(), false)
-    }
-
-    fn whole(&mut self) -> Option<Part> {
-        if self.state == State::Item {
-            self.state = State::Items;
-            return Some(Part::Item);
-        }
-        self.state = State::Fields;
-        (self.name == b"metadata").then_some(Part::Metadata)
-    }
+fn unreadable(why: &str) -> ListError {
+    ListError::Unreadable(why.to_owned())
 }
 
 #[cfg(test)]
@@ -183,22 +147,20 @@ mod tests {
     fn parts(text: &str, piece: usize) -> Result<(Vec<Value>, Vec<Value>), ListError> {
         let mut scanner = Scanner::default();
         let (mut items, mut metadata) = (Vec::new(), Vec::new());
-        for mut piece in text.as_bytes().chunks(piece) {
-            while !piece.is_empty() {
-                let (used, part) = scanner.feed(piece)?;
-                piece = &piece[used..];
-                let into = match part {
-                    Some(Part::Item) => &mut items,
-                    Some(Part::Metadata) => &mut metadata,
-                    None => continue,
-                };
-                into.push(serde_json::from_slice(scanner.text()).unwrap());
+        for piece in text.as_bytes().chunks(piece).chain([&b""[..]]) {
+            scanner.push(piece)?;
+            while let Some(part) = scanner.next()? {
+                match part {
+                    Part::Item(item) => items.push(item),
+                    Part::Metadata(value) => metadata.push(value),
+                }
             }
         }
-        if !scanner.is_over() {
-            return Err(ListError::Unreadable("it ends early".into()));
+        if scanner.is_over() {
+            Ok((items, metadata))
+        } else {
+            Err(unreadable("it ends early"))
         }
-        Ok((items, metadata))
     }
 
     fn anything() -> impl Strategy<Value = Value> {
@@ -235,8 +197,8 @@ mod tests {
             } else {
                 format!(" {{\"items\" : {all} ,\"kind\":null,\"metadata\":{meta}}}")
             };
-            let (found, told) = parts(&list, piece).unwrap();
-            prop_assert_eq!((found, told), (items, vec![metadata]));
+            let found = parts(&list, piece).unwrap();
+            prop_assert_eq!(found, (items, vec![metadata]));
         }
     }
 
@@ -247,14 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_or_ends_early_is_an_error() {
-        for text in [
-            "[]",
-            "<html>",
-            "{\"items\":[{},{\"a\":1}",
-            "{\"items\" [1]}",
-            "{}}",
-        ] {
+    fn a_text_that_is_no_list_or_ends_early_is_an_error() {
+        let cut = "{\"items\":[{},{\"a\":1}";
+        for text in ["[]", "<html>", cut, "{\"items\" [1]}", "{}}"] {
             assert!(parts(text, 4).is_err(), "{text}");
         }
     }

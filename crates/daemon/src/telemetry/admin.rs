@@ -23,14 +23,14 @@ use super::review::{AccessReview, guard};
 use super::serve::{Limits, serve};
 use super::tls::TlsFiles;
 
-/// What the pages are made from.
+/// The sources of the pages.
 #[derive(Clone)]
 pub struct AdminPages {
-    /// Registry for `/metrics`
+    /// The metrics of `/metrics`
     pub registry: Registry,
-    /// State for `/readyz`
+    /// The state that `/readyz` shows
     pub readiness: Readiness,
-    /// Level for `/loglevel`; absent in tests
+    /// The level that `/loglevel` sets; `None` in tests
     pub level: Option<Level>,
     /// Decides who may read metrics; if absent, everybody may
     pub review: Option<AccessReview>,
@@ -54,42 +54,35 @@ fn probes(readiness: Readiness) -> Router {
 }
 
 fn routes(admin: AdminPages) -> Router {
-    let mut figures = Router::new()
-        .route("/metrics", get(metrics))
+    let mut metrics = Router::new()
+        .route("/metrics", get(on_metrics))
         .with_state(admin.clone());
     if let Some(review) = admin.review.clone() {
-        figures = figures.route_layer(from_fn_with_state(review, guard));
+        metrics = metrics.route_layer(from_fn_with_state(review, guard));
     }
     Router::new()
         .route("/loglevel", put(loglevel))
         .layer(DefaultBodyLimit::max(1024))
         .with_state(admin.clone())
         .merge(probes(admin.readiness))
-        .merge(figures)
+        .merge(metrics)
 }
 
-async fn metrics(State(admin): State<AdminPages>) -> impl IntoResponse {
+async fn on_metrics(State(admin): State<AdminPages>) -> impl IntoResponse {
     match TextEncoder::new().encode_to_string(&admin.registry.gather()) {
-        Ok(text) => (
-            StatusCode::OK,
-            [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)],
-            text,
-        )
-            .into_response(),
+        Ok(text) => {
+            let format = [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)];
+            (format, text).into_response()
+        }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
 async fn readyz(State(readiness): State<Readiness>) -> impl IntoResponse {
-    let (ready, text) = readiness.page();
-    (
-        if ready {
-            StatusCode::OK
-        } else {
-            StatusCode::SERVICE_UNAVAILABLE
-        },
-        text,
-    )
+    match readiness.page() {
+        (true, text) => (StatusCode::OK, text),
+        (false, text) => (StatusCode::SERVICE_UNAVAILABLE, text),
+    }
 }
 
 async fn loglevel(
@@ -126,60 +119,53 @@ async fn loglevel(
 mod tests {
     use axum::body::Body;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
     use tower::ServiceExt as _;
 
     use super::*;
 
-    async fn ask(address: SocketAddr, request: &str) -> String {
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let head = format!("{request} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-        stream.write_all(head.as_bytes()).await.unwrap();
+    /// Sends a request with this method and path, and returns the whole response.
+    async fn ask_with(address: SocketAddr, request: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let length = body.len();
+        let text = format!(
+            "{request} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(text.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        ask_with(address, request, "").await
     }
 
     async fn started(level: Option<Level>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let registry = Registry::new();
-        super::super::build_info(&registry).unwrap();
-        let admin = AdminPages {
-            registry,
-            ..quiet(level)
-        };
+        let admin = pages(level);
+        super::super::build_info(&admin.registry).unwrap();
         tokio::spawn(run(listener, admin, None));
         address
-    }
-
-    async fn put(address: SocketAddr, body: &str) -> String {
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let length = body.len();
-        let head = format!(
-            "PUT /loglevel HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-        );
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
     }
 
     #[tokio::test]
     async fn the_log_level_is_set_or_the_answer_says_how() {
         let (level, _kept) = Level::detached();
         let address = started(Some(level)).await;
-        let good = put(address, "info,cadastre_controller=debug\n").await;
-        assert!(good.starts_with("HTTP/1.1 200"), "{good}");
-        let bad = put(address, "loud").await;
-        assert!(
-            bad.starts_with("HTTP/1.1 400") && bad.contains("module=level"),
-            "{bad}"
-        );
-        let long = put(address, &"debug,".repeat(500)).await;
-        assert!(long.starts_with("HTTP/1.1 413"), "{long}");
+        for (level, code, part) in [
+            ("info,cadastre_controller=debug\n", 200, ""),
+            ("loud", 400, "module=level"),
+            (&"debug,".repeat(500), 413, ""),
+        ] {
+            let answer = ask_with(address, "PUT /loglevel", level).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{answer}");
+            assert!(answer.contains(part), "{answer}");
+        }
     }
 
-    fn quiet(level: Option<Level>) -> AdminPages {
+    fn pages(level: Option<Level>) -> AdminPages {
         AdminPages {
             registry: Registry::new(),
             readiness: Readiness::default(),
@@ -188,7 +174,7 @@ mod tests {
         }
     }
 
-    async fn asked(admin: &AdminPages, request: http::request::Builder, peer: &str) -> StatusCode {
+    async fn status(admin: &AdminPages, request: http::request::Builder, peer: &str) -> StatusCode {
         let peer: SocketAddr = peer.parse().unwrap();
         let request = request.extension(ConnectInfo(peer));
         let request = request.body(Body::from("info")).unwrap();
@@ -197,9 +183,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_log_level_is_taken_from_this_machine_only() {
+    async fn only_requests_from_this_host_set_the_log_level() {
         let (level, _kept) = Level::detached();
-        let admin = quiet(Some(level));
+        let admin = pages(Some(level));
         for (peer, host, expected) in [
             ("10.0.0.9:1", "10.0.0.1:9817", StatusCode::FORBIDDEN),
             ("10.0.0.9:1", "127.0.0.1:9817", StatusCode::FORBIDDEN),
@@ -209,18 +195,15 @@ mod tests {
             ("127.0.0.1:1", "rebound.example:9817", StatusCode::FORBIDDEN),
         ] {
             let request = http::Request::put("/loglevel").header(header::HOST, host);
-            assert_eq!(
-                asked(&admin, request, peer).await,
-                expected,
-                "{peer} {host}"
-            );
+            let is = status(&admin, request, peer).await;
+            assert_eq!(is, expected, "{peer} {host}");
         }
     }
 
     #[tokio::test]
     async fn a_page_in_a_browser_changes_nothing() {
         let (level, _kept) = Level::detached();
-        let admin = quiet(Some(level));
+        let admin = pages(Some(level));
         for (name, value) in [
             ("origin", "http://127.0.0.1:9817"),
             ("origin", "null"),
@@ -229,22 +212,22 @@ mod tests {
         ] {
             let request = http::Request::put("/loglevel").header(header::HOST, "127.0.0.1:9817");
             let request = request.header(name, value);
-            let is = asked(&admin, request, "127.0.0.1:1").await;
+            let is = status(&admin, request, "127.0.0.1:1").await;
             assert_eq!(is, StatusCode::FORBIDDEN, "{name}: {value}");
         }
     }
 
     #[tokio::test]
-    async fn probes_are_answered_whoever_keeps_either_port_busy() {
-        let mut held = Vec::new();
+    async fn probes_are_answered_while_other_clients_keep_a_port_busy() {
+        let mut open = Vec::new();
         let probes = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = probes.local_addr().unwrap();
         tokio::spawn(run_probes(probes, Readiness::default()));
         for port in [started(None).await, at] {
             for _ in 0..400 {
-                let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
+                let mut stream = TcpStream::connect(port).await.unwrap();
                 let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\n").await;
-                held.push(stream);
+                open.push(stream);
             }
             assert!(ask(at, "GET /healthz").await.ends_with("ok\n"));
             assert!(ask(port, "GET /healthz").await.ends_with("ok\n"));
@@ -260,19 +243,11 @@ mod tests {
         let address = started(None).await;
         assert!(ask(address, "GET /healthz").await.ends_with("ok\n"));
         let ready = ask(address, "GET /readyz").await;
-        assert!(
-            ready.starts_with("HTTP/1.1 503") && ready.ends_with("starting\n"),
-            "{ready}"
-        );
-        assert!(
-            ask(address, "GET /metrics")
-                .await
-                .contains("cadastre_build_info")
-        );
-        assert!(
-            ask(address, "PUT /loglevel")
-                .await
-                .starts_with("HTTP/1.1 404")
-        );
+        assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+        assert!(ready.ends_with("starting\n"), "{ready}");
+        let metrics = ask(address, "GET /metrics").await;
+        assert!(metrics.contains("cadastre_build_info"), "{metrics}");
+        let level = ask(address, "PUT /loglevel").await;
+        assert!(level.starts_with("HTTP/1.1 404"), "{level}");
     }
 }

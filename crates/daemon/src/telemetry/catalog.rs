@@ -25,23 +25,16 @@ pub struct Metric {
     pub kind: &'static str,
     /// Names of the labels
     pub labels: Vec<String>,
-    /// What the value means
+    /// The meaning of the value
     pub help: String,
 }
 
 /// Registers a collector, records its metrics for [`noted`], and returns it.
 pub fn register<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> Result<C, Error> {
-    note(&c);
-    registry.register(Box::new(c.clone()))?;
-    Ok(c)
-}
-
-/// Records the metrics of a collector that is registered without [`register`].
-pub(super) fn note(collector: &dyn Collector) {
     NOTED.with_borrow_mut(|noted| {
         let Some(noted) = noted else { return };
-        let kinds = collector.collect();
-        for (desc, family) in collector.desc().into_iter().zip(kinds) {
+        let families = c.collect();
+        for (desc, family) in c.desc().into_iter().zip(families) {
             noted.push(Metric {
                 name: desc.fq_name.clone(),
                 kind: match family.get_field_type() {
@@ -54,6 +47,8 @@ pub(super) fn note(collector: &dyn Collector) {
             });
         }
     });
+    registry.register(Box::new(c.clone()))?;
+    Ok(c)
 }
 
 /// Returns the metrics that `work` registers, sorted by name.

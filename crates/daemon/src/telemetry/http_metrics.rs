@@ -3,11 +3,14 @@
 //! A request that its caller gives up, for example after a timeout, counts as one without a response. For watches only
 //! the time until the response begins is measured.
 
-use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use futures::future::BoxFuture;
+use http::{Method, StatusCode};
 use prometheus::{Error, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
+use tower::layer::layer_fn;
 use tower::{Layer, Service};
 
 use super::catalog::register;
@@ -51,29 +54,13 @@ impl HttpMetrics {
     }
 
     /// Returns the layer for a client of this host.
-    pub fn layer(&self, host: &str) -> HttpMetricsLayer {
-        HttpMetricsLayer {
-            metrics: self.clone(),
-            host: host.into(),
-        }
-    }
-}
-
-/// A layer that makes a service a [`HttpMetricsService`].
-#[derive(Clone)]
-pub struct HttpMetricsLayer {
-    metrics: HttpMetrics,
-    host: std::sync::Arc<str>,
-}
-
-impl<S> Layer<S> for HttpMetricsLayer {
-    type Service = HttpMetricsService<S>;
-
-    fn layer(&self, inner: S) -> HttpMetricsService<S> {
-        HttpMetricsService {
+    pub fn layer<S>(&self, host: &str) -> impl Layer<S, Service = HttpMetricsService<S>> {
+        let (metrics, host) = (self.clone(), Arc::<str>::from(host));
+        layer_fn(move |inner| HttpMetricsService {
             inner,
-            counting: self.clone(),
-        }
+            metrics: metrics.clone(),
+            host: Arc::clone(&host),
+        })
     }
 }
 
@@ -81,53 +68,40 @@ impl<S> Layer<S> for HttpMetricsLayer {
 #[derive(Clone)]
 pub struct HttpMetricsService<S> {
     inner: S,
-    counting: HttpMetricsLayer,
+    metrics: HttpMetrics,
+    host: Arc<str>,
 }
 
 /// A request in flight. It is counted when this value is dropped, so it is counted however it ends.
 struct Flight {
-    counting: HttpMetricsLayer,
-    method: http::Method,
+    metrics: HttpMetrics,
+    host: Arc<str>,
+    method: Method,
     begun: Instant,
-    status: Option<http::StatusCode>,
+    status: Option<StatusCode>,
 }
 
 impl Flight {
-    fn begin(counting: &HttpMetricsLayer, method: &http::Method) -> Self {
-        counting.metrics.in_flight.inc();
-        Flight {
-            counting: counting.clone(),
-            method: method.clone(),
-            begun: Instant::now(),
-            status: None,
-        }
-    }
-
     /// Sets the status. This is a method, so that the async block captures the whole value. With an assignment to the
     /// field, the block would capture only a copy of the field, and the rest would be dropped before the response.
-    fn land(&mut self, status: Option<http::StatusCode>) {
+    fn land(&mut self, status: Option<StatusCode>) {
         self.status = status;
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let HttpMetricsLayer { metrics, host } = &self.counting;
-        let code = self
-            .status
-            .as_ref()
-            .map_or(NO_ANSWER, http::StatusCode::as_str);
-        let method = self.method.as_str();
-        metrics.in_flight.dec();
-        metrics
-            .requests
-            .with_label_values(&[code, method, host])
-            .inc();
-        let seconds = self.begun.elapsed().as_secs_f64();
-        metrics
-            .seconds
-            .with_label_values(&[method, host])
-            .observe(seconds);
+        let HttpMetrics {
+            requests,
+            seconds,
+            in_flight,
+        } = &self.metrics;
+        let code = self.status.as_ref().map_or(NO_ANSWER, StatusCode::as_str);
+        let (method, host) = (self.method.as_str(), &*self.host);
+        in_flight.dec();
+        requests.with_label_values(&[code, method, host]).inc();
+        let seconds = seconds.with_label_values(&[method, host]);
+        seconds.observe(self.begun.elapsed().as_secs_f64());
     }
 }
 
@@ -138,14 +112,21 @@ where
 {
     type Response = S::Response;
     type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let mut flight = Flight::begin(&self.counting, request.method());
+        self.metrics.in_flight.inc();
+        let mut flight = Flight {
+            metrics: self.metrics.clone(),
+            host: Arc::clone(&self.host),
+            method: request.method().clone(),
+            begun: Instant::now(),
+            status: None,
+        };
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
@@ -158,6 +139,7 @@ where
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::future::pending;
 
     use tower::{ServiceExt as _, service_fn};
 
@@ -176,24 +158,21 @@ mod tests {
         });
         let client = metrics.layer("here").layer(server);
         client.oneshot(request()).await.unwrap();
-        let count = metrics
-            .requests
-            .with_label_values(&["409", "PATCH", "here"]);
+        let labels = ["409", "PATCH", "here"];
+        let count = metrics.requests.with_label_values(&labels);
         assert_eq!((count.get(), metrics.in_flight.get()), (1, 0));
     }
 
     #[tokio::test]
     async fn a_request_given_up_is_counted_as_one_without_an_answer() {
         let metrics = HttpMetrics::register(&Registry::new()).unwrap();
-        let server =
-            service_fn(|_| std::future::pending::<Result<http::Response<()>, Infallible>>());
+        let server = service_fn(|_| pending::<Result<http::Response<()>, Infallible>>());
         let mut client = metrics.layer("here").layer(server);
         let call = client.call(request());
         assert_eq!(metrics.in_flight.get(), 1);
         drop(call);
-        let count = metrics
-            .requests
-            .with_label_values(&[NO_ANSWER, "PATCH", "here"]);
+        let labels = [NO_ANSWER, "PATCH", "here"];
+        let count = metrics.requests.with_label_values(&labels);
         assert_eq!((count.get(), metrics.in_flight.get()), (1, 0));
     }
 }

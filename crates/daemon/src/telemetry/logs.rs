@@ -48,14 +48,12 @@ const QUIET: &str = "kube_client=off";
 fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     let unreadable = || LevelError::Unreadable(directives.to_owned());
     // The filter would accept any word as a module name. So only levels and module=level pairs are accepted here.
-    let known = |word: &str| {
+    let is_valid = |word: &str| {
         let level = word.rsplit('=').next().unwrap_or(word).trim();
-        matches!(
-            level.to_ascii_lowercase().as_str(),
-            "off" | "error" | "warn" | "info" | "debug" | "trace"
-        )
+        let levels = ["off", "error", "warn", "info", "debug", "trace"];
+        levels.iter().any(|it| it.eq_ignore_ascii_case(level))
     };
-    if !directives.split(',').all(known) {
+    if !directives.split(',').all(is_valid) {
         return Err(unreadable());
     }
     EnvFilter::try_new(format!("{QUIET},{directives}")).map_err(|_| unreadable())
@@ -156,7 +154,7 @@ mod tests {
     }
 
     /// Logs a text as a field, as an error, as a part of the message and in a span.
-    fn tell(text: &str) {
+    fn log(text: &str) {
         let error: &(dyn std::error::Error + 'static) = &io::Error::other(text.to_owned());
         let span = tracing::info_span!("span", text);
         let _inside = span.enter();
@@ -167,16 +165,16 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn whatever_is_told_takes_one_line_and_commands_no_terminal(
+        fn every_message_takes_one_line_and_commands_no_terminal(
             text in "([ -~]|\\PC|\n|\r|\x1b\\[2J|\u{9b}|\u{202e}|\u{2028}|\\p{Cc}){0,20}",
         ) {
-            let plain = logged(false, || tell(&text));
+            let plain = logged(false, || log(&text));
             let line = plain.strip_suffix('\n').unwrap();
             prop_assert_eq!(inert::line(line), line);
             let escapes = |it: &str| it.matches('\x1b').count();
-            let coloured = logged(true, || tell(&text));
+            let coloured = logged(true, || log(&text));
             prop_assert_eq!(coloured.matches('\n').count(), 1);
-            prop_assert_eq!(escapes(&coloured), escapes(&logged(true, || tell("calm"))));
+            prop_assert_eq!(escapes(&coloured), escapes(&logged(true, || log("calm"))));
         }
     }
 
@@ -184,23 +182,17 @@ mod tests {
     fn the_client_is_quiet_unless_it_is_named() {
         let filter = |text| parse(text).unwrap().to_string();
         let quiet = filter("debug");
-        assert!(
-            quiet.contains("kube_client=off") && quiet.contains("debug"),
-            "{quiet}"
-        );
+        assert!(quiet.contains("kube_client=off"), "{quiet}");
+        assert!(quiet.contains("debug"), "{quiet}");
         let named = filter("info,kube_client=debug");
         assert!(named.contains("kube_client=debug"), "{named}");
         assert!(!named.contains("off"), "{named}");
     }
 
     #[test]
-    fn a_level_is_a_level_and_nothing_else_is() {
-        for good in [
-            "info",
-            "DEBUG",
-            "info,cadastre_controller=debug",
-            "cadastre=trace",
-        ] {
+    fn only_levels_and_pairs_of_module_and_level_are_accepted() {
+        let pairs = "info,cadastre_controller=debug";
+        for good in ["info", "DEBUG", pairs, "cadastre=trace"] {
             assert!(parse(good).is_ok(), "{good}");
         }
         for bad in ["", "loud", "cadastre=loud", "info,"] {

@@ -5,7 +5,7 @@
 //! | [`http_metrics`] | metrics of requests to the API server |
 //! | [`catalog`] | the list of all metrics |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
-//! | [`serve`], `crowd` | connections of a port, their limits, and which one is closed for a new one |
+//! | [`serve`], `connections` | connections of a port, their limits, and which one is closed for a new one |
 //! | [`origin`] | whether a request comes from this host and is addressed to it |
 //! | [`tls`] | the certificate of the admin port, if it has one |
 //! | [`review`] | who may read metrics, if access is restricted |
@@ -14,7 +14,7 @@
 
 pub mod admin;
 pub mod catalog;
-mod crowd;
+mod connections;
 pub(crate) mod http_metrics;
 pub mod logs;
 pub mod origin;

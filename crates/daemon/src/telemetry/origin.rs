@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_loopback_names_are_this_machine() {
+    fn only_loopback_names_are_names_of_this_host() {
         let of = |host: &'static str| {
             HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(host))])
         };

@@ -1,12 +1,13 @@
 //! Whether a process is ready, as reported by `/readyz` and by metrics.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Error, GaugeVec, IntGauge, Opts, Registry};
+use prometheus::{Error, GaugeVec, Opts, PullingGauge, Registry};
 
+use super::catalog::register;
 use crate::watch::LastHeard;
 
 /// If the API server has sent nothing about a kind for this time, the kind does not count as watched. A watch that was
@@ -15,49 +16,32 @@ const SILENT: Duration = Duration::from_secs(180);
 
 /// The readiness of a process. Clones share their state, so each part of the process can report it.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<Mutex<Option<Said>>>, LastHeard);
+pub struct Readiness(Arc<Mutex<Report>>, LastHeard);
 
 /// The last report of readiness.
 #[derive(Debug)]
-struct Said {
+struct Report {
     ready: bool,
     text: String,
     /// Whether the report also holds while the API server is silent
     without_api: bool,
 }
 
-/// The readiness as a metric, evaluated when it is collected.
-struct Gauge {
-    readiness: Readiness,
-    gauge: IntGauge,
-}
-
-impl Collector for Gauge {
-    fn desc(&self) -> Vec<&Desc> {
-        self.gauge.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        self.gauge.set(self.readiness.page().0.into());
-        self.gauge.collect()
+impl Default for Report {
+    fn default() -> Self {
+        Report {
+            ready: false,
+            text: "starting".to_owned(),
+            without_api: false,
+        }
     }
 }
 
 /// A metric of how long the API server has sent nothing about each kind.
+#[derive(Clone)]
 struct Silence {
     heard: LastHeard,
     gauge: GaugeVec,
-}
-
-impl Silence {
-    fn new(heard: LastHeard) -> Result<Self, Error> {
-        let about = Opts::new(
-            "cadastre_watch_silent_seconds",
-            "Seconds since the API server last sent anything about a watched kind; without changes it sends a bookmark about once a minute",
-        );
-        let gauge = GaugeVec::new(about, &["kind"])?;
-        Ok(Silence { heard, gauge })
-    }
 }
 
 impl Collector for Silence {
@@ -77,17 +61,23 @@ impl Collector for Silence {
 impl Readiness {
     /// Registers the metrics of readiness and silence.
     pub fn register(&self, registry: &Registry) -> Result<(), Error> {
-        let gauge = IntGauge::new(
+        let readiness = self.clone();
+        let ready = PullingGauge::new(
             "cadastre_ready",
             "Whether this process is ready, as /readyz says: 1 yes, 0 no",
+            Box::new(move || u8::from(readiness.page().0).into()),
         )?;
-        let readiness = self.clone();
-        let collector = Gauge { readiness, gauge };
-        super::catalog::note(&collector);
-        registry.register(Box::new(collector))?;
-        let silence = Silence::new(self.1.clone())?;
-        super::catalog::note(&silence);
-        registry.register(Box::new(silence))
+        register(registry, ready)?;
+        let silence = Opts::new(
+            "cadastre_watch_silent_seconds",
+            "Seconds since the API server last sent anything about a watched kind; without changes it sends a bookmark about once a minute",
+        );
+        let silence = Silence {
+            heard: self.1.clone(),
+            gauge: GaugeVec::new(silence, &["kind"])?,
+        };
+        register(registry, silence)?;
+        Ok(())
     }
 
     /// Returns where watches record that the API server sent something.
@@ -98,54 +88,50 @@ impl Readiness {
     /// Reports whether this process is ready, and why or why not. While the API server is silent, the process is not
     /// ready.
     pub fn set(&self, ready: bool, text: &str) {
-        self.put(ready, text, false);
+        self.report(ready, text, false);
     }
 
     /// Like [`Self::set`], for a process that also works while the API server is silent.
     pub fn set_without_api(&self, ready: bool, text: &str) {
-        self.put(ready, text, true);
+        self.report(ready, text, true);
     }
 
-    fn put(&self, ready: bool, text: &str, without_api: bool) {
-        let text = format!("{text}\n");
-        let said = Said {
+    fn report(&self, ready: bool, text: &str, without_api: bool) {
+        *self.lock() = Report {
             ready,
-            text,
+            text: text.to_owned(),
             without_api,
         };
-        *self.lock() = Some(said);
     }
 
     /// Returns whether the process is ready, and the text of `/readyz`.
     pub fn page(&self) -> (bool, String) {
-        let said = self.lock();
-        let (ready, text, without_api) = match &*said {
-            None => (false, "starting\n", false),
-            Some(said) => (said.ready, said.text.as_str(), said.without_api),
-        };
-        let Some(silent) = self.1.too_long(SILENT) else {
-            return (ready, text.to_owned());
-        };
-        let text = text.trim_end();
-        (
-            ready && without_api,
-            format!("{text}, but the API server has said nothing of {silent}\n"),
-        )
+        let report = self.lock();
+        let Report {
+            ready,
+            text,
+            without_api,
+        } = &*report;
+        match self.1.too_long(SILENT) {
+            None => (*ready, format!("{text}\n")),
+            Some(silent) => (
+                *ready && *without_api,
+                format!("{text}, but the API server has said nothing of {silent}\n"),
+            ),
+        }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Said>> {
+    fn lock(&self) -> MutexGuard<'_, Report> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn the_gauge_says_what_the_page_says() {
+    fn gauge_and_page_agree() {
         let readiness = Readiness::default();
         let registry = Registry::new();
         readiness.register(&registry).unwrap();
@@ -158,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_the_api_is_not_ready_in_silence_and_says_of_what() {
+    fn a_process_that_needs_the_api_is_not_ready_while_a_kind_is_silent() {
         let readiness = Readiness::default();
         let registry = Registry::new();
         readiness.register(&registry).unwrap();
@@ -171,13 +157,12 @@ mod tests {
         heard.heard_before("nodes", long);
         let silent = "but the API server has said nothing of nodes for 182 s\n";
         assert_eq!(readiness.page(), (false, format!("{standby}, {silent}")));
-        let families = registry.gather();
-        let family = families
-            .iter()
-            .find(|it| it.name() == "cadastre_watch_silent_seconds");
-        let told = family.unwrap().get_metric();
-        assert_eq!(told.len(), 2);
-        assert!(told[0].get_gauge().get_value() >= 182.0, "{told:?}");
+        let mut families = registry.gather().into_iter();
+        let family = families.find(|it| it.name() == "cadastre_watch_silent_seconds");
+        let family = family.unwrap();
+        let metrics = family.get_metric();
+        assert_eq!(metrics.len(), 2);
+        assert!(metrics[0].get_gauge().get_value() >= 182.0, "{metrics:?}");
         readiness.set_without_api(true, "gives addresses");
         let (ready, text) = readiness.page();
         assert!(ready, "an agent serves from its store");

@@ -28,8 +28,10 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// How long positive and negative answers are cached.
-const FRESH: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
+/// How long positive answers are cached.
+const FRESH_ALLOWED: Duration = Duration::from_secs(60);
+/// How long negative answers are cached.
+const FRESH_DENIED: Duration = Duration::from_secs(10);
 /// How long a positive answer is used while the API server does not respond.
 const STALE: Duration = Duration::from_secs(900);
 /// The longest wait for the API server.
@@ -47,45 +49,47 @@ struct Inner {
     /// Not set before the process has connected to its cluster
     client: OnceLock<Client>,
     slots: Semaphore,
-    known: Mutex<Known>,
+    cache: Mutex<AnswerCache>,
     /// The last logged message
-    said: Mutex<String>,
+    logged: Mutex<String>,
 }
 
 /// The API server's answer about a token and a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Access {
     Allowed,
     /// This user may not read the path
     Forbidden(String),
     /// The API server knows no user of this token
-    Nobody,
+    UnknownToken,
 }
 
-impl AccessReview {
-    /// Returns a review without an API server. Until [`Self::by`] is called, every check fails with an error.
-    pub fn new() -> Self {
+impl Default for AccessReview {
+    /// Returns a review without an API server. Until [`Self::set_client`] is called, every check fails with an error.
+    fn default() -> Self {
         Self(Arc::new(Inner {
             client: OnceLock::new(),
             slots: Semaphore::new(AT_ONCE),
-            known: Mutex::default(),
-            said: Mutex::default(),
+            cache: Mutex::default(),
+            logged: Mutex::default(),
         }))
     }
+}
 
+impl AccessReview {
     /// Sets the client for the API server to ask. Only the first call has an effect.
-    pub fn by(&self, client: Client) {
+    pub fn set_client(&self, client: Client) {
         let _ = self.0.client.set(client);
     }
 
     /// Returns whether the owner of the token may read the path. The error says why this is not known.
-    async fn may(&self, token: &str, path: &str) -> Result<Verdict, String> {
+    async fn may(&self, token: &str, path: &str) -> Result<Access, String> {
         let key = (token.to_owned(), path.to_owned());
-        let (known, now) = (|| lock(&self.0.known), Instant::now());
-        if let Some(verdict) = known().fresh(&key, now) {
-            return Ok(verdict);
+        let (cache, now) = (|| lock(&self.0.cache), Instant::now());
+        if let Some(access) = cache().fresh(&key, now) {
+            return Ok(access);
         }
-        let asked = match (self.0.client.get(), self.0.slots.try_acquire()) {
+        let answer = match (self.0.client.get(), self.0.slots.try_acquire()) {
             (Some(client), Ok(_slot)) => match timeout(LIMIT, ask(client, token, path)).await {
                 Ok(answer) => answer.map_err(|error| {
                     format!("the API server does not say who may read {path}: {error}: check that it answers, and the ClusterRole cadastre-metrics-auth")
@@ -95,17 +99,17 @@ impl AccessReview {
             (None, _) => Err("starting: try again".to_owned()),
             (_, Err(_)) => Err("too many ask at once: try again".to_owned()),
         };
-        match asked {
-            Ok(verdict) => {
-                known().remember(key, verdict.clone(), now);
-                Ok(verdict)
+        match answer {
+            Ok(access) => {
+                cache().remember(key, access.clone(), now);
+                Ok(access)
             }
-            Err(_) if known().was_allowed(&key, now) => Ok(Verdict::Allowed),
+            Err(_) if cache().was_allowed(&key, now) => Ok(Access::Allowed),
             Err(why) => {
-                let mut said = lock(&self.0.said);
-                if *said != why {
+                let mut logged = lock(&self.0.logged);
+                if *logged != why {
                     warn!("{why}");
-                    said.clone_from(&why);
+                    logged.clone_from(&why);
                 }
                 Err(why)
             }
@@ -113,17 +117,11 @@ impl AccessReview {
     }
 }
 
-impl Default for AccessReview {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> {
+async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Access> {
     let params = PostParams::default();
     let review = TokenReview {
         spec: TokenReviewSpec {
@@ -135,7 +133,7 @@ async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> 
     let whose = Api::all(client.clone()).create(&params, &review).await?;
     let whose = whose.status.unwrap_or_default();
     let (Some(true), Some(user)) = (whose.authenticated, whose.user) else {
-        return Ok(Verdict::Nobody);
+        return Ok(Access::UnknownToken);
     };
     let review = SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
@@ -153,9 +151,9 @@ async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> 
     };
     let may = Api::all(client.clone()).create(&params, &review).await?;
     Ok(if may.status.is_some_and(|it| it.allowed) {
-        Verdict::Allowed
+        Access::Allowed
     } else {
-        Verdict::Forbidden(user.username.unwrap_or_default())
+        Access::Forbidden(user.username.unwrap_or_default())
     })
 }
 
@@ -170,15 +168,14 @@ pub(super) async fn guard(
         let text = "a bearer token is asked for: one of somebody who may get this path\n";
         return refuse(StatusCode::UNAUTHORIZED, text.to_owned());
     };
-    let verdict = review.may(token, &path).await;
-    match verdict {
-        Ok(Verdict::Allowed) => next.run(request).await,
-        Ok(Verdict::Nobody) => refuse(
+    match review.may(token, &path).await {
+        Ok(Access::Allowed) => next.run(request).await,
+        Ok(Access::UnknownToken) => refuse(
             StatusCode::UNAUTHORIZED,
             "the API server knows nobody of this token: it has expired, or is another cluster's\n"
                 .to_owned(),
         ),
-        Ok(Verdict::Forbidden(user)) => refuse(
+        Ok(Access::Forbidden(user)) => refuse(
             StatusCode::FORBIDDEN,
             format!(
                 "{user} may not read {path}: bind a ClusterRole with nonResourceURLs: [{path}] and verbs: [get], such as cadastre-metrics\n"
@@ -189,22 +186,16 @@ pub(super) async fn guard(
 }
 
 fn refuse(code: StatusCode, text: String) -> Response {
-    let mut answer = (code, text).into_response();
-    if code == StatusCode::UNAUTHORIZED {
-        let scheme = header::HeaderValue::from_static("Bearer");
-        answer
-            .headers_mut()
-            .insert(header::WWW_AUTHENTICATE, scheme);
+    let scheme = [(header::WWW_AUTHENTICATE, "Bearer")];
+    match code {
+        StatusCode::UNAUTHORIZED => (code, scheme, text).into_response(),
+        code => (code, text).into_response(),
     }
-    answer
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers
-        .get(header::AUTHORIZATION)?
-        .to_str()
-        .ok()?
-        .split_once(' ')?;
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
@@ -214,39 +205,36 @@ type Key = (String, String);
 
 /// Cached answers, with the time of each.
 #[derive(Default)]
-struct Known(HashMap<Key, (Verdict, Instant)>);
+struct AnswerCache(HashMap<Key, (Access, Instant)>);
 
-impl Known {
-    fn fresh(&self, key: &Key, now: Instant) -> Option<Verdict> {
-        let (verdict, at) = self.0.get(key)?;
-        let limit = if *verdict == Verdict::Allowed {
-            FRESH.0
-        } else {
-            FRESH.1
+fn is_usable((access, at): &(Access, Instant), now: Instant) -> bool {
+    *access == Access::Allowed && now.duration_since(*at) < STALE
+}
+
+impl AnswerCache {
+    fn fresh(&self, key: &Key, now: Instant) -> Option<Access> {
+        let (access, at) = self.0.get(key)?;
+        let limit = match access {
+            Access::Allowed => FRESH_ALLOWED,
+            _ => FRESH_DENIED,
         };
-        (now.duration_since(*at) < limit).then(|| verdict.clone())
+        (now.duration_since(*at) < limit).then(|| access.clone())
     }
 
     fn was_allowed(&self, key: &Key, now: Instant) -> bool {
-        let known = self.0.get(key);
-        known.is_some_and(|(verdict, at)| {
-            *verdict == Verdict::Allowed && now.duration_since(*at) < STALE
-        })
+        self.0.get(key).is_some_and(|it| is_usable(it, now))
     }
 
     /// Adds an answer. If the cache is full, negative and old answers are evicted first, so that clients without access
     /// do not evict those with access. If the cache is still full then, all answers are evicted.
-    /// do not evict those with access.
-    fn remember(&mut self, key: Key, verdict: Verdict, now: Instant) {
+    fn remember(&mut self, key: Key, access: Access, now: Instant) {
         if self.0.len() >= MOST {
-            self.0.retain(|_, (verdict, at)| {
-                *verdict == Verdict::Allowed && now.duration_since(*at) < STALE
-            });
+            self.0.retain(|_, it| is_usable(it, now));
         }
         if self.0.len() >= MOST {
             self.0.clear();
         }
-        self.0.insert(key, (verdict, now));
+        self.0.insert(key, (access, now));
     }
 }
 
@@ -259,32 +247,33 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_remembered_for_a_while_and_only_so_many() {
-        let (mut known, start) = (Known::default(), Instant::now());
+    fn answers_are_cached_for_a_while_and_in_bounded_number() {
+        let (mut cache, start) = (AnswerCache::default(), Instant::now());
         let later = |seconds| start + Duration::from_secs(seconds);
-        known.remember(key("good"), Verdict::Allowed, start);
-        known.remember(key("bad"), Verdict::Nobody, start);
-        assert_eq!(known.fresh(&key("good"), later(59)), Some(Verdict::Allowed));
-        assert_eq!(known.fresh(&key("good"), later(60)), None);
-        assert_eq!(known.fresh(&key("bad"), later(9)), Some(Verdict::Nobody));
-        assert_eq!(known.fresh(&key("bad"), later(10)), None);
-        let other = ("good".to_owned(), "/other".to_owned());
-        assert_eq!(known.fresh(&other, start), None, "of that path alone");
-        assert!(known.was_allowed(&key("good"), later(899)));
-        assert!(!known.was_allowed(&key("good"), later(900)));
-        assert!(!known.was_allowed(&key("bad"), start));
-        for n in 0..10 * MOST {
-            known.remember(key(&n.to_string()), Verdict::Nobody, later(1));
-            assert!(known.0.len() <= MOST);
-        }
-        assert!(
-            known.was_allowed(&key("good"), later(2)),
-            "strangers pushed it out"
+        cache.remember(key("good"), Access::Allowed, start);
+        cache.remember(key("bad"), Access::UnknownToken, start);
+        assert_eq!(cache.fresh(&key("good"), later(59)), Some(Access::Allowed));
+        assert_eq!(cache.fresh(&key("good"), later(60)), None);
+        assert_eq!(
+            cache.fresh(&key("bad"), later(9)),
+            Some(Access::UnknownToken)
         );
+        assert_eq!(cache.fresh(&key("bad"), later(10)), None);
+        let other = ("good".to_owned(), "/other".to_owned());
+        assert_eq!(cache.fresh(&other, start), None, "of that path alone");
+        assert!(cache.was_allowed(&key("good"), later(899)));
+        assert!(!cache.was_allowed(&key("good"), later(900)));
+        assert!(!cache.was_allowed(&key("bad"), start));
+        for n in 0..10 * MOST {
+            cache.remember(key(&n.to_string()), Access::UnknownToken, later(1));
+            assert!(cache.0.len() <= MOST);
+        }
+        let is_kept = cache.was_allowed(&key("good"), later(2));
+        assert!(is_kept, "clients without access evicted it");
     }
 
     #[test]
-    fn only_a_bearer_token_is_one() {
+    fn only_bearer_tokens_are_read() {
         let of = |value: &'static str| {
             let value = header::HeaderValue::from_static(value);
             let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);

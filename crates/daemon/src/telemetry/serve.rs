@@ -2,7 +2,7 @@
 //!
 //! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads slowly, or
 //! opens many connections costs a bounded amount of memory for a bounded time. It cannot lock out other clients
-//! ([`Crowd`]).
+//! ([`OpenConnections`]).
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tower_http::timeout::TimeoutLayer;
 
-use super::crowd::Crowd;
+use super::connections::OpenConnections;
 use super::tls::TlsFiles;
 
 /// Pause after a connection could not be accepted, for example because there are no file descriptors left.
@@ -69,17 +69,17 @@ pub async fn serve(
     listener: TcpListener,
     routes: Router,
     limits: Limits,
-    tls: Option<TlsFiles>,
+    mut tls: Option<TlsFiles>,
 ) -> Infallible {
     let late = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, limits.answer);
     let routes = routes.layer(late);
-    let mut crowd = Crowd::new(limits.connections, limits.share);
+    let mut open = OpenConnections::new(limits.connections, limits.share);
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let acceptor = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
+                let acceptor = tls.as_mut().map(|tls| TlsAcceptor::from(tls.config()));
                 let task = tokio::spawn(receive(stream, peer, routes.clone(), limits, acceptor));
-                crowd.admit(peer.ip(), task.abort_handle());
+                open.admit(peer.ip(), task.abort_handle());
             }
             Err(error) => {
                 tracing::warn!(address = ?listener.local_addr(), "cannot take a connection: {error}");
@@ -89,6 +89,7 @@ pub async fn serve(
     }
 }
 
+/// Handles one connection, with TLS if there is an acceptor.
 async fn receive(
     stream: TcpStream,
     peer: SocketAddr,
@@ -96,31 +97,31 @@ async fn receive(
     limits: Limits,
     acceptor: Option<TlsAcceptor>,
 ) {
+    let routes = routes.layer(Extension(ConnectInfo(peer)));
     let Some(acceptor) = acceptor else {
-        return converse(stream, peer, routes, limits).await;
+        return answer_requests(stream, routes, limits).await;
     };
     if let Ok(Ok(stream)) = timeout(limits.head, acceptor.accept(stream)).await {
-        converse(stream, peer, routes, limits).await;
+        answer_requests(stream, routes, limits).await;
     }
 }
 
 /// Answers the requests of one connection. Errors of the connection are ignored, because they concern only the client.
-async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, limits: Limits)
+async fn answer_requests<S>(stream: S, routes: Router, limits: Limits)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let service = TowerToHyperService::new(routes.layer(Extension(ConnectInfo(peer))));
-    let conversation = http1::Builder::new()
+    let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .max_buf_size(16 * 1024)
-        .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(conversation);
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    tokio::pin!(connection);
     tokio::select! {
-        _ = conversation.as_mut() => {}
+        _ = connection.as_mut() => {}
         () = sleep(limits.life) => {
-            conversation.as_mut().graceful_shutdown();
-            let _ = timeout(limits.head, conversation).await;
+            connection.as_mut().graceful_shutdown();
+            let _ = timeout(limits.head, connection).await;
         }
     }
 }
@@ -143,6 +144,10 @@ mod tests {
         answer: LONG,
         life: LONG,
     };
+    const SHORT_HEAD: Limits = Limits {
+        head: SHORT,
+        ..NONE
+    };
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
     async fn served(limits: Limits) -> SocketAddr {
@@ -157,6 +162,7 @@ mod tests {
         address
     }
 
+    /// Connects to a server with these limits.
     async fn connect(limits: Limits) -> TcpStream {
         TcpStream::connect(served(limits).await).await.unwrap()
     }
@@ -168,7 +174,7 @@ mod tests {
     }
 
     /// Reads until the server closes the connection, however long that takes.
-    async fn rest(stream: &mut TcpStream) -> String {
+    async fn read_to_close(stream: &mut TcpStream) -> String {
         let mut bytes = Vec::new();
         // A connection that the server aborts may end with an error.
         let _ = stream.read_to_end(&mut bytes).await;
@@ -189,31 +195,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_that_does_not_end_ends_the_connection() {
+    async fn a_connection_with_an_incomplete_head_is_closed() {
         for sent in [&b"GET / HTTP/1.1\r\nhost: x\r\n"[..], b""] {
-            let mut stream = connect(Limits {
-                head: SHORT,
-                ..NONE
-            })
-            .await;
+            let mut stream = connect(SHORT_HEAD).await;
             stream.write_all(sent).await.unwrap();
-            assert!(!rest(&mut stream).await.contains("here"));
+            assert!(!read_to_close(&mut stream).await.contains("here"));
         }
     }
 
     #[tokio::test]
-    async fn a_connection_on_which_nothing_more_comes_ends() {
-        let mut stream = connect(Limits {
-            head: SHORT,
-            ..NONE
-        })
-        .await;
+    async fn an_idle_connection_is_closed() {
+        let mut stream = connect(SHORT_HEAD).await;
         answer(&mut stream).await;
-        assert_eq!(rest(&mut stream).await, "");
+        assert_eq!(read_to_close(&mut stream).await, "");
     }
 
     #[tokio::test]
-    async fn a_body_that_does_not_end_is_not_waited_for() {
+    async fn a_request_with_an_incomplete_body_is_rejected() {
         let limits = Limits {
             answer: SHORT,
             ..NONE
@@ -221,34 +219,30 @@ mod tests {
         let mut stream = connect(limits).await;
         let part = b"PUT /body HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nin";
         stream.write_all(part).await.unwrap();
-        let said = rest(&mut stream).await;
+        let said = read_to_close(&mut stream).await;
         assert!(said.starts_with("HTTP/1.1 408"), "{said}");
     }
 
     #[tokio::test]
-    async fn a_connection_ends_however_busy_it_is() {
+    async fn a_busy_connection_is_closed_too() {
         let limits = Limits {
-            head: SHORT,
             life: SHORT,
-            ..NONE
+            ..SHORT_HEAD
         };
         // The first connection sends request after request, the second does not read its answer.
         let mut stream = connect(limits).await;
-        while stream.write_all(REQUEST).await.is_ok() {
-            if stream.read(&mut [0; 4096]).await.is_ok_and(|it| it > 0) {
-                continue;
-            }
-            break;
-        }
+        while stream.write_all(REQUEST).await.is_ok()
+            && stream.read(&mut [0; 4096]).await.is_ok_and(|it| it > 0)
+        {}
         let mut stream = connect(limits).await;
         let endless = b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n";
         stream.write_all(endless).await.unwrap();
-        rest(&mut stream).await;
+        read_to_close(&mut stream).await;
     }
 
-    /// No time limit is ever reached here, so only [`Crowd`] closes connections.
+    /// No time limit is ever reached here, so only [`OpenConnections`] closes connections.
     #[tokio::test]
-    async fn hundreds_of_slow_connections_of_a_peer_keep_nobody_out() {
+    async fn hundreds_of_slow_connections_of_one_peer_lock_nobody_out() {
         let limits = Limits {
             connections: 64,
             share: 16,
@@ -269,12 +263,12 @@ mod tests {
         answer(&mut before).await;
         // All connections of the slow peer beyond its share are closed.
         for stream in &mut slow[..384] {
-            assert_eq!(rest(stream).await, "");
+            assert_eq!(read_to_close(stream).await, "");
         }
     }
 
     #[tokio::test]
-    async fn many_peers_keep_nobody_out_either() {
+    async fn slow_connections_of_many_peers_lock_nobody_out() {
         let limits = Limits {
             connections: 16,
             share: 8,

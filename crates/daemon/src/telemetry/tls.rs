@@ -6,134 +6,106 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustls::ServerConfig;
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{Error, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tracing::{info, warn};
 
-/// The shortest interval between checks of the files. They are checked only when a client connects.
-const LOOK: Duration = Duration::from_secs(1);
+/// The shortest interval between reads of the files. They are read only when a client connects.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A file does not exist or does not contain what it should.
-    #[error(
-        "{path} has no {what} in PEM: {why}: give --admin-tls-cert and --admin-tls-key, as openssl and cert-manager write them"
-    )]
-    File {
-        /// Path of the file
-        path: PathBuf,
-        /// What the file should contain
-        what: &'static str,
-        /// What is wrong
-        why: String,
-    },
-    /// The certificate and the key do not match.
-    #[error(
-        "{cert} and {key} are of no use for TLS: {why}: the key has to be that of the first certificate"
-    )]
-    Pair {
-        /// Path of the certificate
-        cert: PathBuf,
-        /// Path of the key
-        key: PathBuf,
-        /// The error of rustls
-        why: rustls::Error,
-    },
-}
+#[error("{0}")]
+pub struct TlsError(String);
 
 /// The certificate and key that are in the files now.
 #[derive(Debug)]
 pub struct TlsFiles {
     cert: PathBuf,
     key: PathBuf,
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    looked: Instant,
-    /// The stamps of certificate and key when they were read
-    stamps: [Option<Stamp>; 2],
+    read: Instant,
+    /// The content of both files, or why they cannot be read
+    content: [Content; 2],
     config: Arc<ServerConfig>,
 }
 
-/// Modification time and length of a file. They change when the file is written or replaced.
-type Stamp = (SystemTime, u64);
+type Content = Result<Vec<u8>, String>;
 
 impl TlsFiles {
     /// Reads both files; fails if they cannot be used.
     pub fn open(cert: PathBuf, key: PathBuf) -> Result<Self, TlsError> {
-        let stamps = [stamp(&cert), stamp(&key)];
-        let config = read(&cert, &key)?;
-        let state = State {
-            looked: Instant::now(),
-            stamps,
-            config,
-        };
+        let content = [read(&cert), read(&key)];
         Ok(Self {
+            config: configure(&cert, &key, &content)?,
             cert,
             key,
-            state: Mutex::new(state),
+            read: Instant::now(),
+            content,
         })
     }
 
-    /// Returns the configuration for a new connection. Reads the files again if they have changed.
-    pub(super) fn config(&self) -> Arc<ServerConfig> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.looked.elapsed() >= LOOK {
-            state.looked = Instant::now();
-            let stamps = [stamp(&self.cert), stamp(&self.key)];
-            if stamps != state.stamps {
-                state.stamps = stamps;
-                match read(&self.cert, &self.key) {
+    /// Returns the configuration for a new connection. Reads the files again if the last time was a second ago.
+    pub(super) fn config(&mut self) -> Arc<ServerConfig> {
+        if self.read.elapsed() >= READ_INTERVAL {
+            self.read = Instant::now();
+            let content = [read(&self.cert), read(&self.key)];
+            if content != self.content {
+                match configure(&self.cert, &self.key, &content) {
                     Ok(config) => {
-                        info!(
-                            "the admin port has the new certificate of {}",
-                            self.cert.display()
-                        );
-                        state.config = config;
+                        let path = self.cert.display();
+                        info!("the admin port has the new certificate of {path}");
+                        self.config = config;
                     }
                     Err(error) => warn!("the admin port keeps its certificate: {error}"),
                 }
+                self.content = content;
             }
         }
-        Arc::clone(&state.config)
+        Arc::clone(&self.config)
     }
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
-    let known = fs::metadata(path).ok()?;
-    Some((known.modified().ok()?, known.len()))
+fn read(path: &Path) -> Content {
+    fs::read(path).map_err(|error| error.to_string())
 }
 
-fn read(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
-    let no = |path: &Path, what, why: &dyn ToString| TlsError::File {
-        path: path.to_owned(),
-        what,
-        why: why.to_string(),
+fn configure(
+    cert: &Path,
+    key: &Path,
+    [certificates, secret]: &[Content; 2],
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let (cert, key) = (cert.display(), key.display());
+    let missing = |path, what, why| {
+        TlsError(format!(
+            "{path} has no {what} in PEM: {why}: give --admin-tls-cert and --admin-tls-key, as openssl and cert-manager write them"
+        ))
     };
-    let chain = CertificateDer::pem_file_iter(cert)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| no(cert, "certificate", &error))?;
-    if chain.is_empty() {
-        return Err(no(cert, "certificate", &"there is none"));
-    }
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| no(key, "key", &error))?;
-    let pair = |why| TlsError::Pair {
-        cert: cert.to_owned(),
-        key: key.to_owned(),
-        why,
-    };
+    let text = |error: Error| error.to_string();
+    let chain = certificates.clone().and_then(|pem| {
+        let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
+        let chain = chain.map_err(text)?;
+        if chain.is_empty() {
+            return Err("there is none".to_owned());
+        }
+        Ok(chain)
+    });
+    let chain = chain.map_err(|why| missing(&cert, "certificate", why))?;
+    let secret = secret.clone();
+    let secret = secret.and_then(|pem| PrivateKeyDer::from_pem_slice(&pem).map_err(text));
+    let secret = secret.map_err(|why| missing(&key, "key", why))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|it| it.with_no_client_auth().with_single_cert(chain, secret))
-        .map_err(pair)?;
+        .map_err(|why| {
+            TlsError(format!(
+                "{cert} and {key} are of no use for TLS: {why}: the key has to be that of the first certificate"
+            ))
+        })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
@@ -143,24 +115,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_are_missing_or_no_pem_are_told_with_the_flag() {
+    fn errors_about_files_that_are_missing_or_no_pem_name_the_flag() {
         let folder = format!("cadastre-tls-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).unwrap();
         let (cert, key) = (folder.join("tls.crt"), folder.join("tls.key"));
-        let error = || {
-            TlsFiles::open(cert.clone(), key.clone())
-                .unwrap_err()
-                .to_string()
+        let assert_error = |part: &str| {
+            let error = TlsFiles::open(cert.clone(), key.clone()).unwrap_err();
+            assert!(error.to_string().contains(part), "{part}: {error}");
         };
-        assert!(
-            error().contains("tls.crt has no certificate"),
-            "{}",
-            error()
-        );
+        assert_error("tls.crt has no certificate");
         fs::write(&cert, "no PEM").unwrap();
-        assert!(error().contains("there is none"), "{}", error());
-        assert!(error().contains("--admin-tls-cert"), "{}", error());
+        assert_error("there is none");
+        assert_error("--admin-tls-cert");
         fs::remove_dir_all(folder).unwrap();
     }
 }

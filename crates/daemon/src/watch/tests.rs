@@ -76,20 +76,20 @@ fn answer(answer: Answer) -> Response<Body> {
 }
 
 /// A watch of Nodes on a server that gives these answers in turn, and none after them.
-struct Played {
+struct TestWatch {
     steps: mpsc::Receiver<String>,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
     heard: LastHeard,
 }
 
-fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
-    let asked = Arc::new(Mutex::new(Vec::new()));
+fn start(answers: Vec<Answer>, doubtful: bool) -> TestWatch {
+    let requests = Arc::new(Mutex::new(Vec::new()));
     let script = Mutex::new(VecDeque::from(answers));
     let server = tower::service_fn({
-        let asked = Arc::clone(&asked);
+        let requests = Arc::clone(&requests);
         move |request: Request<kube::client::Body>| {
             let uri = request.uri().to_string();
-            asked.lock().unwrap().push(uri);
+            requests.lock().unwrap().push(uri);
             let next = script.lock().unwrap().pop_front();
             async move {
                 match next.unwrap_or(Answer::Nothing) {
@@ -128,14 +128,14 @@ fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
         |node| node.metadata.name.unwrap_or_default(),
         text,
     ));
-    Played {
+    TestWatch {
         steps,
-        asked,
+        requests,
         heard,
     }
 }
 
-impl Played {
+impl TestWatch {
     /// Returns the next steps, up to `last`.
     async fn steps_to(&mut self, last: &str) -> Vec<String> {
         let mut steps = Vec::new();
@@ -148,38 +148,32 @@ impl Played {
     }
 
     /// Returns the versions from which a watch was requested, and `list` for each list.
-    fn asked(&self) -> Vec<String> {
-        let asked = self.asked.lock().unwrap();
+    fn requests(&self) -> Vec<String> {
+        let requests = self.requests.lock().unwrap();
         let short = |uri: &String| match uri.split_once("resourceVersion=") {
             Some((_, version)) => version.to_owned(),
             None if uri.contains("continue=") => "next page".to_owned(),
             None => "list".to_owned(),
         };
-        asked.iter().map(short).collect()
+        requests.iter().map(short).collect()
     }
 }
 
 #[tokio::test]
-async fn a_list_that_is_never_answered_is_asked_for_again() {
+async fn a_list_without_an_answer_is_requested_again() {
     let all = Answer::Text(list(&["a"], 5, ""));
-    let mut played = play(vec![Answer::Nothing, Answer::Nothing, all], false);
-    let steps = played.steps_to("listed").await;
-    let expected = [
-        "begins",
-        "trouble",
-        "begins",
-        "trouble",
-        "begins",
-        "recovered",
-        "a",
-        "listed",
-    ];
-    assert_eq!(steps, expected);
-    assert!(played.heard.too_long(LIMIT).is_none());
+    let mut watched = start(vec![Answer::Nothing, Answer::Nothing, all], false);
+    let steps = watched.steps_to("listed").await;
+    assert_eq!(
+        steps[..5],
+        ["begins", "trouble", "begins", "trouble", "begins"]
+    );
+    assert_eq!(steps[5..], ["recovered", "a", "listed"]);
+    assert!(watched.heard.too_long(LIMIT).is_none());
 }
 
 #[tokio::test]
-async fn a_page_that_falls_silent_begins_the_list_again() {
+async fn a_silent_page_restarts_the_list() {
     let half = list(&["a", "b"], 5, "");
     let half = half[..half.len() / 2].to_owned();
     let answers = vec![
@@ -189,16 +183,16 @@ async fn a_page_that_falls_silent_begins_the_list_again() {
         Answer::Text(list(&["a", "b"], 7, "more")),
         Answer::Text(list(&["c"], 7, "")),
     ];
-    let mut played = play(answers, false);
-    let steps = played.steps_to("listed").await;
-    let whole = ["begins", "recovered", "a", "b", "c", "listed"];
-    assert_eq!(steps[steps.len() - whole.len()..], whole, "{steps:?}");
-    let asked = ["list", "list", "next page", "list", "next page"];
-    assert_eq!(played.asked()[..5], asked);
+    let mut watched = start(answers, false);
+    let steps = watched.steps_to("listed").await;
+    let whole = ["begins", "recovered", "a", "b", "c", "listed"].map(str::to_owned);
+    assert!(steps.ends_with(&whole), "{steps:?}");
+    let requests = ["list", "list", "next page", "list", "next page"];
+    assert_eq!(watched.requests()[..5], requests);
 }
 
 #[tokio::test]
-async fn a_list_whose_state_is_gone_halfway_begins_again() {
+async fn a_list_whose_state_expires_is_restarted() {
     let answers = vec![
         Answer::Text(list(&["old"], 5, "more")),
         Answer::Code(410),
@@ -208,28 +202,28 @@ async fn a_list_whose_state_is_gone_halfway_begins_again() {
         Answer::Text(list(&["a"], 8, "more")),
         Answer::Text(list(&["b"], 8, "")),
     ];
-    let mut played = play(answers, false);
-    let steps = played.steps_to("listed").await;
-    let whole = ["begins", "recovered", "a", "b", "listed"];
-    assert_eq!(steps[steps.len() - whole.len()..], whole, "{steps:?}");
+    let mut watched = start(answers, false);
+    let steps = watched.steps_to("listed").await;
+    let whole = ["begins", "recovered", "a", "b", "listed"].map(str::to_owned);
+    assert!(steps.ends_with(&whole), "{steps:?}");
 }
 
 #[tokio::test]
-async fn a_watch_that_does_not_begin_is_begun_again_where_it_was() {
+async fn a_watch_without_an_answer_is_requested_again_at_the_same_version() {
     let answers = vec![
         Answer::Text(list(&["a"], 5, "")),
         Answer::Nothing,
         watch(&[("ADDED", node("b", 6)), ("DELETED", node("a", 7))]),
     ];
-    let mut played = play(answers, false);
-    played.steps_to("listed").await;
-    let steps = played.steps_to("-a").await;
+    let mut watched = start(answers, false);
+    watched.steps_to("listed").await;
+    let steps = watched.steps_to("-a").await;
     assert_eq!(steps, ["to 5", "trouble", "recovered", "b", "-a"]);
-    assert_eq!(played.asked()[..3], ["list", "5", "5"]);
+    assert_eq!(watched.requests()[..3], ["list", "5", "5"]);
 }
 
 #[tokio::test]
-async fn a_watch_that_falls_silent_is_begun_again_and_then_listed_anew() {
+async fn a_silent_watch_is_restarted_and_then_relisted() {
     let answers = vec![
         Answer::Text(list(&["a"], 5, "")),
         watch(&[("ADDED", node("b", 6))]),
@@ -237,32 +231,32 @@ async fn a_watch_that_falls_silent_is_begun_again_and_then_listed_anew() {
         Answer::Text(list(&["a", "c"], 9, "")),
         watch(&[("ADDED", node("d", 10))]),
     ];
-    let mut played = play(answers, false);
-    let steps = played.steps_to("d").await;
-    let last = ["a", "c", "listed", "to 9", "d"];
-    assert_eq!(steps[steps.len() - last.len()..], last);
-    assert_eq!(played.asked()[..5], ["list", "5", "6", "list", "9"]);
+    let mut watched = start(answers, false);
+    let steps = watched.steps_to("d").await;
+    let last = ["a", "c", "listed", "to 9", "d"].map(str::to_owned);
+    assert!(steps.ends_with(&last), "{steps:?}");
+    assert_eq!(watched.requests()[..5], ["list", "5", "6", "list", "9"]);
 }
 
 #[tokio::test]
-async fn a_bookmark_is_a_sign_of_life_and_moves_the_watch_on() {
+async fn a_bookmark_shows_that_the_watch_works_and_advances_its_version() {
     let answers = vec![
         Answer::Text(list(&[], 5, "")),
         watch(&[bookmark(7)]),
         watch(&[bookmark(8)]),
         watch(&[("ADDED", node("a", 9))]),
     ];
-    let mut played = play(answers, false);
-    let steps = played.steps_to("a").await;
+    let mut watched = start(answers, false);
+    let steps = watched.steps_to("a").await;
     let steps: Vec<&String> = steps.iter().filter(|it| it.starts_with("to")).collect();
     assert_eq!(steps, ["to 5", "to 7", "to 8"]);
-    assert_eq!(played.asked()[..4], ["list", "5", "7", "8"]);
-    let uri = played.asked.lock().unwrap()[1].clone();
+    assert_eq!(watched.requests()[..4], ["list", "5", "7", "8"]);
+    let uri = watched.requests.lock().unwrap()[1].clone();
     assert!(uri.contains("allowWatchBookmarks=true"), "{uri}");
 }
 
 #[tokio::test]
-async fn where_the_server_may_have_been_put_back_silence_lists_anew() {
+async fn silence_of_a_server_that_may_have_been_restored_causes_a_relist() {
     let answers = vec![
         Answer::Text(list(&["a"], 5, "")),
         watch(&[]),
@@ -270,13 +264,13 @@ async fn where_the_server_may_have_been_put_back_silence_lists_anew() {
         Answer::Nothing,
         Answer::Text(list(&["b"], 4, "")),
     ];
-    let mut played = play(answers, true);
-    played.steps_to("b").await;
-    assert_eq!(played.asked()[..5], ["list", "5", "list", "3", "list"]);
+    let mut watched = start(answers, true);
+    watched.steps_to("b").await;
+    assert_eq!(watched.requests()[..5], ["list", "5", "list", "3", "list"]);
 }
 
 #[tokio::test]
-async fn a_version_that_is_too_old_lists_anew_however_it_is_told() {
+async fn an_expired_version_causes_a_relist() {
     let gone = json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"});
     let answers = vec![
         Answer::Text(list(&["a"], 5, "")),
@@ -285,9 +279,9 @@ async fn a_version_that_is_too_old_lists_anew_however_it_is_told() {
         watch(&[("ERROR", gone)]),
         Answer::Text(list(&["b"], 7, "")),
     ];
-    let mut played = play(answers, false);
-    played.steps_to("b").await;
-    assert_eq!(played.asked()[..5], ["list", "5", "list", "6", "list"]);
+    let mut watched = start(answers, false);
+    watched.steps_to("b").await;
+    assert_eq!(watched.requests()[..5], ["list", "5", "list", "6", "list"]);
 }
 
 #[test]

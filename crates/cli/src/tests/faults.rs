@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::{Cluster, SINCE, addr, cidr};
+use super::{Cluster, SINCE, addr, assert_contains, cidr, time};
 use crate::check::{CheckReport, LEAKED, Severity};
 use crate::release::intersection;
 use crate::{drain, release};
@@ -12,6 +12,14 @@ use cadastre_api::MIRROR_ANNOTATION;
 
 /// The beginning of the list entry for the address of pod shop/cart.
 const CART: &str = "10.0.0.1 cbr0/0123456789-shop/cart eth0";
+
+/// Returns a small cluster whose pod is gone, while its address is still assigned.
+fn leaked() -> Cluster {
+    let mut cluster = Cluster::new();
+    cluster.lists.pods.clear();
+    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
+    cluster
+}
 
 #[test]
 fn a_cluster_that_is_well_has_no_findings() {
@@ -40,10 +48,7 @@ fn each_fault_is_found_by_its_code() {
         ),
         (
             "a pod is gone",
-            |it| {
-                it.lists.pods.clear();
-                it.orphan("a", "10.0.0.1", "pod-shop/cart");
-            },
+            |it| *it = leaked(),
             "LeakedAddress address 10.0.0.1",
         ),
         (
@@ -90,10 +95,9 @@ fn each_fault_is_found_by_its_code() {
         (
             "somebody else wrote a podCIDR",
             |it| {
-                it.pool(
-                    "n",
-                    &json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.8.0.0/16"]}}),
-                );
+                let spec =
+                    json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.8.0.0/16"]}});
+                it.pool("n", &spec);
                 it.node("c", &["172.16.0.0/24"]);
             },
             "ForeignPodCIDR node c",
@@ -107,9 +111,8 @@ fn each_fault_is_found_by_its_code() {
             "a kubelet says that a static pod has another node's address",
             |it| {
                 it.pod("shop/image", "b", &["10.0.0.1"]);
-                let image = it.lists.pods.last_mut().unwrap();
-                let mark = [(MIRROR_ANNOTATION.to_owned(), "hash".to_owned())];
-                image.metadata.annotations = Some(mark.into());
+                let mirror = [(MIRROR_ANNOTATION.to_owned(), "hash".to_owned())];
+                it.last_pod().metadata.annotations = Some(mirror.into());
             },
             "ForeignAddress address 10.0.0.1",
         ),
@@ -122,7 +125,7 @@ fn each_fault_is_found_by_its_code() {
         ),
         (
             "a quarantine does not end",
-            |it| it.rest("10.0.0.32/28", "p", "dead", "2026-11-21T11:00:00Z"),
+            |it| it.quarantined("10.0.0.32/28", "p", "dead", "2026-11-21T11:00:00Z"),
             "QuarantineOver block 10.0.0.32/28",
         ),
     ];
@@ -135,11 +138,8 @@ fn each_fault_is_found_by_its_code() {
 }
 
 #[test]
-fn what_only_one_look_shows_is_not_told() {
-    let mut cluster = Cluster::new();
-    cluster.lists.pods.clear();
-    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
-    let with = cluster.check();
+fn only_findings_of_both_passes_are_reported() {
+    let with = leaked().check();
     let without = Cluster::new().check();
     assert!(with.is_bad());
     assert!(!with.clone().confirmed_by(&without).is_bad());
@@ -150,88 +150,61 @@ fn what_only_one_look_shows_is_not_told() {
     assert_eq!(with.findings[0].severity, Severity::Warning);
 }
 
+/// Judges the address of pod shop/cart.
+fn judge(cluster: &Cluster, force: bool) -> Result<release::Target, release::Released> {
+    release::judge(addr("10.0.0.1"), None, force, &cluster.inventory())
+}
+
+#[track_caller]
+fn assert_refused(cluster: &Cluster, force: bool, parts: &[&str]) {
+    assert_contains(&judge(cluster, force).unwrap_err().why, parts);
+}
+
 #[test]
-fn only_what_is_leaked_is_released() {
+fn only_leaked_addresses_are_released() {
     let mut cluster = Cluster::new();
-    let judge = |cluster: &Cluster, at: &str, force| {
-        release::judge(addr(at), None, force, &cluster.inventory())
-    };
-    assert!(
-        judge(&cluster, "10.0.0.1", true)
-            .unwrap_err()
-            .why
-            .contains("lives on a")
-    );
-    assert!(
-        judge(&cluster, "10.0.0.2", true)
-            .unwrap_err()
-            .why
-            .contains("no node lists it as in use")
-    );
-    let leaked = {
-        let mut gone = Cluster::new();
-        gone.lists.pods.clear();
-        gone.orphan("a", "10.0.0.1", "pod-shop/cart");
-        gone.check()
-    };
-    let leak = leaked.findings[0].leak.clone().unwrap();
+    assert_refused(&cluster, true, &["lives on a"]);
+    let unused = release::judge(addr("10.0.0.2"), None, true, &cluster.inventory());
+    assert_contains(&unused.unwrap_err().why, &["no node lists it as in use"]);
+    let leak = leaked().check().findings[0].leak.clone().unwrap();
     cluster.lists.pods[0].status.as_mut().unwrap().phase = Some("Failed".to_owned());
-    let target = judge(&cluster, "10.0.0.1", false).unwrap();
-    assert_eq!(
-        (target.node.as_str(), target.uid.as_str()),
-        ("a", "pod-shop/cart")
-    );
+    let target = judge(&cluster, false).unwrap();
+    assert_eq!((&*target.node, &*target.uid), ("a", "pod-shop/cart"));
     // Another pod reports the address by now, so the address is refused even with --force.
     cluster.pod("shop/new", "b", &["10.0.0.1"]);
-    assert!(
-        judge(&cluster, "10.0.0.1", true)
-            .unwrap_err()
-            .why
-            .contains("shop/new reports it")
-    );
+    assert_refused(&cluster, true, &["shop/new reports it"]);
     cluster.lists.pods.pop();
     cluster.listed(&format!("{CART} another shop/cart {SINCE}"));
     let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
-    assert!(other.unwrap_err().why.contains("not what the report says"));
+    assert_contains(&other.unwrap_err().why, &["not what the report says"]);
     // The address was just assigned, or belongs to no pod: it is released only with --force.
     cluster.listed(&format!("{CART} another shop/cart 2026-11-21T11:59:30Z"));
-    assert!(
-        judge(&cluster, "10.0.0.1", false)
-            .unwrap_err()
-            .why
-            .contains("--force")
-    );
-    assert!(judge(&cluster, "10.0.0.1", true).is_ok());
+    assert_refused(&cluster, false, &["--force"]);
+    assert!(judge(&cluster, true).is_ok());
     cluster.listed(&format!("{CART} - shop/cart {SINCE}"));
-    let why = judge(&cluster, "10.0.0.1", false).unwrap_err().why;
     let checks = [
         "no pod",
         "container 0123456789-shop/cart",
         "10.0.0.1 (ping",
         "--force",
     ];
-    for part in checks {
-        assert!(why.contains(part), "{part}: {why}");
-    }
-    let target = judge(&cluster, "10.0.0.1", true).unwrap();
+    assert_refused(&cluster, false, &checks);
+    let target = judge(&cluster, true).unwrap();
     let handle = "cbr0/0123456789-shop/cart";
     assert_eq!(target.container_gone.as_deref(), Some(handle));
-    let inventory = cluster.inventory();
-    let wanted = release::wanted(&inventory.subnets["a"], std::slice::from_ref(&target));
-    let text = wanted.release_text();
-    assert_eq!(
-        text.as_deref(),
-        Some("10.0.0.1=container:cbr0/0123456789-shop/cart")
-    );
+    let request = |cluster: &Cluster| {
+        let subnet = &cluster.inventory().subnets["a"];
+        release::wanted(subnet, std::slice::from_ref(&target)).release_text()
+    };
+    let text = "10.0.0.1=container:cbr0/0123456789-shop/cart";
+    assert_eq!(request(&cluster).as_deref(), Some(text));
     // Another container has the address by now, so the request for the earlier one is not written.
     cluster.listed(&format!("10.0.0.1 cbr0/other eth0 - shop/cart {SINCE}"));
-    let inventory = cluster.inventory();
-    let wanted = release::wanted(&inventory.subnets["a"], &[target]);
-    assert_eq!(wanted.release_text(), None);
+    assert_eq!(request(&cluster), None);
 }
 
 #[test]
-fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
+fn an_address_of_an_earlier_sandbox_of_a_living_pod_needs_no_request() {
     let mut cluster = Cluster::new();
     cluster.lists.pods[0].status.as_mut().unwrap().pod_ips = None;
     assert!(cluster.codes().is_empty());
@@ -239,29 +212,23 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
         "{CART} pod-shop/cart shop/cart {SINCE} superseded"
     ));
     assert_eq!(cluster.codes(), ["SupersededAddress address 10.0.0.1"]);
-    let judge =
-        |cluster: &Cluster| release::judge(addr("10.0.0.1"), None, false, &cluster.inventory());
-    let target = judge(&cluster).unwrap();
-    assert!(target.superseded);
+    assert!(judge(&cluster, false).unwrap().superseded);
     // The pod is gone, so its address is an ordinary leak and no longer superseded.
     cluster.lists.pods.clear();
-    assert!(
-        cluster.codes().is_empty(),
-        "the list may be older than its DEL"
-    );
+    let codes = cluster.codes();
+    assert!(codes.is_empty(), "the list may be older than its DEL");
     cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
     assert_eq!(cluster.codes(), ["LeakedAddress address 10.0.0.1"]);
-    assert!(!judge(&cluster).unwrap().superseded);
+    assert!(!judge(&cluster, false).unwrap().superseded);
 }
 
 #[test]
-fn what_a_list_of_minutes_ago_says_is_no_fault() {
+fn a_list_that_is_minutes_old_is_no_fault() {
     // The agent's list is minutes old. A pod that is younger than the list need not be in it. An older pod may be
     // missing, too, if the agent's counts differ from the list, because the counts are newer.
     let mut cluster = Cluster::new();
     cluster.pod("shop/young", "a", &["10.0.0.2"]);
-    let young = cluster.lists.pods.last_mut().unwrap();
-    young.metadata.creation_timestamp = serde_json::from_value(json!("2026-11-21T11:59:00Z")).ok();
+    cluster.last_pod().metadata.creation_timestamp = time("2026-11-21T11:59:00Z");
     assert!(cluster.codes().is_empty(), "{:?}", cluster.codes());
     cluster.lists.pods.pop();
     cluster.pod("shop/old", "a", &["10.0.0.2"]);
@@ -283,38 +250,27 @@ fn what_a_list_of_minutes_ago_says_is_no_fault() {
 }
 
 #[test]
-fn of_several_reports_the_leaks_of_all_are_released() {
-    let mut cluster = Cluster::new();
-    cluster.lists.pods.clear();
-    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
-    let first = cluster.check();
-    let none = Cluster::new().check();
+fn only_leaks_in_all_reports_are_released() {
+    let (first, none) = (leaked().check(), Cluster::new().check());
     assert_eq!(intersection(&[first.clone(), first.clone()]).len(), 1);
     assert_eq!(intersection(&[first, none]).len(), 0);
     assert_eq!(intersection(&[]).len(), 0);
 }
 
 #[test]
-fn requests_that_no_longer_apply_are_taken_out() {
+fn requests_that_no_longer_apply_are_removed() {
     let mut cluster = Cluster::new();
-    cluster.lists.subnets[0].metadata.annotations = Some(
-        [(
-            "cadastre.dev/release".to_owned(),
-            "10.0.0.1=pod-shop/cart,10.0.0.9=gone".to_owned(),
-        )]
-        .into(),
-    );
-    let inventory = cluster.inventory();
-    let wanted = release::wanted(&inventory.subnets["a"], &[]);
-    assert_eq!(
-        wanted.release_text().as_deref(),
-        Some("10.0.0.1=pod-shop/cart")
-    );
+    let text = "10.0.0.1=pod-shop/cart,10.0.0.9=gone".to_owned();
+    let annotations = [("cadastre.dev/release".to_owned(), text)];
+    cluster.lists.subnets[0].metadata.annotations = Some(annotations.into());
+    let wanted = release::wanted(&cluster.inventory().subnets["a"], &[]);
+    let text = wanted.release_text();
+    assert_eq!(text.as_deref(), Some("10.0.0.1=pod-shop/cart"));
     assert_eq!(cluster.codes(), ["OldRequest node a"]);
 }
 
 #[test]
-fn surplus_is_what_is_empty_beyond_the_first() {
+fn a_node_keeps_one_empty_block_of_a_pool() {
     let mut cluster = Cluster::new();
     for cidr in ["10.0.0.64/28", "10.0.0.80/28"] {
         cluster.block(cidr, "p", "b");
@@ -322,19 +278,15 @@ fn surplus_is_what_is_empty_beyond_the_first() {
     cluster.lists.subnets.pop();
     cluster.subnet("b", &["10.0.0.16/28", "10.0.0.64/28", "10.0.0.80/28"], &[]);
     let inventory = cluster.inventory();
-    let none = BTreeSet::new();
-    let all = drain::surplus(&"node-b".into(), &inventory, &["p".into()].into());
+    let (none, wanted) = (BTreeSet::new(), ["p".into()].into());
+    let surplus = |node: &str, wanted| drain::surplus(&node.into(), &inventory, wanted);
+    let all = surplus("node-b", &wanted);
     assert_eq!(all.len(), 3, "pods of another node wait for the pool");
-    let used = drain::surplus(&"node-a".into(), &inventory, &["p".into()].into());
-    assert_eq!(used, [], "what is in use stays");
-    assert_eq!(
-        drain::surplus(&"node-b".into(), &inventory, &none),
-        [cidr("10.0.0.64/28"), cidr("10.0.0.80/28")]
-    );
-    assert_eq!(drain::surplus(&"node-a".into(), &inventory, &none), []);
-    assert_eq!(drain::judge(cidr("10.0.0.64/28"), &inventory).unwrap(), "b");
-    let why = drain::judge(cidr("10.0.0.64/27"), &inventory)
-        .unwrap_err()
-        .why;
-    assert!(why.contains("did you mean 10.0.0.64/28"), "{why}");
+    assert_eq!(surplus("node-a", &wanted), [], "a block in use stays");
+    let empty = [cidr("10.0.0.64/28"), cidr("10.0.0.80/28")];
+    assert_eq!(surplus("node-b", &none), empty);
+    assert_eq!(surplus("node-a", &none), []);
+    assert_eq!(drain::judge(empty[0], &inventory).unwrap(), "b");
+    let refused = drain::judge(cidr("10.0.0.64/27"), &inventory).unwrap_err();
+    assert_contains(&refused.why, &["did you mean 10.0.0.64/28"]);
 }

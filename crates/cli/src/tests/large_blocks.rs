@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Cluster, now, style};
 use crate::map::{By, map};
-use crate::plan::{Changes, plan};
+use crate::plan::{PlanArgs, plan};
 use crate::render::VerbReport as _;
 use crate::status::status;
 use crate::{explain, show};
@@ -28,10 +28,10 @@ fn cluster(used: i64, cooling: i64, free: i64) -> Cluster {
         }
         cluster.subnet(node, blocks, &[]);
         let subnet = cluster.lists.subnets.last_mut().unwrap();
-        for word in subnet.status["blocks"].as_array_mut().unwrap() {
-            word["used"] = json!(used);
-            word["cooling"] = json!(cooling);
-            word["free"] = json!(free);
+        for block in subnet.status["blocks"].as_array_mut().unwrap() {
+            block["used"] = json!(used);
+            block["cooling"] = json!(cooling);
+            block["free"] = json!(free);
         }
     }
     cluster.pod("shop/waits", "a", &[]);
@@ -56,13 +56,13 @@ fn blocks_and_their_addresses_are_counted_exactly() {
 }
 
 #[test]
-fn a_plan_counts_them() {
+fn a_plan_counts_large_blocks() {
     let lists = cluster(1, 2, 1 << 53).lists;
     for (add_nodes, fits) in [(252, true), (253, false)] {
-        let changes = Changes {
+        let changes = PlanArgs {
             add_nodes,
             pods_per_node: Some(110),
-            ..Changes::default()
+            ..PlanArgs::default()
         };
         let report = plan(&lists, &changes, now()).unwrap();
         assert_eq!(report.fits, fits, "{}", report.text(&style()));
@@ -71,10 +71,11 @@ fn a_plan_counts_them() {
 }
 
 #[test]
-fn whatever_agents_count_can_be_shown() {
+fn every_count_of_an_agent_can_be_shown() {
     for count in [0, 1 << 53, i64::MAX, i64::MIN] {
         let cluster = cluster(count, count, count);
         let inventory = cluster.inventory();
+        let planned = plan(&cluster.lists, &PlanArgs::default(), now()).unwrap();
         let explained = [
             explain::pool("p", &inventory),
             explain::node("a", &inventory),
@@ -88,9 +89,7 @@ fn whatever_agents_count_can_be_shown() {
             show::blocks(None, None, &inventory).unwrap().text(&style()),
             status(&inventory).text(&style()),
             cluster.check().text(&style()),
-            plan(&cluster.lists, &Changes::default(), now())
-                .unwrap()
-                .text(&style()),
+            planned.text(&style()),
         ];
         all.extend(explained.map(|it| it.unwrap().text(&style())));
         for by in [By::Owner, By::Fill] {
