@@ -9,14 +9,13 @@ use cadastre_api::POOLS_ANNOTATION;
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
 use cadastre_e2e::node::IMAGE;
-use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::cluster::LIMIT;
+use crate::eventually;
 
 /// A running pod, with the properties that must not change while it runs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,21 +37,21 @@ pub struct Group<'a> {
 }
 
 /// Creates the pods of a group; any pool and any node will do.
-pub async fn create(hand: &Fixtures, group: &str, count: usize) {
+pub async fn create(api: &Fixtures, group: &str, count: usize) {
     let group = Group {
         name: group,
         ..Group::default()
     };
-    create_in(hand, group, count).await;
+    create_in(api, group, count).await;
 }
 
-pub async fn create_in(hand: &Fixtures, group: Group<'_>, count: usize) {
+pub async fn create_in(api: &Fixtures, group: Group<'_>, count: usize) {
     for n in 0..count {
-        create_one(hand, group, n).await;
+        create_one(api, group, n).await;
     }
 }
 
-async fn create_one(hand: &Fixtures, group: Group<'_>, n: usize) {
+async fn create_one(api: &Fixtures, group: Group<'_>, n: usize) {
     let annotations = (!group.pool.is_empty()).then(|| json!({POOLS_ANNOTATION: group.pool}));
     let selector = (!group.node.is_empty()).then(|| json!({"kubernetes.io/hostname": group.node}));
     let group = group.name;
@@ -72,27 +71,24 @@ async fn create_one(hand: &Fixtures, group: Group<'_>, n: usize) {
         },
     }))
     .unwrap();
-    hand.pods
-        .create(&PostParams::default(), &pod)
-        .await
-        .unwrap();
+    api.pods.create(&PostParams::default(), &pod).await.unwrap();
 }
 
-async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
+async fn list(api: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     let params = ListParams::default().labels(&format!("group={group}"));
-    Ok(hand.pods.list(&params).await?.items)
+    Ok(api.pods.list(&params).await?.items)
 }
 
 /// Waits until `count` pods of a group run, each with an address in `range`. Returns them sorted.
-pub async fn running(hand: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
-    within(hand, group, count, &[Cidr::parse_strict(range).unwrap()]).await
+pub async fn running(api: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
+    within(api, group, count, &[Cidr::parse_strict(range).unwrap()]).await
 }
 
 /// Like [`running`], but each address may lie in any of `ranges`.
-pub async fn within(hand: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
+pub async fn within(api: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
-    until(&what, LIMIT, async || {
-        let all = list(hand, group).await?;
+    eventually(&what, async || {
+        let all = list(api, group).await?;
         let mut running: Vec<Running> = all.iter().filter_map(as_running).collect();
         ensure!(running.len() == count, "{} run", running.len());
         let inside = running.iter().all(|it| it.is_in(ranges));
@@ -101,7 +97,6 @@ pub async fn within(hand: &Fixtures, group: &str, count: usize, ranges: &[Cidr])
         Ok(Some(running))
     })
     .await
-    .unwrap()
 }
 
 impl Running {
@@ -113,8 +108,8 @@ impl Running {
     }
 }
 
-pub async fn count(hand: &Fixtures, group: &str) -> Result<usize> {
-    let all = list(hand, group).await?;
+pub async fn count(api: &Fixtures, group: &str) -> Result<usize> {
+    let all = list(api, group).await?;
     Ok(all.iter().filter_map(as_running).count())
 }
 
@@ -134,13 +129,13 @@ fn as_running(pod: &Pod) -> Option<Running> {
 
 /// Settings for creating pods one after the other while something else happens.
 pub struct Coming<'a> {
-    hand: &'a Fixtures,
+    api: &'a Fixtures,
     group: &'a str,
     range: &'a str,
 }
 
-pub fn coming<'a>(hand: &'a Fixtures, group: &'a str, range: &'a str) -> Coming<'a> {
-    Coming { hand, group, range }
+pub fn coming<'a>(api: &'a Fixtures, group: &'a str, range: &'a str) -> Coming<'a> {
+    Coming { api, group, range }
 }
 
 impl Coming<'_> {
@@ -159,8 +154,8 @@ impl Coming<'_> {
                     name: self.group,
                     ..Group::default()
                 };
-                create_one(self.hand, group, pods.len()).await;
-                pods = running(self.hand, self.group, pods.len() + 1, self.range).await;
+                create_one(self.api, group, pods.len()).await;
+                pods = running(self.api, self.group, pods.len() + 1, self.range).await;
                 slowest = slowest.max(start.elapsed());
             }
             (pods, slowest)
@@ -186,19 +181,14 @@ pub fn assert_unique(groups: &[&Vec<Running>]) {
 }
 
 /// Deletes the pods of a group and waits until they are gone.
-pub async fn delete(hand: &Fixtures, group: &str) {
+pub async fn delete(api: &Fixtures, group: &str) {
     let params = ListParams::default().labels(&format!("group={group}"));
     let softly = DeleteParams::default();
-    hand.pods.delete_collection(&softly, &params).await.unwrap();
-    until(
-        &format!("the pods of {group} are gone"),
-        LIMIT,
-        async || {
-            let left = list(hand, group).await?;
-            ensure!(left.is_empty(), "{} are left", left.len());
-            Ok(Some(()))
-        },
-    )
-    .await
-    .unwrap();
+    api.pods.delete_collection(&softly, &params).await.unwrap();
+    eventually(&format!("the pods of {group} are gone"), async || {
+        let left = list(api, group).await?;
+        ensure!(left.is_empty(), "{} are left", left.len());
+        Ok(Some(()))
+    })
+    .await;
 }

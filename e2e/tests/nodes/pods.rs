@@ -8,13 +8,12 @@ use anyhow::{Context as _, Result, ensure};
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
 use cadastre_e2e::node::{IMAGE, Machine};
-use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
-use crate::LIMIT;
+use crate::eventually;
 
 #[derive(Clone, Debug)]
 pub struct Running {
@@ -27,7 +26,7 @@ pub struct Running {
 }
 
 /// Creates a pod of a group, on `node` or on the node that the scheduler chooses.
-pub async fn create(hand: &Fixtures, group: &str, name: &str, node: Option<&str>) {
+pub async fn create(api: &Fixtures, group: &str, name: &str, node: Option<&str>) {
     let mut pod = json!({
         "metadata": {"name": name, "labels": {"group": group}},
         "spec": {
@@ -43,39 +42,39 @@ pub async fn create(hand: &Fixtures, group: &str, name: &str, node: Option<&str>
     }
     let pod = serde_json::from_value(pod).unwrap();
     let params = PostParams::default();
-    hand.pods.create(&params, &pod).await.unwrap();
+    api.pods.create(&params, &pod).await.unwrap();
 }
 
 /// Creates the pods `PREFIX-N` of a group, on `node` or on nodes that the scheduler chooses.
 pub async fn create_many(
-    hand: &Fixtures,
+    api: &Fixtures,
     group: &str,
     prefix: &str,
     numbers: Range<usize>,
     node: Option<&str>,
 ) {
     let all = numbers.map(|n| async move {
-        create(hand, group, &format!("{prefix}-{n}"), node).await;
+        create(api, group, &format!("{prefix}-{n}"), node).await;
     });
     futures::future::join_all(all).await;
 }
 
-pub async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
+pub async fn list(api: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     let params = ListParams::default().labels(&format!("group={group}"));
-    Ok(hand.pods.list(&params).await?.items)
+    Ok(api.pods.list(&params).await?.items)
 }
 
 /// Waits until a group has exactly `count` pods, each with a running container and addresses, and all satisfying `is`.
 /// Returns them.
 pub async fn running_that(
-    hand: &Fixtures,
+    api: &Fixtures,
     group: &str,
     count: usize,
     is: impl Fn(&Running) -> bool,
 ) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
-    until(&what, LIMIT, async || {
-        let all = list(hand, group).await?;
+    eventually(&what, async || {
+        let all = list(api, group).await?;
         let running: Vec<Running> = all.iter().filter_map(as_running).filter(&is).collect();
         if running.len() == count && all.len() == count {
             return Ok(Some(running));
@@ -94,12 +93,11 @@ pub async fn running_that(
         )
     })
     .await
-    .unwrap()
 }
 
 /// Like [`running_that`], without a condition.
-pub async fn running(hand: &Fixtures, group: &str, count: usize) -> Vec<Running> {
-    running_that(hand, group, count, |_| true).await
+pub async fn running(api: &Fixtures, group: &str, count: usize) -> Vec<Running> {
+    running_that(api, group, count, |_| true).await
 }
 
 /// Returns the pod's conditions as `TYPE=STATUS`.
@@ -130,43 +128,41 @@ fn as_running(pod: &Pod) -> Option<Running> {
 }
 
 /// Waits until exactly `count` pods of a group run whose names begin with `prefix`, and returns them.
-pub async fn running_of(hand: &Fixtures, group: &str, prefix: &str, count: usize) -> Vec<Running> {
+pub async fn running_of(api: &Fixtures, group: &str, prefix: &str, count: usize) -> Vec<Running> {
     let what = format!("{count} pods {prefix}-* run");
-    until(&what, LIMIT, async || {
-        let all = list(hand, group).await?;
+    eventually(&what, async || {
+        let all = list(api, group).await?;
         let running = all.iter().filter_map(as_running);
         let running: Vec<Running> = running.filter(|it| it.name.starts_with(prefix)).collect();
         ensure!(running.len() == count, "{} run", running.len());
         Ok(Some(running))
     })
     .await
-    .unwrap()
 }
 
 /// Deletes the pods `PREFIX-N`; does not wait until they are gone.
-pub async fn delete_many(hand: &Fixtures, prefix: &str, numbers: Range<usize>) {
+pub async fn delete_many(api: &Fixtures, prefix: &str, numbers: Range<usize>) {
     let all = numbers.map(|n| async move {
         let name = format!("{prefix}-{n}");
-        let deleted = hand.pods.delete(&name, &DeleteParams::default()).await;
+        let deleted = api.pods.delete(&name, &DeleteParams::default()).await;
         deleted.unwrap();
     });
     futures::future::join_all(all).await;
 }
 
 /// Deletes all pods of a group, and waits until they are gone from the API. By then their sandboxes have been stopped.
-pub async fn delete_all(hand: &Fixtures, group: &str) {
+pub async fn delete_all(api: &Fixtures, group: &str) {
     let params = ListParams::default().labels(&format!("group={group}"));
     let softly = DeleteParams::default();
-    let deleted = hand.pods.delete_collection(&softly, &params).await;
+    let deleted = api.pods.delete_collection(&softly, &params).await;
     deleted.unwrap();
     let what = format!("the pods of {group} are gone");
-    until(&what, LIMIT, async || {
-        let left = list(hand, group).await?;
+    eventually(&what, async || {
+        let left = list(api, group).await?;
         ensure!(left.is_empty(), "{} are left", left.len());
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 /// Asserts that no two pods have the same address.
@@ -191,11 +187,11 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
 }
 
 /// Waits until a Node's condition `Ready` is `True`, or is not if `ready` is false. Returns the Node.
-pub async fn ready(hand: &Fixtures, node: &str, ready: bool) -> Node {
+pub async fn ready(api: &Fixtures, node: &str, ready: bool) -> Node {
     let wanted = if ready { "True" } else { "False, Unknown" };
     let what = format!("node {node} has Ready: {wanted}");
-    until(&what, LIMIT, async || {
-        let node = hand.nodes.get(node).await?;
+    eventually(&what, async || {
+        let node = api.nodes.get(node).await?;
         let conditions = node
             .status
             .iter()
@@ -206,20 +202,18 @@ pub async fn ready(hand: &Fixtures, node: &str, ready: bool) -> Node {
         Ok(Some(node))
     })
     .await
-    .unwrap()
 }
 
 /// Waits until a node has podCIDRs of `families` families, and returns them.
-pub async fn pod_cidrs(hand: &Fixtures, node: &str, families: usize) -> Vec<String> {
+pub async fn pod_cidrs(api: &Fixtures, node: &str, families: usize) -> Vec<String> {
     let what = format!("node {node} has {families} podCIDRs");
-    until(&what, LIMIT, async || {
-        let node = hand.nodes.get(node).await?;
+    eventually(&what, async || {
+        let node = api.nodes.get(node).await?;
         let cidrs = cadastre_e2e::nodes::pod_cidrs(&node).to_vec();
         ensure!(cidrs.len() == families, "{cidrs:?}");
         Ok(Some(cidrs))
     })
     .await
-    .unwrap()
 }
 
 /// Waits until every address of `to` answers a ping from the pod `from`, which runs on `machine`.
@@ -228,10 +222,9 @@ pub async fn assert_reaches(machine: &Machine, from: &Running, to: &Running) {
         let text = address.to_string();
         let ping = ["ping", "-c", "1", "-W", "2", &text];
         // The first packet may be lost while the neighbour's address is being resolved, so the ping is repeated.
-        until(&format!("{from:?} reaches {to:?}"), LIMIT, async || {
+        eventually(&format!("{from:?} reaches {to:?}"), async || {
             Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
         })
-        .await
-        .unwrap();
+        .await;
     }
 }
