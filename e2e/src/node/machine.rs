@@ -194,13 +194,6 @@ impl Machine {
         self.run(&all).await
     }
 
-    /// Pings an address from this machine; an error if no answer comes within 2 s.
-    pub async fn ping(&self, address: &str) -> Result<()> {
-        self.run(&["busybox", "ping", "-c", "1", "-W", "2", address])
-            .await?;
-        Ok(())
-    }
-
     /// Starts a program inside the machine, which logs to `NAME.log` in the machine's folder.
     pub async fn spawn<S: AsRef<OsStr>>(&self, name: &str, args: &[S]) -> Result<Guest> {
         self.power()?.holder.spawn(name, &[], args).await

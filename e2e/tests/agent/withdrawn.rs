@@ -4,8 +4,8 @@
 use std::fs;
 
 use cadastre_api::Recall;
-use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::Fixtures;
+use cadastre_e2e::fixtures::LIMIT;
 use cadastre_node::{Op, OpErrorKind};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
