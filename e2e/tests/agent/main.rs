@@ -6,22 +6,22 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `giving` | the first block, ADD, DEL, CHECK, lists, annotations |
-//! | `choosing` | pools of namespaces |
-//! | `clients` | programs in other languages |
-//! | `knowing` | pods whose objects the agent has seen or not seen |
-//! | `dry` | nodes without a free address |
-//! | `telling` | how often the status is written |
+//! | `assignment` | the first block, ADD, DEL, CHECK, lists, annotations |
+//! | `namespaces` | pools of namespaces |
+//! | `languages` | programs in other languages |
+//! | `unknown_pods` | pods whose objects the agent has seen or not seen |
+//! | `exhaustion` | nodes without a free address |
+//! | `status_writes` | how often the status is written |
 //! | `outages` | the agent killed, hung or started twice; the API server down |
 //! | `stalls` | the agent stopped while CNI plugins are killed |
-//! | `withdrawn` | nodes that lose their blocks |
-//! | `renewal` | another Node object of the same name, a lost store |
+//! | `lost_blocks` | nodes that lose their blocks |
+//! | `lost_store` | another Node object of the same name, a lost store |
 //! | `leaks` | DELs that never come |
-//! | `moving` | pods with addresses from host-local |
-//! | `bounds` | garbage, too much data, silence and other users at the sockets |
+//! | `from_host_local` | pods with addresses from host-local |
+//! | `bad_clients` | garbage, too much data, silence and other users at the sockets |
 //! | `files` | files for other programs |
-//! | `beside` | nodes with another network |
-//! | `places` | host paths that are read-only or occupied |
+//! | `other_networks` | nodes with another network |
+//! | `host_paths` | host paths that are read-only or occupied |
 //! | `versions` | CRDs, objects and clients of another version |
 //! | `setup` | flags, permissions, metrics |
 
@@ -32,24 +32,24 @@
     clippy::print_stdout
 )] // allowed in helpers as in tests
 
-mod beside;
-mod bounds;
-mod choosing;
-mod clients;
-mod dry;
+mod assignment;
+mod bad_clients;
+mod exhaustion;
 mod files;
-mod giving;
-mod knowing;
+mod from_host_local;
+mod host_paths;
+mod languages;
 mod leaks;
-mod moving;
+mod lost_blocks;
+mod lost_store;
+mod namespaces;
+mod other_networks;
 mod outages;
-mod places;
-mod renewal;
 mod setup;
 mod stalls;
-mod telling;
+mod status_writes;
+mod unknown_pods;
 mod versions;
-mod withdrawn;
 
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};

@@ -191,8 +191,8 @@ impl Cluster {
     }
 
     /// Waits until the NodeSubnets' statuses report `count` addresses in use in total.
-    pub async fn told(&self, count: usize) {
-        let what = format!("the agents tell of {count} addresses");
+    pub async fn reports(&self, count: usize) {
+        let what = format!("the agents report {count} addresses");
         eventually(&what, async || {
             let subnets = self.api.subnets.list(&ListParams::default()).await?;
             let told = subnets.items.into_iter().filter_map(|it| it.status);

@@ -45,13 +45,13 @@ fn main() -> ExitCode {
         eprintln!("the installation on real nodes is not tested: {reason}");
     }
     let many = || {
-        told(2, |helm| helm, &async |cluster: &Cluster| {
+        run(2, |helm| helm, &async |cluster: &Cluster| {
             story(cluster).await;
         });
         Ok(())
     };
     let one = || {
-        told(1, Helm::three, &async |cluster: &Cluster| {
+        run(1, Helm::three, &async |cluster: &Cluster| {
             one_node(cluster).await;
         });
         Ok(())
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the test `story` on a new cluster; if it fails, prints the cluster's state.
-fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
+fn run(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
     let runtime = Arc::new(Runtime::new().unwrap());
     runtime.block_on(async {
         tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
@@ -79,9 +79,9 @@ fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster))
             .unwrap()
             .unwrap();
         let cluster = Cluster::start(machines, helm).await;
-        let told = std::panic::AssertUnwindSafe(story(&cluster));
-        let told = futures::FutureExt::catch_unwind(told).await;
-        if let Err(panic) = told {
+        let outcome = std::panic::AssertUnwindSafe(story(&cluster));
+        let outcome = futures::FutureExt::catch_unwind(outcome).await;
+        if let Err(panic) = outcome {
             cluster.explain().await;
             std::panic::resume_unwind(panic);
         }
@@ -138,8 +138,8 @@ async fn story(cluster: &Cluster) {
         .unwrap();
     let api = &cluster.api;
     for node in cluster.nodes() {
-        let told = cluster.ready(&node, false).await;
-        assert!(told.contains("cni"), "{told}");
+        let message = cluster.ready(&node, false).await;
+        assert!(message.contains("cni"), "{message}");
     }
 
     say("helm install on nodes that are not ready");
@@ -217,7 +217,7 @@ async fn story(cluster: &Cluster) {
     say("a new installation takes all of it over");
     install().await;
     let all = [&first, &small, &later, &during, &alone];
-    cluster.told(all.iter().map(|it| it.len()).sum()).await;
+    cluster.reports(all.iter().map(|it| it.len()).sum()).await;
     assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
     workload::create(api, "again", 2).await;
     let again = workload::running(api, "again", 2, RANGE).await;

@@ -1,30 +1,21 @@
 //! Creates pods that get addresses of a pool, waits for them, and deletes them.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use cadastre_api::POOLS_ANNOTATION;
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
-use cadastre_e2e::node::IMAGE;
+pub use cadastre_e2e::node::pods::Running;
+use cadastre_e2e::node::pods::list;
+use cadastre_e2e::node::{IMAGE, pods};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::PostParams;
 use serde_json::json;
 use tokio::sync::watch;
 
+use crate::cluster::LIMIT;
 use crate::eventually;
-
-/// A running pod, with the properties that must not change while it runs.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Running {
-    pub node: String,
-    uid: String,
-    container: String,
-    pub address: IpAddr,
-}
 
 /// Pods `GROUP-N` with common properties.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,11 +65,6 @@ async fn create_one(api: &Fixtures, group: Group<'_>, n: usize) {
     api.pods.create(&PostParams::default(), &pod).await.unwrap();
 }
 
-async fn list(api: &Fixtures, group: &str) -> Result<Vec<Pod>> {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    Ok(api.pods.list(&params).await?.items)
-}
-
 /// Waits until `count` pods of a group run, each with an address in `range`. Returns them sorted.
 pub async fn running(api: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
     within(api, group, count, &[Cidr::parse_strict(range).unwrap()]).await
@@ -89,7 +75,7 @@ pub async fn within(api: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) 
     let what = format!("{count} pods of {group} run");
     eventually(&what, async || {
         let all = list(api, group).await?;
-        let mut running: Vec<Running> = all.iter().filter_map(as_running).collect();
+        let mut running: Vec<Running> = all.iter().filter_map(Running::of).collect();
         ensure!(running.len() == count, "{} run", running.len());
         let inside = running.iter().all(|it| it.is_in(ranges));
         ensure!(inside, "not all in {ranges:?}: {running:?}");
@@ -99,32 +85,9 @@ pub async fn within(api: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) 
     .await
 }
 
-impl Running {
-    /// Returns whether the pod's address lies in one of the ranges.
-    pub fn is_in(&self, ranges: &[Cidr]) -> bool {
-        ranges
-            .iter()
-            .any(|it| it.contains_addr(self.address.into()))
-    }
-}
-
 pub async fn count(api: &Fixtures, group: &str) -> Result<usize> {
     let all = list(api, group).await?;
-    Ok(all.iter().filter_map(as_running).count())
-}
-
-fn as_running(pod: &Pod) -> Option<Running> {
-    let status = pod.status.as_ref()?;
-    let container = status.container_statuses.as_ref()?.first()?;
-    if !container.ready || pod.metadata.deletion_timestamp.is_some() {
-        return None;
-    }
-    Some(Running {
-        node: pod.spec.as_ref()?.node_name.clone()?,
-        uid: pod.uid()?,
-        container: container.container_id.clone()?,
-        address: status.pod_ip.as_ref()?.parse().ok()?,
-    })
+    Ok(all.iter().filter_map(Running::of).count())
 }
 
 /// Settings for creating pods one after the other while something else happens.
@@ -171,24 +134,10 @@ impl Coming<'_> {
 
 /// Asserts that no two pods have the same address.
 pub fn assert_unique(groups: &[&Vec<Running>]) {
-    let all: Vec<IpAddr> = groups
-        .iter()
-        .flat_map(|it| it.iter())
-        .map(|it| it.address)
-        .collect();
-    let different: BTreeSet<IpAddr> = all.iter().copied().collect();
-    assert_eq!(different.len(), all.len(), "an address twice: {groups:?}");
+    pods::assert_unique(groups.iter().copied().flatten());
 }
 
 /// Deletes the pods of a group and waits until they are gone.
 pub async fn delete(api: &Fixtures, group: &str) {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    let softly = DeleteParams::default();
-    api.pods.delete_collection(&softly, &params).await.unwrap();
-    eventually(&format!("the pods of {group} are gone"), async || {
-        let left = list(api, group).await?;
-        ensure!(left.is_empty(), "{} are left", left.len());
-        Ok(Some(()))
-    })
-    .await;
+    pods::delete_all(api, group, LIMIT).await.unwrap();
 }

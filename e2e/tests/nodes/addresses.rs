@@ -57,7 +57,7 @@ async fn two_machines(stage: &Stage, group: &str, v4: &str, v6: &str) -> [Machin
 async fn end(stage: &Stage, group: &str, machines: &[Machine]) {
     pods::delete_all(&stage.api, group).await;
     for machine in machines {
-        machines::told(&stage.api, machine.name(), &[]).await;
+        machines::reports(&stage.api, machine.name(), &[]).await;
     }
 }
 
@@ -74,7 +74,7 @@ async fn assert_good(stage: &Stage, two: &[Machine; 2], all: &[Running]) {
         assert!(own.len() >= 10, "{} on {}", own.len(), machine.name());
         pods::assert_within(&own, &ranges);
         assert!(own.iter().all(|it| it.addresses.len() == 2), "{own:?}");
-        machines::told(&stage.api, machine.name(), all).await;
+        machines::reports(&stage.api, machine.name(), all).await;
         samples.push(own[0].clone());
     }
     pods::assert_reaches(&two[0], &samples[0], &samples[1]).await;

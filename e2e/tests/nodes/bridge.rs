@@ -51,7 +51,7 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
 
     let bridge = json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true});
     machine.set_side(machines::side(&bridge)).await.unwrap();
-    machines::told(api, machine.name(), &left).await;
+    machines::reports(api, machine.name(), &left).await;
     pods::create_many(
         api,
         group,
@@ -63,9 +63,9 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
     let all = pods::running(api, group, 9).await;
     pods::assert_unique(&all);
     pods::assert_within(&all, &ranges);
-    machines::told(api, machine.name(), &all).await;
+    machines::reports(api, machine.name(), &all).await;
     pods::delete_all(api, group).await;
-    machines::told(api, machine.name(), &[]).await;
+    machines::reports(api, machine.name(), &[]).await;
 }
 
 /// Returns the names of the files in host-local's folder, which are the addresses in use.

@@ -16,16 +16,16 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
     let boot = machines::boot_id(&pods::ready(api, &node, true).await);
     pods::create_many(api, group, group, 0..6, Some(&node)).await;
     let before = pods::running(api, group, 6).await;
-    machines::told(api, &node, &before).await;
+    machines::reports(api, &node, &before).await;
     machine.power_off().await.unwrap();
     machine.boot().await.unwrap();
     machines::booted_since(api, &node, &boot).await;
     let after = machines::same_pods_anew(api, group, &before, &node).await;
     assert_good(stage, &after, &node).await;
     // The addresses of the earlier sandboxes must be released, whether the runtime sends a DEL or not.
-    machines::told(api, &node, &after).await;
+    machines::reports(api, &node, &after).await;
     pods::delete_all(api, group).await;
-    machines::told(api, &node, &[]).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
@@ -60,9 +60,9 @@ pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     pods::ready(api, &node, true).await;
 
     machine.start_agent().await.unwrap();
-    machines::told(api, &node, &all).await;
+    machines::reports(api, &node, &all).await;
     pods::delete_all(api, group).await;
-    machines::told(api, &node, &[]).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 pub(crate) async fn the_api_server_is_out_of_reach(stage: &Stage) {
@@ -104,7 +104,7 @@ impl Alone {
         pods::ready(api, node, true).await;
         pods::create_many(api, group, group, 0..2, Some(node)).await;
         let before = pods::running(api, group, 2).await;
-        machines::told(api, node, &before).await;
+        machines::reports(api, node, &before).await;
         Self {
             machine,
             group,
@@ -143,9 +143,9 @@ impl Alone {
         let (api, group, node) = (&stage.api, self.group, self.machine.name());
         let after = machines::same_pods_anew(api, group, &self.before, node).await;
         assert_good(stage, &after, node).await;
-        machines::told(api, node, &after).await;
+        machines::reports(api, node, &after).await;
         pods::delete_all(api, group).await;
-        machines::told(api, node, &[]).await;
+        machines::reports(api, node, &[]).await;
     }
 }
 
@@ -197,7 +197,7 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
     pods::ready(api, &node, true).await;
     pods::create_many(api, group, group, 0..2, Some(&node)).await;
     let before = pods::running(api, group, 2).await;
-    machines::told(api, &node, &before).await;
+    machines::reports(api, &node, &before).await;
     let agent = machine.agent().unwrap();
     eventually("the agent lets go of its store", async || {
         if has_store(agent.pid()) {
@@ -216,9 +216,9 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
     let all = pods::running(api, group, 5).await;
     assert_good(stage, &all, &node).await;
     machine.agent().unwrap().signal(Signal::CONT).unwrap();
-    machines::told(api, &node, &all).await;
+    machines::reports(api, &node, &all).await;
     pods::delete_all(api, group).await;
-    machines::told(api, &node, &[]).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 /// Returns whether a process has a node's store open.

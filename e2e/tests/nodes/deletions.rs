@@ -46,7 +46,7 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
         pods::create_many(api, group, &prefix, 0..5, Some(node)).await;
         let all = pods::running(api, group, 8).await;
         pods::assert_unique(&all);
-        machines::told(api, node, &all).await;
+        machines::reports(api, node, &all).await;
         for n in 0..5 {
             api.pods
                 .delete(
@@ -58,7 +58,7 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
         }
         let left = pods::running(api, group, 3).await;
         // The agent must find out by itself that the sandboxes without a DEL are gone.
-        machines::told(api, node, &left).await;
+        machines::reports(api, node, &left).await;
         let addresses = |pods: &[pods::Running]| -> Vec<_> {
             pods.iter().map(|it| it.addresses.clone()).collect()
         };
@@ -116,9 +116,9 @@ pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandb
     machine.set_side(whole).await.unwrap();
     try_again(api, "chain", 0).await;
     let running = pods::running(api, group, 1).await;
-    machines::told(api, &node, &running).await;
+    machines::reports(api, &node, &running).await;
     pods::delete_all(api, group).await;
-    machines::told(api, &node, &[]).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 /// Returns Cadastre's CNI plugin and agent, with another plugin after ptp, in CNI version 1.0. In later versions the

@@ -43,7 +43,7 @@ pub fn both(v4: &str, v6: &str) -> Value {
 }
 
 /// Waits until a node's agent reports as in use exactly the addresses of those of `pods` that run on the node.
-pub async fn told(api: &Fixtures, node: &str, pods: &[Running]) {
+pub async fn reports(api: &Fixtures, node: &str, pods: &[Running]) {
     let own = pods.iter().filter(|it| it.node == node);
     let wanted: BTreeSet<(String, String)> = own
         .flat_map(|pod| {
@@ -51,7 +51,7 @@ pub async fn told(api: &Fixtures, node: &str, pods: &[Running]) {
             addresses.map(|it| (it.to_string(), pod.uid.clone()))
         })
         .collect();
-    let what = format!("{node} tells of the addresses of {} pods", wanted.len() / 2);
+    let what = format!("{node} reports the addresses of {} pods", wanted.len() / 2);
     eventually(&what, async || {
         let status = api.subnets.get(node).await?.status.unwrap_or_default();
         let list = api.addresses.get(node).await?.spec;
@@ -59,12 +59,12 @@ pub async fn told(api: &Fixtures, node: &str, pods: &[Running]) {
             let addresses = it.addresses.into_iter();
             addresses.map(move |addr| (addr.to_string(), it.pod_uid.clone()))
         };
-        let told: BTreeSet<_> = list.entries().flat_map(each).collect();
-        let (more, less) = (told.difference(&wanted), wanted.difference(&told));
+        let reported: BTreeSet<_> = list.entries().flat_map(each).collect();
+        let (more, less) = (reported.difference(&wanted), wanted.difference(&reported));
         let (more, less): (Vec<_>, Vec<_>) = (more.collect(), less.collect());
         ensure!(
             more.is_empty() && less.is_empty(),
-            "not to be told: {more:?}; not told: {less:?}"
+            "reported but not in use: {more:?}; in use but not reported: {less:?}"
         );
         // The status counts only addresses of blocks, so on a node with podCIDRs there is nothing to compare.
         let used: i64 = status.blocks.iter().map(|it| it.used).sum();

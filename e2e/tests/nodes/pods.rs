@@ -1,29 +1,18 @@
 //! Creates pods of a group, waits until they run with addresses, and deletes them.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::ops::Range;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, ensure};
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
-use cadastre_e2e::node::{IMAGE, Machine};
+pub use cadastre_e2e::node::pods::{Running, assert_unique, list};
+use cadastre_e2e::node::{IMAGE, Machine, pods};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use crate::eventually;
-
-#[derive(Clone, Debug)]
-pub struct Running {
-    pub name: String,
-    pub uid: String,
-    pub node: String,
-    pub addresses: Vec<IpAddr>,
-    /// The container's id, as `containerd://ID`
-    pub container: String,
-}
+use crate::{LIMIT, eventually};
 
 /// Creates a pod of a group, on `node` or on the node that the scheduler chooses.
 pub async fn create(api: &Fixtures, group: &str, name: &str, node: Option<&str>) {
@@ -59,11 +48,6 @@ pub async fn create_many(
     futures::future::join_all(all).await;
 }
 
-pub async fn list(api: &Fixtures, group: &str) -> Result<Vec<Pod>> {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    Ok(api.pods.list(&params).await?.items)
-}
-
 /// Waits until a group has exactly `count` pods, each with a running container and addresses, and all satisfying `is`.
 /// Returns them.
 pub async fn running_that(
@@ -75,13 +59,13 @@ pub async fn running_that(
     let what = format!("{count} pods of {group} run");
     eventually(&what, async || {
         let all = list(api, group).await?;
-        let running: Vec<Running> = all.iter().filter_map(as_running).filter(&is).collect();
+        let running: Vec<Running> = all.iter().filter_map(Running::of).filter(&is).collect();
         if running.len() == count && all.len() == count {
             return Ok(Some(running));
         }
         let others = all
             .iter()
-            .filter(|it| !as_running(it).is_some_and(|it| is(&it)));
+            .filter(|it| !Running::of(it).is_some_and(|it| is(&it)));
         let others: Vec<_> = others
             .map(|it| (it.name_any(), state(it)))
             .take(3)
@@ -110,29 +94,12 @@ fn state(pod: &Pod) -> Vec<String> {
     told.collect()
 }
 
-fn as_running(pod: &Pod) -> Option<Running> {
-    let status = pod.status.as_ref()?;
-    let container = status.container_statuses.as_ref()?.first()?;
-    if !container.ready || pod.metadata.deletion_timestamp.is_some() {
-        return None;
-    }
-    let addresses = status.pod_ips.iter().flatten();
-    let addresses: Option<Vec<IpAddr>> = addresses.map(|it| it.ip.parse().ok()).collect();
-    Some(Running {
-        name: pod.name_any(),
-        uid: pod.uid()?,
-        node: pod.spec.as_ref()?.node_name.clone()?,
-        addresses: addresses.filter(|it| !it.is_empty())?,
-        container: container.container_id.clone()?,
-    })
-}
-
 /// Waits until exactly `count` pods of a group run whose names begin with `prefix`, and returns them.
 pub async fn running_of(api: &Fixtures, group: &str, prefix: &str, count: usize) -> Vec<Running> {
     let what = format!("{count} pods {prefix}-* run");
     eventually(&what, async || {
         let all = list(api, group).await?;
-        let running = all.iter().filter_map(as_running);
+        let running = all.iter().filter_map(Running::of);
         let running: Vec<Running> = running.filter(|it| it.name.starts_with(prefix)).collect();
         ensure!(running.len() == count, "{} run", running.len());
         Ok(Some(running))
@@ -150,26 +117,9 @@ pub async fn delete_many(api: &Fixtures, prefix: &str, numbers: Range<usize>) {
     futures::future::join_all(all).await;
 }
 
-/// Deletes all pods of a group, and waits until they are gone from the API. By then their sandboxes have been stopped.
+/// Deletes all pods of a group, and waits until they are gone from the API.
 pub async fn delete_all(api: &Fixtures, group: &str) {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    let softly = DeleteParams::default();
-    let deleted = api.pods.delete_collection(&softly, &params).await;
-    deleted.unwrap();
-    let what = format!("the pods of {group} are gone");
-    eventually(&what, async || {
-        let left = list(api, group).await?;
-        ensure!(left.is_empty(), "{} are left", left.len());
-        Ok(Some(()))
-    })
-    .await;
-}
-
-/// Asserts that no two pods have the same address.
-pub fn assert_unique(pods: &[Running]) {
-    let all: Vec<IpAddr> = pods.iter().flat_map(|it| it.addresses.clone()).collect();
-    let different: BTreeSet<IpAddr> = all.iter().copied().collect();
-    assert_eq!(different.len(), all.len(), "an address twice: {pods:?}");
+    pods::delete_all(api, group, LIMIT).await.unwrap();
 }
 
 /// Asserts that every address of these pods is in one of the ranges.
@@ -179,10 +129,7 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
         .map(|it| Cidr::parse_strict(it).unwrap())
         .collect();
     for pod in pods {
-        for address in &pod.addresses {
-            let inside = ranges.iter().any(|it| it.contains_addr((*address).into()));
-            assert!(inside, "{address} of {pod:?} is not in {ranges:?}");
-        }
+        assert!(pod.is_in(&ranges), "{pod:?} is not in {ranges:?}");
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
         2
     );
     pods::assert_unique(&all);
-    machines::told(api, node, &all).await;
+    machines::reports(api, node, &all).await;
     pods::delete_all(api, group).await;
 }
 
@@ -100,6 +100,6 @@ pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stag
     .await;
     let all = pods::running(api, group, 3).await;
     pods::assert_within(&all, &blocks);
-    machines::told(api, second.name(), &all).await;
+    machines::reports(api, second.name(), &all).await;
     pods::delete_all(api, group).await;
 }
