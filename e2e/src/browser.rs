@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
@@ -207,7 +208,9 @@ impl Browser {
     pub async fn picture(&mut self) -> Result<Vec<u8>> {
         let answer = self.call("Page.captureScreenshot", json!({"format": "png"}));
         let answer = answer.await?;
-        Ok(decoded(answer["data"].as_str().context("no picture")?))
+        // A `ByteString` is read from base64.
+        let ByteString(picture) = serde_json::from_value(answer["data"].clone())?;
+        Ok(picture)
     }
 
     /// Returns the exceptions and the violations of the content security policy that the page has reported so far.
@@ -270,33 +273,5 @@ impl Browser {
             self.process.check_running()?;
             self.unread.extend(&more[..count]);
         }
-    }
-}
-
-/// Decodes base64, ignoring characters outside its alphabet.
-fn decoded(text: &str) -> Vec<u8> {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let value = |byte| ALPHABET.iter().position(|it| *it == byte);
-    let (mut bytes, mut bits, mut buffer) = (Vec::new(), 0, 0usize);
-    for six in text.bytes().filter_map(value) {
-        buffer = (buffer << 6 | six) & 0xffff;
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            bytes.push((buffer >> bits & 0xff).try_into().unwrap_or_default());
-        }
-    }
-    bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::decoded;
-
-    #[test]
-    fn base64_is_read() {
-        assert_eq!(decoded("aGVsbG8h"), b"hello!");
-        assert_eq!(decoded("aGk="), b"hi");
-        assert_eq!(decoded("/+8="), [0xff, 0xef]);
     }
 }

@@ -38,6 +38,8 @@ const QUICK: [&str; 6] = [
 pub struct NodeAgent {
     node: String,
     folder: TempDir,
+    logs: PathBuf,
+    kubeconfig: PathBuf,
     /// Flags of the next start, besides the name of the node and the paths
     pub flags: Vec<String>,
     /// The running agent
@@ -45,20 +47,25 @@ pub struct NodeAgent {
 }
 
 impl NodeAgent {
-    /// Creates the folder; the agent is not started yet.
-    pub fn new(node: &str, flags: &[&str]) -> Result<Self> {
+    /// Creates the folder of an agent that authenticates as `user`; the agent is not started yet.
+    pub fn new(cluster: &ControlPlane, user: &str, node: &str, flags: &[&str]) -> Result<Self> {
+        Self::with(cluster.folder(), &cluster.kubeconfig(user)?, node, flags)
+    }
+
+    fn with(logs: &Path, kubeconfig: &Path, node: &str, flags: &[&str]) -> Result<Self> {
         Ok(Self {
             node: node.to_owned(),
             folder: tempfile::tempdir()?,
+            logs: logs.to_owned(),
+            kubeconfig: kubeconfig.to_owned(),
             flags: flags.iter().map(ToString::to_string).collect(),
             daemon: None,
         })
     }
 
-    /// Starts the agent as `user`. Does not wait until it is ready.
-    pub fn start(&mut self, cluster: &ControlPlane, user: &str) -> Result<()> {
-        let kubeconfig = cluster.kubeconfig(user)?;
-        self.daemon = Some(self.spawn(cluster.folder(), &kubeconfig, "agent")?);
+    /// Starts the agent; does not wait until it is ready.
+    pub fn start(&mut self) -> Result<()> {
+        self.daemon = Some(self.spawn("agent")?);
         Ok(())
     }
 
@@ -68,13 +75,11 @@ impl NodeAgent {
         self.daemon.as_mut().with_context(none)
     }
 
-    /// Starts a process on this folder, which logs to `logs` under that name and the node's.
-    pub fn spawn(&self, logs: &Path, kubeconfig: &Path, name: &str) -> Result<Daemon> {
-        let mut args = vec![
-            "agent".to_owned(),
-            "--node-name".to_owned(),
-            self.node.clone(),
-        ];
+    /// Starts another agent process with the same folder. Its log has `name` and the node's name in its own name.
+    pub fn spawn(&self, name: &str) -> Result<Daemon> {
+        let mut args: Vec<String> = ["agent", "--node-name", &self.node]
+            .map(str::to_owned)
+            .into();
         for (flag, path) in [
             ("--cni-socket", self.plugin_socket()),
             ("--socket", self.socket()),
@@ -88,7 +93,7 @@ impl NodeAgent {
             args,
             env: Vec::new(),
         };
-        Daemon::start(logs, kubeconfig, &options)
+        Daemon::start(&self.logs, &self.kubeconfig, &options)
     }
 
     /// The folder of the sockets, the store and files of the caller.
@@ -172,8 +177,8 @@ impl Agents {
     /// [`Agents::allocate`] waits for it.
     pub fn join(&self, node: &Node) -> Result<()> {
         let name = node.name_any();
-        let mut agent = NodeAgent::new(&name, &QUICK)?;
-        agent.daemon = Some(agent.spawn(&self.logs, &self.kubeconfig, "agent")?);
+        let mut agent = NodeAgent::with(&self.logs, &self.kubeconfig, &name, &QUICK)?;
+        agent.start()?;
         self.lock().insert(name, Arc::new(agent));
         Ok(())
     }

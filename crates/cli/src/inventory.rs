@@ -292,17 +292,17 @@ impl Inventory {
 
     /// Returns the blocks and podCIDRs that overlap the range, sorted by CIDR.
     pub(crate) fn covers_in(&self, range: &Cidr) -> impl Iterator<Item = Cover<'_>> {
-        let claims = self.registry.ledger.overlapping(range);
-        claims.filter_map(|(id, claim)| {
-            let block = self.registry.blocks.get(&claim.cidr);
+        let holdings = self.registry.ledger.overlapping(range);
+        holdings.filter_map(|(id, holding)| {
+            let block = self.registry.blocks.get(&holding.cidr);
             if let Some(entry) = block.filter(|entry| entry.holding == id) {
                 return Some(Cover::Block(entry));
             }
-            let (name, uid) = self.registry.node_of(claim.holder)?.clone();
+            let (name, uid) = self.registry.node_of(holding.holder)?.clone();
             let quarantine = self.registry.quarantined.get(&(name.clone(), uid));
             Some(match quarantine {
-                Some(it) => Cover::QuarantinedPodCidr(claim.cidr, name, it.until_wall),
-                None => Cover::PodCidr(claim.cidr, name),
+                Some(it) => Cover::QuarantinedPodCidr(holding.cidr, name, it.until_wall),
+                None => Cover::PodCidr(holding.cidr, name),
             })
         })
     }

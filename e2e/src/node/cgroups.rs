@@ -22,7 +22,7 @@ const BUSY: Duration = Duration::from_secs(20);
 const CARETAKER: &str = r#"
 tries=0
 while [ "$tries" -lt 100 ]; do
-    find /sys/fs/cgroup/*/"$1" -depth -type d -exec rmdir {} \; 2>/dev/null
+    find /sys/fs/cgroup/*/"$1" -depth -type d -delete 2>/dev/null
     ls -d /sys/fs/cgroup/*/"$1" >/dev/null 2>&1 || break
     tries=$((tries + 1)); sleep 0.1
 done

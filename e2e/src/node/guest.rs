@@ -1,13 +1,13 @@
 //! A process inside a machine's namespaces, started from the host.
 
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::process::{Process, Usage, usage};
+use crate::process::Process;
 
 /// The maximum time until nsenter has entered the namespaces and forked, which usually takes a millisecond.
 const FORK_LIMIT: Duration = Duration::from_secs(120);
@@ -49,19 +49,9 @@ impl Guest {
         self.pid
     }
 
-    /// The file to which the guest writes its standard output and error.
-    pub fn log(&self) -> &Path {
-        self.outer.log()
-    }
-
     /// Returns the path of the log and its last `lines` lines, for an error message.
     pub fn log_tail(&self, lines: usize) -> String {
         self.outer.log_tail(lines)
-    }
-
-    /// Returns the guest's memory and processor time so far.
-    pub fn usage(&self) -> Result<Usage> {
-        usage(self.pid)
     }
 
     /// Sends a signal; an error if the process has ended.
@@ -82,17 +72,6 @@ impl Guest {
             ended.context("nsenter does not end after its child was killed")?;
         }
         Ok(())
-    }
-
-    /// Sends SIGTERM, waits at most `grace`, then sends SIGKILL. Returns the exit status if the process ended
-    /// within `grace`.
-    pub async fn stop(&mut self, grace: Duration) -> Result<Option<ExitStatus>> {
-        self.signal(Signal::TERM)?;
-        let ended = self.outer.wait(grace).await?;
-        if ended.is_none() {
-            self.kill().await?;
-        }
-        Ok(ended)
     }
 
     /// Returns an error with the end of the log if the process has ended.

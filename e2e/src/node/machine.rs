@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -46,7 +47,16 @@ for file in "$1/sysctl/"*; do
 done
 echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad
 mount --make-rshared /
+"#;
+
+/// Wraps a main plugin that would wait until the kernel has checked that no other host has the pod's IPv6 address.
+/// This takes one to two seconds, and on a busy host the plugin gives up after five. The plugin bridge does not wait.
+const WITHOUT_DAD: &str = r#"#!/bin/sh
+[ "$CNI_COMMAND" != ADD ] ||
+    nsenter --net="$CNI_NETNS" sh -c 'echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad'
+exec "$0-wrapped"
 "#;
 
 /// Settings of a machine.
@@ -182,13 +192,6 @@ impl Machine {
         ];
         all.extend(args);
         self.run(&all).await
-    }
-
-    /// Pings an address from this machine; an error if no answer comes within 2 s.
-    pub async fn ping(&self, address: &str) -> Result<()> {
-        self.run(&["busybox", "ping", "-c", "1", "-W", "2", address])
-            .await?;
-        Ok(())
     }
 
     /// Starts a program inside the machine, which logs to `NAME.log` in the machine's folder.
@@ -340,19 +343,31 @@ impl Machine {
         fs::write(folder.join("machine-id"), machine_id.replace('-', ""))?;
         let runc = available::find("runc").context("runc is missing: apt-get install runc")?;
         fs::write(folder.join("containerd.toml"), config::containerd(&runc))?;
+        let plugins = folder.join("opt/cni/bin");
         for plugin in [
             Program::Bridge,
             Program::HostLocal,
             Program::Loopback,
-            Program::Macvlan,
             Program::Portmap,
-            Program::Ptp,
         ] {
-            let to = folder.join("opt/cni/bin").join(plugin.name());
-            fs::copy(assets::find(plugin)?, to)?;
+            fs::copy(assets::find(plugin)?, plugins.join(plugin.name()))?;
+        }
+        for plugin in [Program::Macvlan, Program::Ptp] {
+            let name = plugin.name();
+            fs::copy(
+                assets::find(plugin)?,
+                plugins.join(format!("{name}-wrapped")),
+            )?;
+            write_executable(&plugins.join(name), WITHOUT_DAD)?;
         }
         node_software::install(&NodeSide::default(), &self.options.side, folder)
     }
+}
+
+fn write_executable(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
 }
 
 /// Returns the user as which a machine's kubelet authenticates to the API server.

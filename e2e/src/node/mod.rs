@@ -14,6 +14,7 @@
 //! | `machine` | power, containerd, kubelet; one machine is one node |
 //! | `node_software` | CNI plugins, their configuration, and the agent of a machine |
 //! | `holder`, `guest` | namespaces and processes in them |
+//! | `pods` | pods of a group |
 //! | `shipped` | the image of this repository |
 //! | `cgroups`, `image`, `config` | what a kubelet and a containerd need to run |
 //!
@@ -39,6 +40,7 @@ mod image;
 mod machine;
 mod machines;
 mod node_software;
+pub mod pods;
 mod shipped;
 
 pub use available::{available, macvlan};

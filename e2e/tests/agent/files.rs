@@ -4,15 +4,13 @@ use std::fs;
 use std::process::Command;
 
 use cadastre_e2e::daemon::binary;
-use cadastre_e2e::fixtures::LIMIT;
-use cadastre_e2e::wait::until;
 use serde_json::{Value, json};
 
-use crate::{Machine, shared};
+use crate::{Machine, eventually, shared};
 
 #[tokio::test]
 async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
-    let (stage, hand) = shared().await;
+    let (cluster, api) = shared().await;
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let template = r#"{"name": "pods", "cniVersion": "1.0.0", "plugins": [
@@ -32,26 +30,24 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
         "--mtu",
         "1450",
     ];
-    hand.node("conf", "conf-1").await.unwrap();
-    let mut machine = Machine::new("conf-1", &flags);
-    machine.start(&stage.control_plane);
-    until("it waits for its NodeSubnet", LIMIT, async || {
+    api.node("conf", "conf-1").await.unwrap();
+    let mut machine = Machine::new(&cluster.control_plane, "conf-1", &flags);
+    machine.start();
+    eventually("it waits for its NodeSubnet", async || {
         let word = machine.agent().ready().await.err().map(|it| it.to_string());
         Ok(word.filter(|it| it.contains("no NodeSubnet")))
     })
-    .await
-    .unwrap();
+    .await;
     assert!(!folder.path().join("net.d").exists(), "half ready");
-    hand.pool("conf", json!({"ipv4": {"cidrs": ["10.60.0.0/16"]}}))
+    api.pool("conf", json!({"ipv4": {"cidrs": ["10.60.0.0/16"]}}))
         .await
         .unwrap();
-    let range = hand.served("conf-1").await.unwrap().remove(0);
+    let range = api.served("conf-1").await.unwrap().remove(0);
     machine.ready().await;
-    let text = until("the configuration is there", LIMIT, async || {
+    let text = eventually("the configuration is there", async || {
         Ok(fs::read_to_string(&conf).ok())
     })
-    .await
-    .unwrap();
+    .await;
     let written: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(written["plugins"][0]["ranges"], json!([range]));
     assert_eq!(written["plugins"][0]["mtu"], 1450);
@@ -67,7 +63,7 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
     machine.stop().await;
     assert!(fs::exists(&conf).unwrap());
     machine.flags.push("--remove-cni-conf".to_owned());
-    machine.start(&stage.control_plane);
+    machine.start();
     machine.ready().await;
     machine.stop().await;
     assert!(!fs::exists(&conf).unwrap());

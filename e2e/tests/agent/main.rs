@@ -6,22 +6,22 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `giving` | the first block, ADD, DEL, CHECK, lists, annotations |
-//! | `choosing` | pools of namespaces |
-//! | `clients` | programs in other languages |
-//! | `knowing` | pods whose objects the agent has seen or not seen |
-//! | `dry` | nodes without a free address |
-//! | `telling` | how often the status is written |
+//! | `assignment` | the first block, ADD, DEL, CHECK, lists, annotations |
+//! | `namespaces` | pools of namespaces |
+//! | `languages` | programs in other languages |
+//! | `unknown_pods` | pods whose objects the agent has seen or not seen |
+//! | `exhaustion` | nodes without a free address |
+//! | `status_writes` | how often the status is written |
 //! | `outages` | the agent killed, hung or started twice; the API server down |
 //! | `stalls` | the agent stopped while CNI plugins are killed |
-//! | `withdrawn` | nodes that lose their blocks |
-//! | `renewal` | another Node object of the same name, a lost store |
+//! | `lost_blocks` | nodes that lose their blocks |
+//! | `lost_store` | another Node object of the same name, a lost store |
 //! | `leaks` | DELs that never come |
-//! | `moving` | pods with addresses from host-local |
-//! | `bounds` | garbage, too much data, silence and other users at the sockets |
+//! | `from_host_local` | pods with addresses from host-local |
+//! | `bad_clients` | garbage, too much data, silence and other users at the sockets |
 //! | `files` | files for other programs |
-//! | `beside` | nodes with another network |
-//! | `places` | host paths that are read-only or occupied |
+//! | `other_networks` | nodes with another network |
+//! | `host_paths` | host paths that are read-only or occupied |
 //! | `versions` | CRDs, objects and clients of another version |
 //! | `setup` | flags, permissions, metrics |
 
@@ -32,25 +32,26 @@
     clippy::print_stdout
 )] // allowed in helpers as in tests
 
-mod beside;
-mod bounds;
-mod choosing;
-mod clients;
-mod dry;
+mod assignment;
+mod bad_clients;
+mod exhaustion;
 mod files;
-mod giving;
-mod knowing;
+mod from_host_local;
+mod host_paths;
+mod languages;
 mod leaks;
-mod moving;
+mod lost_blocks;
+mod lost_store;
+mod namespaces;
+mod other_networks;
 mod outages;
-mod places;
-mod renewal;
 mod setup;
 mod stalls;
-mod telling;
+mod status_writes;
+mod unknown_pods;
 mod versions;
-mod withdrawn;
 
+use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
@@ -63,7 +64,10 @@ use cadastre_e2e::node_agent::{add, attachment, pod_ref};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Daemon, Fixtures, NodeAgent, Options, TestCluster, metrics};
 use cadastre_node::{Add, Op, OpError};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -73,28 +77,79 @@ const FLAGS: [&str; 2] = ["--leak-grace", "2"];
 /// The cluster that most tests share, and a new [`Fixtures`] for this one.
 async fn shared() -> (&'static TestCluster, Fixtures) {
     static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
-    let start = || async {
-        TestCluster::start(Options::default(), &FLAGS)
-            .await
-            .unwrap()
-    };
+    let start = || async { own_cluster().await.0 };
     let cluster = CLUSTER.get_or_init(start).await;
-    let fixtures = cluster.fixtures().await.unwrap();
-    (cluster, fixtures)
+    (cluster, cluster.fixtures().await.unwrap())
+}
+
+/// Starts a cluster for one test, whose control plane or controller the test stops.
+async fn own_cluster() -> (TestCluster, Fixtures) {
+    let cluster = TestCluster::start(Options::default(), &FLAGS)
+        .await
+        .unwrap();
+    let api = cluster.fixtures().await.unwrap();
+    (cluster, api)
+}
+
+/// In the shared cluster: creates a pool and a node that it serves, and starts the node's agent. Returns when the agent
+/// is ready.
+async fn start(name: &str, range: &str, spec: Value, flags: &[&str]) -> (Fixtures, Machine) {
+    let (cluster, api) = shared().await;
+    pool(&api, name, range, spec).await;
+    let machine = Machine::of_group(&cluster.control_plane, &api, name, flags).await;
+    (api, machine)
 }
 
 /// Creates a pool that allocates blocks of 16 addresses to the nodes of a group. Pods can use 13 addresses of each
 /// block.
-async fn pool(fixtures: &Fixtures, name: &str, range: &str, more: Value) {
+async fn pool(api: &Fixtures, name: &str, range: &str, more: Value) {
     let mut spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
     merge(&mut spec, more);
-    fixtures.block_pool(name, spec).await.unwrap();
+    api.block_pool(name, spec).await.unwrap();
 }
 
 fn merge(spec: &mut Value, more: Value) {
     if let (Value::Object(spec), Value::Object(more)) = (spec, more) {
         spec.extend(more);
     }
+}
+
+/// Merges `change` into an object.
+async fn patch<K>(objects: &Api<K>, name: &str, change: Value)
+where
+    K: DeserializeOwned + Clone + Debug,
+{
+    let patched = objects
+        .patch(name, &PatchParams::default(), &Patch::Merge(change))
+        .await;
+    patched.unwrap();
+}
+
+/// Creates a pod with annotations on a node.
+async fn annotated_pod(
+    api: &Fixtures,
+    namespace: &str,
+    name: &str,
+    node: &str,
+    annotations: Value,
+) -> Pod {
+    let pod = json!({
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "image": "none"}]},
+    });
+    let pod = serde_json::from_value(pod).unwrap();
+    let pods: Api<Pod> = Api::namespaced(api.client.clone(), namespace);
+    pods.create(&PostParams::default(), &pod).await.unwrap()
+}
+
+/// Returns the UID of a Node.
+async fn uid(api: &Fixtures, node: &str) -> String {
+    api.nodes.get(node).await.unwrap().uid().unwrap()
+}
+
+/// Waits until `look` returns a value; panics after [`LIMIT`].
+async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> T {
+    until(what, LIMIT, look).await.unwrap()
 }
 
 /// The machine of a node: a folder and the agent that runs on it.
@@ -115,41 +170,35 @@ impl DerefMut for Machine {
 }
 
 impl Machine {
-    /// Returns a machine whose agent is not started yet.
-    fn new(node: &str, flags: &[&str]) -> Self {
-        // Unless the test sets it, the interval of the address list is that of the status.
-        let interval = |name: &str| flags.iter().position(|it| *it == name);
-        let mut all = flags.to_vec();
-        if let (Some(at), None) = (
-            interval("--publish-interval"),
-            interval("--addresses-interval"),
-        ) {
-            all.extend(["--addresses-interval", flags[at + 1]]);
+    /// Returns a machine whose agent is not started yet. The agent publishes changes within half a second, unless
+    /// `flags` have another interval.
+    fn new(cluster: &ControlPlane, node: &str, flags: &[&str]) -> Self {
+        Self::of_user(cluster, ADMIN, node, flags)
+    }
+
+    fn of_user(cluster: &ControlPlane, user: &str, node: &str, flags: &[&str]) -> Self {
+        let publish = flags.iter().position(|it| *it == "--publish-interval");
+        let interval = publish.map_or("0.5", |at| flags[at + 1]);
+        let mut all = vec!["--addresses-interval", interval];
+        if publish.is_none() {
+            all.extend(["--publish-interval", interval]);
         }
-        Self(NodeAgent::new(node, &all).unwrap())
+        all.extend(flags);
+        Self(NodeAgent::new(cluster, user, node, &all).unwrap())
     }
 
     /// Creates a node in a group and starts its agent; returns when the agent is ready.
-    async fn of_group(
-        cluster: &ControlPlane,
-        fixtures: &Fixtures,
-        group: &str,
-        flags: &[&str],
-    ) -> (Self, Node) {
+    async fn of_group(cluster: &ControlPlane, api: &Fixtures, group: &str, flags: &[&str]) -> Self {
         let name = format!("{group}-1");
-        let node = fixtures.node(group, &name).await.unwrap();
-        let mut machine = Self::new(&name, flags);
-        machine.start(cluster);
+        api.node(group, &name).await.unwrap();
+        let mut machine = Self::new(cluster, &name, flags);
+        machine.start();
         machine.ready().await;
-        (machine, node)
+        machine
     }
 
-    fn start(&mut self, cluster: &ControlPlane) {
-        self.start_as(cluster, ADMIN);
-    }
-
-    fn start_as(&mut self, cluster: &ControlPlane, user: &str) {
-        self.0.start(cluster, user).unwrap();
+    fn start(&mut self) {
+        self.0.start().unwrap();
     }
 
     fn agent(&mut self) -> &mut Daemon {
@@ -162,12 +211,12 @@ impl Machine {
 
     /// Waits until the agent reports that it is ready although the API server does not answer.
     async fn serves_alone(&mut self) {
-        let alone = until("it serves without the API server", LIMIT, async || {
+        eventually("it serves without the API server", async || {
             let body = self.agent().ready().await?;
             anyhow::ensure!(body.contains("API server does not answer"), body);
             Ok(Some(()))
-        });
-        alone.await.unwrap();
+        })
+        .await;
     }
 
     fn kill(&mut self) {
@@ -205,7 +254,7 @@ impl Machine {
     }
 
     /// Returns container ids with their addresses, sorted.
-    async fn held(&self) -> Vec<(String, String)> {
+    async fn in_use(&self) -> Vec<(String, String)> {
         let all = self.list().await.allocations.into_iter();
         let mut held: Vec<(String, String)> = all
             .map(|it| (it.attachment.unwrap().container_id, it.addresses.join(",")))
@@ -215,7 +264,7 @@ impl Machine {
     }
 
     /// Returns the sum of one of the agent's metrics over the series with these labels.
-    async fn figure(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let samples = self.daemon.as_ref().unwrap().metrics().await.unwrap();
         metrics::sum(&samples, name, labels)
     }
@@ -225,13 +274,12 @@ impl Machine {
     }
 
     async fn log_says(&mut self, text: &str) {
-        until(&format!("the log says {text:?}"), LIMIT, async || {
+        eventually(&format!("the log says {text:?}"), async || {
             let log = self.log();
             anyhow::ensure!(log.contains(text), log);
             Ok(Some(()))
         })
-        .await
-        .unwrap();
+        .await;
     }
 }
 
@@ -248,8 +296,8 @@ fn addr(text: &str) -> Addr {
 }
 
 /// Returns the addresses in use according to a NodeAddresses object, sorted as text.
-async fn published(fixtures: &Fixtures, node: &str) -> Result<Vec<String>> {
-    let list = fixtures.addresses.get_opt(node).await?;
+async fn published(api: &Fixtures, node: &str) -> Result<Vec<String>> {
+    let list = api.addresses.get_opt(node).await?;
     let entries = list.iter().flat_map(|it| it.spec.entries());
     let mut all: Vec<String> = entries
         .flat_map(|it| it.addresses)
@@ -260,8 +308,8 @@ async fn published(fixtures: &Fixtures, node: &str) -> Result<Vec<String>> {
 }
 
 /// Returns whether the `used` counts in the NodeSubnet's status agree with `addresses`.
-async fn counts(fixtures: &Fixtures, node: &str, addresses: &[String]) -> Result<bool> {
-    let subnet = fixtures.subnets.get_opt(node).await?;
+async fn counts(api: &Fixtures, node: &str, addresses: &[String]) -> Result<bool> {
+    let subnet = api.subnets.get_opt(node).await?;
     let blocks = subnet.and_then(|it| it.status).unwrap_or_default().blocks;
     Ok(blocks.iter().all(|block| {
         let cidr = Cidr::parse_strict(&block.cidr).unwrap();
@@ -274,19 +322,17 @@ async fn counts(fixtures: &Fixtures, node: &str, addresses: &[String]) -> Result
 }
 
 /// Waits until the NodeAddresses object lists exactly these addresses and the counts in the NodeSubnet's status agree.
-async fn publishes(fixtures: &Fixtures, node: &str, mut addresses: Vec<String>) {
+async fn publishes(api: &Fixtures, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
-    until(
+    eventually(
         &format!("NodeAddresses {node} lists {addresses:?}"),
-        LIMIT,
         async || {
-            let listed = published(fixtures, node).await?;
+            let listed = published(api, node).await?;
             anyhow::ensure!(listed == addresses, "{listed:?}");
-            let counted = counts(fixtures, node, &addresses).await?;
+            let counted = counts(api, node, &addresses).await?;
             anyhow::ensure!(counted, "the NodeSubnet counts others");
             Ok(Some(()))
         },
     )
-    .await
-    .unwrap();
+    .await;
 }

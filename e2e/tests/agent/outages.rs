@@ -3,23 +3,17 @@
 use std::fs::File;
 use std::time::Duration;
 
-use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Options, TestCluster};
 use cadastre_node::{Op, OpErrorKind};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{FLAGS, Machine, pool, publishes, shared};
+use crate::{Machine, eventually, own_cluster, pool, publishes, start};
 
 #[tokio::test]
 async fn killed_and_started_again_it_goes_on_where_it_was() {
-    let (cluster, fixtures) = shared().await;
-    pool(&fixtures, "kill", "10.30.0.0/24", json!({})).await;
-    let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) =
-        Machine::of_group(&cluster.control_plane, &fixtures, "kill", &flags).await;
+    let (api, mut machine) = start("kill", "10.30.0.0/24", json!({}), &[]).await;
     let first = machine.add("c1").await.unwrap();
     machine.kill();
     assert!(
@@ -30,61 +24,47 @@ async fn killed_and_started_again_it_goes_on_where_it_was() {
     assert_eq!(machine.add("c1").await.unwrap(), first);
     let second = machine.add("c2").await.unwrap();
     machine.del("c1").await;
-    machine.start(&cluster.control_plane);
+    machine.start();
     machine.ready().await;
-    assert_eq!(machine.held().await, [("c2".to_owned(), second.clone())]);
-    publishes(&fixtures, "kill-1", vec![second]).await;
+    assert_eq!(machine.in_use().await, [("c2".to_owned(), second.clone())]);
+    publishes(&api, "kill-1", vec![second]).await;
     machine.stop().await;
     assert!(!machine.plugin_socket().exists() && !machine.socket().exists());
 }
 
 #[tokio::test]
 async fn while_it_hangs_the_plugin_helps_itself() {
-    let (cluster, fixtures) = shared().await;
-    pool(&fixtures, "hang", "10.31.0.0/24", json!({})).await;
-    let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) =
-        Machine::of_group(&cluster.control_plane, &fixtures, "hang", &flags).await;
+    let (api, mut machine) = start("hang", "10.31.0.0/24", json!({}), &[]).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&fixtures, "hang-1", vec![first.clone()]).await;
+    publishes(&api, "hang-1", vec![first.clone()]).await;
     // The agent closes its store after a second without work. The CNI plugin can open the store only if the agent hangs
     // after that. STATUS, which runtimes send all the time, does not count as work. Work that the agent postponed while
     // it hung does count, so each attempt has to wait until the store is closed again.
-    until(
-        "the plugin is served beside a hung agent",
-        LIMIT,
-        async || {
-            machine.ask(Op::Status).await?;
-            until("the agent has let go of its store", LIMIT, async || {
-                let is_free = File::open(machine.store())?.try_lock_shared().is_ok();
-                Ok(is_free.then_some(()))
-            })
-            .await?;
-            machine.agent().process().signal(Signal::STOP)?;
-            let added = machine.add("c2").await;
-            machine.agent().process().signal(Signal::CONT)?;
-            Ok(Some(added?))
-        },
-    )
-    .await
-    .unwrap();
-    let held: Vec<String> = machine.held().await.into_iter().map(|it| it.1).collect();
+    eventually("the plugin is served beside a hung agent", async || {
+        machine.ask(Op::Status).await?;
+        until("the agent has let go of its store", LIMIT, async || {
+            let is_free = File::open(machine.store())?.try_lock_shared().is_ok();
+            Ok(is_free.then_some(()))
+        })
+        .await?;
+        machine.agent().process().signal(Signal::STOP)?;
+        let added = machine.add("c2").await;
+        machine.agent().process().signal(Signal::CONT)?;
+        Ok(Some(added?))
+    })
+    .await;
+    let held: Vec<String> = machine.in_use().await.into_iter().map(|it| it.1).collect();
     assert_eq!(held.len(), 2, "{held:?}");
     // The agent continues with what the CNI plugin changed in the store meanwhile.
     machine.add("c3").await.unwrap();
-    let held = machine.held().await.into_iter().map(|it| it.1).collect();
-    publishes(&fixtures, "hang-1", held).await;
+    let held = machine.in_use().await.into_iter().map(|it| it.1).collect();
+    publishes(&api, "hang-1", held).await;
 }
 
 #[tokio::test]
 async fn a_second_agent_of_the_node_says_so_and_ends() {
-    let (cluster, fixtures) = shared().await;
-    pool(&fixtures, "two", "10.32.0.0/24", json!({})).await;
-    let (machine, _) = Machine::of_group(&cluster.control_plane, &fixtures, "two", &[]).await;
-    let kubeconfig = cluster.control_plane.kubeconfig(ADMIN).unwrap();
-    let mut second = machine
-        .spawn(cluster.control_plane.folder(), &kubeconfig, "second")
-        .unwrap();
+    let (_, machine) = start("two", "10.32.0.0/24", json!({}), &[]).await;
+    let mut second = machine.spawn("second").unwrap();
     let status = second.process().wait(LIMIT).await.unwrap().unwrap();
     let log = second.process().log_tail(10);
     assert_eq!(status.code(), Some(1), "{log}");
@@ -97,29 +77,19 @@ async fn a_second_agent_of_the_node_says_so_and_ends() {
 
 #[tokio::test]
 async fn without_the_api_server_it_gives_takes_and_restarts() {
-    let mut cluster = TestCluster::start(Options::default(), &FLAGS)
-        .await
-        .unwrap();
-    let fixtures = cluster.fixtures().await.unwrap();
-    pool(
-        &fixtures,
-        "alone",
-        "10.33.0.0/24",
-        json!({"cooldownSeconds": 0}),
-    )
-    .await;
-    let flags = ["--publish-interval", "0.5", "--add-wait", "0.5"];
-    let (mut machine, _) =
-        Machine::of_group(&cluster.control_plane, &fixtures, "alone", &flags).await;
+    let (mut cluster, api) = own_cluster().await;
+    pool(&api, "alone", "10.33.0.0/24", json!({"cooldownSeconds": 0})).await;
+    let flags = ["--add-wait", "0.5"];
+    let mut machine = Machine::of_group(&cluster.control_plane, &api, "alone", &flags).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&fixtures, "alone-1", vec![first]).await;
+    publishes(&api, "alone-1", vec![first]).await;
     cluster.control_plane.kill_apiserver().unwrap();
     machine.add("c2").await.unwrap();
     machine.del("c1").await;
     machine.stop().await;
-    machine.start(&cluster.control_plane);
+    machine.start();
     machine.serves_alone().await;
-    let before = machine.held().await;
+    let before = machine.in_use().await;
     assert_eq!(before.len(), 1);
     let mut given = Vec::new();
     for n in 3..=14 {
@@ -139,33 +109,29 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     machine.del("c16").await;
 
     cluster.control_plane.start_apiserver().await.unwrap();
-    let fixtures = cluster.fixtures().await.unwrap();
-    publishes(&fixtures, "alone-1", vec![before[0].1.clone()]).await;
-    let word = until("it has the API server again", LIMIT, async || {
+    let api = cluster.fixtures().await.unwrap();
+    publishes(&api, "alone-1", vec![before[0].1.clone()]).await;
+    eventually("it has the API server again", async || {
         let word = machine.agent().ready().await?;
         Ok((word == "gives addresses\n").then_some(word))
-    });
-    word.await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn it_starts_while_the_api_server_is_gone_and_gives_nothing_that_it_cannot_know() {
-    let mut cluster = TestCluster::start(Options::default(), &FLAGS)
-        .await
-        .unwrap();
-    let fixtures = cluster.fixtures().await.unwrap();
-    pool(&fixtures, "late", "10.34.0.0/24", json!({})).await;
-    fixtures.node("late", "late-1").await.unwrap();
-    fixtures.listed("late-1", 1).await.unwrap();
+    let (mut cluster, api) = own_cluster().await;
+    pool(&api, "late", "10.34.0.0/24", json!({})).await;
+    api.node("late", "late-1").await.unwrap();
+    api.listed("late-1", 1).await.unwrap();
     cluster.control_plane.kill_apiserver().unwrap();
-    let mut machine = Machine::new("late-1", &["--add-wait", "0.5"]);
-    machine.start(&cluster.control_plane);
-    let refusal = until("it answers", LIMIT, async || {
+    let mut machine = Machine::new(&cluster.control_plane, "late-1", &["--add-wait", "0.5"]);
+    machine.start();
+    let refusal = eventually("the agent answers", async || {
         let refusal = machine.add("c1").await.err();
         Ok(refusal.filter(|it| it.why == OpErrorKind::Busy))
     })
-    .await
-    .unwrap();
+    .await;
     assert!(
         refusal.text.contains("try again") || refusal.text.contains("API server"),
         "{refusal}"

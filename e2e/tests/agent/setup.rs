@@ -5,16 +5,14 @@ use std::process::Command;
 use cadastre_e2e::audit::{Audit, compare};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::{binary, explained_flags};
-use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::permissions::{Target, allowed};
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{Options, TestCluster};
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::{FLAGS, Machine, add_of, pool, publishes, shared};
+use crate::{FLAGS, Machine, add_of, eventually, patch, pool, publishes, start};
 
 fn run(args: &[&str]) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
@@ -91,20 +89,15 @@ fn help_explains_every_flag() {
 
 #[tokio::test]
 async fn the_metrics_keep_to_the_conventions() {
-    let (cluster, fixtures) = shared().await;
-    pool(&fixtures, "figures", "10.70.0.0/24", json!({})).await;
-    let flags = ["--publish-interval", "0.5"];
-    let (machine, _) =
-        Machine::of_group(&cluster.control_plane, &fixtures, "figures", &flags).await;
+    let (api, machine) = start("figures", "10.70.0.0/24", json!({}), &[]).await;
     let address = machine.add("figures-c1").await.unwrap();
-    publishes(&fixtures, "figures-1", vec![address]).await;
-    let text = until("all figures are there", LIMIT, async || {
+    publishes(&api, "figures-1", vec![address]).await;
+    let text = eventually("all figures are there", async || {
         let text = machine.daemon.as_ref().unwrap().get("/metrics").await?;
         let used = r#"cadastre_agent_addresses{family="ipv4",pool="figures",state="used"} 1"#;
         Ok(text.contains(used).then_some(text))
     })
-    .await
-    .unwrap();
+    .await;
     for name in [
         "cadastre_build_info",
         "cadastre_agent_requests_total",
@@ -154,19 +147,19 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         ..Options::default()
     };
     let cluster = TestCluster::start(options, &FLAGS).await.unwrap();
-    let fixtures = cluster.fixtures().await.unwrap();
+    let api = cluster.fixtures().await.unwrap();
     let selector = json!({"matchLabels": {"kubernetes.io/metadata.name": "default"}});
     pool(
-        &fixtures,
+        &api,
         "rbac",
         "10.71.0.0/28",
         json!({"namespaceSelector": selector}),
     )
     .await;
-    fixtures.node("rbac", "rbac-1").await.unwrap();
-    let flags = ["--publish-interval", "0.5", "--leak-grace", "0.5"];
-    let mut machine = Machine::new("rbac-1", &flags);
-    machine.start_as(&cluster.control_plane, ACCOUNT);
+    api.node("rbac", "rbac-1").await.unwrap();
+    let flags = ["--leak-grace", "0.5"];
+    let mut machine = Machine::of_user(&cluster.control_plane, ACCOUNT, "rbac-1", &flags);
+    machine.start();
     machine
         .log_says("not allowed to list and watch nodes")
         .await;
@@ -181,36 +174,27 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         let samples = machine.daemon.as_ref().unwrap().metrics().await.unwrap();
         sum(&samples, "rest_client_requests_total", &[("code", "403")])
     };
-    let pod = fixtures.pod("rbac-pod", "rbac-1", &[]).await.unwrap();
-    let address = until("the pod has an address", LIMIT, async || {
+    let pod = api.pod("rbac-pod", "rbac-1", &[]).await.unwrap();
+    let address = eventually("the pod has an address", async || {
         Ok(Some(machine.add_with(add_of(&pod, "c1")).await?))
     })
-    .await
-    .unwrap();
+    .await;
     let before = refused(&machine).await;
-    publishes(&fixtures, "rbac-1", vec![address]).await;
+    publishes(&api, "rbac-1", vec![address]).await;
     machine.del("c1").await;
-    publishes(&fixtures, "rbac-1", Vec::new()).await;
-    let patch = kube::api::Patch::Merge(json!({
-        "metadata": {"annotations": {"cadastre.dev/pools": "No Pool"}},
-    }));
-    let wrong = fixtures.pod("rbac-wrong", "rbac-1", &[]).await.unwrap();
-    let params = kube::api::PatchParams::default();
-    fixtures
-        .pods
-        .patch("rbac-wrong", &params, &patch)
-        .await
-        .unwrap();
-    until("the event is written", LIMIT, async || {
+    publishes(&api, "rbac-1", Vec::new()).await;
+    let annotated = json!({"metadata": {"annotations": {"cadastre.dev/pools": "No Pool"}}});
+    let wrong = api.pod("rbac-wrong", "rbac-1", &[]).await.unwrap();
+    patch(&api.pods, "rbac-wrong", annotated).await;
+    eventually("the event is written", async || {
         machine.del("c2").await;
         machine.add_with(add_of(&wrong, "c2")).await?;
-        let told = fixtures
+        let told = api
             .event_count(&wrong.uid().unwrap(), "InvalidAnnotation")
             .await?;
         Ok((told > 0).then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
     assert!(
         (refused(&machine).await - before).abs() < 0.5,
         "{}",
@@ -224,7 +208,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
             resource,
             ..Target::default()
         };
-        let is = allowed(&fixtures.client, ACCOUNT, target).await.unwrap();
+        let is = allowed(&api.client, ACCOUNT, target).await.unwrap();
         assert_eq!(is, verbs, "{resource}.{group}");
     }
     assert_ne!(ADMIN, ACCOUNT);

@@ -3,31 +3,22 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cadastre_e2e::fixtures::LIMIT;
-use cadastre_e2e::wait::until;
 use cadastre_node::wire;
 use cadastre_node::wire::{Greeting, Request};
 use cadastre_node::{Op, Store, clock};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{Machine, add, attachment, pool, shared};
+use crate::{add, attachment, eventually, start};
 
 /// Number of ADDs that are sent to the agent while it is stopped.
 const ADDS: usize = 24;
 
 #[tokio::test]
 async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on() {
-    let (stage, hand) = shared().await;
-    pool(
-        &hand,
-        "stall",
-        "10.13.0.0/24",
-        json!({"warm": {"low": 30, "high": 60}}),
-    )
-    .await;
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "stall", &[]).await;
-    hand.listed("stall-1", 3).await.unwrap();
+    let terms = json!({"warm": {"low": 30, "high": 60}});
+    let (api, mut machine) = start("stall", "10.13.0.0/24", terms, &[]).await;
+    api.listed("stall-1", 3).await.unwrap();
     // Each simulated CNI plugin has received the agent's greeting, so it considers the agent alive and sends its
     // request to it.
     let mut plugins = Vec::new();
@@ -37,7 +28,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
         plugins.push(plugin);
     }
     let store = machine.store();
-    until("the agent stalls without the file", LIMIT, async || {
+    eventually("the agent stalls without the file", async || {
         machine.agent().process().signal(Signal::STOP)?;
         let is_free = Store::open_existing(&store, Duration::ZERO).is_ok();
         if !is_free {
@@ -45,8 +36,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
         }
         Ok(is_free.then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
     // Each simulated CNI plugin sends its ADD and is killed. The DELs that follow use the store.
     for (n, mut plugin) in plugins.into_iter().enumerate() {
         let now = clock::since_boot();
@@ -59,38 +49,40 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
         answer.unwrap();
     }
     machine.agent().process().signal(Signal::CONT).unwrap();
-    until("all that was asked is over", LIMIT, async || {
-        let open = machine.figure("cadastre_agent_connections", &[("socket", "cni")]);
+    eventually("all that was asked is over", async || {
+        let open = machine.metric("cadastre_agent_connections", &[("socket", "cni")]);
         Ok((open.await < 0.5).then_some(()))
     })
-    .await
-    .unwrap();
-    assert_eq!(machine.held().await, []);
+    .await;
+    assert_eq!(machine.in_use().await, []);
     // The agent continues to work, also for a container id that was deleted.
     machine.add("c1").await.unwrap();
 }
 
 #[tokio::test]
 async fn a_del_ends_the_add_that_waits_for_a_block() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "ends", "10.14.0.0/28", json!({"cooldownSeconds": 0})).await;
     let flags = ["--add-wait", "60"];
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "ends", &flags).await;
+    let (_, machine) = start(
+        "ends",
+        "10.14.0.0/28",
+        json!({"cooldownSeconds": 0}),
+        &flags,
+    )
+    .await;
     for n in 0..13 {
         machine.add(&format!("c{n}")).await.unwrap();
     }
     let late = machine.add("late");
     let del = async {
-        until("it waits", LIMIT, async || {
-            let waiting = machine.figure("cadastre_agent_adds_waiting", &[]).await;
+        eventually("it waits", async || {
+            let waiting = machine.metric("cadastre_agent_adds_waiting", &[]).await;
             Ok((waiting > 0.5).then_some(()))
         })
-        .await
-        .unwrap();
+        .await;
         machine.del("late").await;
     };
     let (refused, ()) = tokio::join!(late, del);
     let refused = refused.unwrap_err();
     assert!(refused.text.contains("deleted after"), "{refused}");
-    assert_eq!(machine.held().await.len(), 13);
+    assert_eq!(machine.in_use().await.len(), 13);
 }

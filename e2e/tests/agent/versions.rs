@@ -9,14 +9,13 @@ use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::Daemon;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::metrics::sum;
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Fixtures, Options};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Map, Value, json};
 
-use crate::{FLAGS, Machine, publishes};
+use crate::{FLAGS, Machine, eventually, publishes};
 
 /// Where a newer version has an additional field: the resource, and the path of the object in the schema.
 const ADDED: [(&str, &str); 10] = [
@@ -46,8 +45,8 @@ const LACKING: [(&str, &str, &str); 6] = [
 /// `g`.
 async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Fixtures) {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let fixtures = Fixtures::new(cluster.client().await.unwrap());
-    let crds: Api<CustomResourceDefinition> = Api::all(fixtures.client.clone());
+    let api = Fixtures::new(cluster.client().await.unwrap());
+    let crds: Api<CustomResourceDefinition> = Api::all(api.client.clone());
     for crd in cadastre_api::crd::all() {
         let kind = crd.spec.names.plural.clone();
         let mut crd = serde_json::to_value(crd).unwrap();
@@ -57,13 +56,12 @@ async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, 
     }
     let mut controller = start_controller(&cluster, ADMIN, &FLAGS).unwrap();
     controller.wait_ready(LIMIT).await.unwrap();
-    until("the pool is there", LIMIT, async || {
+    eventually("the pool is there", async || {
         let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
-        Ok(Some(fixtures.block_pool("g", spec).await?))
+        Ok(Some(api.block_pool("g", spec).await?))
     })
-    .await
-    .unwrap();
-    (controller, cluster, fixtures)
+    .await;
+    (controller, cluster, api)
 }
 
 /// Returns the schema of an object's fields in a CRD.
@@ -73,8 +71,8 @@ fn fields<'a>(crd: &'a mut Value, object: &str) -> &'a mut Map<String, Value> {
 }
 
 /// Returns access to the objects of a kind with all their fields, also those that this version does not know.
-fn raw<K: kube::Resource<DynamicType = ()>>(fixtures: &Fixtures) -> Api<DynamicObject> {
-    Api::all_with(fixtures.client.clone(), &ApiResource::erase::<K>(&()))
+fn raw<K: kube::Resource<DynamicType = ()>>(api: &Fixtures) -> Api<DynamicObject> {
+    Api::all_with(api.client.clone(), &ApiResource::erase::<K>(&()))
 }
 
 async fn written(daemon: &Daemon) -> f64 {
@@ -88,7 +86,7 @@ async fn written(daemon: &Daemon) -> f64 {
 
 #[tokio::test]
 async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
-    let (controller, cluster, fixtures) = with_crds(|kind, crd| {
+    let (controller, cluster, api) = with_crds(|kind, crd| {
         for (_, object) in ADDED.iter().filter(|(of, _)| *of == kind) {
             // The default makes the API server add the field to every object that is read.
             let future = json!({"type": "string", "default": "new"});
@@ -96,11 +94,10 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
         }
     })
     .await;
-    let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&cluster, &fixtures, "g", &flags).await;
+    let mut machine = Machine::of_group(&cluster, &api, "g", &[]).await;
     let mut given = vec![machine.add("c1").await.unwrap()];
-    publishes(&fixtures, "g-1", given.clone()).await;
-    let (pools, subnets) = (raw::<IPPool>(&fixtures), raw::<NodeSubnet>(&fixtures));
+    publishes(&api, "g-1", given.clone()).await;
+    let (pools, subnets) = (raw::<IPPool>(&api), raw::<NodeSubnet>(&api));
     let object = subnets.get("g-1").await.unwrap().data;
     assert_eq!(object["spec"]["blocks"][0]["future"], "new", "{object}");
     assert_eq!(object["status"]["blocks"][0]["future"], "new", "{object}");
@@ -116,15 +113,14 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
     for n in 2..=14 {
         given.push(machine.add(&format!("c{n}")).await.unwrap());
     }
-    fixtures.listed("g-1", 2).await.unwrap();
-    publishes(&fixtures, "g-1", given).await;
-    fixtures
-        .pool_until("g", "tells of the second block", |pool| {
-            let status = pool.status.as_ref().and_then(|it| it.ipv4.as_ref());
-            status.is_some_and(|it| it.allocated == "2")
-        })
-        .await
-        .unwrap();
+    api.listed("g-1", 2).await.unwrap();
+    publishes(&api, "g-1", given).await;
+    api.pool_until("g", "tells of the second block", |pool| {
+        let status = pool.status.as_ref().and_then(|it| it.ipv4.as_ref());
+        status.is_some_and(|it| it.allocated == "2")
+    })
+    .await
+    .unwrap();
     let pool = pools.get("g").await.unwrap().data;
     for part in ["spec", "status"] {
         assert_eq!(pool[part]["future"], "kept", "{pool}");
@@ -141,16 +137,16 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
 
 #[tokio::test]
 async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
-    let (controller, cluster, fixtures) = with_crds(|kind, crd| {
+    let (controller, cluster, api) = with_crds(|kind, crd| {
         for (_, object, field) in LACKING.iter().filter(|(of, ..)| *of == kind) {
             fields(crd, object).remove(*field).unwrap();
         }
     })
     .await;
     let flags = ["--publish-interval", "0.2"];
-    let (mut machine, _) = Machine::of_group(&cluster, &fixtures, "g", &flags).await;
+    let mut machine = Machine::of_group(&cluster, &api, "g", &flags).await;
     let address = machine.add("c1").await.unwrap();
-    publishes(&fixtures, "g-1", vec![address]).await;
+    publishes(&api, "g-1", vec![address]).await;
     for kind in ["NodeSubnet", "NodeAddresses"] {
         let text = format!("{kind} g-1 was stored without a part");
         machine.log_says(&text).await;
@@ -158,7 +154,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
     // Several intervals must pass without any change, so this test sleeps.
     let agent = machine.daemon.as_ref().unwrap();
     let before = (written(agent).await, written(&controller).await);
-    let list = fixtures.addresses.get("g-1").await.unwrap();
+    let list = api.addresses.get("g-1").await.unwrap();
     assert!(list.spec.boot_id.is_empty(), "it is cut off");
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = (written(agent).await, written(&controller).await);
@@ -167,7 +163,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         after.1 - before.1 < 2.5,
         "the controller: {before:?} {after:?}"
     );
-    let list_after = fixtures.addresses.get("g-1").await.unwrap();
+    let list_after = api.addresses.get("g-1").await.unwrap();
     assert_eq!(
         list_after.metadata, list.metadata,
         "the list is not rewritten"

@@ -44,8 +44,9 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
     let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
     hand.block_pool("show", spec).await.unwrap();
     hand.node("show", "show-1").await.unwrap();
-    let mut node = NodeAgent::new("show-1", &["--publish-interval", "0.5"]).unwrap();
-    node.start(&stage.control_plane, ADMIN).unwrap();
+    let flags = ["--publish-interval", "0.5"];
+    let mut node = NodeAgent::new(&stage.control_plane, ADMIN, "show-1", &flags).unwrap();
+    node.start().unwrap();
     node.running().unwrap().wait_ready(LIMIT).await.unwrap();
     node.add(add("c1")).await.unwrap();
     let agent = node.running().unwrap();

@@ -11,7 +11,7 @@ use anyhow::Result;
 use cadastre_api::NodeSubnet;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
-use cadastre_e2e::{ControlPlane, Daemon, History, Options, install, nodes, wait};
+use cadastre_e2e::{ControlPlane, Daemon, History, Options, crds, install, nodes, wait};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
@@ -44,7 +44,7 @@ impl Lab {
     pub async fn start() -> Self {
         let cluster = ControlPlane::start(Options::default()).await.unwrap();
         let client = cluster.client().await.unwrap();
-        install::crds(&client).await.unwrap();
+        crds::install(&client).await.unwrap();
         let history = History::start(client.clone()).await.unwrap();
         Self {
             client,

@@ -18,7 +18,7 @@ use cadastre_controller::cluster::request::{
 use cadastre_controller::cluster::writer::Writer;
 use cadastre_core::Cidr;
 use cadastre_daemon::clock::Clock;
-use cadastre_e2e::{ControlPlane, Options, install};
+use cadastre_e2e::{ControlPlane, Options, crds};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -41,7 +41,7 @@ async fn bench() -> Bench {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     let cluster = CLUSTER.get_or_init(async || {
         let cluster = ControlPlane::start(Options::default()).await.unwrap();
-        install::crds(&cluster.client().await.unwrap())
+        crds::install(&cluster.client().await.unwrap())
             .await
             .unwrap();
         cluster

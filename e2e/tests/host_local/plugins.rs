@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::daemon;
 
 pub struct Plugins {
     /// The published host-local
@@ -22,7 +23,7 @@ impl Plugins {
             assets::ensure(&[Program::HostLocal]).unwrap();
             assets::find(Program::HostLocal).unwrap()
         });
-        let own_name = own();
+        let own_name = daemon::plugin().unwrap();
         let ours = folder.join("host-local");
         std::os::unix::fs::symlink(&own_name, &ours).unwrap();
         Self {
@@ -31,19 +32,4 @@ impl Plugins {
             own_name,
         }
     }
-}
-
-/// Returns the path of cadastre-ipam: `CADASTRE_IPAM_BIN` if set, else the one built with the running executable.
-fn own() -> PathBuf {
-    if let Some(path) = std::env::var_os("CADASTRE_IPAM_BIN") {
-        return PathBuf::from(path);
-    }
-    let this = std::env::current_exe().unwrap();
-    let folders = this.ancestors().skip(1).take(2);
-    let mut found = folders
-        .map(|folder| folder.join("cadastre-ipam"))
-        .filter(|path| path.is_file());
-    found
-        .next()
-        .expect("no cadastre-ipam of this build: run `cargo build --workspace --bins`")
 }

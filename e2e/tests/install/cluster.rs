@@ -9,7 +9,6 @@ use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::helm::Helm;
 use cadastre_e2e::metrics;
 use cadastre_e2e::node::{self, Machine, MachineOptions, Site, SiteOptions};
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{Fixtures, Options, daemon};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
@@ -17,13 +16,14 @@ use kube::Api;
 use kube::api::ListParams;
 
 use crate::docs;
+use crate::eventually;
 
 /// The maximum duration of a wait, long enough for a busy host.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// The cluster and its machines. Fields are dropped in their order: the machines before the site.
 pub struct Cluster {
-    pub hand: Fixtures,
+    pub api: Fixtures,
     machines: Vec<Machine>,
     pub site: Site,
     /// Chooses between helm 4 and helm 3 for this cluster
@@ -44,17 +44,16 @@ impl Cluster {
             ..SiteOptions::default()
         };
         let site = Site::start(options).await.unwrap();
-        let hand = site.fixtures().await.unwrap();
+        let api = site.fixtures().await.unwrap();
         for namespace in ["default", "kube-system"] {
-            let accounts: Api<ServiceAccount> = Api::namespaced(hand.client.clone(), namespace);
-            until("there are ServiceAccounts", LIMIT, async || {
+            let accounts: Api<ServiceAccount> = Api::namespaced(api.client.clone(), namespace);
+            eventually("there are ServiceAccounts", async || {
                 Ok(accounts.get_opt("default").await?)
             })
-            .await
-            .unwrap();
+            .await;
         }
         let mut this = Self {
-            hand,
+            api,
             machines: Vec::new(),
             site,
             helm,
@@ -115,11 +114,10 @@ impl Cluster {
     pub async fn one_more(&self) -> Machine {
         let machine = self.site.machine(MachineOptions::default()).await;
         let machine = machine.unwrap();
-        until("the machine is a Node", LIMIT, async || {
-            Ok(self.hand.nodes.get_opt(machine.name()).await?)
+        eventually("the machine is a Node", async || {
+            Ok(self.api.nodes.get_opt(machine.name()).await?)
         })
-        .await
-        .unwrap();
+        .await;
         machine
     }
 
@@ -136,8 +134,8 @@ impl Cluster {
     /// message.
     pub async fn ready(&self, node: &str, ready: bool) -> String {
         let what = format!("node {node} is ready: {ready}");
-        until(&what, LIMIT, async || {
-            let node = self.hand.nodes.get(node).await?;
+        eventually(&what, async || {
+            let node = self.api.nodes.get(node).await?;
             let conditions = node.status.and_then(|it| it.conditions).unwrap_or_default();
             let condition = conditions.into_iter().find(|it| it.type_ == "Ready");
             let condition = condition.context("no condition")?;
@@ -145,12 +143,11 @@ impl Cluster {
             Ok(Some(condition.message.unwrap_or_default()))
         })
         .await
-        .unwrap()
     }
 
     /// Returns how many controllers the Deployment wants, has, and has ready.
     pub async fn controllers(&self) -> [i32; 3] {
-        let all: Api<Deployment> = Api::namespaced(self.hand.client.clone(), "kube-system");
+        let all: Api<Deployment> = Api::namespaced(self.api.client.clone(), "kube-system");
         let one = all.get("cadastre-controller").await.unwrap();
         let status = one.status.unwrap_or_default();
         let wanted = one.spec.and_then(|it| it.replicas);
@@ -159,7 +156,7 @@ impl Cluster {
 
     /// Returns the arguments of the agent's container in the DaemonSet, separated by spaces.
     pub async fn agent_args(&self) -> String {
-        let sets: Api<DaemonSet> = Api::namespaced(self.hand.client.clone(), "kube-system");
+        let sets: Api<DaemonSet> = Api::namespaced(self.api.client.clone(), "kube-system");
         let set = sets.get("cadastre-agent").await.unwrap();
         let spec = set.spec.unwrap().template.spec.unwrap();
         spec.containers[0]
@@ -183,29 +180,27 @@ impl Cluster {
 
     /// Waits until no pod of the helm release is left.
     pub async fn no_agents(&self) {
-        let pods: Api<Pod> = Api::namespaced(self.hand.client.clone(), "kube-system");
+        let pods: Api<Pod> = Api::namespaced(self.api.client.clone(), "kube-system");
         let params = ListParams::default().labels("app.kubernetes.io/name=cadastre");
-        until("the pods of the release are gone", LIMIT, async || {
+        eventually("the pods of the release are gone", async || {
             let left = pods.list(&params).await?.items.len();
             ensure!(left == 0, "{left} are left");
             Ok(Some(()))
         })
-        .await
-        .unwrap();
+        .await;
     }
 
     /// Waits until the NodeSubnets' statuses report `count` addresses in use in total.
-    pub async fn told(&self, count: usize) {
-        let what = format!("the agents tell of {count} addresses");
-        until(&what, LIMIT, async || {
-            let subnets = self.hand.subnets.list(&ListParams::default()).await?;
+    pub async fn reports(&self, count: usize) {
+        let what = format!("the agents report {count} addresses");
+        eventually(&what, async || {
+            let subnets = self.api.subnets.list(&ListParams::default()).await?;
             let told = subnets.items.into_iter().filter_map(|it| it.status);
             let told: i64 = told.flat_map(|it| it.blocks).map(|it| it.used).sum();
             ensure!(usize::try_from(told)? == count, "{told}");
             Ok(Some(()))
         })
-        .await
-        .unwrap();
+        .await;
     }
 
     /// Prints the state of the cluster after a failure, and keeps the cluster's files.

@@ -3,20 +3,20 @@
 use anyhow::{Result, ensure};
 use cadastre_api::{IPAMBlockSpec, OwnerKind};
 use cadastre_core::Cidr;
-use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 
-use crate::cluster::{Cluster, LIMIT};
+use crate::cluster::Cluster;
 use crate::docs::POOL;
+use crate::eventually;
 use crate::say;
 use crate::watching::{Watch, ranges};
 use crate::workload::{self, Group, Running};
 
 /// A third node joins, runs pods, and is lost for good. Returns the node's blocks, which are quarantined by then.
 pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
-    let hand = &cluster.hand;
+    let api = &cluster.api;
     say("a third node joins and has pods");
     let mut machine = cluster.one_more().await;
     let node = machine.name().to_owned();
@@ -26,33 +26,33 @@ pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
         pool: POOL,
         node: &node,
     };
-    workload::create_in(hand, group, 2).await;
-    let lost = workload::within(hand, "lost", 2, &ranges()).await;
+    workload::create_in(api, group, 2).await;
+    let lost = workload::within(api, "lost", 2, &ranges()).await;
     watch
         .fires("CadastreAgentDown", ("node", &node), false)
         .await;
 
     say("its machine dies, and its Node is deleted");
     machine.power_off().await.unwrap();
-    hand.delete_node(&node).await.unwrap();
+    api.delete_node(&node).await.unwrap();
     // Deletes the node's pods at once, as an administrator would; the control plane would take a minute.
     let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let pods: Api<Pod> = Api::all(hand.client.clone());
+    let pods: Api<Pod> = Api::all(api.client.clone());
     for pod in pods.list(&of_node).await.unwrap() {
         let (name, namespace) = (pod.metadata.name.unwrap(), pod.metadata.namespace.unwrap());
-        let of_namespace: Api<Pod> = Api::namespaced(hand.client.clone(), &namespace);
+        let of_namespace: Api<Pod> = Api::namespaced(api.client.clone(), &namespace);
         let at_once = DeleteParams::default().grace_period(0);
         let _ = of_namespace.delete(&name, &at_once).await;
     }
-    let rest = until("the blocks of the dead node rest", LIMIT, async || {
+    let rest = eventually("the blocks of the dead node rest", async || {
         let theirs = blocks(cluster, |it| it.owner.name == node).await?;
         ensure!(!theirs.is_empty(), "it has none");
         let rest = theirs.iter().all(is_resting);
         ensure!(rest, "{theirs:?}");
         let cidrs = theirs.iter().map(|it| Cidr::parse_strict(&it.cidr));
         Ok(Some(cidrs.collect::<Result<Vec<_>, _>>()?))
-    });
-    let rest = rest.await.unwrap();
+    })
+    .await;
     assert!(lost.iter().all(|it| it.is_in(&rest)), "{lost:?} {rest:?}");
     watch
         .fires("CadastreAgentDown", ("node", &node), true)
@@ -68,8 +68,8 @@ pub async fn nothing_of_it_is_given(cluster: &Cluster, rest: &[Cidr]) -> Vec<Run
         pool: POOL,
         ..Group::default()
     };
-    workload::create_in(&cluster.hand, group, 4).await;
-    let later = workload::within(&cluster.hand, group.name, 4, &ranges()).await;
+    workload::create_in(&cluster.api, group, 4).await;
+    let later = workload::within(&cluster.api, group.name, 4, &ranges()).await;
     let given = later.iter().filter(|it| it.is_in(rest));
     assert_eq!(given.count(), 0, "{later:?} {rest:?}");
     let left = blocks(cluster, |it| is_resting(it) && it.pool == POOL).await;
@@ -79,14 +79,13 @@ pub async fn nothing_of_it_is_given(cluster: &Cluster, rest: &[Cidr]) -> Vec<Run
 
 /// Waits until the quarantine is over and the quarantined blocks are deleted.
 pub async fn is_over(cluster: &Cluster, rest: &[Cidr]) {
-    until("what rested is free", LIMIT, async || {
+    eventually("what rested is free", async || {
         let of_it = |it: &IPAMBlockSpec| rest.iter().any(|cidr| cidr.to_string() == it.cidr);
         let left = blocks(cluster, |it| of_it(it) && is_resting(it)).await?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 fn is_resting(block: &IPAMBlockSpec) -> bool {
@@ -97,7 +96,7 @@ async fn blocks(
     cluster: &Cluster,
     are: impl Fn(&IPAMBlockSpec) -> bool,
 ) -> Result<Vec<IPAMBlockSpec>> {
-    let all = cluster.hand.blocks.list(&ListParams::default()).await?;
+    let all = cluster.api.blocks.list(&ListParams::default()).await?;
     let all = all.items.into_iter().map(|it| it.spec);
     Ok(all.filter(are).collect())
 }

@@ -24,6 +24,7 @@ mod workload;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::Result;
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet, UnknownPods};
 use cadastre_e2e::helm::Helm;
 use cadastre_e2e::wait::until;
@@ -44,13 +45,13 @@ fn main() -> ExitCode {
         eprintln!("the installation on real nodes is not tested: {reason}");
     }
     let many = || {
-        told(2, |helm| helm, &async |cluster: &Cluster| {
+        run(2, |helm| helm, &async |cluster: &Cluster| {
             story(cluster).await;
         });
         Ok(())
     };
     let one = || {
-        told(1, Helm::three, &async |cluster: &Cluster| {
+        run(1, Helm::three, &async |cluster: &Cluster| {
             one_node(cluster).await;
         });
         Ok(())
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the test `story` on a new cluster; if it fails, prints the cluster's state.
-fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
+fn run(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
     let runtime = Arc::new(Runtime::new().unwrap());
     runtime.block_on(async {
         tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
@@ -78,9 +79,9 @@ fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster))
             .unwrap()
             .unwrap();
         let cluster = Cluster::start(machines, helm).await;
-        let told = std::panic::AssertUnwindSafe(story(&cluster));
-        let told = futures::FutureExt::catch_unwind(told).await;
-        if let Err(panic) = told {
+        let outcome = std::panic::AssertUnwindSafe(story(&cluster));
+        let outcome = futures::FutureExt::catch_unwind(outcome).await;
+        if let Err(panic) = outcome {
             cluster.explain().await;
             std::panic::resume_unwind(panic);
         }
@@ -121,6 +122,11 @@ async fn one_node(cluster: &Cluster) {
     assert!(tested.contains("Phase:          Succeeded"), "{tested}");
 }
 
+/// Waits until `look` returns a value; panics after [`LIMIT`].
+async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> T {
+    until(what, LIMIT, look).await.unwrap()
+}
+
 fn say(text: &str) {
     eprintln!("install: {text}");
 }
@@ -130,10 +136,10 @@ async fn story(cluster: &Cluster) {
         .await
         .unwrap()
         .unwrap();
-    let hand = &cluster.hand;
+    let api = &cluster.api;
     for node in cluster.nodes() {
-        let told = cluster.ready(&node, false).await;
-        assert!(told.contains("cni"), "{told}");
+        let message = cluster.ready(&node, false).await;
+        assert!(message.contains("cni"), "{message}");
     }
 
     say("helm install on nodes that are not ready");
@@ -145,8 +151,8 @@ async fn story(cluster: &Cluster) {
     for node in cluster.nodes() {
         cluster.ready(&node, true).await;
     }
-    workload::create(hand, "first", 8).await;
-    let first = workload::running(hand, "first", 8, RANGE).await;
+    workload::create(api, "first", 8).await;
+    let first = workload::running(api, "first", 8, RANGE).await;
     let on: std::collections::BTreeSet<&String> = first.iter().map(|it| &it.node).collect();
     assert_eq!(on.len(), 2, "both nodes have pods: {first:?}");
 
@@ -162,7 +168,7 @@ async fn story(cluster: &Cluster) {
     let later = death::nothing_of_it_is_given(cluster, &lost).await;
 
     say("helm upgrade while pods come, and the dead node's addresses rest");
-    let come = workload::coming(hand, "during", RANGE);
+    let come = workload::coming(api, "during", RANGE);
     cluster.apply_crds().await;
     let change = ["--set", "log.level=debug"];
     let upgrade = cluster.helm("upgrade.md", "helm upgrade", &change);
@@ -175,13 +181,13 @@ async fn story(cluster: &Cluster) {
     // While an agent is replaced, pods wait for a few seconds. On a busy host they may take much longer, so the limit
     // is generous.
     assert!(!during.is_empty() && seconds < 120.0, "{seconds}");
-    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
+    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
     assert!(cluster.agent_args().await.contains("--log-level=debug"));
 
     say("helm rollback");
     cluster.helm("upgrade.md", "helm rollback", &[]).await;
     assert!(cluster.agent_args().await.contains("--log-level=info"));
-    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
+    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
 
     death::is_over(cluster, &lost).await;
 
@@ -189,7 +195,7 @@ async fn story(cluster: &Cluster) {
     let serve = "kubectl patch ippools.cadastre.dev default --type=merge";
     cluster.kubectl("upgrade.md", serve).await;
     for node in cluster.nodes() {
-        hand.subnet_until(&node, "pods that nobody knows are served", |it| {
+        api.subnet_until(&node, "pods that nobody knows are served", |it| {
             let mut pools = it.spec.pools.iter();
             pools.any(|it| it.terms.unknown_pods == UnknownPods::Serve)
         })
@@ -198,9 +204,9 @@ async fn story(cluster: &Cluster) {
     }
     cluster.helm("upgrade.md", "helm uninstall", &[]).await;
     cluster.no_agents().await;
-    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
-    workload::create(hand, "alone", 4).await;
-    let alone = workload::running(hand, "alone", 4, RANGE).await;
+    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
+    workload::create(api, "alone", 4).await;
+    let alone = workload::running(api, "alone", 4, RANGE).await;
     workload::assert_unique(&[&first, &small, &later, &during, &alone]);
     for node in cluster.nodes() {
         cluster.ready(&node, true).await;
@@ -211,15 +217,15 @@ async fn story(cluster: &Cluster) {
     say("a new installation takes all of it over");
     install().await;
     let all = [&first, &small, &later, &during, &alone];
-    cluster.told(all.iter().map(|it| it.len()).sum()).await;
-    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
-    workload::create(hand, "again", 2).await;
-    let again = workload::running(hand, "again", 2, RANGE).await;
+    cluster.reports(all.iter().map(|it| it.len()).sum()).await;
+    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
+    workload::create(api, "again", 2).await;
+    let again = workload::running(api, "again", 2, RANGE).await;
     workload::assert_unique(&[&first, &small, &later, &during, &alone, &again]);
 
     say("removed for good");
     for group in ["first", "small", "later", "during", "alone", "again"] {
-        workload::delete(hand, group).await;
+        workload::delete(api, group).await;
     }
     let last = "helm upgrade cadastre charts/cadastre --namespace kube-system --reset-then-reuse-values --wait  ";
     cluster.helm("upgrade.md", last, &[]).await;
@@ -227,12 +233,11 @@ async fn story(cluster: &Cluster) {
         .kubectl("upgrade.md", "kubectl delete ippools.cadastre.dev")
         .await;
     cluster.helm("upgrade.md", "helm uninstall", &[]).await;
-    until("no block is left", LIMIT, async || {
+    eventually("no block is left", async || {
         anyhow::ensure!(count::<IPAMBlock>(cluster).await == 0);
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
     cluster.kubectl("upgrade.md", "kubectl delete crd").await;
     for node in cluster.nodes() {
         cluster.ready(&node, false).await;
@@ -254,6 +259,6 @@ where
         + serde::de::DeserializeOwned
         + std::fmt::Debug,
 {
-    let api: Api<K> = Api::all(cluster.hand.client.clone());
+    let api: Api<K> = Api::all(cluster.api.client.clone());
     api.list(&ListParams::default()).await.unwrap().items.len()
 }

@@ -5,12 +5,12 @@ use anyhow::ensure;
 use cadastre_core::Cidr;
 use cadastre_e2e::node::Fabric;
 use cadastre_e2e::prometheus::{Prometheus, impatient};
-use cadastre_e2e::wait::until;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cluster::{Cluster, LIMIT};
+use crate::cluster::Cluster;
 use crate::docs::POOL;
+use crate::eventually;
 use crate::say;
 use crate::workload::{self, Group, Running};
 
@@ -62,14 +62,13 @@ impl Watch {
     /// Waits until the alert with this label fires, or does not fire if `fires` is false.
     pub async fn fires(&self, alert: &str, (label, value): (&str, &str), fires: bool) {
         let what = format!("{alert} of {label} {value} fires: {fires}");
-        until(&what, LIMIT, async || {
+        eventually(&what, async || {
             let all = self.server.firing().await?;
             let is = |it: &Value| it["alertname"] == alert && it[label] == value;
             ensure!(all.iter().any(is) == fires, "{all:?}");
             Ok(Some(()))
         })
-        .await
-        .unwrap();
+        .await;
     }
 }
 
@@ -77,7 +76,7 @@ impl Watch {
 pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     say("kubectl cadastre show and check");
     // Agents publish changes that are not urgent within half a minute, so the test waits for that first.
-    cluster.told(running.len()).await;
+    cluster.reports(running.len()).await;
     let (code, said) = cluster.plugin("kubectl.md", "kubectl cadastre check").await;
     assert_eq!(code, 0, "{said}");
     let (code, said) = cluster
@@ -92,7 +91,7 @@ pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
 /// A pool is exhausted, and an alert that names it fires. The runbook's command resolves the alert. Returns the pool's
 /// pods.
 pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
-    let hand = &cluster.hand;
+    let api = &cluster.api;
     let page = "runbooks/CadastrePoolExhausted.md";
     let alert = "CadastrePoolExhausted";
     say("a small pool runs out, and an alert fires");
@@ -113,7 +112,7 @@ pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
         pool: POOL,
         ..Group::default()
     };
-    workload::create_in(hand, group, 12).await;
+    workload::create_in(api, group, 12).await;
     watch.fires(alert, ("pool", POOL), true).await;
     watch
         .fires("CadastrePoolNearlyExhausted", ("pool", POOL), true)
@@ -127,14 +126,14 @@ pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
         let (code, said) = cluster.plugin(page, start).await;
         assert!(code == 0 && said.contains(word), "{said}");
     }
-    let running = workload::count(hand, group.name).await.unwrap();
+    let running = workload::count(api, group.name).await.unwrap();
     assert!(running <= 10, "{running} of ten addresses");
 
     say("it is given more: who waited runs, and the alert ends");
     cluster
         .kubectl(page, "kubectl patch ippools.cadastre.dev POOL")
         .await;
-    let all = workload::within(hand, group.name, 12, &ranges()).await;
+    let all = workload::within(api, group.name, 12, &ranges()).await;
     watch.fires(alert, ("pool", POOL), false).await;
     watch
         .fires("CadastrePoolNearlyExhausted", ("pool", POOL), false)

@@ -1,31 +1,21 @@
 //! Creates pods that get addresses of a pool, waits for them, and deletes them.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use cadastre_api::POOLS_ANNOTATION;
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
-use cadastre_e2e::node::IMAGE;
-use cadastre_e2e::wait::until;
+pub use cadastre_e2e::node::pods::Running;
+use cadastre_e2e::node::pods::list;
+use cadastre_e2e::node::{IMAGE, pods};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::PostParams;
 use serde_json::json;
 use tokio::sync::watch;
 
 use crate::cluster::LIMIT;
-
-/// A running pod, with the properties that must not change while it runs.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Running {
-    pub node: String,
-    uid: String,
-    container: String,
-    pub address: IpAddr,
-}
+use crate::eventually;
 
 /// Pods `GROUP-N` with common properties.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,21 +28,21 @@ pub struct Group<'a> {
 }
 
 /// Creates the pods of a group; any pool and any node will do.
-pub async fn create(hand: &Fixtures, group: &str, count: usize) {
+pub async fn create(api: &Fixtures, group: &str, count: usize) {
     let group = Group {
         name: group,
         ..Group::default()
     };
-    create_in(hand, group, count).await;
+    create_in(api, group, count).await;
 }
 
-pub async fn create_in(hand: &Fixtures, group: Group<'_>, count: usize) {
+pub async fn create_in(api: &Fixtures, group: Group<'_>, count: usize) {
     for n in 0..count {
-        create_one(hand, group, n).await;
+        create_one(api, group, n).await;
     }
 }
 
-async fn create_one(hand: &Fixtures, group: Group<'_>, n: usize) {
+async fn create_one(api: &Fixtures, group: Group<'_>, n: usize) {
     let annotations = (!group.pool.is_empty()).then(|| json!({POOLS_ANNOTATION: group.pool}));
     let selector = (!group.node.is_empty()).then(|| json!({"kubernetes.io/hostname": group.node}));
     let group = group.name;
@@ -72,28 +62,20 @@ async fn create_one(hand: &Fixtures, group: Group<'_>, n: usize) {
         },
     }))
     .unwrap();
-    hand.pods
-        .create(&PostParams::default(), &pod)
-        .await
-        .unwrap();
-}
-
-async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    Ok(hand.pods.list(&params).await?.items)
+    api.pods.create(&PostParams::default(), &pod).await.unwrap();
 }
 
 /// Waits until `count` pods of a group run, each with an address in `range`. Returns them sorted.
-pub async fn running(hand: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
-    within(hand, group, count, &[Cidr::parse_strict(range).unwrap()]).await
+pub async fn running(api: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
+    within(api, group, count, &[Cidr::parse_strict(range).unwrap()]).await
 }
 
 /// Like [`running`], but each address may lie in any of `ranges`.
-pub async fn within(hand: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
+pub async fn within(api: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
-    until(&what, LIMIT, async || {
-        let all = list(hand, group).await?;
-        let mut running: Vec<Running> = all.iter().filter_map(as_running).collect();
+    eventually(&what, async || {
+        let all = list(api, group).await?;
+        let mut running: Vec<Running> = all.iter().filter_map(Running::of).collect();
         ensure!(running.len() == count, "{} run", running.len());
         let inside = running.iter().all(|it| it.is_in(ranges));
         ensure!(inside, "not all in {ranges:?}: {running:?}");
@@ -101,46 +83,22 @@ pub async fn within(hand: &Fixtures, group: &str, count: usize, ranges: &[Cidr])
         Ok(Some(running))
     })
     .await
-    .unwrap()
 }
 
-impl Running {
-    /// Returns whether the pod's address lies in one of the ranges.
-    pub fn is_in(&self, ranges: &[Cidr]) -> bool {
-        ranges
-            .iter()
-            .any(|it| it.contains_addr(self.address.into()))
-    }
-}
-
-pub async fn count(hand: &Fixtures, group: &str) -> Result<usize> {
-    let all = list(hand, group).await?;
-    Ok(all.iter().filter_map(as_running).count())
-}
-
-fn as_running(pod: &Pod) -> Option<Running> {
-    let status = pod.status.as_ref()?;
-    let container = status.container_statuses.as_ref()?.first()?;
-    if !container.ready || pod.metadata.deletion_timestamp.is_some() {
-        return None;
-    }
-    Some(Running {
-        node: pod.spec.as_ref()?.node_name.clone()?,
-        uid: pod.uid()?,
-        container: container.container_id.clone()?,
-        address: status.pod_ip.as_ref()?.parse().ok()?,
-    })
+pub async fn count(api: &Fixtures, group: &str) -> Result<usize> {
+    let all = list(api, group).await?;
+    Ok(all.iter().filter_map(Running::of).count())
 }
 
 /// Settings for creating pods one after the other while something else happens.
 pub struct Coming<'a> {
-    hand: &'a Fixtures,
+    api: &'a Fixtures,
     group: &'a str,
     range: &'a str,
 }
 
-pub fn coming<'a>(hand: &'a Fixtures, group: &'a str, range: &'a str) -> Coming<'a> {
-    Coming { hand, group, range }
+pub fn coming<'a>(api: &'a Fixtures, group: &'a str, range: &'a str) -> Coming<'a> {
+    Coming { api, group, range }
 }
 
 impl Coming<'_> {
@@ -159,8 +117,8 @@ impl Coming<'_> {
                     name: self.group,
                     ..Group::default()
                 };
-                create_one(self.hand, group, pods.len()).await;
-                pods = running(self.hand, self.group, pods.len() + 1, self.range).await;
+                create_one(self.api, group, pods.len()).await;
+                pods = running(self.api, self.group, pods.len() + 1, self.range).await;
                 slowest = slowest.max(start.elapsed());
             }
             (pods, slowest)
@@ -176,29 +134,10 @@ impl Coming<'_> {
 
 /// Asserts that no two pods have the same address.
 pub fn assert_unique(groups: &[&Vec<Running>]) {
-    let all: Vec<IpAddr> = groups
-        .iter()
-        .flat_map(|it| it.iter())
-        .map(|it| it.address)
-        .collect();
-    let different: BTreeSet<IpAddr> = all.iter().copied().collect();
-    assert_eq!(different.len(), all.len(), "an address twice: {groups:?}");
+    pods::assert_unique(groups.iter().copied().flatten());
 }
 
 /// Deletes the pods of a group and waits until they are gone.
-pub async fn delete(hand: &Fixtures, group: &str) {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    let softly = DeleteParams::default();
-    hand.pods.delete_collection(&softly, &params).await.unwrap();
-    until(
-        &format!("the pods of {group} are gone"),
-        LIMIT,
-        async || {
-            let left = list(hand, group).await?;
-            ensure!(left.is_empty(), "{} are left", left.len());
-            Ok(Some(()))
-        },
-    )
-    .await
-    .unwrap();
+pub async fn delete(api: &Fixtures, group: &str) {
+    pods::delete_all(api, group, LIMIT).await.unwrap();
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use cadastre_api::{FINALIZER, IPAMBlock, IPPool};
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Options, crds, nodes};
 use http::Method;
 use k8s_openapi::api::core::v1::Node;
@@ -13,7 +12,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::LIMIT;
+use crate::eventually;
 use crate::page::Page;
 
 const NODES: u32 = 200;
@@ -136,12 +135,11 @@ async fn filled() -> ControlPlane {
     pool.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     // Right after a CRD is established, the API server may still reject objects of that kind, so the creation is
     // retried.
-    until("the pool is created", LIMIT, async || {
+    eventually("the pool is created", async || {
         let pools = Api::<IPPool>::all(client.clone());
         Ok(Some(pools.create(&PostParams::default(), &pool).await?))
     })
-    .await
-    .unwrap();
+    .await;
     let endpoint = cluster.endpoint().unwrap();
     let send = async |calls| endpoint.send_all(nodes::CONNECTIONS, calls).await.unwrap();
     nodes::create(&cluster, NODES, nodes::numbered)

@@ -19,11 +19,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Result;
 use cadastre_e2e::browser;
+use cadastre_e2e::wait::until;
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 
 const LIMIT: Duration = Duration::from_secs(180);
+
+/// Waits until `look` returns a value; panics after [`LIMIT`].
+async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> T {
+    until(what, LIMIT, look).await.unwrap()
+}
 
 type Test = fn(&Runtime);
 

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::process::{self, Process};
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{Browser, ControlPlane, daemon};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::LIMIT;
+use crate::eventually;
 
 pub(crate) struct Page {
     pub browser: Browser,
@@ -31,14 +30,14 @@ impl Page {
             .env("KUBECONFIG", cluster.kubeconfig(ADMIN).unwrap());
         let log = folder.path().join("plugin.log");
         let mut plugin = Process::spawn("kubectl-cadastre", command, &log).unwrap();
-        let url = until("the page is served", LIMIT, async || {
+        let url = eventually("the page is served", async || {
             plugin.check_running()?;
             let said = std::fs::read_to_string(&log)?;
             let mut lines = said.split_inclusive('\n');
             let url = lines.find(|it| it.starts_with("http://127.0.0.1:") && it.ends_with('\n'));
             Ok(url.map(|it| it.trim().to_owned()))
-        });
-        let url = url.await.unwrap();
+        })
+        .await;
         let mut browser = Browser::start(folder.path(), 1440, 1000).await.unwrap();
         browser.open(&url).await.unwrap();
         let mut page = Self {

@@ -12,38 +12,52 @@ const PODS: usize = 60;
 const WAVE: usize = 40;
 const WAVES: usize = 5;
 
-pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "many");
-    let mut spec = machines::both("10.30.0.0/16", "fd00:30::/48");
-    // The blocks are small, so that each node gets several, one after the other.
+pub(crate) async fn sixty_pods_on_two_nodes(stage: &Stage) {
+    let (api, group) = (&stage.api, "many");
+    let two = two_machines(stage, group, "10.30.0.0/16", "fd00:30::/48").await;
+    pods::create_many(api, group, group, 0..PODS, None).await;
+    let all = pods::running(api, group, PODS).await;
+    assert_good(stage, &two, &all).await;
+    end(stage, group, &two).await;
+}
+
+/// Each wave of pods is created while the wave before is deleted.
+pub(crate) async fn two_hundred_pods_come_and_go_on_two_nodes(stage: &Stage) {
+    let (api, group) = (&stage.api, "waves");
+    let two = two_machines(stage, group, "10.42.0.0/16", "fd00:42::/48").await;
+    for wave in 0..WAVES {
+        let prefix = format!("{group}-{wave}");
+        pods::create_many(api, group, &prefix, 0..WAVE, None).await;
+        if let Some(before) = wave.checked_sub(1) {
+            pods::delete_many(api, &format!("{group}-{before}"), 0..WAVE).await;
+        }
+        let all = pods::running_of(api, group, &prefix, WAVE).await;
+        pods::assert_unique(&all);
+    }
+    end(stage, group, &two).await;
+}
+
+/// Creates a pool of small blocks, so that each node gets several, one after the other. Starts two machines.
+async fn two_machines(stage: &Stage, group: &str, v4: &str, v6: &str) -> [Machine; 2] {
+    let mut spec = machines::both(v4, v6);
     spec["ipv4"]["blockSize"] = json!(28);
     spec["ipv6"]["blockSize"] = json!(124);
-    hand.block_pool(group, spec).await.unwrap();
+    stage.api.block_pool(group, spec).await.unwrap();
     let two = [
         stage.machine(group, machines::ptp()).await,
         stage.machine(group, machines::ptp()).await,
     ];
     for machine in &two {
-        pods::ready(hand, machine.name(), true).await;
+        pods::ready(&stage.api, machine.name(), true).await;
     }
-    pods::create_many(hand, group, group, 0..PODS, None).await;
-    let all = pods::running(hand, group, PODS).await;
-    assert_good(stage, &two, &all).await;
-    pods::delete_all(hand, group).await;
+    two
+}
 
-    // Each wave of pods is created while the wave before is deleted.
-    for wave in 0..WAVES {
-        let prefix = format!("{group}-wave-{wave}");
-        pods::create_many(hand, group, &prefix, 0..WAVE, None).await;
-        if let Some(before) = wave.checked_sub(1) {
-            pods::delete_many(hand, &format!("{group}-wave-{before}"), 0..WAVE).await;
-        }
-        let all = pods::running_of(hand, group, &prefix, WAVE).await;
-        pods::assert_unique(&all);
-    }
-    pods::delete_all(hand, group).await;
-    for machine in &two {
-        machines::told(hand, machine.name(), &[]).await;
+/// Deletes the pods of a group, and waits until the machines' agents report no address.
+async fn end(stage: &Stage, group: &str, machines: &[Machine]) {
+    pods::delete_all(&stage.api, group).await;
+    for machine in machines {
+        machines::reports(&stage.api, machine.name(), &[]).await;
     }
 }
 
@@ -60,7 +74,7 @@ async fn assert_good(stage: &Stage, two: &[Machine; 2], all: &[Running]) {
         assert!(own.len() >= 10, "{} on {}", own.len(), machine.name());
         pods::assert_within(&own, &ranges);
         assert!(own.iter().all(|it| it.addresses.len() == 2), "{own:?}");
-        machines::told(&stage.hand, machine.name(), all).await;
+        machines::reports(&stage.api, machine.name(), all).await;
         samples.push(own[0].clone());
     }
     pods::assert_reaches(&two[0], &samples[0], &samples[1]).await;
@@ -68,9 +82,9 @@ async fn assert_good(stage: &Stage, two: &[Machine; 2], all: &[Running]) {
 }
 
 pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "cidrs");
+    let (api, group) = (&stage.api, "cidrs");
     let spec = machines::both("10.31.0.0/16", "fd00:31::/48");
-    hand.pool(group, spec).await.unwrap();
+    api.pool(group, spec).await.unwrap();
     // `isDefaultGateway` would add default routes, but the pool has default routes already, and there can be only one
     // of each family.
     let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true});
@@ -80,30 +94,27 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     ];
     for machine in &two {
         let name = machine.name();
-        pods::ready(hand, name, true).await;
+        pods::ready(api, name, true).await;
         assert_eq!(
-            pods::pod_cidrs(hand, name, 2).await,
-            machines::ranges(hand, name).await
+            pods::pod_cidrs(api, name, 2).await,
+            machines::ranges(api, name).await
         );
-        pods::create_many(hand, group, &format!("{group}-{name}"), 0..10, Some(name)).await;
+        pods::create_many(api, group, &format!("{group}-{name}"), 0..10, Some(name)).await;
     }
-    let all = pods::running(hand, group, 20).await;
+    let all = pods::running(api, group, 20).await;
     assert_good(stage, &two, &all).await;
-    pods::delete_all(hand, group).await;
-    for machine in &two {
-        machines::told(hand, machine.name(), &[]).await;
-    }
+    end(stage, group, &two).await;
 }
 
 /// Pods on the machines' own network: they have no routes, and all have the pool's prefix length.
 pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "flat");
+    let (api, group) = (&stage.api, "flat");
     let spec = json!({
         "ipv4": {"cidrs": ["10.39.0.0/24"], "blockSize": 28, "gateway": "None"},
         "ipv6": {"cidrs": ["fd00:39::/112"], "blockSize": 124, "gateway": "None"},
         "addressPrefix": "Pool", "cooldownSeconds": 1,
     });
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let macvlan = json!({"type": "macvlan", "master": "eth0", "mode": "bridge"});
     let two = [
         stage.machine(group, machines::side(&macvlan)).await,
@@ -111,10 +122,10 @@ pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage)
     ];
     for machine in &two {
         let name = machine.name();
-        pods::ready(hand, name, true).await;
-        pods::create_many(hand, group, &format!("{group}-{name}"), 0..2, Some(name)).await;
+        pods::ready(api, name, true).await;
+        pods::create_many(api, group, &format!("{group}-{name}"), 0..2, Some(name)).await;
     }
-    let all = pods::running(hand, group, 4).await;
+    let all = pods::running(api, group, 4).await;
     pods::assert_unique(&all);
     let on = |machine: &Machine| {
         let mut own = all.iter().filter(|it| it.node == machine.name());
@@ -123,7 +134,7 @@ pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage)
     for machine in &two {
         let name = machine.name();
         let own = all.iter().filter(|it| it.node == name);
-        pods::assert_within(own, &machines::ranges(hand, name).await);
+        pods::assert_within(own, &machines::ranges(api, name).await);
     }
     pods::assert_reaches(&two[0], &on(&two[0]), &on(&two[1])).await;
     pods::assert_reaches(&two[1], &on(&two[1]), &on(&two[0])).await;
@@ -134,8 +145,5 @@ pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage)
         shown.contains("/24 "),
         "not the prefix of the pool: {shown}"
     );
-    pods::delete_all(hand, group).await;
-    for machine in &two {
-        machines::told(hand, machine.name(), &[]).await;
-    }
+    end(stage, group, &two).await;
 }

@@ -13,11 +13,11 @@ use crate::{Stage, machines};
 pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_over(
     stage: &Stage,
 ) {
-    let (hand, group) = (&stage.hand, "turns");
+    let (api, group) = (&stage.api, "turns");
     let spec = json!({
         "ipv4": {"cidrs": ["10.21.0.0/16"]}, "ipv6": {"cidrs": ["fd00:21::/48"]},
     });
-    hand.pool(group, spec).await.unwrap();
+    api.pool(group, spec).await.unwrap();
     let (mut machine, ranges) = machine(stage, group).await;
     let theirs = NodeSide::host_local(&ranges);
     let mut ours = theirs.clone();
@@ -27,13 +27,13 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
     let plugin = cadastre_e2e::assets::Program::HostLocal;
     let plugin = cadastre_e2e::assets::find(plugin).unwrap();
     back.plugins.push(("host-local".to_owned(), plugin));
-    pods::ready(hand, machine.name(), true).await;
+    pods::ready(api, machine.name(), true).await;
     for (n, side) in [ours, back, theirs].into_iter().enumerate() {
         for i in 0..3 {
             let name = format!("{group}-{n}-{i}");
-            pods::create(hand, group, &name, Some(machine.name())).await;
+            pods::create(api, group, &name, Some(machine.name())).await;
         }
-        let all = pods::running(hand, group, 3 * (n + 1)).await;
+        let all = pods::running(api, group, 3 * (n + 1)).await;
         pods::assert_unique(&all);
         pods::assert_within(&all, &ranges);
         assert_eq!(
@@ -45,27 +45,27 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
         machine.set_side(side).await.unwrap();
     }
     // By now host-local is installed again. It must release the addresses that cadastre-ipam assigned.
-    pods::delete_many(hand, &format!("{group}-1"), 0..3).await;
-    let left = pods::running(hand, group, 6).await;
+    pods::delete_many(api, &format!("{group}-1"), 0..3).await;
+    let left = pods::running(api, group, 6).await;
     assert_eq!(files(&machine).len(), 2 * left.len());
 
     let bridge = json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true});
     machine.set_side(machines::side(&bridge)).await.unwrap();
-    machines::told(hand, machine.name(), &left).await;
+    machines::reports(api, machine.name(), &left).await;
     pods::create_many(
-        hand,
+        api,
         group,
         &format!("{group}-3"),
         0..3,
         Some(machine.name()),
     )
     .await;
-    let all = pods::running(hand, group, 9).await;
+    let all = pods::running(api, group, 9).await;
     pods::assert_unique(&all);
     pods::assert_within(&all, &ranges);
-    machines::told(hand, machine.name(), &all).await;
-    pods::delete_all(hand, group).await;
-    machines::told(hand, machine.name(), &[]).await;
+    machines::reports(api, machine.name(), &all).await;
+    pods::delete_all(api, group).await;
+    machines::reports(api, machine.name(), &[]).await;
 }
 
 /// Returns the names of the files in host-local's folder, which are the addresses in use.
@@ -81,30 +81,30 @@ fn files(machine: &Machine) -> Vec<String> {
 pub(crate) async fn pods_of_two_nodes_reach_each_other_and_come_back_after_a_power_cut(
     stage: &Stage,
 ) {
-    let (hand, group) = (&stage.hand, "bridge");
+    let (api, group) = (&stage.api, "bridge");
     let spec = json!({
         "ipv4": {"cidrs": ["10.20.0.0/16"]}, "ipv6": {"cidrs": ["fd00:20::/48"]},
     });
-    hand.pool(group, spec).await.unwrap();
+    api.pool(group, spec).await.unwrap();
     let (mut one, its) = machine(stage, group).await;
     let (other, others) = machine(stage, group).await;
-    let boot = machines::boot_id(&pods::ready(hand, one.name(), true).await);
-    pods::ready(hand, other.name(), true).await;
+    let boot = machines::boot_id(&pods::ready(api, one.name(), true).await);
+    pods::ready(api, other.name(), true).await;
     for (n, machine) in (0..8).map(|n| (n, if n % 2 == 0 { &one } else { &other })) {
         let name = format!("{group}-{n}");
-        pods::create(hand, group, &name, Some(machine.name())).await;
+        pods::create(api, group, &name, Some(machine.name())).await;
     }
-    let before = pods::running(hand, group, 8).await;
+    let before = pods::running(api, group, 8).await;
     let ranges = [its, others];
     assert_good(&before, [&one, &other], &ranges).await;
 
     one.power_off().await.unwrap();
     one.run(&["true"]).await.unwrap_err();
     one.boot().await.unwrap();
-    machines::booted_since(hand, one.name(), &boot).await;
-    let after = machines::same_pods_anew(hand, group, &before, one.name()).await;
+    machines::booted_since(api, one.name(), &boot).await;
+    let after = machines::same_pods_anew(api, group, &before, one.name()).await;
     assert_good(&after, [&one, &other], &ranges).await;
-    pods::delete_all(hand, group).await;
+    pods::delete_all(api, group).await;
 }
 
 /// Starts a machine with the bridge plugin and host-local on its podCIDRs, and routes the podCIDRs to the machine.
@@ -112,11 +112,11 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_and_come_back_after_a_pow
 async fn machine(stage: &Stage, group: &str) -> (Machine, Vec<String>) {
     let mut machine = stage.machine(group, NodeSide::default()).await;
     let name = machine.name().to_owned();
-    let cidrs = pods::pod_cidrs(&stage.hand, &name, 2).await;
+    let cidrs = pods::pod_cidrs(&stage.api, &name, 2).await;
     let side = NodeSide::host_local(&cidrs);
     machine.set_side(side).await.unwrap();
     let says_so = stage
-        .hand
+        .api
         .subnet_until(&name, "says what the node says", |it| {
             it.spec.pod_cidrs.iter().map(|it| &it.cidr).eq(&cidrs)
         });

@@ -1,69 +1,68 @@
 //! Programs of a node die or cannot reach the API server, while the node's pods continue to work.
 
 use cadastre_e2e::node::Machine;
-use cadastre_e2e::wait::until;
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::pods::{self, Running};
-use crate::{LIMIT, Stage, machines};
+use crate::{Stage, eventually, machines};
 
 pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "power");
+    let (api, group) = (&stage.api, "power");
     let spec = machines::both("10.33.0.0/24", "fd00:33::/120");
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name().to_owned();
-    let boot = machines::boot_id(&pods::ready(hand, &node, true).await);
-    pods::create_many(hand, group, group, 0..6, Some(&node)).await;
-    let before = pods::running(hand, group, 6).await;
-    machines::told(hand, &node, &before).await;
+    let boot = machines::boot_id(&pods::ready(api, &node, true).await);
+    pods::create_many(api, group, group, 0..6, Some(&node)).await;
+    let before = pods::running(api, group, 6).await;
+    machines::reports(api, &node, &before).await;
     machine.power_off().await.unwrap();
     machine.boot().await.unwrap();
-    machines::booted_since(hand, &node, &boot).await;
-    let after = machines::same_pods_anew(hand, group, &before, &node).await;
+    machines::booted_since(api, &node, &boot).await;
+    let after = machines::same_pods_anew(api, group, &before, &node).await;
     assert_good(stage, &after, &node).await;
     // The addresses of the earlier sandboxes must be released, whether the runtime sends a DEL or not.
-    machines::told(hand, &node, &after).await;
-    pods::delete_all(hand, group).await;
-    machines::told(hand, &node, &[]).await;
+    machines::reports(api, &node, &after).await;
+    pods::delete_all(api, group).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "kills");
+    let (api, group) = (&stage.api, "kills");
     let mut spec = machines::both("10.34.0.0/24", "fd00:34::/120");
     // Pods are created while no agent runs, so the CNI plugin does not know them.
     spec["unknownPods"] = json!("Serve");
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name().to_owned();
-    pods::ready(hand, &node, true).await;
-    pods::create_many(hand, group, group, 0..6, Some(&node)).await;
-    let before = pods::running(hand, group, 6).await;
+    pods::ready(api, &node, true).await;
+    pods::create_many(api, group, group, 0..6, Some(&node)).await;
+    let before = pods::running(api, group, 6).await;
 
     machine.containerd().unwrap().kill().await.unwrap();
     machine.kubelet().unwrap().kill().await.unwrap();
     machine.start_containerd().await.unwrap();
     machine.start_kubelet().await.unwrap();
     let name = format!("{group}-new");
-    pods::create(hand, group, &name, Some(&node)).await;
-    let all = pods::running(hand, group, 7).await;
+    pods::create(api, group, &name, Some(&node)).await;
+    let all = pods::running(api, group, 7).await;
     assert_good(stage, &all, &node).await;
     let kept = |it: &Running| all.iter().any(|after| same_sandbox(it, after));
     assert!(before.iter().all(kept), "{before:?} {all:?}");
 
     // From here on no agent runs, so the CNI plugin uses the store itself.
     machine.agent().unwrap().kill().await.unwrap();
-    pods::delete_many(hand, group, 0..3).await;
-    pods::create_many(hand, group, &format!("{group}-alone"), 0..5, Some(&node)).await;
-    let all = pods::running(hand, group, 9).await;
+    pods::delete_many(api, group, 0..3).await;
+    pods::create_many(api, group, &format!("{group}-alone"), 0..5, Some(&node)).await;
+    let all = pods::running(api, group, 9).await;
     assert_good(stage, &all, &node).await;
-    pods::ready(hand, &node, true).await;
+    pods::ready(api, &node, true).await;
 
     machine.start_agent().await.unwrap();
-    machines::told(hand, &node, &all).await;
-    pods::delete_all(hand, group).await;
-    machines::told(hand, &node, &[]).await;
+    machines::reports(api, &node, &all).await;
+    pods::delete_all(api, group).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 pub(crate) async fn the_api_server_is_out_of_reach(stage: &Stage) {
@@ -97,15 +96,15 @@ struct Alone {
 
 impl Alone {
     async fn begin(stage: &Stage, group: &'static str, [v4, v6]: [&str; 2]) -> Self {
-        let hand = &stage.hand;
+        let api = &stage.api;
         let spec = machines::both(v4, v6);
-        hand.block_pool(group, spec).await.unwrap();
+        api.block_pool(group, spec).await.unwrap();
         let machine = stage.machine(group, machines::ptp()).await;
         let node = machine.name();
-        pods::ready(hand, node, true).await;
-        pods::create_many(hand, group, group, 0..2, Some(node)).await;
-        let before = pods::running(hand, group, 2).await;
-        machines::told(hand, node, &before).await;
+        pods::ready(api, node, true).await;
+        pods::create_many(api, group, group, 0..2, Some(node)).await;
+        let before = pods::running(api, group, 2).await;
+        machines::reports(api, node, &before).await;
         Self {
             machine,
             group,
@@ -141,12 +140,12 @@ impl Alone {
     }
 
     async fn end(self, stage: &Stage) {
-        let (hand, group, node) = (&stage.hand, self.group, self.machine.name());
-        let after = machines::same_pods_anew(hand, group, &self.before, node).await;
+        let (api, group, node) = (&stage.api, self.group, self.machine.name());
+        let after = machines::same_pods_anew(api, group, &self.before, node).await;
         assert_good(stage, &after, node).await;
-        machines::told(hand, node, &after).await;
-        pods::delete_all(hand, group).await;
-        machines::told(hand, node, &[]).await;
+        machines::reports(api, node, &after).await;
+        pods::delete_all(api, group).await;
+        machines::reports(api, node, &[]).await;
     }
 }
 
@@ -168,13 +167,12 @@ async fn sandboxes(machine: &Machine) -> Vec<String> {
 
 /// Waits until exactly `count` sandboxes run, none of which is in `old`.
 async fn until_new(machine: &Machine, old: &[String], count: usize) {
-    until("sandboxes are made anew", LIMIT, async || {
+    eventually("sandboxes are made anew", async || {
         let now = sandboxes(machine).await;
         let new = now.iter().all(|it| !old.contains(it));
         Ok((new && now.len() == count).then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 fn same_sandbox(a: &Running, b: &Running) -> bool {
@@ -184,24 +182,24 @@ fn same_sandbox(a: &Running, b: &Running) -> bool {
 async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
     pods::assert_unique(all);
     assert!(all.iter().all(|it| it.addresses.len() == 2), "{all:?}");
-    pods::assert_within(all, &machines::ranges(&stage.hand, node).await);
+    pods::assert_within(all, &machines::ranges(&stage.api, node).await);
 }
 
 /// While an idle agent hangs, the CNI plugin uses the store as if there were no agent.
 pub(crate) async fn the_agent_hangs(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "hangs");
+    let (api, group) = (&stage.api, "hangs");
     let mut spec = machines::both("10.36.0.0/24", "fd00:36::/120");
     // Pods are created while the agent hangs, so the CNI plugin does not know them.
     spec["unknownPods"] = json!("Serve");
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name().to_owned();
-    pods::ready(hand, &node, true).await;
-    pods::create_many(hand, group, group, 0..2, Some(&node)).await;
-    let before = pods::running(hand, group, 2).await;
-    machines::told(hand, &node, &before).await;
+    pods::ready(api, &node, true).await;
+    pods::create_many(api, group, group, 0..2, Some(&node)).await;
+    let before = pods::running(api, group, 2).await;
+    machines::reports(api, &node, &before).await;
     let agent = machine.agent().unwrap();
-    until("the agent lets go of its store", LIMIT, async || {
+    eventually("the agent lets go of its store", async || {
         if has_store(agent.pid()) {
             return Ok(None);
         }
@@ -213,15 +211,14 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
         }
         Ok(Some(()))
     })
-    .await
-    .unwrap();
-    pods::create_many(hand, group, &format!("{group}-stopped"), 0..3, Some(&node)).await;
-    let all = pods::running(hand, group, 5).await;
+    .await;
+    pods::create_many(api, group, &format!("{group}-stopped"), 0..3, Some(&node)).await;
+    let all = pods::running(api, group, 5).await;
     assert_good(stage, &all, &node).await;
     machine.agent().unwrap().signal(Signal::CONT).unwrap();
-    machines::told(hand, &node, &all).await;
-    pods::delete_all(hand, group).await;
-    machines::told(hand, &node, &[]).await;
+    machines::reports(api, &node, &all).await;
+    pods::delete_all(api, group).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 /// Returns whether a process has a node's store open.

@@ -5,13 +5,12 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::ensure;
 use cadastre_e2e::node::NodeSide;
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{Fixtures, assets};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::pods;
-use crate::{LIMIT, Stage, machines};
+use crate::{Stage, eventually, machines};
 
 /// A main plugin that wraps ptp. The file /var/odd decides whether it ignores DELs or passes each on three times.
 const ODD: &str = r#"#!/bin/sh
@@ -26,9 +25,9 @@ esac
 "#;
 
 pub(crate) async fn never_or_three_times(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "odd");
+    let (api, group) = (&stage.api, "odd");
     let spec = machines::both("10.32.0.0/24", "fd00:32::/120");
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let odd = stage.site.cluster().folder().join("odd-ptp");
     std::fs::write(&odd, ODD).unwrap();
     std::fs::set_permissions(&odd, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -37,19 +36,19 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
     let machine = stage.machine(group, side).await;
     let node = machine.name();
     std::fs::write(machine.var().join("odd"), "thrice").unwrap();
-    pods::ready(hand, node, true).await;
+    pods::ready(api, node, true).await;
 
-    pods::create_many(hand, group, &format!("{group}-stays"), 0..3, Some(node)).await;
-    let stay = pods::running(hand, group, 3).await;
+    pods::create_many(api, group, &format!("{group}-stays"), 0..3, Some(node)).await;
+    let stay = pods::running(api, group, 3).await;
     for (round, odd) in ["thrice", "never"].into_iter().enumerate() {
         std::fs::write(machine.var().join("odd"), odd).unwrap();
         let prefix = format!("goes-{round}");
-        pods::create_many(hand, group, &prefix, 0..5, Some(node)).await;
-        let all = pods::running(hand, group, 8).await;
+        pods::create_many(api, group, &prefix, 0..5, Some(node)).await;
+        let all = pods::running(api, group, 8).await;
         pods::assert_unique(&all);
-        machines::told(hand, node, &all).await;
+        machines::reports(api, node, &all).await;
         for n in 0..5 {
-            hand.pods
+            api.pods
                 .delete(
                     &format!("{prefix}-{n}"),
                     &kube::api::DeleteParams::default(),
@@ -57,9 +56,9 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
                 .await
                 .unwrap();
         }
-        let left = pods::running(hand, group, 3).await;
+        let left = pods::running(api, group, 3).await;
         // The agent must find out by itself that the sandboxes without a DEL are gone.
-        machines::told(hand, node, &left).await;
+        machines::reports(api, node, &left).await;
         let addresses = |pods: &[pods::Running]| -> Vec<_> {
             pods.iter().map(|it| it.addresses.clone()).collect()
         };
@@ -69,13 +68,12 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
     let calls = std::fs::read_to_string(log).unwrap();
     assert!(calls.matches("DEL").count() >= 10, "{calls}");
     std::fs::write(machine.var().join("odd"), "once").unwrap();
-    pods::delete_all(hand, group).await;
-    until("the node stays ready", LIMIT, async || {
-        pods::ready(hand, node, true).await;
+    pods::delete_all(api, group).await;
+    eventually("the node stays ready", async || {
+        pods::ready(api, node, true).await;
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 /// The number of sandboxes for which the runtime sends an ADD.
@@ -84,9 +82,9 @@ const TRIES: usize = 8;
 /// A plugin of the chain is not installed. Each sandbox that the runtime creates gets addresses, but its DEL fails at
 /// the missing plugin, before it reaches cadastre-ipam. containerd ignores the error and creates another sandbox.
 pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "chain");
+    let (api, group) = (&stage.api, "chain");
     let spec = machines::both("10.41.0.0/24", "fd00:41::/120");
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let side = chained("absent");
     let mut whole = side.clone();
     // The test installs loopback under the missing plugin's name: it passes on the result of the plugins before it.
@@ -94,35 +92,33 @@ pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandb
     whole.plugins.push(("absent".to_owned(), loopback));
     let mut machine = stage.machine(group, side).await;
     let node = machine.name().to_owned();
-    pods::ready(hand, &node, true).await;
-    pods::create(hand, group, "chain", Some(&node)).await;
+    pods::ready(api, &node, true).await;
+    pods::create(api, group, "chain", Some(&node)).await;
 
     let mut seen = BTreeSet::new();
     while seen.len() < TRIES {
-        until("another sandbox has addresses", LIMIT, async || {
+        eventually("another sandbox has addresses", async || {
             let before = seen.len();
-            seen.extend(sandboxes(hand, &node).await?);
+            seen.extend(sandboxes(api, &node).await?);
             ensure!(seen.len() > before, "{seen:?}");
             Ok(Some(()))
         })
-        .await
-        .unwrap();
-        try_again(hand, "chain", seen.len()).await;
+        .await;
+        try_again(api, "chain", seen.len()).await;
     }
-    until("one of them is left", LIMIT, async || {
-        let held = sandboxes(hand, &node).await?;
+    eventually("one of them is left", async || {
+        let held = sandboxes(api, &node).await?;
         ensure!(held.len() == 1, "{held:?} of {seen:?}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
 
     machine.set_side(whole).await.unwrap();
-    try_again(hand, "chain", 0).await;
-    let running = pods::running(hand, group, 1).await;
-    machines::told(hand, &node, &running).await;
-    pods::delete_all(hand, group).await;
-    machines::told(hand, &node, &[]).await;
+    try_again(api, "chain", 0).await;
+    let running = pods::running(api, group, 1).await;
+    machines::reports(api, &node, &running).await;
+    pods::delete_all(api, group).await;
+    machines::reports(api, &node, &[]).await;
 }
 
 /// Returns Cadastre's CNI plugin and agent, with another plugin after ptp, in CNI version 1.0. In later versions the
@@ -139,14 +135,14 @@ fn chained(plugin: &str) -> NodeSide {
 }
 
 /// Returns the handles of the sandboxes with addresses on a node, according to its NodeAddresses.
-async fn sandboxes(hand: &Fixtures, node: &str) -> anyhow::Result<Vec<String>> {
-    let list = hand.addresses.get(node).await?.spec;
+async fn sandboxes(api: &Fixtures, node: &str) -> anyhow::Result<Vec<String>> {
+    let list = api.addresses.get(node).await?.spec;
     Ok(list.entries().map(|it| it.handle).collect())
 }
 
 /// Changes a pod, so that the kubelet retries it at once; after a failure the kubelet would wait for 10 to 15 s.
-async fn try_again(hand: &Fixtures, pod: &str, number: usize) {
+async fn try_again(api: &Fixtures, pod: &str, number: usize) {
     let note = json!({"metadata": {"annotations": {"try": number.to_string()}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(note));
-    hand.pods.patch(pod, &params, &patch).await.unwrap();
+    api.pods.patch(pod, &params, &patch).await.unwrap();
 }

@@ -6,12 +6,11 @@ use anyhow::ensure;
 use cadastre_api::AddressEntry;
 use cadastre_e2e::Fixtures;
 use cadastre_e2e::node::{Machine, NodeSide};
-use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
 use crate::pods::{self, Running};
-use crate::{AGENT, LIMIT, Stage};
+use crate::{AGENT, Stage, eventually};
 
 /// Returns Cadastre's CNI plugin and agent with the main plugin ptp, which works with any number of blocks.
 pub fn ptp() -> NodeSide {
@@ -44,7 +43,7 @@ pub fn both(v4: &str, v6: &str) -> Value {
 }
 
 /// Waits until a node's agent reports as in use exactly the addresses of those of `pods` that run on the node.
-pub async fn told(hand: &Fixtures, node: &str, pods: &[Running]) {
+pub async fn reports(api: &Fixtures, node: &str, pods: &[Running]) {
     let own = pods.iter().filter(|it| it.node == node);
     let wanted: BTreeSet<(String, String)> = own
         .flat_map(|pod| {
@@ -52,20 +51,20 @@ pub async fn told(hand: &Fixtures, node: &str, pods: &[Running]) {
             addresses.map(|it| (it.to_string(), pod.uid.clone()))
         })
         .collect();
-    let what = format!("{node} tells of the addresses of {} pods", wanted.len() / 2);
-    until(&what, LIMIT, async || {
-        let status = hand.subnets.get(node).await?.status.unwrap_or_default();
-        let list = hand.addresses.get(node).await?.spec;
+    let what = format!("{node} reports the addresses of {} pods", wanted.len() / 2);
+    eventually(&what, async || {
+        let status = api.subnets.get(node).await?.status.unwrap_or_default();
+        let list = api.addresses.get(node).await?.spec;
         let each = |it: AddressEntry| {
             let addresses = it.addresses.into_iter();
             addresses.map(move |addr| (addr.to_string(), it.pod_uid.clone()))
         };
-        let told: BTreeSet<_> = list.entries().flat_map(each).collect();
-        let (more, less) = (told.difference(&wanted), wanted.difference(&told));
+        let reported: BTreeSet<_> = list.entries().flat_map(each).collect();
+        let (more, less) = (reported.difference(&wanted), wanted.difference(&reported));
         let (more, less): (Vec<_>, Vec<_>) = (more.collect(), less.collect());
         ensure!(
             more.is_empty() && less.is_empty(),
-            "not to be told: {more:?}; not told: {less:?}"
+            "reported but not in use: {more:?}; in use but not reported: {less:?}"
         );
         // The status counts only addresses of blocks, so on a node with podCIDRs there is nothing to compare.
         let used: i64 = status.blocks.iter().map(|it| it.used).sum();
@@ -75,13 +74,12 @@ pub async fn told(hand: &Fixtures, node: &str, pods: &[Running]) {
         );
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 /// Returns the podCIDRs and the blocks in a node's NodeSubnet.
-pub async fn ranges(hand: &Fixtures, node: &str) -> Vec<String> {
-    let spec = hand.subnets.get(node).await.unwrap().spec;
+pub async fn ranges(api: &Fixtures, node: &str) -> Vec<String> {
+    let spec = api.subnets.get(node).await.unwrap().spec;
     let held = spec.pod_cidrs.into_iter().map(|it| it.cidr);
     held.chain(spec.blocks.into_iter().map(|it| it.cidr))
         .collect()
@@ -89,7 +87,7 @@ pub async fn ranges(hand: &Fixtures, node: &str) -> Vec<String> {
 
 /// Routes the ranges in a machine's NodeSubnet to the machine, and returns the ranges.
 pub(crate) async fn route(stage: &Stage, machine: &Machine) -> Vec<String> {
-    let held = ranges(&stage.hand, machine.name()).await;
+    let held = ranges(&stage.api, machine.name()).await;
     for cidr in &held {
         let routed = stage.site.fabric().route(cidr, machine.number()).await;
         routed.unwrap();
@@ -103,24 +101,23 @@ pub fn boot_id(node: &Node) -> String {
 }
 
 /// Waits until a node's kubelet reports another boot id than `boot`.
-pub async fn booted_since(hand: &Fixtures, node: &str, boot: &str) {
-    until(&format!("{node} has booted"), LIMIT, async || {
-        let id = boot_id(&hand.nodes.get(node).await?);
+pub async fn booted_since(api: &Fixtures, node: &str, boot: &str) {
+    eventually(&format!("{node} has booted"), async || {
+        let id = boot_id(&api.nodes.get(node).await?);
         ensure!(id != boot, "still {id}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 /// Waits until the same pods (by UID) run again, those on `node` in new containers. Returns the pods.
 pub async fn same_pods_anew(
-    hand: &Fixtures,
+    api: &Fixtures,
     group: &str,
     before: &[Running],
     node: &str,
 ) -> Vec<Running> {
-    pods::running_that(hand, group, before.len(), |pod| {
+    pods::running_that(api, group, before.len(), |pod| {
         let before = before.iter().find(|it| it.uid == pod.uid);
         before.is_some_and(|it| pod.node != node || pod.container != it.container)
     })

@@ -31,10 +31,12 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use anyhow::Result;
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::node::{self, Machine, MachineOptions, NodeSide, Site, SiteOptions};
+use cadastre_e2e::wait::until;
 use cadastre_e2e::{Daemon, Fixtures};
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
@@ -47,6 +49,11 @@ const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
 /// The only test that needs a kernel feature that the others do not need.
 const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes";
+
+/// Waits until `look` returns a value; panics after [`LIMIT`].
+async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> T {
+    until(what, LIMIT, look).await.unwrap()
+}
 
 type Test = fn(&Runtime, &Stage);
 
@@ -64,7 +71,8 @@ fn main() -> ExitCode {
         return code;
     }
     let tests = tests![
-        addresses::sixty_pods_on_two_nodes_then_two_hundred_come_and_go,
+        addresses::two_hundred_pods_come_and_go_on_two_nodes,
+        addresses::sixty_pods_on_two_nodes,
         addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
         addresses::pod_cidrs_with_the_bridge_plugin,
         bridge::host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_over,
@@ -106,7 +114,10 @@ fn main() -> ExitCode {
         let lacking = reason.is_some() || (no_macvlan.is_some() && name == MACVLAN);
         Trial::test(name, run).with_ignored_flag(lacking)
     });
-    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials.into());
+    let mut arguments = Arguments::from_args();
+    // Twice the number of threads, because the tests wait for kubelets most of the time.
+    arguments.test_threads = arguments.test_threads.map(|it| 2 * it);
+    let conclusion = libtest_mimic::run(&arguments, trials.into());
     if let Some(stage) = stage.get()
         && conclusion.has_failed()
     {
@@ -121,7 +132,7 @@ fn main() -> ExitCode {
 struct Stage {
     _controller: Daemon,
     site: Site,
-    hand: Fixtures,
+    api: Fixtures,
 }
 
 impl Stage {
@@ -135,11 +146,11 @@ impl Stage {
         let flags = ["--leak-grace", "2"];
         let mut controller = start_controller(site.cluster(), ADMIN, &flags).unwrap();
         controller.wait_ready(LIMIT).await.unwrap();
-        let hand = site.fixtures().await.unwrap();
+        let api = site.fixtures().await.unwrap();
         Self {
             _controller: controller,
             site,
-            hand,
+            api,
         }
     }
 

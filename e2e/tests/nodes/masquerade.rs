@@ -5,12 +5,11 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context as _, ensure};
 use cadastre_e2e::node::{Machine, NodeSide};
-use cadastre_e2e::wait::until;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::pods::{self, Running};
-use crate::{AGENT, LIMIT, Stage, machines};
+use crate::{AGENT, Stage, eventually, machines};
 
 const PORT: u16 = 8080;
 const FLAGS: &[&str] = &["--masquerade=true"];
@@ -61,7 +60,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     let cidrs = json!({"spec": {"ipv4": {"cidrs": ["10.62.0.0/20", "10.64.0.0/20"]}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(cidrs));
     stage
-        .hand
+        .api
         .pools
         .patch("west", &params, &patch)
         .await
@@ -84,18 +83,18 @@ async fn node_with_pods(
     net: &str,
     count: usize,
 ) -> (Machine, Vec<Running>) {
-    let hand = &stage.hand;
+    let api = &stage.api;
     let v6 = format!("fd00:{}::", net.replace('.', ":"));
     let spec = json!({
         "ipv4": {"cidrs": [format!("{net}.0.0/20")], "blockSize": 30},
         "ipv6": {"cidrs": [format!("{v6}/64")], "blockSize": 126},
     });
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let side = NodeSide::shipped("ptp", FLAGS, AGENT).unwrap();
     let machine = stage.machine(group, side).await;
-    pods::ready(hand, machine.name(), true).await;
-    pods::create_many(hand, group, group, 0..count, Some(machine.name())).await;
-    let all = pods::running(hand, group, count).await;
+    pods::ready(api, machine.name(), true).await;
+    pods::create_many(api, group, group, 0..count, Some(machine.name())).await;
+    let all = pods::running(api, group, count).await;
     machines::route(stage, &machine).await;
     (machine, all)
 }
@@ -112,7 +111,7 @@ async fn assert_sees(machine: &Machine, from: &Running, to: &[IpAddr], as_whom: 
         let family = |it: &&IpAddr| it.is_ipv4() == to.is_ipv4();
         let wanted = *as_whom.iter().find(family).unwrap();
         let what = format!("{to} sees {from:?} as {wanted}");
-        until(&what, LIMIT, async || {
+        eventually(&what, async || {
             let line = format!("sleep 1 | busybox nc -w 2 {to} {PORT}");
             let said = machine
                 .run_in_pod(&from.container, &["sh", "-c", &line])
@@ -121,8 +120,7 @@ async fn assert_sees(machine: &Machine, from: &Running, to: &[IpAddr], as_whom: 
             ensure!(seen == wanted, "{to} sees {seen}");
             Ok(Some(()))
         })
-        .await
-        .unwrap();
+        .await;
     }
 }
 

@@ -1,33 +1,21 @@
 //! Creates pods of a group, waits until they run with addresses, and deletes them.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::ops::Range;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, ensure};
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
-use cadastre_e2e::node::{IMAGE, Machine};
-use cadastre_e2e::wait::until;
+pub use cadastre_e2e::node::pods::{Running, assert_unique, list};
+use cadastre_e2e::node::{IMAGE, Machine, pods};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use crate::LIMIT;
-
-#[derive(Clone, Debug)]
-pub struct Running {
-    pub name: String,
-    pub uid: String,
-    pub node: String,
-    pub addresses: Vec<IpAddr>,
-    /// The container's id, as `containerd://ID`
-    pub container: String,
-}
+use crate::{LIMIT, eventually};
 
 /// Creates a pod of a group, on `node` or on the node that the scheduler chooses.
-pub async fn create(hand: &Fixtures, group: &str, name: &str, node: Option<&str>) {
+pub async fn create(api: &Fixtures, group: &str, name: &str, node: Option<&str>) {
     let mut pod = json!({
         "metadata": {"name": name, "labels": {"group": group}},
         "spec": {
@@ -43,46 +31,41 @@ pub async fn create(hand: &Fixtures, group: &str, name: &str, node: Option<&str>
     }
     let pod = serde_json::from_value(pod).unwrap();
     let params = PostParams::default();
-    hand.pods.create(&params, &pod).await.unwrap();
+    api.pods.create(&params, &pod).await.unwrap();
 }
 
 /// Creates the pods `PREFIX-N` of a group, on `node` or on nodes that the scheduler chooses.
 pub async fn create_many(
-    hand: &Fixtures,
+    api: &Fixtures,
     group: &str,
     prefix: &str,
     numbers: Range<usize>,
     node: Option<&str>,
 ) {
     let all = numbers.map(|n| async move {
-        create(hand, group, &format!("{prefix}-{n}"), node).await;
+        create(api, group, &format!("{prefix}-{n}"), node).await;
     });
     futures::future::join_all(all).await;
-}
-
-pub async fn list(hand: &Fixtures, group: &str) -> Result<Vec<Pod>> {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    Ok(hand.pods.list(&params).await?.items)
 }
 
 /// Waits until a group has exactly `count` pods, each with a running container and addresses, and all satisfying `is`.
 /// Returns them.
 pub async fn running_that(
-    hand: &Fixtures,
+    api: &Fixtures,
     group: &str,
     count: usize,
     is: impl Fn(&Running) -> bool,
 ) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
-    until(&what, LIMIT, async || {
-        let all = list(hand, group).await?;
-        let running: Vec<Running> = all.iter().filter_map(as_running).filter(&is).collect();
+    eventually(&what, async || {
+        let all = list(api, group).await?;
+        let running: Vec<Running> = all.iter().filter_map(Running::of).filter(&is).collect();
         if running.len() == count && all.len() == count {
             return Ok(Some(running));
         }
         let others = all
             .iter()
-            .filter(|it| !as_running(it).is_some_and(|it| is(&it)));
+            .filter(|it| !Running::of(it).is_some_and(|it| is(&it)));
         let others: Vec<_> = others
             .map(|it| (it.name_any(), state(it)))
             .take(3)
@@ -94,12 +77,11 @@ pub async fn running_that(
         )
     })
     .await
-    .unwrap()
 }
 
 /// Like [`running_that`], without a condition.
-pub async fn running(hand: &Fixtures, group: &str, count: usize) -> Vec<Running> {
-    running_that(hand, group, count, |_| true).await
+pub async fn running(api: &Fixtures, group: &str, count: usize) -> Vec<Running> {
+    running_that(api, group, count, |_| true).await
 }
 
 /// Returns the pod's conditions as `TYPE=STATUS`.
@@ -112,68 +94,32 @@ fn state(pod: &Pod) -> Vec<String> {
     told.collect()
 }
 
-fn as_running(pod: &Pod) -> Option<Running> {
-    let status = pod.status.as_ref()?;
-    let container = status.container_statuses.as_ref()?.first()?;
-    if !container.ready || pod.metadata.deletion_timestamp.is_some() {
-        return None;
-    }
-    let addresses = status.pod_ips.iter().flatten();
-    let addresses: Option<Vec<IpAddr>> = addresses.map(|it| it.ip.parse().ok()).collect();
-    Some(Running {
-        name: pod.name_any(),
-        uid: pod.uid()?,
-        node: pod.spec.as_ref()?.node_name.clone()?,
-        addresses: addresses.filter(|it| !it.is_empty())?,
-        container: container.container_id.clone()?,
-    })
-}
-
 /// Waits until exactly `count` pods of a group run whose names begin with `prefix`, and returns them.
-pub async fn running_of(hand: &Fixtures, group: &str, prefix: &str, count: usize) -> Vec<Running> {
+pub async fn running_of(api: &Fixtures, group: &str, prefix: &str, count: usize) -> Vec<Running> {
     let what = format!("{count} pods {prefix}-* run");
-    until(&what, LIMIT, async || {
-        let all = list(hand, group).await?;
-        let running = all.iter().filter_map(as_running);
+    eventually(&what, async || {
+        let all = list(api, group).await?;
+        let running = all.iter().filter_map(Running::of);
         let running: Vec<Running> = running.filter(|it| it.name.starts_with(prefix)).collect();
         ensure!(running.len() == count, "{} run", running.len());
         Ok(Some(running))
     })
     .await
-    .unwrap()
 }
 
 /// Deletes the pods `PREFIX-N`; does not wait until they are gone.
-pub async fn delete_many(hand: &Fixtures, prefix: &str, numbers: Range<usize>) {
+pub async fn delete_many(api: &Fixtures, prefix: &str, numbers: Range<usize>) {
     let all = numbers.map(|n| async move {
         let name = format!("{prefix}-{n}");
-        let deleted = hand.pods.delete(&name, &DeleteParams::default()).await;
+        let deleted = api.pods.delete(&name, &DeleteParams::default()).await;
         deleted.unwrap();
     });
     futures::future::join_all(all).await;
 }
 
-/// Deletes all pods of a group, and waits until they are gone from the API. By then their sandboxes have been stopped.
-pub async fn delete_all(hand: &Fixtures, group: &str) {
-    let params = ListParams::default().labels(&format!("group={group}"));
-    let softly = DeleteParams::default();
-    let deleted = hand.pods.delete_collection(&softly, &params).await;
-    deleted.unwrap();
-    let what = format!("the pods of {group} are gone");
-    until(&what, LIMIT, async || {
-        let left = list(hand, group).await?;
-        ensure!(left.is_empty(), "{} are left", left.len());
-        Ok(Some(()))
-    })
-    .await
-    .unwrap();
-}
-
-/// Asserts that no two pods have the same address.
-pub fn assert_unique(pods: &[Running]) {
-    let all: Vec<IpAddr> = pods.iter().flat_map(|it| it.addresses.clone()).collect();
-    let different: BTreeSet<IpAddr> = all.iter().copied().collect();
-    assert_eq!(different.len(), all.len(), "an address twice: {pods:?}");
+/// Deletes all pods of a group, and waits until they are gone from the API.
+pub async fn delete_all(api: &Fixtures, group: &str) {
+    pods::delete_all(api, group, LIMIT).await.unwrap();
 }
 
 /// Asserts that every address of these pods is in one of the ranges.
@@ -183,19 +129,16 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
         .map(|it| Cidr::parse_strict(it).unwrap())
         .collect();
     for pod in pods {
-        for address in &pod.addresses {
-            let inside = ranges.iter().any(|it| it.contains_addr((*address).into()));
-            assert!(inside, "{address} of {pod:?} is not in {ranges:?}");
-        }
+        assert!(pod.is_in(&ranges), "{pod:?} is not in {ranges:?}");
     }
 }
 
 /// Waits until a Node's condition `Ready` is `True`, or is not if `ready` is false. Returns the Node.
-pub async fn ready(hand: &Fixtures, node: &str, ready: bool) -> Node {
+pub async fn ready(api: &Fixtures, node: &str, ready: bool) -> Node {
     let wanted = if ready { "True" } else { "False, Unknown" };
     let what = format!("node {node} has Ready: {wanted}");
-    until(&what, LIMIT, async || {
-        let node = hand.nodes.get(node).await?;
+    eventually(&what, async || {
+        let node = api.nodes.get(node).await?;
         let conditions = node
             .status
             .iter()
@@ -206,20 +149,18 @@ pub async fn ready(hand: &Fixtures, node: &str, ready: bool) -> Node {
         Ok(Some(node))
     })
     .await
-    .unwrap()
 }
 
 /// Waits until a node has podCIDRs of `families` families, and returns them.
-pub async fn pod_cidrs(hand: &Fixtures, node: &str, families: usize) -> Vec<String> {
+pub async fn pod_cidrs(api: &Fixtures, node: &str, families: usize) -> Vec<String> {
     let what = format!("node {node} has {families} podCIDRs");
-    until(&what, LIMIT, async || {
-        let node = hand.nodes.get(node).await?;
+    eventually(&what, async || {
+        let node = api.nodes.get(node).await?;
         let cidrs = cadastre_e2e::nodes::pod_cidrs(&node).to_vec();
         ensure!(cidrs.len() == families, "{cidrs:?}");
         Ok(Some(cidrs))
     })
     .await
-    .unwrap()
 }
 
 /// Waits until every address of `to` answers a ping from the pod `from`, which runs on `machine`.
@@ -228,10 +169,9 @@ pub async fn assert_reaches(machine: &Machine, from: &Running, to: &Running) {
         let text = address.to_string();
         let ping = ["ping", "-c", "1", "-W", "2", &text];
         // The first packet may be lost while the neighbour's address is being resolved, so the ping is repeated.
-        until(&format!("{from:?} reaches {to:?}"), LIMIT, async || {
+        eventually(&format!("{from:?} reaches {to:?}"), async || {
             Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
         })
-        .await
-        .unwrap();
+        .await;
     }
 }

@@ -2,45 +2,43 @@
 
 use anyhow::ensure;
 use cadastre_e2e::fixtures::gone;
-use cadastre_e2e::wait::until;
 use kube::api::DeleteParams;
 use serde_json::json;
 
 use crate::pods;
-use crate::{LIMIT, Stage, machines};
+use crate::{Stage, eventually, machines};
 
 pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "short");
+    let (api, group) = (&stage.api, "short");
     let mut spec = machines::both("10.37.0.0/29", "fd00:37::/125");
     spec["ipv4"]["blockSize"] = json!(29);
     spec["ipv6"]["blockSize"] = json!(125);
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name();
-    pods::ready(hand, node, true).await;
+    pods::ready(api, node, true).await;
     // The pool has eight addresses, of which pods can use five: not the network, gateway and broadcast addresses.
-    pods::create_many(hand, group, group, 0..5, Some(node)).await;
-    let full = pods::running(hand, group, 5).await;
-    pods::create_many(hand, group, &format!("{group}-waits"), 0..2, Some(node)).await;
-    let waiting = hand.pods.get(&format!("{group}-waits-0")).await.unwrap();
+    pods::create_many(api, group, group, 0..5, Some(node)).await;
+    let full = pods::running(api, group, 5).await;
+    pods::create_many(api, group, &format!("{group}-waits"), 0..2, Some(node)).await;
+    let waiting = api.pods.get(&format!("{group}-waits-0")).await.unwrap();
     let uid = waiting.metadata.uid.unwrap();
-    let text = hand.event(&uid, "FailedCreatePodSandBox").await.unwrap();
+    let text = api.event(&uid, "FailedCreatePodSandBox").await.unwrap();
     assert!(text.contains(group), "the pool is not named: {text}");
     // The node must stay ready for several of the kubelet's heartbeats, although pods wait.
     let heartbeats = 3;
     let mut beats = Vec::new();
-    until("the node goes on", LIMIT, async || {
-        let now = pods::ready(hand, node, true).await;
+    eventually("the node goes on", async || {
+        let now = pods::ready(api, node, true).await;
         let conditions = now.status.unwrap().conditions.unwrap();
         let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
         beats.push(ready.unwrap().last_heartbeat_time);
         beats.dedup();
         Ok((beats.len() >= heartbeats).then_some(()))
     })
-    .await
-    .unwrap();
-    pods::delete_many(hand, group, 0..2).await;
-    let all = pods::running(hand, group, 5).await;
+    .await;
+    pods::delete_many(api, group, 0..2).await;
+    let all = pods::running(api, group, 5).await;
     assert_eq!(
         all.iter()
             .filter(|it| full.iter().all(|old| old.uid != it.uid))
@@ -48,62 +46,60 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
         2
     );
     pods::assert_unique(&all);
-    machines::told(hand, node, &all).await;
-    pods::delete_all(hand, group).await;
+    machines::reports(api, node, &all).await;
+    pods::delete_all(api, group).await;
 }
 
 pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "gone");
+    let (api, group) = (&stage.api, "gone");
     // The pool has a single block of each family, so the second node gets nothing until the first is gone.
     let mut spec = machines::both("10.38.0.0/28", "fd00:38::/124");
     spec["ipv4"]["blockSize"] = json!(28);
     spec["ipv6"]["blockSize"] = json!(124);
     spec["quarantineSeconds"] = json!(3);
-    hand.block_pool(group, spec).await.unwrap();
+    api.block_pool(group, spec).await.unwrap();
     let mut first = stage.machine(group, machines::ptp()).await;
-    pods::ready(hand, first.name(), true).await;
-    pods::create_many(hand, group, group, 0..3, Some(first.name())).await;
-    let pods_of_first = pods::running(hand, group, 3).await;
+    pods::ready(api, first.name(), true).await;
+    pods::create_many(api, group, group, 0..3, Some(first.name())).await;
+    let pods_of_first = pods::running(api, group, 3).await;
     let second = stage.machine(group, machines::ptp()).await;
     // Without a range the second node has no CNI configuration, so it is not ready.
-    let blocks = machines::ranges(hand, first.name()).await;
+    let blocks = machines::ranges(api, first.name()).await;
     assert_eq!(blocks.len(), 2, "{blocks:?}");
-    pods::ready(hand, second.name(), false).await;
+    pods::ready(api, second.name(), false).await;
 
     first.power_off().await.unwrap();
-    hand.delete_node(first.name()).await.unwrap();
-    gone(&hand.nodes, first.name()).await.unwrap();
+    api.delete_node(first.name()).await.unwrap();
+    gone(&api.nodes, first.name()).await.unwrap();
     for pod in &pods_of_first {
         let at_once = DeleteParams::default().grace_period(0);
         // Errors are ignored, because the control plane also deletes the pods of a deleted node.
-        let _ = hand.pods.delete(&pod.name, &at_once).await;
+        let _ = api.pods.delete(&pod.name, &at_once).await;
     }
-    pods::ready(hand, second.name(), true).await;
+    pods::ready(api, second.name(), true).await;
     // The blocks of the two families are allocated one after the other, so the test waits for both.
-    until("the second node has both blocks", LIMIT, async || {
-        let has = machines::ranges(hand, second.name()).await;
+    eventually("the second node has both blocks", async || {
+        let has = machines::ranges(api, second.name()).await;
         ensure!(has == blocks, "{has:?}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
-    until("the pods of the first node are gone", LIMIT, async || {
-        let left = pods::list(hand, group).await?;
+    .await;
+    eventually("the pods of the first node are gone", async || {
+        let left = pods::list(api, group).await?;
         ensure!(left.is_empty(), "{} left", left.len());
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
     pods::create_many(
-        hand,
+        api,
         group,
         &format!("{group}-second"),
         0..3,
         Some(second.name()),
     )
     .await;
-    let all = pods::running(hand, group, 3).await;
+    let all = pods::running(api, group, 3).await;
     pods::assert_within(&all, &blocks);
-    machines::told(hand, second.name(), &all).await;
-    pods::delete_all(hand, group).await;
+    machines::reports(api, second.name(), &all).await;
+    pods::delete_all(api, group).await;
 }

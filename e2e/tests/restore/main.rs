@@ -58,22 +58,27 @@ async fn after_a_restore_a_controller_that_lived_through_it_starts_anew_and_does
     story(true).await;
 }
 
+/// Waits until `look` returns a value; panics after [`LIMIT`].
+async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> T {
+    until(what, LIMIT, look).await.unwrap()
+}
+
 async fn story(lives: bool) {
     let mut stage = TestCluster::start(Options::default(), &FLAGS)
         .await
         .unwrap();
-    let hand = stage.fixtures().await.unwrap();
+    let api = stage.fixtures().await.unwrap();
     let spec = json!({
         "ipv4": {"cidrs": [RANGE], "blockSize": 28}, "warm": {"low": 1, "high": 1},
         "cooldownSeconds": 1, "idleSeconds": 1, "quarantineSeconds": 3,
     });
-    hand.block_pool(GROUP, spec).await.unwrap();
-    let mut one = Node::join(&stage.control_plane, &hand, "back-1").await;
-    let mut two = Node::join(&stage.control_plane, &hand, "back-2").await;
+    api.block_pool(GROUP, spec).await.unwrap();
+    let mut one = Node::join(&stage.control_plane, &api, "back-1").await;
+    let mut two = Node::join(&stage.control_plane, &api, "back-2").await;
     one.add_many(5).await;
     two.add_many(20).await;
-    hand.listed("back-1", 1).await.unwrap();
-    hand.listed("back-2", 2).await.unwrap();
+    api.listed("back-1", 1).await.unwrap();
+    api.listed("back-2", 2).await.unwrap();
 
     let kept = tempfile::tempdir().unwrap();
     let copy = kept.path().join("etcd");
@@ -84,15 +89,15 @@ async fn story(lives: bool) {
     done.unwrap();
 
     two.delete_all().await;
-    hand.listed("back-2", 1).await.unwrap();
+    api.listed("back-2", 1).await.unwrap();
     two.add_many(6).await;
     one.add_many(13).await;
-    let mut three = Node::join(&stage.control_plane, &hand, "back-3").await;
+    let mut three = Node::join(&stage.control_plane, &api, "back-3").await;
     three.add_many(13).await;
-    let before = until("the blocks can be listed", LIMIT, async || {
-        Ok(Some(blocks(&hand).await?))
-    });
-    let before = before.await.unwrap();
+    let before = eventually("the blocks can be listed", async || {
+        Ok(Some(blocks(&api).await?))
+    })
+    .await;
     let owners: Vec<&str> = before.values().map(String::as_str).collect();
     let count = |node: &str| owners.iter().filter(|it| **it == node).count();
     assert_eq!(
@@ -117,52 +122,44 @@ async fn story(lives: bool) {
         assert!(log.contains("put back to an older state"), "{log}");
     }
     // Registers the Node again, as its kubelet does after a restart.
-    register(&hand, "back-3").await;
-    let four = Node::join(&stage.control_plane, &hand, "back-4").await;
-    age_lease(&hand).await;
+    register(&api, "back-3").await;
+    let four = Node::join(&stage.control_plane, &api, "back-4").await;
+    age_lease(&api).await;
     stage.controller = start_controller(&stage.control_plane, ADMIN, &FLAGS).unwrap();
 
     // The new node must get nothing, because every block belongs to another node.
     let given = four.try_add().await;
     assert!(given.is_err(), "{given:?}");
-    until("everybody has what it had", LIMIT, async || {
-        let now = blocks(&hand).await?;
+    eventually("everybody has what it had", async || {
+        let now = blocks(&api).await?;
         ensure!(now == before, "{now:?} instead of {before:?}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
     for (name, count) in [("back-1", 2), ("back-2", 1), ("back-3", 1)] {
-        hand.listed(name, count).await.unwrap();
+        api.listed(name, count).await.unwrap();
     }
     let given = four.try_add().await;
     assert!(given.is_err(), "{given:?}");
     one.add_many(8).await;
     two.add_many(7).await;
     unique(&[&one, &two, &three]);
-    let uid = hand
-        .nodes
-        .get("back-1")
-        .await
-        .unwrap()
-        .metadata
-        .uid
-        .unwrap();
-    let told = hand.event(&uid, "BlockAdopted").await.unwrap();
+    let uid = api.nodes.get("back-1").await.unwrap().metadata.uid.unwrap();
+    let told = api.event(&uid, "BlockAdopted").await.unwrap();
     assert!(told.contains("docs/backup.md"), "{told}");
     check(&stage.control_plane).await;
 
     three.delete_all().await;
     let mut four = four;
     // `back-3` would keep the last block of its pool, so the node is deleted to free the block for `back-4`.
-    hand.delete_node("back-3").await.unwrap();
+    api.delete_node("back-3").await.unwrap();
     four.add_many(1).await;
     unique(&[&one, &two, &four]);
 }
 
 /// Waits until `kubectl cadastre check` reports that a pool is full, and nothing else.
 async fn check(cluster: &ControlPlane) {
-    until("check finds the full pool alone", LIMIT, async || {
+    eventually("check finds the full pool alone", async || {
         let output = tokio::process::Command::new(daemon::kubectl_plugin()?)
             .args(["check", "-o", "json", "--settle", "0"])
             .env("KUBECONFIG", cluster.kubeconfig(ADMIN)?)
@@ -175,13 +172,12 @@ async fn check(cluster: &ControlPlane) {
         ensure!(codes == ["PoolFull"], "{report:#}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 /// Returns all blocks with the names of their owners.
-async fn blocks(hand: &Fixtures) -> Result<BTreeMap<Cidr, String>> {
-    let all = hand.blocks.list(&ListParams::default()).await?;
+async fn blocks(api: &Fixtures) -> Result<BTreeMap<Cidr, String>> {
+    let all = api.blocks.list(&ListParams::default()).await?;
     let all = all.items.into_iter().map(|it| it.spec);
     let pair = |it: IPAMBlockSpec| Ok((Cidr::parse_strict(&it.cidr)?, it.owner.name));
     all.map(pair).collect()
@@ -199,17 +195,16 @@ fn unique(nodes: &[&Node]) {
 }
 
 /// Sets the Lease's renewTime ten minutes back, as if the backup were older than it is.
-async fn age_lease(hand: &Fixtures) {
-    let leases: Api<Lease> = Api::default_namespaced(hand.client.clone());
+async fn age_lease(api: &Fixtures) {
+    let leases: Api<Lease> = Api::default_namespaced(api.client.clone());
     let time = Timestamp::now() - SignedDuration::from_mins(10);
     let patch = json!({"spec": {"renewTime": format!("{time:.6}")}});
     let params = PatchParams::default();
     let patch = Patch::Merge(patch);
-    until("the Lease can be written", LIMIT, async || {
+    eventually("the Lease can be written", async || {
         Ok(Some(leases.patch(LEASE_NAME, &params, &patch).await?))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 fn copy_all(from: &Path, to: &Path) -> Result<()> {

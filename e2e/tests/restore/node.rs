@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use cadastre_core::Addr;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::node_agent::{NodeAgent, add, attachment};
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Fixtures};
 use cadastre_node::{Op, OpError};
 
-use crate::{GROUP, LIMIT};
+use crate::{GROUP, eventually};
 
 /// A node, its agent, and the addresses that the test has requested there and not released.
 pub struct Node {
@@ -21,10 +20,11 @@ pub struct Node {
 
 impl Node {
     /// Creates the Node and starts its agent; does not wait until the agent is ready.
-    pub async fn join(cluster: &ControlPlane, hand: &Fixtures, name: &str) -> Self {
-        register(hand, name).await;
-        let mut agent = NodeAgent::new(name, &["--publish-interval", "1"]).unwrap();
-        agent.start(cluster, ADMIN).unwrap();
+    pub async fn join(cluster: &ControlPlane, api: &Fixtures, name: &str) -> Self {
+        register(api, name).await;
+        let flags = ["--publish-interval", "1"];
+        let mut agent = NodeAgent::new(cluster, ADMIN, name, &flags).unwrap();
+        agent.start().unwrap();
         Self {
             name: name.to_owned(),
             held: BTreeMap::new(),
@@ -32,12 +32,12 @@ impl Node {
         }
     }
 
-    /// Assigns `count` more addresses; each may take at most [`LIMIT`].
+    /// Assigns `count` more addresses; waits until the node has them.
     pub async fn add_many(&mut self, count: usize) {
         for _ in 0..count {
             let what = format!("{} gives an address", self.name);
-            let given = until(&what, LIMIT, async || Ok(Some(self.try_add().await?)));
-            let (container, addr) = given.await.unwrap();
+            let (container, addr) =
+                eventually(&what, async || Ok(Some(self.try_add().await?))).await;
             self.held.insert(container, addr);
         }
     }
@@ -60,6 +60,6 @@ impl Node {
 }
 
 /// Creates the Node, which is otherwise the kubelet's task.
-pub async fn register(hand: &Fixtures, name: &str) {
-    hand.node(GROUP, name).await.unwrap();
+pub async fn register(api: &Fixtures, name: &str) {
+    api.node(GROUP, name).await.unwrap();
 }

@@ -138,7 +138,7 @@ pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> 
     let ledger = &inventory.registry.ledger;
     let allocated = |root: &Cidr| {
         let root = *root;
-        let all = ledger.overlapping(&root).map(|(_, claim)| claim.cidr);
+        let all = ledger.overlapping(&root).map(|(_, holding)| holding.cidr);
         all.filter(move |cidr| root.contains(cidr))
     };
     let roots = state.space.cidrs(family);

@@ -94,9 +94,9 @@ pub async fn run() -> Result<()> {
     let mut full = agents.agent("full", &[]).await?;
     full.fill(1000).await?;
     let restarts = [
-        agents.restart(&mut full).await?,
-        agents.restart(&mut full).await?,
-        agents.restart(&mut full).await?,
+        full.restart().await?,
+        full.restart().await?,
+        full.restart().await?,
     ];
     let filled = full.usage()?;
     let mut facts = table(&["of an agent", ""]);

@@ -39,8 +39,8 @@ impl Agents {
     pub async fn agent(&self, name: &str, flags: &[&str]) -> Result<Agent> {
         let node = format!("{POOL}-{name}");
         self.hand.node(POOL, &node).await?;
-        let mut agent = NodeAgent::new(&node, flags)?;
-        self.start_agent(&mut agent).await?;
+        let mut agent = NodeAgent::new(&self.stage.control_plane, ADMIN, &node, flags)?;
+        start(&mut agent).await?;
         until("the agent has a block", LIMIT, async || {
             agent.add(add("probe")).await?;
             agent.ask(Op::Del(attachment("probe"))).await?;
@@ -50,26 +50,26 @@ impl Agents {
         Ok(Agent(agent))
     }
 
-    async fn start_agent(&self, agent: &mut NodeAgent) -> Result<()> {
-        agent.start(&self.stage.control_plane, ADMIN)?;
-        agent.running()?.wait_ready(LIMIT).await?;
-        Ok(())
-    }
-
-    /// Kills an agent and starts it again; returns the time until it is ready.
-    pub async fn restart(&self, Agent(agent): &mut Agent) -> Result<Duration> {
-        agent.running()?.process().kill()?;
-        let start = Instant::now();
-        self.start_agent(agent).await?;
-        Ok(start.elapsed())
-    }
-
     pub async fn requests(&self) -> Result<Vec<metrics::Sample>> {
         self.stage.control_plane.apiserver_metrics().await
     }
 }
 
+async fn start(agent: &mut NodeAgent) -> Result<()> {
+    agent.start()?;
+    agent.running()?.wait_ready(LIMIT).await?;
+    Ok(())
+}
+
 impl Agent {
+    /// Kills the agent and starts it again; returns the time until it is ready.
+    pub async fn restart(&mut self) -> Result<Duration> {
+        self.0.running()?.process().kill()?;
+        let killed = Instant::now();
+        start(&mut self.0).await?;
+        Ok(killed.elapsed())
+    }
+
     /// The `ipam` section of a CNI configuration with which the CNI plugin asks this agent.
     pub fn ipam(&self) -> serde_json::Value {
         json!({

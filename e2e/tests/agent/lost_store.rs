@@ -2,32 +2,28 @@
 
 use std::os::unix::fs::FileExt as _;
 
-use cadastre_e2e::fixtures::{GROUP, LIMIT, labelled};
+use cadastre_e2e::fixtures::{GROUP, labelled};
 use cadastre_e2e::nodes;
-use cadastre_e2e::wait::until;
 use cadastre_node::OpErrorKind;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::{Machine, add_of, pool, publishes, shared};
+use crate::{add_of, eventually, patch, publishes, start, uid};
 
 #[tokio::test]
 async fn ranges_of_an_earlier_node_object_give_nothing_new() {
-    let (stage, hand) = shared().await;
     // While the old block is quarantined, the pool has no other block for the new node.
     let terms = json!({"quarantineSeconds": 86400});
-    pool(&hand, "again", "10.40.0.0/28", terms).await;
-    let flags = ["--publish-interval", "0.5", "--add-wait", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "again", &flags).await;
+    let flags = ["--add-wait", "0.5"];
+    let (api, mut machine) = start("again", "10.40.0.0/28", terms, &flags).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&hand, "again-1", vec![first.clone()]).await;
-    hand.delete_node("again-1").await.unwrap();
-    let refusal = until("nothing new is given", LIMIT, async || {
+    publishes(&api, "again-1", vec![first.clone()]).await;
+    api.delete_node("again-1").await.unwrap();
+    let refusal = eventually("nothing new is given", async || {
         machine.del("c2").await;
         Ok(machine.add("c2").await.err())
     })
-    .await
-    .unwrap();
+    .await;
     assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
     assert_eq!(
         machine.add("c1").await.unwrap(),
@@ -38,16 +34,17 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     // back.
     let mut other = labelled(nodes::node("again-1", "192.0.2.1"), &[(GROUP, "again")]);
     other.spec.as_mut().unwrap().provider_id = Some("e2e://another".to_owned());
-    let node = hand.create_node(other).await.unwrap();
+    let node = api.create_node(other).await.unwrap();
     machine.log_says(&node.uid().unwrap()).await;
     machine.add("c2").await.unwrap_err();
     machine.kill();
-    machine.start(&stage.control_plane);
-    let again = until("it is at work again", LIMIT, async || {
+    machine.start();
+    let again = eventually("it is at work again", async || {
         machine.agent().get("/healthz").await?;
         Ok(Some(machine.add("c1").await?))
-    });
-    assert_eq!(again.await.unwrap(), first);
+    })
+    .await;
+    assert_eq!(again, first);
     machine.add("c2").await.unwrap_err();
     assert_eq!(
         machine.list().await.blocks.len(),
@@ -56,7 +53,7 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     );
     // The new node gets a block of its own once the pool has one.
     let more = json!({"ipv4": {"cidrs": ["10.40.0.0/28", "10.40.1.0/28"]}});
-    hand.change_pool("again", more).await.unwrap();
+    api.change_pool("again", more).await.unwrap();
     machine.ready().await;
     let second = machine.add("c2").await.unwrap();
     assert!(second.starts_with("10.40.1."), "{second}");
@@ -64,19 +61,16 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
 
 #[tokio::test]
 async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "rot", "10.41.0.0/27", json!({"cooldownSeconds": 0})).await;
-    let flags = ["--publish-interval", "0.5"];
-    let (mut machine, node) = Machine::of_group(&stage.control_plane, &hand, "rot", &flags).await;
-    let pod = hand.pod("rot-pod", "rot-1", &[]).await.unwrap();
+    let (api, mut machine) = start("rot", "10.41.0.0/27", json!({"cooldownSeconds": 0}), &[]).await;
+    let pod = api.pod("rot-pod", "rot-1", &[]).await.unwrap();
     let first = machine.add_with(add_of(&pod, "c1")).await.unwrap();
     let second = machine.add("c2").await.unwrap();
-    publishes(&hand, "rot-1", vec![first.clone(), second.clone()]).await;
+    publishes(&api, "rot-1", vec![first.clone(), second.clone()]).await;
     machine.kill();
     // The CNI plugin assigns this address while no agent runs. So no NodeAddresses lists it, and only the pod's status
     // shows it.
     let third = machine.add("c3").await.unwrap();
-    hand.pod("rot-late", "rot-1", &[&third]).await.unwrap();
+    api.pod("rot-late", "rot-1", &[&third]).await.unwrap();
     let file = std::fs::OpenOptions::new()
         .write(true)
         .open(machine.store());
@@ -86,18 +80,18 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
         file.write_all_at(b"rotten", at).unwrap();
     }
     drop(file);
-    machine.start(&stage.control_plane);
+    machine.start();
     machine.ready().await;
     let aside = machine.path("lib/node.redb.damaged-1");
     assert!(aside.exists(), "{}", machine.log());
     assert!(
         machine
-            .figure("cadastre_agent_store_damaged_total", &[])
+            .metric("cadastre_agent_store_damaged_total", &[])
             .await
             > 0.5
     );
-    let text = hand
-        .event(&node.uid().unwrap(), "StoreDamaged")
+    let text = api
+        .event(&uid(&api, "rot-1").await, "StoreDamaged")
         .await
         .unwrap();
     assert!(text.contains("damaged-1"), "{text}");
@@ -112,20 +106,17 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
         );
     }
     machine.del("c1").await;
-    assert!(machine.held().await.iter().all(|(id, _)| id != "c1"));
+    assert!(machine.in_use().await.iter().all(|(id, _)| id != "c1"));
 }
 
 #[tokio::test]
 async fn a_store_that_is_removed_under_its_feet_is_made_anew() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "gone", "10.42.0.0/27", json!({})).await;
-    let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "gone", &flags).await;
+    let (api, mut machine) = start("gone", "10.42.0.0/27", json!({}), &[]).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&hand, "gone-1", vec![first.clone()]).await;
+    publishes(&api, "gone-1", vec![first.clone()]).await;
     machine.stop().await;
     std::fs::remove_file(machine.store()).unwrap();
-    machine.start(&stage.control_plane);
+    machine.start();
     machine.ready().await;
     assert_eq!(machine.add("c1").await.unwrap(), first);
     assert_ne!(machine.add("c2").await.unwrap(), first);
@@ -133,21 +124,14 @@ async fn a_store_that_is_removed_under_its_feet_is_made_anew() {
 
 #[tokio::test]
 async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
-    let (stage, hand) = shared().await;
-    pool(
-        &hand,
-        "second",
-        "10.55.0.0/27",
-        json!({"cooldownSeconds": 0}),
-    )
-    .await;
     // The long interval keeps the agent from publishing the assignments before the store is lost.
     let flags = ["--publish-interval", "3600"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "second", &flags).await;
+    let terms = json!({"cooldownSeconds": 0});
+    let (api, mut machine) = start("second", "10.55.0.0/27", terms, &flags).await;
     let mut live = Vec::new();
     for n in 0..6 {
         let name = format!("second-{n}");
-        let pod = hand.pod(&name, "second-1", &[]).await.unwrap();
+        let pod = api.pod(&name, "second-1", &[]).await.unwrap();
         let mut add = add_of(&pod, &name);
         add.attachment.network = "storage".to_owned();
         add.attachment.ifname = "net1".to_owned();
@@ -157,17 +141,17 @@ async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
             {"name": "net", "interface": "eth0", "ips": ["192.0.2.1"], "default": true},
             {"name": "default/storage", "interface": "net1", "ips": [address]},
         ]);
-        let patch = kube::api::Patch::Merge(json!({"metadata": {"annotations": {
+        let annotations = json!({
             "k8s.v1.cni.cncf.io/networks": "storage",
             "k8s.v1.cni.cncf.io/network-status": status.to_string(),
-        }}}));
-        let params = kube::api::PatchParams::default();
-        hand.pods.patch(&name, &params, &patch).await.unwrap();
+        });
+        let annotated = json!({"metadata": {"annotations": annotations}});
+        patch(&api.pods, &name, annotated).await;
         live.push(address);
     }
     machine.kill();
     std::fs::remove_file(machine.store()).unwrap();
-    machine.start(&stage.control_plane);
+    machine.start();
     machine.ready().await;
     for n in 0..6 {
         let given = machine.add(&format!("new{n}")).await.unwrap();
@@ -177,20 +161,12 @@ async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
 
 #[tokio::test]
 async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_before() {
-    let (stage, hand) = shared().await;
-    pool(
-        &hand,
-        "wiped",
-        "10.56.0.0/26",
-        json!({"cooldownSeconds": 0}),
-    )
-    .await;
-    let flags = ["--publish-interval", "0.5", "--leak-grace", "1"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "wiped", &flags).await;
+    let terms = json!({"cooldownSeconds": 0});
+    let (api, mut machine) = start("wiped", "10.56.0.0/26", terms, &["--leak-grace", "1"]).await;
     let mut pods = Vec::new();
     for n in 0..5 {
         let name = format!("wiped-{n}");
-        pods.push(hand.pod(&name, "wiped-1", &[]).await.unwrap());
+        pods.push(api.pod(&name, "wiped-1", &[]).await.unwrap());
     }
     for boot in 0..3 {
         let mut addresses = Vec::new();
@@ -199,18 +175,15 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
             addresses.push(machine.add_with(add_of(pod, &id)).await.unwrap());
         }
         // Attachments of the boot before are released, so that only the new addresses are published.
-        publishes(&hand, "wiped-1", addresses).await;
+        publishes(&api, "wiped-1", addresses).await;
         machine.stop().await;
         std::fs::remove_file(machine.store()).unwrap();
         // Pretends that the published objects were written in another boot: the real boot id cannot change here.
-        let patch = kube::api::Patch::Merge(json!({"status": {"agent": {"bootID": "earlier"}}}));
-        let params = kube::api::PatchParams::default();
-        let patched = hand.subnets.patch_status("wiped-1", &params, &patch);
-        patched.await.unwrap();
-        let patch = kube::api::Patch::Merge(json!({"spec": {"bootID": "earlier"}}));
-        let patched = hand.addresses.patch("wiped-1", &params, &patch);
-        patched.await.unwrap();
-        machine.start(&stage.control_plane);
+        let status = json!({"agent": {"bootID": "earlier"}});
+        api.write_status("wiped-1", status).await.unwrap();
+        let list = json!({"spec": {"bootID": "earlier"}});
+        patch(&api.addresses, "wiped-1", list).await;
+        machine.start();
         machine.ready().await;
     }
 }

@@ -3,25 +3,22 @@
 use std::fs;
 
 use cadastre_e2e::Fixtures;
-use cadastre_e2e::fixtures::LIMIT;
-use cadastre_e2e::wait::until;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::{Machine, pool, shared};
+use crate::{eventually, start, uid};
 
 const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
     {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
 /// Waits until the condition `ServedByOthers` of NodeSubnet `beside-1` has this reason, and returns the condition.
-async fn says(hand: &Fixtures, reason: &str) -> Condition {
+async fn says(api: &Fixtures, reason: &str) -> Condition {
     let of = |it: &cadastre_api::NodeSubnet| {
         let all = it.status.iter().flat_map(|it| &it.conditions);
         let mut all = all.filter(|it| it.type_ == "ServedByOthers" && it.reason == reason);
         all.next().cloned()
     };
-    let subnet = hand
+    let subnet = api
         .subnet_until("beside-1", reason, |it| of(it).is_some())
         .await
         .unwrap();
@@ -30,26 +27,23 @@ async fn says(hand: &Fixtures, reason: &str) -> Condition {
 
 #[tokio::test]
 async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
-    let (stage, hand) = shared().await;
-    let (cluster, group) = (&stage.control_plane, "beside");
-    pool(&hand, group, "10.61.0.0/24", json!({})).await;
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);
     let (ours, theirs) = (file("05-cadastre.conflist"), file("10-kindnet.conflist"));
     let conf = format!("--cni-conf={}", ours.display());
-    let flags = [&conf, "--publish-interval", "0.5"];
+    let flags = [conf.as_str()];
     let written = async || {
         let is_there = async || Ok(fs::exists(&ours)?.then_some(()));
-        until("ours is written", LIMIT, is_there).await.unwrap();
+        eventually("the agent's configuration exists", is_there).await;
     };
     fs::write(&theirs, KINDNET).unwrap();
 
     // The agent writes no configuration and reports that. It is ready nevertheless, because helm waits for it.
-    let (mut machine, node) = Machine::of_group(cluster, &hand, group, &flags).await;
-    let uid = node.uid().unwrap();
-    let left = says(&hand, "LeftToOthers").await;
+    let (api, mut machine) = start("beside", "10.61.0.0/24", json!({}), &flags).await;
+    let uid = uid(&api, "beside-1").await;
+    let left = says(&api, "LeftToOthers").await;
     assert_eq!(left.status, "True");
-    let event = hand.event(&uid, "LeftToOthers").await.unwrap();
+    let event = api.event(&uid, "LeftToOthers").await.unwrap();
     for text in [&left.message, &event] {
         let parts = ["10-kindnet.conflist", "agent.cni.overOthers=true"];
         assert!(parts.iter().all(|it| text.contains(it)), "{text}");
@@ -62,24 +56,24 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     machine.add("asked-by-a-network-of-its-own").await.unwrap();
     // A restart of the agent changes nothing and does not emit the event again.
     machine.stop().await;
-    machine.start(cluster);
+    machine.start();
     machine.ready().await;
     machine
         .log_says("new pods of the node get no address")
         .await;
-    assert_eq!(says(&hand, "LeftToOthers").await, left);
-    assert_eq!(hand.event_count(&uid, "LeftToOthers").await.unwrap(), 1);
+    assert_eq!(says(&api, "LeftToOthers").await, left);
+    assert_eq!(api.event_count(&uid, "LeftToOthers").await.unwrap(), 1);
     assert!(!ours.exists());
 
     // Once the other configuration is removed, the agent writes its own.
     fs::remove_file(&theirs).unwrap();
     written().await;
-    assert_eq!(says(&hand, "OursFirst").await.status, "False");
+    assert_eq!(says(&api, "OursFirst").await.status, "False");
     // The other configuration comes back and sorts after the agent's. So the agent's configuration stays, also across a
     // restart.
     fs::write(&theirs, KINDNET).unwrap();
     machine.stop().await;
-    machine.start(cluster);
+    machine.start();
     machine.ready().await;
     machine
         .log_says("the runtime goes by 05-cadastre.conflist")
@@ -88,21 +82,21 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     // The other configuration sorts first now, so the runtime uses it, and the agent reports that.
     let first = file("00-first.conflist");
     fs::rename(&theirs, &first).unwrap();
-    let behind = says(&hand, "OthersFirst").await;
+    let behind = says(&api, "OthersFirst").await;
     assert!(
         behind.message.contains("00-first.conflist comes before"),
         "{behind:?}"
     );
-    hand.event(&uid, "OthersFirst").await.unwrap();
+    api.event(&uid, "OthersFirst").await.unwrap();
     assert!(ours.exists());
     fs::rename(&first, &theirs).unwrap();
-    assert_eq!(says(&hand, "OursFirst").await.status, "False");
+    assert_eq!(says(&api, "OursFirst").await.status, "False");
 
     // With its configuration removed and the flag set, the agent writes its configuration beside the other one.
     machine.stop().await;
     fs::remove_file(&ours).unwrap();
     machine.flags.push("--cni-conf-over-others".to_owned());
-    machine.start(cluster);
+    machine.start();
     machine.ready().await;
     written().await;
     assert!(theirs.exists());

@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 use rustix::thread::set_thread_res_uid;
 use serde_json::json;
 
-use crate::{Machine, pool, shared};
+use crate::start;
 
 /// Longer than the time after which either socket closes a connection on which the client sends nothing.
 const LONG: Duration = Duration::from_secs(25);
@@ -41,9 +41,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 #[tokio::test]
 async fn garbage_is_refused_in_words_or_cut_and_nobody_else_notices() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "junk", "10.84.0.0/27", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "junk", &[]).await;
+    let (_, machine) = start("junk", "10.84.0.0/27", json!({}), &[]).await;
     let first = machine.add("c1").await.unwrap();
     let zeros = vec![0; 3 << 20];
     let nines = vec![0xff; 3 << 20];
@@ -74,14 +72,12 @@ async fn garbage_is_refused_in_words_or_cut_and_nobody_else_notices() {
         let answer = String::from_utf8_lossy(&answer).into_owned();
         assert!(answer.contains(says), "{body}: {answer}");
     }
-    assert_eq!(machine.held().await, [("c1".to_owned(), first)]);
+    assert_eq!(machine.in_use().await, [("c1".to_owned(), first)]);
 }
 
 #[tokio::test]
 async fn too_much_is_refused_and_many_calls_are_served_in_their_turn() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "much", "10.85.0.0/27", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "much", &[]).await;
+    let (_, machine) = start("much", "10.85.0.0/27", json!({}), &[]).await;
     let mut client = client(&machine.socket());
     let long = v1::AddRequest {
         addresses: vec!["x".repeat(2 << 20)],
@@ -119,9 +115,7 @@ fn silent(path: &Path, count: usize) -> Vec<UnixStream> {
 
 #[tokio::test]
 async fn who_takes_all_places_and_says_nothing_loses_them() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "idle", "10.86.0.0/27", json!({})).await;
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "idle", &[]).await;
+    let (_, machine) = start("idle", "10.86.0.0/27", json!({}), &[]).await;
     // A client that watches and answers HTTP/2 pings must keep its connection, while silent connections are closed.
     let mut states = client(&machine.socket())
         .watch(v1::WatchRequest {})
@@ -134,7 +128,7 @@ async fn who_takes_all_places_and_says_nothing_loses_them() {
     let others = silent(&machine.socket(), CONNECTIONS + 8);
     // All connections are occupied, so the CNI plugin cannot reach the agent and uses the store itself.
     let first = machine.add("c1").await.unwrap();
-    assert_eq!(machine.held().await, [("c1".to_owned(), first.clone())]);
+    assert_eq!(machine.in_use().await, [("c1".to_owned(), first.clone())]);
     let waited = begun.elapsed();
     assert!(waited < LONG, "{waited:?}");
     assert_eq!(machine.add("c1").await.unwrap(), first);
@@ -149,9 +143,7 @@ async fn another_user_is_not_served_even_where_the_files_let_him() {
         println!("skipped: another user cannot be played without being root");
         return;
     }
-    let (stage, hand) = shared().await;
-    pool(&hand, "user", "10.87.0.0/27", json!({})).await;
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "user", &[]).await;
+    let (_, mut machine) = start("user", "10.87.0.0/27", json!({}), &[]).await;
     let mode = |path: &PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let (plugins, others) = (machine.plugin_socket(), machine.socket());
     assert_eq!((mode(&plugins), mode(&others)), (0o600, 0o600));

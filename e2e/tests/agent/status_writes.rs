@@ -2,31 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::fixtures::LIMIT;
-use cadastre_e2e::wait::until;
 use serde_json::json;
 
-use crate::{Machine, pool, publishes, shared};
+use crate::{Machine, eventually, publishes, start};
 
 /// Returns the number of PATCHes that the agent has sent to the API server.
 async fn writes(machine: &Machine) -> f64 {
     let name = "rest_client_requests_total";
-    machine.figure(name, &[("method", "PATCH")]).await
+    machine.metric(name, &[("method", "PATCH")]).await
 }
 
 /// A minute with ten pods per second, compressed to a tenth: the publish interval and the cooldown are a tenth, too.
 #[tokio::test]
 async fn churn_costs_at_most_a_write_in_fifty_pod_events() {
     const PODS: u32 = 600;
-    let (stage, hand) = shared().await;
-    hand.block_pool(
-        "churn",
-        json!({"ipv4": {"cidrs": ["10.20.0.0/16"]}, "cooldownSeconds": 3, "idleSeconds": 86400}),
-    )
-    .await
-    .unwrap();
     let flags = ["--publish-interval", "3", "--add-wait", "5"];
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "churn", &flags).await;
+    let range = "10.20.0.0/16";
+    let terms = json!({"ipv4": {"cidrs": [range]}, "cooldownSeconds": 3, "idleSeconds": 86400});
+    let (api, machine) = start("churn", range, terms, &flags).await;
     let before = writes(&machine).await;
     let begun = Instant::now();
     let pace = Duration::from_millis(10);
@@ -45,43 +38,34 @@ async fn churn_costs_at_most_a_write_in_fifty_pod_events() {
         written / events
     );
     assert!(written <= 0.02 * events, "{written} writes");
-    let held = machine.held().await.into_iter().map(|(_, it)| it).collect();
-    publishes(&hand, "churn-1", held).await;
+    let held = machine
+        .in_use()
+        .await
+        .into_iter()
+        .map(|(_, it)| it)
+        .collect();
+    publishes(&api, "churn-1", held).await;
 }
 
 #[tokio::test]
 async fn nothing_is_written_while_nothing_changes() {
-    let (stage, hand) = shared().await;
-    pool(
-        &hand,
-        "quiet",
-        "10.21.0.0/24",
-        json!({"cooldownSeconds": 1}),
-    )
-    .await;
-    let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "quiet", &flags).await;
+    let terms = json!({"cooldownSeconds": 1});
+    let (api, mut machine) = start("quiet", "10.21.0.0/24", terms, &[]).await;
     let address = machine.add("c1").await.unwrap();
     machine.add("c2").await.unwrap();
     machine.del("c2").await;
-    publishes(&hand, "quiet-1", vec![address]).await;
+    publishes(&api, "quiet-1", vec![address]).await;
     // When the cooldown is over, the address is reported as free. Nothing else changes after that.
-    until("the released address is told as free", LIMIT, async || {
-        let status = hand
-            .subnets
-            .get("quiet-1")
-            .await?
-            .status
-            .unwrap_or_default();
+    eventually("the released address is told as free", async || {
+        let status = api.subnets.get("quiet-1").await?.status.unwrap_or_default();
         let block = &status.blocks[0];
         anyhow::ensure!((block.cooling, block.free) == (0, 12), "{block:?}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await;
     let (written, version) = (
         writes(&machine).await,
-        hand.subnets.get("quiet-1").await.unwrap(),
+        api.subnets.get("quiet-1").await.unwrap(),
     );
     // Several publish intervals must pass without a write, so this test sleeps.
     let before = machine.agent().process().usage().unwrap();
@@ -97,7 +81,7 @@ async fn nothing_is_written_while_nothing_changes() {
         "{busy:?} of CPU in 5 idle seconds"
     );
     assert!((writes(&machine).await - written).abs() < 0.5);
-    let now = hand.subnets.get("quiet-1").await.unwrap();
+    let now = api.subnets.get("quiet-1").await.unwrap();
     assert_eq!(
         now.metadata.resource_version,
         version.metadata.resource_version
@@ -106,29 +90,22 @@ async fn nothing_is_written_while_nothing_changes() {
 
 #[tokio::test]
 async fn a_status_that_somebody_else_wrote_is_set_right() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "right", "10.22.0.0/24", json!({})).await;
-    let flags = ["--publish-interval", "0.5"];
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "right", &flags).await;
+    let (api, machine) = start("right", "10.22.0.0/24", json!({}), &[]).await;
     let address = machine.add("c1").await.unwrap();
-    publishes(&hand, "right-1", vec![address.clone()]).await;
-    let patch = kube::api::Patch::Merge(json!({"status": {"blocks": [], "pools": []}}));
-    let params = kube::api::PatchParams::default();
-    hand.subnets
-        .patch_status("right-1", &params, &patch)
-        .await
-        .unwrap();
-    hand.subnet_until("right-1", "tells of its block again", |it| {
+    publishes(&api, "right-1", vec![address.clone()]).await;
+    let empty = json!({"blocks": [], "pools": []});
+    api.write_status("right-1", empty).await.unwrap();
+    api.subnet_until("right-1", "tells of its block again", |it| {
         let mut blocks = it.status.iter().flat_map(|it| &it.blocks);
         blocks.next().is_some_and(|it| it.used == 1)
     })
     .await
     .unwrap();
     let nothing = cadastre_api::NodeAddressesSpec::default();
-    hand.list_addresses("right-1", nothing).await.unwrap();
-    publishes(&hand, "right-1", vec![address.clone()]).await;
+    api.list_addresses("right-1", nothing).await.unwrap();
+    publishes(&api, "right-1", vec![address.clone()]).await;
     let params = kube::api::DeleteParams::default();
-    hand.addresses.delete("right-1", &params).await.unwrap();
-    publishes(&hand, "right-1", vec![address]).await;
+    api.addresses.delete("right-1", &params).await.unwrap();
+    publishes(&api, "right-1", vec![address]).await;
     drop(machine);
 }

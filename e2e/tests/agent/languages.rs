@@ -4,7 +4,7 @@ use anyhow::Result;
 use cadastre_e2e::clients::{self, Desk};
 use serde_json::json;
 
-use super::{Machine, pool, shared};
+use crate::start;
 
 /// The socket's path in the code on the page, which the test replaces.
 const SOCKET: &str = "/run/cadastre/agent.sock";
@@ -57,11 +57,9 @@ async fn programs_in_python_and_go_are_served() {
             return;
         }
     };
-    let (stage, hand) = shared().await;
     // The cooldown is longer than the builds of the Go programs take, so the released addresses still cool at the end.
     let spec = json!({"cooldownSeconds": 3600});
-    pool(&hand, "tongues", "10.90.0.0/28", spec).await;
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "tongues", &[]).await;
+    let (_, machine) = start("tongues", "10.90.0.0/28", spec, &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let desk = Desk::new(folder.path(), &environment).unwrap();
     let socket = machine.socket().display().to_string();

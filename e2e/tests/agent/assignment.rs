@@ -3,21 +3,18 @@
 use std::collections::BTreeSet;
 
 use cadastre_agent::grpc::{client, v1};
-use cadastre_e2e::fixtures::LIMIT;
-use cadastre_e2e::wait::until;
 use cadastre_node::{Add, Check, Gc, Op, OpErrorKind, OpOutcome};
 use kube::ResourceExt as _;
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::{Machine, add, add_of, addr, attachment, pool, publishes, shared};
+use crate::{
+    Machine, add, add_of, addr, annotated_pod, attachment, eventually, pool, publishes, shared,
+    start, uid,
+};
 
 #[tokio::test]
 async fn a_node_gets_its_first_block_and_gives_from_it() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "give", "10.1.0.0/24", json!({})).await;
-    let flags = ["--publish-interval", "1"];
-    let (mut machine, node) = Machine::of_group(&stage.control_plane, &hand, "give", &flags).await;
+    let (api, mut machine) = start("give", "10.1.0.0/24", json!({}), &[]).await;
     let OpOutcome::Assigned(given) = machine.ask(Op::Add(add("c1"))).await.unwrap() else {
         panic!("no address")
     };
@@ -35,17 +32,17 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     let second = machine.add("c2").await.unwrap();
     let first = first.address.to_string();
     assert_ne!(first, second);
-    publishes(&hand, "give-1", vec![first.clone(), second.clone()]).await;
+    publishes(&api, "give-1", vec![first.clone(), second.clone()]).await;
     let counts_both = |it: &cadastre_api::NodeSubnet| {
         let mut blocks = it.status.iter().flat_map(|it| &it.blocks);
         blocks.next().is_some_and(|it| it.used == 2)
     };
-    let told = hand.subnet_until("give-1", "counts both", counts_both);
+    let told = api.subnet_until("give-1", "counts both", counts_both);
     let status = told.await.unwrap().status.unwrap();
-    assert_eq!(status.node_uid, node.uid());
-    let list = hand.addresses.get("give-1").await.unwrap();
+    assert_eq!(status.node_uid, Some(uid(&api, "give-1").await));
+    let list = api.addresses.get("give-1").await.unwrap();
     let owner = &list.metadata.owner_references.as_ref().unwrap()[0];
-    let subnet = hand.subnets.get("give-1").await.unwrap();
+    let subnet = api.subnets.get("give-1").await.unwrap();
     assert_eq!(Some(&owner.uid), subnet.metadata.uid.as_ref());
     assert_eq!(Some(&list.spec.node_uid), status.node_uid.as_ref());
     assert!(!list.spec.boot_id.is_empty() && list.spec.as_of.is_some());
@@ -64,7 +61,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     assert_eq!(other.why, OpErrorKind::Mismatch);
     machine.del("c1").await;
     machine.del("c1").await;
-    publishes(&hand, "give-1", vec![second.clone()]).await;
+    publishes(&api, "give-1", vec![second.clone()]).await;
     assert_ne!(machine.add("c3").await.unwrap(), first, "it cools");
     machine
         .ask(Op::Gc(Gc {
@@ -73,27 +70,27 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
         }))
         .await
         .unwrap();
-    assert_eq!(machine.held().await, [("c2".to_owned(), second)]);
+    assert_eq!(machine.in_use().await, [("c2".to_owned(), second)]);
     machine.ask(Op::Status).await.unwrap();
     machine.stop().await;
 }
 
 #[tokio::test]
 async fn other_programs_ask_over_grpc() {
-    let (stage, hand) = shared().await;
+    let (cluster, api) = shared().await;
     pool(
-        &hand,
+        &api,
         "grpc",
         "10.2.0.0/24",
         json!({"ipv6": {"cidrs": ["fd00:2::/112"]}, "routes": [{"dst": "0.0.0.0/0"}]}),
     )
     .await;
-    let (machine, node) = Machine::of_group(&stage.control_plane, &hand, "grpc", &[]).await;
+    let machine = Machine::of_group(&cluster.control_plane, &api, "grpc", &[]).await;
     let mut client = client(&machine.socket());
     let pong = client.ping(v1::PingRequest {}).await.unwrap().into_inner();
     assert_eq!(
         (pong.node.as_str(), Some(pong.node_uid)),
-        ("grpc-1", node.uid())
+        ("grpc-1", Some(uid(&api, "grpc-1").await))
     );
     let attachment = v1::Attachment {
         network: "net".to_owned(),
@@ -151,16 +148,14 @@ async fn other_programs_ask_over_grpc() {
         attachment: Some(attachment),
     };
     client.del(del).await.unwrap();
-    assert!(machine.held().await.is_empty());
+    assert!(machine.in_use().await.is_empty());
 }
 
 #[tokio::test]
 async fn blocks_are_asked_for_before_the_last_address_is_gone_and_surplus_is_let_go() {
-    let (stage, hand) = shared().await;
     let terms = json!({"warm": {"low": 3, "high": 6}, "cooldownSeconds": 0, "idleSeconds": 86400});
-    pool(&hand, "warm", "10.3.0.0/24", terms).await;
     let flags = ["--add-wait", "0"];
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "warm", &flags).await;
+    let (api, machine) = start("warm", "10.3.0.0/24", terms, &flags).await;
     // With 11 of 13 addresses in use, fewer than `warm.low` are free, so the agent asks for another block.
     let mut given = BTreeSet::new();
     for (upto, blocks) in [(11, 2), (24, 3)] {
@@ -168,54 +163,50 @@ async fn blocks_are_asked_for_before_the_last_address_is_gone_and_surplus_is_let
             let address = machine.add(&format!("c{n}")).await.unwrap();
             assert!(given.insert(address), "given twice");
         }
-        hand.listed("warm-1", blocks).await.unwrap();
+        api.listed("warm-1", blocks).await.unwrap();
     }
     for n in 0..given.len() {
         machine.del(&format!("c{n}")).await;
     }
     // Once all addresses are released, more than `warm.high` are free, so the agent releases blocks until one is left.
-    hand.listed("warm-1", 1).await.unwrap();
+    api.listed("warm-1", 1).await.unwrap();
     machine.add("last").await.unwrap();
 }
 
 #[tokio::test]
 async fn a_pod_s_annotations_choose_pools_and_addresses() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "note-a", "10.4.0.0/28", json!({"priority": 5})).await;
+    let (cluster, api) = shared().await;
+    pool(&api, "note-a", "10.4.0.0/28", json!({"priority": 5})).await;
     pool(
-        &hand,
+        &api,
         "note-b",
         "10.4.1.0/28",
         json!({"assignment": "Manual"}),
     )
     .await;
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "note", &[]).await;
-    let annotated = async |name: &str, notes: serde_json::Value| {
-        let pod = hand.pod(name, "note-1", &[]).await.unwrap();
-        let patch = Patch::Merge(json!({"metadata": {"annotations": notes}}));
-        let params = PatchParams::default();
-        hand.pods.patch(name, &params, &patch).await.unwrap();
-        pod
+    let machine = Machine::of_group(&cluster.control_plane, &api, "note", &[]).await;
+    let annotated = async |name: &str, annotations: Value| {
+        annotated_pod(&api, "default", name, "note-1", annotations).await
     };
-    let plain = hand.pod("note-plain", "note-1", &[]).await.unwrap();
+    let plain = api.pod("note-plain", "note-1", &[]).await.unwrap();
     let given = machine.add_with(add_of(&plain, "c1")).await.unwrap();
     assert!(given.starts_with("10.4.0."), "{given}");
     let other = annotated("note-other", json!({"cadastre.dev/pools": "note-b"})).await;
-    let by_annotation = until("the watch has shown the annotation", LIMIT, async || {
+    eventually("the watch has shown the annotation", async || {
         machine.del("c2").await;
         let given = machine.add_with(add_of(&other, "c2")).await?;
         anyhow::ensure!(given.starts_with("10.4.1."), "{given}");
         Ok(Some(given))
-    });
-    by_annotation.await.unwrap();
+    })
+    .await;
     let fixed = annotated("note-fixed", json!({"cadastre.dev/addresses": "10.4.1.9"})).await;
-    let by_address = until("the watch has shown the annotation", LIMIT, async || {
+    eventually("the watch has shown the annotation", async || {
         machine.del("c3").await;
         let given = machine.add_with(add_of(&fixed, "c3")).await?;
         anyhow::ensure!(given == "10.4.1.9", "{given}");
         Ok(Some(()))
-    });
-    by_address.await.unwrap();
+    })
+    .await;
     let second = Add {
         attachment: cadastre_node::Attachment {
             ifname: "net1".to_owned(),
@@ -232,15 +223,14 @@ async fn a_pod_s_annotations_choose_pools_and_addresses() {
     )
     .await;
     let uid = wrong.uid().unwrap();
-    until("the watch has shown the annotation", LIMIT, async || {
+    eventually("the watch has shown the annotation", async || {
         machine.del("c4").await;
         machine.add_with(add_of(&wrong, "c4")).await?;
-        let told = hand.event_count(&uid, "InvalidAnnotation").await?;
+        let told = api.event_count(&uid, "InvalidAnnotation").await?;
         Ok((told == 1).then_some(()))
     })
-    .await
-    .unwrap();
-    let text = hand.event(&uid, "InvalidAnnotation").await.unwrap();
+    .await;
+    let text = api.event(&uid, "InvalidAnnotation").await.unwrap();
     assert!(text.contains("10.4.1.0/24"), "{text}");
     let absent = Add {
         pools: vec!["note-z".to_owned()],
@@ -253,20 +243,15 @@ async fn a_pod_s_annotations_choose_pools_and_addresses() {
 
 #[tokio::test]
 async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
-    let (stage, hand) = shared().await;
     let range = "10.17.0.0/26";
     let wide = json!({"cidrs": [range], "blockSize": 26});
     let terms = json!({"ipv4": wide, "cooldownSeconds": 3600});
-    pool(&hand, "anew", range, terms).await;
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "anew", &[]).await;
+    let (api, machine) = start("anew", range, terms, &[]).await;
     let fixed = async |name: &str, container: &str| {
-        let pod = hand.pod(name, "anew-1", &[]).await.unwrap();
-        let notes = json!({"cadastre.dev/addresses": "10.17.0.9"});
-        let patch = Patch::Merge(json!({"metadata": {"annotations": notes}}));
-        let params = PatchParams::default();
-        hand.pods.patch(name, &params, &patch).await.unwrap();
+        let annotations = json!({"cadastre.dev/addresses": "10.17.0.9"});
+        let pod = annotated_pod(&api, "default", name, "anew-1", annotations).await;
         // Until the agent's watch has delivered the annotation, the pod gets any address, so ADD is repeated.
-        until("the agent knows what it asks for", LIMIT, async || {
+        eventually("the agent knows what it asks for", async || {
             machine.del(container).await;
             match machine.add_with(add_of(&pod, container)).await {
                 Ok(given) => Ok((given == "10.17.0.9").then_some(given)),
@@ -275,11 +260,10 @@ async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
             }
         })
         .await
-        .unwrap()
     };
     assert_eq!(fixed("db-0", "c1").await, "10.17.0.9");
     machine.del("c1").await;
-    hand.delete_pod("db-0").await.unwrap();
+    api.delete_pod("db-0").await.unwrap();
     let stranger = fixed("db-1", "c2").await;
     assert!(stranger.contains("rests for another"), "{stranger}");
     assert_eq!(fixed("db-0", "c3").await, "10.17.0.9");

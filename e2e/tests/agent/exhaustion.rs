@@ -2,27 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::fixtures::LIMIT;
-use cadastre_e2e::wait::until;
 use cadastre_node::{Add, OpErrorKind};
 use serde_json::json;
 
-use crate::{Machine, add, pool, shared};
+use crate::{Machine, add, eventually, pool, shared, start};
 
 #[tokio::test]
 async fn an_add_on_a_dry_node_waits_for_its_block_and_gets_it() {
-    let (stage, hand) = shared().await;
+    let (cluster, api) = shared().await;
     pool(
-        &hand,
+        &api,
         "dry",
         "10.10.0.0/24",
         json!({"firstBlock": "OnDemand"}),
     )
     .await;
-    hand.node("dry", "dry-1").await.unwrap();
-    let mut machine = Machine::new("dry-1", &["--add-wait", "7"]);
-    machine.start(&stage.control_plane);
-    hand.subnet_until("dry-1", "names the pool", |it| it.spec.pools.len() == 1)
+    api.node("dry", "dry-1").await.unwrap();
+    let mut machine = Machine::new(&cluster.control_plane, "dry-1", &["--add-wait", "7"]);
+    machine.start();
+    api.subnet_until("dry-1", "names the pool", |it| it.spec.pools.len() == 1)
         .await
         .unwrap();
     machine.log_says("holds").await;
@@ -42,16 +40,20 @@ async fn an_add_on_a_dry_node_waits_for_its_block_and_gets_it() {
     addresses.sort();
     addresses.dedup();
     assert_eq!(addresses.len(), 20);
-    let waiting = machine.figure("cadastre_agent_adds_waiting", &[]).await;
+    let waiting = machine.metric("cadastre_agent_adds_waiting", &[]).await;
     assert!(waiting.abs() < 0.5);
 }
 
 #[tokio::test]
 async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "full", "10.11.0.0/28", json!({"cooldownSeconds": 0})).await;
     let flags = ["--add-wait", "1.5"];
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "full", &flags).await;
+    let (_, machine) = start(
+        "full",
+        "10.11.0.0/28",
+        json!({"cooldownSeconds": 0}),
+        &flags,
+    )
+    .await;
     for n in 0..13 {
         machine.add(&format!("c{n}")).await.unwrap();
     }
@@ -72,20 +74,19 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
     machine.ask(cadastre_node::Op::Status).await.unwrap();
     // As soon as an address is free, the same ADD succeeds.
     machine.del("c0").await;
-    until("an address is free again", LIMIT, async || {
+    eventually("an address is free again", async || {
         Ok(Some(machine.add("late").await?))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 #[tokio::test]
 async fn of_several_pools_the_next_is_asked_when_the_best_gives_nothing() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "next-a", "10.12.0.0/28", json!({"priority": 2})).await;
-    pool(&hand, "next-b", "10.12.1.0/24", json!({"priority": 1})).await;
+    let (cluster, api) = shared().await;
+    pool(&api, "next-a", "10.12.0.0/28", json!({"priority": 2})).await;
+    pool(&api, "next-b", "10.12.1.0/24", json!({"priority": 1})).await;
     let flags = ["--add-wait", "4"];
-    let (machine, _) = Machine::of_group(&stage.control_plane, &hand, "next", &flags).await;
+    let machine = Machine::of_group(&cluster.control_plane, &api, "next", &flags).await;
     for n in 0..13 {
         machine.add(&format!("c{n}")).await.unwrap();
     }
@@ -101,28 +102,29 @@ async fn of_several_pools_the_next_is_asked_when_the_best_gives_nothing() {
 
 #[tokio::test]
 async fn pools_that_run_dry_in_turn_refuse_nobody() {
-    let (stage, hand) = shared().await;
+    let (cluster, api) = shared().await;
     for n in 0..10 {
         let range = format!("10.15.{n}.0/24");
         let terms = json!({"assignment": "Manual", "warm": {"low": 0, "high": 0}});
-        pool(&hand, &format!("turn-{n}"), &range, terms).await;
+        pool(&api, &format!("turn-{n}"), &range, terms).await;
     }
-    hand.node("turn", "turn-1").await.unwrap();
-    let mut machine = Machine::new("turn-1", &[]);
-    machine.start(&stage.control_plane);
+    api.node("turn", "turn-1").await.unwrap();
+    let mut machine = Machine::new(&cluster.control_plane, "turn-1", &[]);
+    machine.start();
     for n in 0..10 {
         let name = format!("turn-{n}");
         let of_pool = Add {
             pools: vec![name.clone()],
             ..add(&name)
         };
-        let answer = until("the node knows the pool", LIMIT, async || {
+        let answer = eventually("the node knows the pool", async || {
             Ok(match machine.add_with(of_pool.clone()).await {
                 Err(refusal) if refusal.why != OpErrorKind::Exhausted => None,
                 answer => Some(answer),
             })
-        });
-        let refused = answer.await.unwrap().err();
+        })
+        .await;
+        let refused = answer.err();
         assert!(refused.is_none(), "{refused:?}");
     }
 }
@@ -130,18 +132,13 @@ async fn pools_that_run_dry_in_turn_refuse_nobody() {
 #[tokio::test]
 async fn a_crowd_of_pods_on_small_blocks_is_refused_nobody_and_costs_few_requests() {
     const PODS: usize = 110;
-    let (stage, hand) = shared().await;
     for (n, size) in [28, 30, 32].into_iter().enumerate() {
         let group = format!("crowd{size}");
         let range = format!("10.16.{}.0/20", 16 * n);
-        pool(
-            &hand,
-            &group,
-            &range,
-            json!({"ipv4": {"cidrs": [range], "blockSize": size}}),
-        )
-        .await;
-        let (machine, _) = Machine::of_group(&stage.control_plane, &hand, &group, &[]).await;
+        let terms = json!({"ipv4": {"cidrs": [range], "blockSize": size}});
+        // The agent's default interval, so that only urgent changes are written.
+        let flags = ["--publish-interval", "30"];
+        let (_, machine) = start(&group, &range, terms, &flags).await;
         let asked = Instant::now();
         let adds = (0..PODS).map(|n| {
             let machine = &machine;
@@ -158,7 +155,7 @@ async fn a_crowd_of_pods_on_small_blocks_is_refused_nobody_and_costs_few_request
             .filter_map(|it| it.0.as_ref().err())
             .collect();
         let writes = machine
-            .figure("cadastre_agent_status_writes_total", &[])
+            .metric("cadastre_agent_status_writes_total", &[])
             .await;
         println!(
             "/{size}: {} of {PODS} refused, the longest but one waited {:?}, {writes} writes of the status",

@@ -8,29 +8,27 @@ use std::process::{Command, Stdio};
 use cadastre_e2e::fixtures::GROUP;
 use cadastre_e2e::{daemon, nodes};
 use cadastre_node::OpErrorKind;
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{Machine, publishes, shared};
+use crate::{Machine, patch, publishes, shared};
 
 /// The node's podCIDR, of which pods can use 13 addresses.
 const RANGE: &str = "10.43.0.0/28";
 
 #[tokio::test]
 async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_live() {
-    let (cluster, fixtures) = shared().await;
+    let (cluster, api) = shared().await;
     let range =
         json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.43.0.0/24"], "blockSize": 28}});
-    fixtures.pool("moved", range).await.unwrap();
-    let mut machine = Machine::new("moved-1", &["--publish-interval", "0.5"]);
+    api.pool("moved", range).await.unwrap();
+    let mut machine = Machine::new(&cluster.control_plane, "moved-1", &[]);
     let before = host_local(&machine);
     let mut old = Vec::new();
     for id in ["h1", "h2", "h3"] {
         let result = call("ADD", id, machine.folder(), &before);
         let given = result["ips"][0]["address"].as_str().unwrap();
         let address = given.split('/').next().unwrap().to_owned();
-        fixtures
-            .pod(&format!("moved-{id}"), "moved-1", &[&address])
+        api.pod(&format!("moved-{id}"), "moved-1", &[&address])
             .await
             .unwrap();
         old.push(address);
@@ -38,24 +36,18 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
 
     // The node has a podCIDR from kube-controller-manager. The agent creates its store before the controller publishes
     // the podCIDR in a NodeSubnet.
-    fixtures
-        .create_node(nodes::node("moved-1", "192.0.2.1"))
+    api.create_node(nodes::node("moved-1", "192.0.2.1"))
         .await
         .unwrap();
-    machine.start(&cluster.control_plane);
+    machine.start();
     machine.log_says("a new store was made").await;
-    let patch = Patch::Merge(json!({
+    let change = json!({
         "metadata": {"labels": {GROUP: "moved"}},
         "spec": {"podCIDR": RANGE, "podCIDRs": [RANGE]},
-    }));
-    let params = PatchParams::default();
-    fixtures
-        .nodes
-        .patch("moved-1", &params, &patch)
-        .await
-        .unwrap();
+    });
+    patch(&api.nodes, "moved-1", change).await;
     machine.ready().await;
-    publishes(&fixtures, "moved-1", old.clone()).await;
+    publishes(&api, "moved-1", old.clone()).await;
     let mut all: BTreeSet<String> = old.iter().cloned().collect();
     for n in 0..10 {
         let given = machine.add(&format!("c{n}")).await.unwrap();
@@ -80,7 +72,7 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     assert!(!machine.path("networks/net").join(&old[0]).exists());
     // Neither DEL names an attachment that the agent knows. The agent has no runtime to ask for sandboxes, so it
     // decides by the pods. These still exist, so their addresses stay in use.
-    publishes(&fixtures, "moved-1", all.into_iter().collect()).await;
+    publishes(&api, "moved-1", all.into_iter().collect()).await;
     machine.stop().await;
 }
 

@@ -4,106 +4,97 @@
 use std::fs;
 
 use cadastre_api::Recall;
+use cadastre_e2e::Fixtures;
 use cadastre_e2e::fixtures::LIMIT;
-use cadastre_e2e::wait::until;
-use cadastre_e2e::{Fixtures, Options, TestCluster};
 use cadastre_node::{Op, OpErrorKind};
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::{FLAGS, Machine, pool, publishes, shared};
+use crate::{Machine, attachment, eventually, own_cluster, patch, pool, publishes, start};
 
-async fn delete_subnet(hand: &Fixtures, node: &str) -> String {
-    let uid = hand.subnets.get(node).await.unwrap().uid().unwrap();
+async fn delete_subnet(api: &Fixtures, node: &str) -> String {
+    let uid = api.subnets.get(node).await.unwrap().uid().unwrap();
     let params = DeleteParams::default();
-    hand.subnets.delete(node, &params).await.unwrap();
+    api.subnets.delete(node, &params).await.unwrap();
     uid
 }
 
 /// Waits until the NodeSubnet with the UID `old` is replaced by a new one with the same blocks.
-async fn restored(hand: &Fixtures, node: &str, old: &str, blocks: &[String]) {
+async fn restored(api: &Fixtures, node: &str, old: &str, blocks: &[String]) {
     let what = "is another object with the same blocks";
     let same = |it: &cadastre_api::NodeSubnet| {
         let listed = it.spec.blocks.iter().map(|it| &it.cidr);
         it.uid().is_some_and(|uid| uid != old) && listed.eq(blocks)
     };
-    hand.subnet_until(node, what, same).await.unwrap();
+    api.subnet_until(node, what, same).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
-    let (stage, hand) = shared().await;
     let terms = json!({"cooldownSeconds": 3600});
-    pool(&hand, "torn", "10.80.0.0/27", terms).await;
-    let flags = ["--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "torn", &flags).await;
-    let blocks = hand.listed("torn-1", 1).await.unwrap();
+    let (api, mut machine) = start("torn", "10.80.0.0/27", terms, &[]).await;
+    let blocks = api.listed("torn-1", 1).await.unwrap();
     let mut given = vec![machine.add("c0").await.unwrap()];
-    publishes(&hand, "torn-1", given.clone()).await;
+    publishes(&api, "torn-1", given.clone()).await;
     for n in 1..=3 {
         // The NodeSubnet is deleted twice while the agent runs, and once while it does not.
         if n == 3 {
             machine.kill();
         }
-        let old = delete_subnet(&hand, "torn-1").await;
+        let old = delete_subnet(&api, "torn-1").await;
         given.push(machine.add(&format!("c{n}")).await.unwrap());
-        restored(&hand, "torn-1", &old, &blocks).await;
+        restored(&api, "torn-1", &old, &blocks).await;
         if n == 3 {
-            machine.start(&stage.control_plane);
+            machine.start();
             machine.ready().await;
         }
-        publishes(&hand, "torn-1", given.clone()).await;
+        publishes(&api, "torn-1", given.clone()).await;
     }
     let mut different = given.clone();
     different.sort();
     different.dedup();
     assert_eq!(different.len(), given.len(), "{given:?}");
     assert_eq!(machine.add("c0").await.unwrap(), given[0]);
-    assert_eq!(hand.listed("torn-1", 1).await.unwrap(), blocks);
+    assert_eq!(api.listed("torn-1", 1).await.unwrap(), blocks);
 }
 
 #[tokio::test]
 async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
-    let mut stage = TestCluster::start(Options::default(), &FLAGS)
-        .await
-        .unwrap();
-    let hand = stage.fixtures().await.unwrap();
-    pool(&hand, "bare", "10.81.0.0/27", json!({})).await;
-    let flags = ["--publish-interval", "0.5", "--add-wait", "0.3"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "bare", &flags).await;
+    let (mut cluster, api) = own_cluster().await;
+    pool(&api, "bare", "10.81.0.0/27", json!({})).await;
+    let flags = ["--add-wait", "0.3"];
+    let mut machine = Machine::of_group(&cluster.control_plane, &api, "bare", &flags).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&hand, "bare-1", vec![first.clone()]).await;
-    stage.controller.process().stop(LIMIT).await.unwrap();
-    delete_subnet(&hand, "bare-1").await;
+    publishes(&api, "bare-1", vec![first.clone()]).await;
+    cluster.controller.process().stop(LIMIT).await.unwrap();
+    delete_subnet(&api, "bare-1").await;
     let mut given = vec![first.clone(), machine.add("c2").await.unwrap()];
     machine.stop().await;
-    machine.start(&stage.control_plane);
+    machine.start();
     // The agent is ready, so it has learned that no NodeSubnet exists and has read its own Node.
-    until("it serves", LIMIT, async || {
+    eventually("it serves", async || {
         Ok(Some(machine.agent().ready().await?))
     })
-    .await
-    .unwrap();
+    .await;
     given.push(machine.add("c3").await.unwrap());
     assert_eq!(machine.add("c1").await.unwrap(), first);
     let failed = [("result", "failed")];
     let in_vain = machine
-        .figure("cadastre_agent_status_writes_total", &failed)
+        .metric("cadastre_agent_status_writes_total", &failed)
         .await;
     assert!(in_vain < 0.5, "{in_vain} writes to what is not there");
     // Once the Node object is deleted, no new address is assigned, but no pod loses its address.
-    hand.delete_node("bare-1").await.unwrap();
-    until("nothing new is given", LIMIT, async || {
+    api.delete_node("bare-1").await.unwrap();
+    eventually("nothing new is given", async || {
         let refusal = machine.add("late").await.err();
         if refusal.is_none() {
             machine.del("late").await;
         }
         Ok(refusal.filter(|it| it.why == OpErrorKind::NoBlock))
     })
-    .await
-    .unwrap();
-    let held = machine.held().await;
+    .await;
+    let held = machine.in_use().await;
     assert_eq!(held.len(), 3, "{held:?}");
     for (n, address) in given.iter().enumerate() {
         let again = machine.add(&format!("c{}", n + 1)).await.unwrap();
@@ -113,39 +104,30 @@ async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
 
 #[tokio::test]
 async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
-    let (stage, hand) = shared().await;
-    pool(&hand, "left", "10.82.0.0/27", json!({"cooldownSeconds": 0})).await;
     let folder = tempfile::tempdir().unwrap();
     let conf = folder.path().join("05-cadastre.conflist");
     let path = conf.display().to_string();
-    let flags = [
-        "--publish-interval",
-        "0.5",
-        "--add-wait",
-        "0.3",
-        "--cni-conf",
-        &path,
-    ];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "left", &flags).await;
+    let flags = ["--add-wait", "0.3", "--cni-conf", &path];
+    let terms = json!({"cooldownSeconds": 0});
+    let (api, mut machine) = start("left", "10.82.0.0/27", terms, &flags).await;
     let first = machine.add("c1").await.unwrap();
     let group = async |name: &str| {
-        let patch = Patch::Merge(json!({"metadata": {"labels": {"group": name}}}));
-        let params = PatchParams::default();
-        hand.nodes.patch("left-1", &params, &patch).await.unwrap();
+        let labelled = json!({"metadata": {"labels": {"group": name}}});
+        patch(&api.nodes, "left-1", labelled).await;
     };
     group("nobody").await;
-    let word = until("it says that it gives nothing new", LIMIT, async || {
+    eventually("it says that it gives nothing new", async || {
         let word = machine.agent().ready().await.err().map(|it| it.to_string());
         Ok(word.filter(|it| it.contains("nothing that this node holds gives new addresses")))
-    });
-    word.await.unwrap();
+    })
+    .await;
     let refusal = machine.add("c2").await.unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
     let status = machine.ask(Op::Status).await.unwrap_err();
     assert_eq!(status.why, OpErrorKind::NoBlock, "{status}");
     assert_eq!(machine.add("c1").await.unwrap(), first);
-    publishes(&hand, "left-1", vec![first.clone()]).await;
-    let subnet = hand.subnets.get("left-1").await.unwrap();
+    publishes(&api, "left-1", vec![first.clone()]).await;
+    let subnet = api.subnets.get("left-1").await.unwrap();
     assert_eq!(subnet.spec.blocks[0].recall, Some(Recall::Drain));
     // The CNI configuration stays, because the runtime needs it to send the DELs of the remaining pods.
     assert!(fs::exists(&conf).unwrap());
@@ -157,54 +139,45 @@ async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
 
 #[tokio::test]
 async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is_back() {
-    let (stage, hand) = shared().await;
-    pool(
-        &hand,
-        "ended",
-        "10.83.0.0/27",
-        json!({"cooldownSeconds": 0}),
-    )
-    .await;
-    let flags = ["--publish-interval", "0.5", "--add-wait", "0.3"];
-    let (mut machine, _) = Machine::of_group(&stage.control_plane, &hand, "ended", &flags).await;
+    let flags = ["--add-wait", "0.3"];
+    let terms = json!({"cooldownSeconds": 0});
+    let (api, mut machine) = start("ended", "10.83.0.0/27", terms, &flags).await;
     let first = machine.add("c1").await.unwrap();
-    publishes(&hand, "ended-1", vec![first.clone()]).await;
+    publishes(&api, "ended-1", vec![first.clone()]).await;
     machine.kill();
     let params = DeleteParams::default();
-    hand.pools.delete("ended", &params).await.unwrap();
+    api.pools.delete("ended", &params).await.unwrap();
     let draining = |it: &cadastre_api::NodeSubnet| {
         let mut blocks = it.spec.blocks.iter();
         blocks.all(|it| it.recall == Some(Recall::Drain))
     };
-    let subnet = hand.subnet_until("ended-1", "asks the block back", draining);
+    let subnet = api.subnet_until("ended-1", "asks the block back", draining);
     assert_eq!(subnet.await.unwrap().spec.blocks.len(), 1);
     // The CNI plugin alone cannot know of the recall, so it assigns an address. The block belongs to the node until the
     // agent releases it.
     let second = machine.add("c2").await.unwrap();
-    machine.start(&stage.control_plane);
+    machine.start();
     machine.log_says("holds").await;
-    let refusal = until("nothing new is given", LIMIT, async || {
+    let refusal = eventually("nothing new is given", async || {
         let refusal = machine.add("c3").await.err();
         if refusal.is_none() {
             // The DEL may be rejected while the agent is starting. The next round repeats it, so the answer is ignored.
-            let _ = machine.ask(Op::Del(crate::attachment("c3"))).await;
+            let _ = machine.ask(Op::Del(attachment("c3"))).await;
         }
         Ok(refusal.filter(|it| it.why != OpErrorKind::Busy))
     })
-    .await
-    .unwrap();
+    .await;
     assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
-    publishes(&hand, "ended-1", vec![first.clone(), second]).await;
+    publishes(&api, "ended-1", vec![first.clone(), second]).await;
     assert_eq!(machine.add("c1").await.unwrap(), first);
-    assert!(hand.pools.get_opt("ended").await.unwrap().is_some());
+    assert!(api.pools.get_opt("ended").await.unwrap().is_some());
     machine.del("c1").await;
     machine.del("c2").await;
     // The pool's `cooldownSeconds` is gone with the pool, so the default of 30 s applies.
-    until("the pool is gone", 2 * LIMIT, async || {
-        let left = hand.pools.get_opt("ended").await?;
+    eventually("the pool is gone", async || {
+        let left = api.pools.get_opt("ended").await?;
         Ok(left.is_none().then_some(()))
     })
-    .await
-    .unwrap();
-    hand.listed("ended-1", 0).await.unwrap();
+    .await;
+    api.listed("ended-1", 0).await.unwrap();
 }
