@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::bootstrap::{Bootstrap, Cluster, Idle, decide};
+use super::bootstrap::{BootstrapError, Cluster, decide};
 use super::queue::{Load, Queue};
 use super::reconcile::{Loop, RequestAnswer};
 use super::{Context, Purpose};
@@ -95,26 +95,26 @@ impl DefaultPool {
             kubeadm: self.kubeadm.as_deref(),
             node_addresses: &node_addresses,
             services: &services,
-            ..Cluster::default()
         };
-        match decide(&cluster, allocate) {
-            Ok(Bootstrap::Create { pool, .. }) => {
+        let error = match decide(&cluster, allocate) {
+            Ok(pool) => {
                 self.in_flight = true;
                 let name = pool.metadata.name.unwrap_or_default().into();
                 let spec = ObjectSpec::Pool(Box::new(pool.spec));
                 return Some((ApiRequest::Create(name, spec), Purpose::DefaultPool));
             }
-            Ok(Bootstrap::Nothing(idle)) => {
-                self.trouble = (idle == Idle::NoNode).then(|| idle.to_string());
-                self.queue.add_at((), cx.now.mono + IDLE_PAUSE);
-            }
-            Err(error) => {
-                self.trouble = Some(error.to_string());
-                // An administrator has to act, perhaps on the ConfigMap, so the ConfigMap is read again.
+            Err(error) => error,
+        };
+        let pause = match error {
+            BootstrapError::NoNode => IDLE_PAUSE,
+            // An administrator has to act, perhaps on the ConfigMap, so the ConfigMap is read again.
+            _ => {
                 self.asked = false;
-                self.queue.add_at((), cx.now.mono + 6 * IDLE_PAUSE);
+                6 * IDLE_PAUSE
             }
-        }
+        };
+        self.trouble = Some(error.to_string());
+        self.queue.add_at((), cx.now.mono + pause);
         None
     }
 }
