@@ -90,19 +90,11 @@ impl Case {
             cidrs,
             block_len: u8::try_from(u32::from(family.bits()) - order).unwrap_or_default(),
         };
-        let pool = Pool::new(match family {
-            Family::V4 => Dual {
-                v4: Some(ranges),
-                v6: None,
-            },
-            Family::V6 => Dual {
-                v4: None,
-                v6: Some(ranges),
-            },
-        });
+        let mut of_family = Dual::default();
+        *of_family.get_mut(family) = Some(ranges);
         Self {
             ledger: RangeLedger::default(),
-            pool,
+            pool: Pool::new(of_family),
             held: Vec::new(),
             blocks,
             order,

@@ -88,9 +88,8 @@ impl RangeLedger {
         let Some((part, order)) = blocks_of(pool, family) else {
             return BlockCounts::default();
         };
-        let free = part
-            .openings()
-            .map(|(first, last)| space.count_free(order, first, last));
+        let openings = part.openings.iter();
+        let free = openings.map(|&(first, last)| space.count_free(order, first, last));
         BlockCounts {
             capacity: part.capacity(order),
             free: free.fold(0, u128::saturating_add),
@@ -129,7 +128,7 @@ impl RangeLedger {
         mut from: Option<u128>,
     ) -> impl Iterator<Item = u128> {
         let space = self.spaces.get(family);
-        let order = family.bits().saturating_sub(part.block_len());
+        let order = family.bits().saturating_sub(part.block_len);
         std::iter::from_fn(move || {
             loop {
                 let open = part.open_below(order, from?)?;
@@ -164,47 +163,28 @@ impl RangeLedger {
 /// The pool's part of a family and the order of its blocks; `None` if the pool cannot have blocks of that family.
 fn blocks_of(pool: &Pool, family: Family) -> Option<(&FamilyPool, u8)> {
     let part = pool.part(family)?;
-    Some((part, family.bits().checked_sub(part.block_len())?))
+    Some((part, family.bits().checked_sub(part.block_len)?))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FamilyRanges, IpRange};
+    use super::super::testing::{cidr, ranges, spans};
     use super::*;
 
     const HOLDER: Holder = Holder(1);
 
-    fn cidr(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
+    /// Carves a block from a pool of one family.
+    fn carve(ledger: &mut RangeLedger, pool: &mut Pool) -> Result<HoldingId, PoolExhausted> {
+        let ids = ledger.carve(pool, HOLDER, |_| None)?;
+        Ok(ids.v4.or(ids.v6).unwrap())
     }
 
-    fn ranges(cidrs: &[&str], block_len: u8) -> FamilyRanges {
-        FamilyRanges {
-            cidrs: cidrs.iter().map(|text| cidr(text)).collect(),
-            block_len,
-        }
-    }
-
-    fn v4(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
-        Dual {
-            v4: Some(ranges(cidrs, block_len)),
-            v6: None,
-        }
-    }
-
-    fn v6(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
-        Dual {
-            v4: None,
-            v6: Some(ranges(cidrs, block_len)),
-        }
-    }
-
-    /// Carves IPv4 blocks until the pool is exhausted.
+    /// Carves blocks until the pool is exhausted.
     fn carve_all(ledger: &mut RangeLedger, pool: &mut Pool) -> (Vec<String>, PoolExhausted) {
         let mut carved = Vec::new();
         loop {
-            match ledger.carve(pool, HOLDER, |_| None) {
-                Ok(ids) => carved.push(ledger.get(ids.v4.unwrap()).unwrap().cidr.to_string()),
+            match carve(ledger, pool) {
+                Ok(id) => carved.push(ledger.get(id).unwrap().cidr.to_string()),
                 Err(full) => return (carved, full),
             }
         }
@@ -213,13 +193,9 @@ mod tests {
     #[test]
     fn next_fit_goes_downward_over_all_cidrs_and_wraps() {
         let mut ledger = RangeLedger::default();
-        let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.1.0.0/24"], 26));
+        let mut pool = Pool::new(ranges(&["10.0.0.0/25", "10.1.0.0/24"], 26));
         let mut next = || {
-            let id = ledger
-                .carve(&mut pool, HOLDER, |_| None)
-                .unwrap()
-                .v4
-                .unwrap();
+            let id = carve(&mut ledger, &mut pool).unwrap();
             ledger.release(id).unwrap().cidr.to_string()
         };
         let order: Vec<_> = (0..7).map(|_| next()).collect();
@@ -239,12 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn what_any_holding_overlaps_is_never_carved() {
+    fn a_block_that_overlaps_a_holding_is_never_carved() {
         let mut ledger = RangeLedger::default();
         ledger.record(HOLDER, cidr("10.0.0.0/29"), HoldingState::Allocated);
         ledger.record(HOLDER, cidr("10.0.0.96/27"), HoldingState::Quarantined);
         ledger.record(HOLDER, cidr("10.0.0.128/25"), HoldingState::Indeterminate);
-        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 27));
+        let mut pool = Pool::new(ranges(&["10.0.0.0/24"], 27));
         let (carved, full) = carve_all(&mut ledger, &mut pool);
         assert_eq!(carved, ["10.0.0.64/27", "10.0.0.32/27"]);
         assert_eq!(
@@ -254,35 +230,21 @@ mod tests {
     }
 
     #[test]
-    fn blocked_spans_are_passed_over() {
-        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
-        pool.set_blocked(vec![
-            IpRange::parse("10.0.0.200").unwrap(),
-            IpRange::parse("10.0.0.60-10.0.0.70").unwrap(),
-        ]);
+    fn blocks_with_blocked_addresses_are_skipped() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/24"], 26));
+        pool.set_blocked(spans(&["10.0.0.200", "10.0.0.60-10.0.0.70"]));
         let mut ledger = RangeLedger::default();
-        assert_eq!(
-            ledger.block_counts(&pool, Family::V4),
-            BlockCounts {
-                capacity: 1,
-                free: 1
-            }
-        );
+        let counts = |capacity, free| BlockCounts { capacity, free };
+        assert_eq!(ledger.block_counts(&pool, Family::V4), counts(1, 1));
         assert_eq!(carve_all(&mut ledger, &mut pool).0, ["10.0.0.128/26"]);
-        assert_eq!(
-            ledger.block_counts(&pool, Family::V4),
-            BlockCounts {
-                capacity: 1,
-                free: 0
-            }
-        );
+        assert_eq!(ledger.block_counts(&pool, Family::V4), counts(1, 0));
     }
 
     #[test]
-    fn a_candidate_with_an_address_in_use_is_passed_over() {
+    fn a_block_with_an_address_in_use_is_skipped() {
         let node = cidr("10.0.0.200/32").first();
         let avoid = |block: &Cidr| block.contains_addr(node).then_some(node);
-        let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.0.0.128/25"], 25));
+        let mut pool = Pool::new(ranges(&["10.0.0.0/25", "10.0.0.128/25"], 25));
         let mut ledger = RangeLedger::default();
         let id = ledger.carve(&mut pool, HOLDER, avoid).unwrap().v4.unwrap();
         assert_eq!(ledger.get(id).unwrap().cidr, cidr("10.0.0.0/25"));
@@ -297,33 +259,21 @@ mod tests {
     #[test]
     fn both_families_are_carved_or_neither() {
         let mut pool = Pool::new(Dual {
-            v4: Some(ranges(&["10.0.0.0/24"], 24)),
-            v6: Some(ranges(&["fd00::/63"], 64)),
+            v4: ranges(&["10.0.0.0/24"], 24).v4,
+            v6: ranges(&["fd00::/63"], 64).v6,
         });
         let mut ledger = RangeLedger::default();
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
-        let holdings: Vec<_> = [ids.v4, ids.v6]
-            .map(|id| ledger.get(id.unwrap()).unwrap())
-            .into();
-        assert_eq!(
-            holdings
-                .iter()
-                .map(|holding| holding.cidr)
-                .collect::<Vec<_>>(),
-            [cidr("10.0.0.0/24"), cidr("fd00:0:0:1::/64")]
-        );
-        assert!(
-            holdings
-                .iter()
-                .all(|holding| holding.state == HoldingState::InFlight && holding.holder == HOLDER)
-        );
-        assert_eq!(
-            ledger
-                .carve(&mut pool, HOLDER, |_| None)
-                .unwrap_err()
-                .family,
-            Family::V4
-        );
+        let holdings = ids.map(|id| ledger.get(id.unwrap()).unwrap());
+        let holding = |text| Holding {
+            holder: HOLDER,
+            cidr: cidr(text),
+            state: HoldingState::InFlight,
+        };
+        assert_eq!(holdings.v4, holding("10.0.0.0/24"));
+        assert_eq!(holdings.v6, holding("fd00:0:0:1::/64"));
+        let full = ledger.carve(&mut pool, HOLDER, |_| None).unwrap_err();
+        assert_eq!(full.family, Family::V4);
         assert_eq!(ledger.len(), 2);
         ledger.release(ids.v4.unwrap());
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
@@ -335,64 +285,45 @@ mod tests {
     }
 
     #[test]
-    fn a_new_block_length_takes_what_is_left() {
-        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
+    fn blocks_of_a_new_length_are_carved_from_free_space() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/24"], 26));
         let mut ledger = RangeLedger::default();
         let mut carve = |pool: &mut Pool| {
-            let id = ledger.carve(pool, HOLDER, |_| None).unwrap().v4.unwrap();
+            let id = carve(&mut ledger, pool).unwrap();
             ledger.get(id).unwrap().cidr.to_string()
         };
         assert_eq!(carve(&mut pool), "10.0.0.192/26");
-        pool.set_ranges(v4(&["10.0.0.0/24"], 25));
+        pool.set_ranges(ranges(&["10.0.0.0/24"], 25));
         assert_eq!(carve(&mut pool), "10.0.0.0/25");
-        pool.set_ranges(v4(&["10.0.0.0/24"], 28));
+        pool.set_ranges(ranges(&["10.0.0.0/24"], 28));
         assert_eq!(carve(&mut pool), "10.0.0.176/28");
     }
 
     #[test]
-    fn a_whole_family_is_a_pool_too() {
-        let mut pool = Pool::new(v6(&["::/0"], 128));
+    fn a_pool_can_be_a_whole_family() {
+        let mut pool = Pool::new(ranges(&["::/0"], 128));
         let mut ledger = RangeLedger::default();
-        let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
-        assert_eq!(
-            ledger.get(ids.v6.unwrap()).unwrap().cidr.first().value,
-            u128::MAX
-        );
-        assert_eq!(
-            ledger.block_counts(&pool, Family::V6),
-            BlockCounts {
-                capacity: u128::MAX,
-                free: u128::MAX - 1
-            }
-        );
-        pool.set_ranges(v6(&["::/0"], 0));
-        assert_eq!(
-            ledger
-                .carve(&mut pool, HOLDER, |_| None)
-                .unwrap_err()
-                .capacity,
-            1
-        );
-        ledger.release(ids.v6.unwrap());
-        assert!(ledger.carve(&mut pool, HOLDER, |_| None).is_ok());
+        let id = carve(&mut ledger, &mut pool).unwrap();
+        let first = ledger.get(id).unwrap().cidr.first();
+        assert_eq!(first.value, u128::MAX);
+        let counts = ledger.block_counts(&pool, Family::V6);
+        assert_eq!((counts.capacity, counts.free), (u128::MAX, u128::MAX - 1));
+        pool.set_ranges(ranges(&["::/0"], 0));
+        assert_eq!(carve(&mut ledger, &mut pool).unwrap_err().capacity, 1);
+        ledger.release(id);
+        assert!(carve(&mut ledger, &mut pool).is_ok());
     }
 
     #[test]
-    fn a_pool_that_can_hold_no_block_is_full() {
+    fn a_pool_without_room_for_a_block_is_full() {
         let mut ledger = RangeLedger::default();
         for block_len in [8, 33, 255] {
-            let mut pool = Pool::new(v4(&["10.0.0.0/24"], block_len));
-            assert_eq!(
-                ledger
-                    .carve(&mut pool, HOLDER, |_| None)
-                    .unwrap_err()
-                    .capacity,
-                0
-            );
+            let mut pool = Pool::new(ranges(&["10.0.0.0/24"], block_len));
+            assert_eq!(carve(&mut ledger, &mut pool).unwrap_err().capacity, 0);
         }
         assert_eq!(
             ledger.carve(&mut Pool::new(Dual::default()), HOLDER, |_| None),
-            Ok(Dual { v4: None, v6: None })
+            Ok(Dual::default())
         );
     }
 }

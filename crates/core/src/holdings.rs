@@ -121,10 +121,7 @@ impl Holdings {
         };
         self.live += 1;
         self.link(number);
-        HoldingId {
-            number,
-            generation: self.record(number).generation,
-        }
+        self.numbered(number).0
     }
 
     pub(crate) fn remove(&mut self, id: HoldingId) -> Option<Holding> {
@@ -168,13 +165,8 @@ impl Holdings {
     /// Returns the holding with this number, which must exist.
     pub(crate) fn numbered(&self, number: u32) -> (HoldingId, Holding) {
         let record = self.record(number);
-        (
-            HoldingId {
-                number,
-                generation: record.generation,
-            },
-            record.holding(),
-        )
+        let generation = record.generation;
+        (HoldingId { number, generation }, record.holding())
     }
 
     pub(crate) fn of(
@@ -192,15 +184,7 @@ impl Holdings {
         (1..)
             .zip(&self.records)
             .filter(|(_, record)| record.is_live())
-            .map(|(number, record)| {
-                (
-                    HoldingId {
-                        number,
-                        generation: record.generation,
-                    },
-                    record.holding(),
-                )
-            })
+            .map(|(number, _)| self.numbered(number))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -262,13 +246,13 @@ pub(super) fn to_u32(count: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::cidr;
     use super::*;
 
     fn holding(holder: u32, third_octet: u8) -> Holding {
-        let cidr = Cidr::parse_strict(&format!("10.0.{third_octet}.0/24")).unwrap();
         Holding {
             holder: Holder(holder),
-            cidr,
+            cidr: cidr(&format!("10.0.{third_octet}.0/24")),
             state: HoldingState::Allocated,
         }
     }

@@ -118,11 +118,7 @@ impl RangeLedger {
     /// The heap memory in bytes, by capacity. The part for nested holdings is an estimate: a tree two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
-        let spaces: usize = self
-            .spaces
-            .iter()
-            .map(|(_, space)| space.heap_bytes())
-            .sum();
+        let spaces: usize = self.spaces.iter().map(|(_, it)| it.heap_bytes()).sum();
         self.holdings.heap_bytes() + spaces + nested
     }
 
@@ -160,10 +156,9 @@ impl RangeLedger {
         outer: Cidr,
         cidr: Cidr,
     ) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
-        let around = (outer.len()..cidr.len()).flat_map(move |len| {
-            let wide = cidr.widened(len);
-            self.nested.range((wide, 0)..=(wide, u32::MAX))
-        });
+        let around = (outer.len()..cidr.len())
+            .filter_map(move |len| Cidr::new(cidr.first(), len))
+            .flat_map(|wide| self.nested.range((wide, 0)..=(wide, u32::MAX)));
         let top = if outer.contains(&cidr) { cidr } else { outer };
         let inside = self
             .nested
@@ -196,11 +191,8 @@ impl RangeLedger {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::cidr;
     use super::*;
-
-    fn cidr(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
-    }
 
     fn ledger(texts: &[&str]) -> (RangeLedger, Vec<HoldingId>) {
         let mut ledger = RangeLedger::default();

@@ -39,6 +39,8 @@ mod pool;
 mod search;
 mod serde;
 mod space;
+#[cfg(test)]
+mod testing;
 mod text;
 pub mod usable;
 
