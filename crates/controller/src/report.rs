@@ -35,6 +35,12 @@ impl Regarding {
     }
 }
 
+impl From<&Node> for Regarding {
+    fn from(node: &Node) -> Self {
+        Regarding::node(node)
+    }
+}
+
 /// A report about one object, which becomes a Kubernetes event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
@@ -50,9 +56,9 @@ pub struct EventRecord {
 
 impl EventRecord {
     /// Creates a warning.
-    pub(crate) fn warning(about: Regarding, reason: &'static str, note: String) -> Self {
+    pub(crate) fn warning(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
-            about,
+            about: about.into(),
             warning: true,
             reason,
             note,
@@ -60,7 +66,7 @@ impl EventRecord {
     }
 
     /// Creates a report that needs no attention.
-    pub(crate) fn info(about: Regarding, reason: &'static str, note: String) -> Self {
+    pub(crate) fn info(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
             warning: false,
             ..EventRecord::warning(about, reason, note)

@@ -79,11 +79,7 @@ impl Leader {
             let note = format!(
                 "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
             );
-            reports.push(EventRecord::warning(
-                Regarding::node(node),
-                BLOCK_ADOPTED,
-                note,
-            ));
+            reports.push(EventRecord::warning(&**node, BLOCK_ADOPTED, note));
         }
         let nodes = vec![name.clone()];
         let noted = AffectedLoops {
@@ -273,11 +269,7 @@ impl Leader {
             "podCIDRs {} were written by a foreign allocator while Cadastre allocates them: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
             ranges.join(", ")
         );
-        reports.push(EventRecord::warning(
-            Regarding::node(node),
-            FOREIGN_ALLOCATOR,
-            note,
-        ));
+        reports.push(EventRecord::warning(node, FOREIGN_ALLOCATOR, note));
     }
 
     pub(super) fn release(&mut self, name: &NodeName, cache: &ClusterCache) {
@@ -294,11 +286,7 @@ pub(super) fn report_overlaps(node: &Node, synced: &SyncOutcome, reports: &mut V
         let note = format!(
             "its podCIDRs overlap {range} of node \"{name}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet"
         );
-        reports.push(EventRecord::warning(
-            Regarding::node(node),
-            OVERLAPPING,
-            note,
-        ));
+        reports.push(EventRecord::warning(node, OVERLAPPING, note));
         let note = format!(
             "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
             node.name
@@ -317,9 +305,5 @@ pub(super) fn report_unreadable(node: &Node, reports: &mut Vec<EventRecord>) {
         "spec.podCIDRs holds what is no CIDR: {}: it cannot be changed any more; delete the Node object and restart its kubelet",
         texts.join(", ")
     );
-    reports.push(EventRecord::warning(
-        Regarding::node(node),
-        UNREADABLE,
-        note,
-    ));
+    reports.push(EventRecord::warning(node, UNREADABLE, note));
 }
