@@ -132,8 +132,8 @@ pub fn proof(mutation: Mutation) -> Proof {
         RenewalCountsFromAnswer => {
             unit("controller::cluster::lease::tests::a_renewal_counts_from_its_start")
         }
-        TenureCountsFromLastTry => unit(
-            "controller::cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease",
+        TermCountsFromLastTry => unit(
+            "controller::cluster::lease::tests::a_term_counts_from_the_first_try_to_acquire_the_lease",
         ),
         ClearedHolderCountsAsReleased => {
             unit("controller::cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing")

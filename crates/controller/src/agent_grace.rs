@@ -10,7 +10,7 @@ use super::queue::{Load, Queue};
 use super::reconcile::{Loop, RequestAnswer};
 use super::{Context, Now, Purpose};
 use crate::allocations::blocks::AffectedLoops;
-use crate::cluster::lease::Tenure;
+use crate::cluster::lease::LeadershipTerm;
 use crate::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_core::mutation::Mutation;
 
@@ -37,9 +37,9 @@ impl Loop for AgentGrace {
 }
 
 impl AgentGrace {
-    /// Creates the loop for a tenure. The grace is needed only if the tenure follows a gap.
-    pub(crate) fn after(tenure: &Tenure) -> Self {
-        AgentGrace::new(tenure.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
+    /// Creates the loop for a term. The grace is needed only if the term follows a gap.
+    pub(crate) fn after(term: &LeadershipTerm) -> Self {
+        AgentGrace::new(term.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
     }
 
     /// Creates the loop. Unless the grace is `needed`, it counts as over from the start.

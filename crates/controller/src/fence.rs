@@ -11,7 +11,7 @@
 //! before. A touch tests the term that it replaces, so a late touch by an earlier leader cannot undo it. Until all
 //! nodes are touched, no podCIDR is allocated and no pool may be deleted. Everything else continues.
 //!
-//! | how the tenure began | lists | touches |
+//! | how the term began | lists | touches |
 //! |---|---|---|
 //! | first start: no Lease, no NodeSubnet | no | no |
 //! | clean hand-over | yes | no |
@@ -33,8 +33,8 @@ use super::{Context, Now, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::intents::SeenVersions;
-use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::names::{LeaderTerm, NodeName, ObjectUid};
+use crate::cluster::lease::{LeadershipTerm, Takeover};
+use crate::cluster::names::{NodeName, ObjectUid, TermId};
 use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{Node, Object};
 use crate::cluster::request::{ApiRequest, NodeTouch, ObjectKind, Rejection, RequestOutcome};
@@ -47,7 +47,7 @@ const LASTING: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,
-    term: LeaderTerm,
+    term: TermId,
     /// Whether the Lease says what earlier leaders have in flight
     is_told: bool,
     /// The versions that a watch must have reached to replace a list, and the earliest time of the watch's own list.
@@ -102,13 +102,13 @@ impl Loop for Fence {
 }
 
 impl Fence {
-    /// Creates the fence of a tenure. `won` is the monotonic time at which this process learned that it leads.
-    pub(crate) fn new(tenure: &Tenure, won: Duration) -> Self {
+    /// Creates the fence of a term. `won` is the monotonic time at which this process learned that it leads.
+    pub(crate) fn new(term: &LeadershipTerm, won: Duration) -> Self {
         Fence {
-            takeover: tenure.takeover,
-            term: tenure.term.clone(),
-            is_told: tenure.takeover == Takeover::Clean || tenure.inherited.is_some(),
-            known: known_by(tenure),
+            takeover: term.takeover,
+            term: term.id.clone(),
+            is_told: term.takeover == Takeover::Clean || term.inherited.is_some(),
+            known: known_by(term),
             won,
             step: Step::Syncing,
             lists: Lists::default(),
@@ -312,11 +312,11 @@ impl Fence {
 }
 
 /// Returns the versions that a watch must have reached to replace a list, and the earliest time of the watch's own
-/// list. Returns `None` if the Lease records no versions, or if the tenure follows a gap.
-fn known_by(tenure: &Tenure) -> Option<(SeenVersions, Duration)> {
-    let known = tenure.inherited.as_ref()?.known?;
-    let since = tenure.answered_since;
+/// list. Returns `None` if the Lease records no versions, or if the term follows a gap.
+fn known_by(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
+    let known = term.inherited.as_ref()?.known?;
+    let since = term.answered_since;
     let blindly = Mutation::UnansweredTimeForgotten.is_on();
     let since = if blindly { Duration::ZERO } else { since };
-    (!tenure.follows_a_gap() || blindly).then_some((known, since))
+    (!term.follows_a_gap() || blindly).then_some((known, since))
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::queue::Queue;
 use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
 use crate::cluster::lease::LeaseContent;
-use crate::cluster::names::{LeaderTerm, NodeName, ObjectUid};
+use crate::cluster::names::{NodeName, ObjectUid, TermId};
 use crate::cluster::objects::Node;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
@@ -66,7 +66,7 @@ struct IntentEntry {
     name: NodeName,
     /// The term annotation that the write tests. If the annotation of the node changes, the assignment has to be named
     /// again
-    guard: (Option<LeaderTerm>, bool),
+    guard: (Option<TermId>, bool),
     since: u64,
     is_aside: bool,
 }
@@ -146,7 +146,7 @@ impl IntentBook {
         &mut self,
         node: &Node,
         key: (ObjectUid, Vec<Cidr>),
-        guard: (Option<LeaderTerm>, bool),
+        guard: (Option<TermId>, bool),
         since: u64,
     ) {
         let bytes = size(&node.name, &key);
@@ -230,7 +230,7 @@ impl IntentBook {
     /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The content leaves out
     /// settled assignments. They alone cause a Lease write only if no other assignment is named, because it is harmless
     /// to name too many. `known` has the versions that the cache has reached.
-    pub(crate) fn take(&mut self, term: &LeaderTerm, known: SeenVersions) -> Option<LeaseContent> {
+    pub(crate) fn take(&mut self, term: &TermId, known: SeenVersions) -> Option<LeaseContent> {
         let asked = std::mem::take(&mut self.asked);
         let empty = self.less && self.named.is_empty();
         if !asked && !empty {
@@ -274,7 +274,7 @@ mod tests {
         vec![Cidr::parse_strict(text).unwrap()]
     }
 
-    fn term() -> LeaderTerm {
+    fn term() -> TermId {
         "1-a".into()
     }
 

@@ -11,6 +11,8 @@
 
 mod answers;
 #[cfg(test)]
+mod script;
+#[cfg(test)]
 mod scripts;
 
 use std::collections::BTreeMap;
@@ -24,7 +26,7 @@ use super::view::ControllerView;
 use super::{Now, Purpose};
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::lease::{Leadership, LeaseContent};
-use crate::cluster::names::LeaderTerm;
+use crate::cluster::names::TermId;
 use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
 use crate::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet};
 use crate::cluster::request::{
@@ -58,7 +60,7 @@ pub enum ControllerEvent {
 struct Pending {
     purpose: Purpose,
     wrote: bool,
-    term: LeaderTerm,
+    term: TermId,
     /// State of the cache table when the request was sent. It shows whether the answer is older than the cache.
     sent: CacheMark,
     /// The object that the request is about, as the cache had it when the request was sent.
@@ -152,7 +154,7 @@ impl Controller {
     /// every event and at [`Controller::wake_at`].
     pub fn poll(&mut self, now: Now) -> Option<OutgoingRequest> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
-        if now.mono >= leader.tenure.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
+        if now.mono >= leader.term.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
             return None;
         }
         let critical = self
@@ -263,7 +265,7 @@ impl Controller {
         let term = self
             .leader
             .as_ref()
-            .map_or_else(|| "".into(), |leader| leader.tenure.term.clone());
+            .map_or_else(|| "".into(), |leader| leader.term.id.clone());
         let loop_name = purpose.loop_name();
         let about = request.about();
         let kind = about.map(|(kind, _)| kind);
@@ -300,10 +302,10 @@ impl Controller {
 
     fn leadership(&mut self, leadership: Leadership, now: Now) {
         match leadership {
-            Leadership::Leading(tenure) => match &mut self.leader {
-                Some(leader) if leader.tenure.term == tenure.term => leader.renewed(tenure),
+            Leadership::Leading(term) => match &mut self.leader {
+                Some(leader) if leader.term.id == term.id => leader.renewed(term),
                 _ => {
-                    self.leader = Some(Leader::new(tenure, &self.settings, now));
+                    self.leader = Some(Leader::new(term, &self.settings, now));
                 }
             },
             Leadership::Standby { .. } | Leadership::Released => self.leader = None,

@@ -96,8 +96,8 @@ mutations! {
     RenewalConflictIgnored,
     /// A renewal counts from its response instead of its start.
     RenewalCountsFromAnswer,
-    /// A tenure counts from the last attempt to acquire the Lease instead of the first.
-    TenureCountsFromLastTry,
+    /// A term counts from the last attempt to acquire the Lease instead of the first.
+    TermCountsFromLastTry,
     /// A holder that was cleared by hand counts as one that released the Lease.
     ClearedHolderCountsAsReleased,
     /// A candidate trusts a watch event although it has seen a newer version of the Lease.

@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::lease::{
-    Elector, LONG_VACANT, Leadership, LeaseAnswer, LeaseCall, LeaseContent, LeaseSettings, Mono,
-    Tenure,
+    Elector, LONG_VACANT, Leadership, LeadershipTerm, LeaseAnswer, LeaseCall, LeaseContent,
+    LeaseSettings, Mono,
 };
 use super::lease_object::{lease, record, record_gap, renewed_at};
-use super::names::LeaderTerm;
+use super::names::TermId;
 use super::readiness::LeaderReadiness;
 use crate::cluster::leader_metrics::LeaderMetrics;
 use cadastre_api::FIELD_MANAGER;
@@ -45,14 +45,13 @@ impl WriteGate {
     ///
     /// The successful write of the Lease proves that whatever a later leader does comes after this decision. The time
     /// limit only avoids needless conflicts.
-    pub async fn pass(&self, term: &LeaderTerm, number: u64) -> Option<Duration> {
+    pub async fn pass(&self, term: &TermId, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
         loop {
             let (left, named) = match &*leadership.borrow_and_update() {
-                Leadership::Leading(tenure) if tenure.term == *term => (
-                    tenure.valid_until.checked_sub(self.clock.now()),
-                    tenure.named,
-                ),
+                Leadership::Leading(now) if now.id == *term => {
+                    (now.valid_until.checked_sub(self.clock.now()), now.named)
+                }
                 _ => return None,
             };
             let left = left.filter(|left| !left.is_zero())?;
@@ -172,7 +171,7 @@ impl Election {
                     is_wanted = changed.is_ok();
                     let wanted = self.wanted.borrow_and_update().clone();
                     if let Some(wanted) = wanted {
-                        let is_ours = |it: &Tenure| it.term == wanted.term;
+                        let is_ours = |it: &LeadershipTerm| it.id == wanted.term;
                         let leads = matches!(&last, Leadership::Leading(it) if is_ours(it));
                         agents_heard |= leads && wanted.agents_heard;
                         elector.want(wanted, clock.now());
@@ -194,11 +193,11 @@ impl Election {
 
     /// Updates metrics and readiness. Returns how much longer this process may write, if it leads and may write.
     fn publish_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
-        let Leadership::Leading(tenure) = leadership else {
+        let Leadership::Leading(term) = leadership else {
             self.metrics.leading.set(0);
             return None;
         };
-        let left = tenure
+        let left = term
             .valid_until
             .checked_sub(now)
             .filter(|left| !left.is_zero());
@@ -208,23 +207,23 @@ impl Election {
     }
 
     fn publish(&self, last: &mut Leadership, mut now: Leadership, vacant: Duration) {
-        if let Leadership::Leading(tenure) = &mut now {
-            tenure.vacant = vacant;
+        if let Leadership::Leading(term) = &mut now {
+            term.vacant = vacant;
         }
         if *last == now {
             return;
         }
         let was = matches!(last, Leadership::Leading(_));
         let term = |leadership: &Leadership| match leadership {
-            Leadership::Leading(tenure) => Some(tenure.term.clone()),
+            Leadership::Leading(term) => Some(term.id.clone()),
             _ => None,
         };
         if term(last) != term(&now) {
             self.metrics.transitions.inc();
             match &now {
-                Leadership::Leading(tenure) => {
-                    info!(term = %tenure.term, how = tenure.takeover.as_str(), "leading");
-                    if tenure.follows_a_gap() {
+                Leadership::Leading(term) => {
+                    info!(term = %term.id, how = term.takeover.as_str(), "leading");
+                    if term.follows_a_gap() {
                         warn!(
                             "by the Lease nobody led for {} s: nobody was there, or the API server was put back to an older state; agents have their say before new blocks are given (docs/backup.md)",
                             vacant.as_secs()

@@ -71,5 +71,5 @@ name! {
     /// The `metadata.uid` of an object of any kind; no name, and never used twice.
     ObjectUid;
     /// The term of a leader, which the fence writes to nodes; not the name of the leader's process.
-    LeaderTerm;
+    TermId;
 }

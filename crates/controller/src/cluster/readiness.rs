@@ -109,10 +109,8 @@ fn page(state: &State) -> (bool, String) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::cluster::lease::{Takeover, Tenure};
+    use crate::cluster::lease::{LeadershipTerm, Takeover};
 
     #[test]
     fn readiness_tells_the_truth_about_each_state() {
@@ -132,16 +130,8 @@ mod tests {
             leader: Some("a".into()),
         });
         said(true, "standby (leader: a)");
-        let tenure = Tenure {
-            term: "1-a".into(),
-            takeover: Takeover::First,
-            valid_until: Duration::ZERO,
-            vacant: Duration::ZERO,
-            inherited: None,
-            answered_since: Duration::ZERO,
-            named: 0,
-        };
-        readiness.leadership(Leadership::Leading(tenure));
+        let term = LeadershipTerm::of("1-a", Takeover::First);
+        readiness.leadership(Leadership::Leading(term));
         readiness.update(ControllerProgress {
             fencing: Some("3 nodes to touch".into()),
             ..ControllerProgress::default()

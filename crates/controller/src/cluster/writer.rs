@@ -1,9 +1,9 @@
 //! Sends requests as HTTP and turns answers into outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only under the tenure in which it was decided, and only once the Lease is written for its number.
+//! - A write is sent only under the term in which it was decided, and only once the Lease is written for its number.
 //!   This proves that later leaders took over after the decision. The timeout of a write ends no later than the
-//!   tenure's validity.
+//!   term's validity.
 //! - An outcome is `Rejected` only if the API server's answer rules out any effect, or the request was never sent. All
 //!   other failures of a request are `Indeterminate`.
 //! - Every request has a timeout. Nothing is retried here.
@@ -365,7 +365,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::agent_report;
-    use crate::cluster::lease::{Leadership, Takeover, Tenure};
+    use crate::cluster::lease::{Leadership, LeadershipTerm, Takeover};
     use crate::cluster::request::RequestId;
     use cadastre_api::NodeSubnetSpec;
     use cadastre_daemon::clock::Clock;
@@ -455,7 +455,7 @@ mod tests {
         }
     }
 
-    /// Sends a creation in term `1-a` to a server that accepts connections but never answers. The tenure is valid for
+    /// Sends a creation in term `1-a` to a server that accepts connections but never answers. The term is valid for
     /// `leads_for`; with `None` this process does not lead. Also returns whether the writer connected.
     async fn sent(leads_for: Option<Duration>) -> (RequestOutcome, bool) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -472,14 +472,9 @@ mod tests {
             number: 0,
         };
         if let Some(leads_for) = leads_for {
-            publish.send_replace(Leadership::Leading(Tenure {
-                term: "1-a".into(),
-                takeover: Takeover::First,
+            publish.send_replace(Leadership::Leading(LeadershipTerm {
                 valid_until: Clock.now() + leads_for,
-                vacant: Duration::ZERO,
-                inherited: None,
-                answered_since: Duration::ZERO,
-                named: 0,
+                ..LeadershipTerm::of("1-a", Takeover::First)
             }));
         }
         let outcome = writer.send(outgoing).await;

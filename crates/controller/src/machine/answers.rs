@@ -20,7 +20,7 @@ impl Controller {
         let Some(leader) = self
             .leader
             .as_mut()
-            .filter(|leader| leader.tenure.term == pending.term)
+            .filter(|leader| leader.term.id == pending.term)
         else {
             return;
         };

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_tenure_has_added_is_added_to_that_of_the_last() {
+    fn what_one_term_has_added_is_added_to_that_of_the_last() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
         for added in [2, 5, 0, 1] {

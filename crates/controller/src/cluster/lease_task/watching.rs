@@ -89,9 +89,9 @@ pub(super) fn take_in(
     now: Mono,
 ) -> Option<Lease> {
     match change {
-        ObjectEvent::Applied(lease) => elector.shown(&record(&lease), now).then_some(lease),
+        ObjectEvent::Applied(lease) => elector.watch_applied(&record(&lease), now).then_some(lease),
         ObjectEvent::Deleted(lease) => {
-            elector.shown_deleted(&record(&lease), now);
+            elector.watch_deleted(&record(&lease), now);
             None
         }
         ObjectEvent::Restarted { .. } | ObjectEvent::Listed | ObjectEvent::Reached(_) => None,
