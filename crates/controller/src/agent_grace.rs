@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_given_once_agents_had_time_and_what_they_told_was_listed() {
+    fn the_grace_ends_with_a_list_after_agents_had_time() {
         let mut listening = AgentGrace::new(true);
         assert!(listening.next_urgent(at(5)).is_none() && !listening.is_over());
         listening.begin(Duration::from_secs(7));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_listened_to_where_nothing_can_be_lost() {
+    fn without_a_gap_there_is_no_grace() {
         let mut listening = AgentGrace::new(false);
         listening.begin(Duration::ZERO);
         assert!(listening.is_over() && listening.next_urgent(at(99)).is_none());

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_for_good_is_tried_ever_less_and_told_once() {
+    fn a_call_that_keeps_failing_is_repeated_ever_less_and_reported_once() {
         let mut refusals = FailingCalls::default();
         let (count, told) = fail(&mut refusals, &call(), NONE, Duration::from_secs(60));
         assert!(count <= 10 && told == 1, "{count} tries, told {told} times");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_success_in_between_ends_the_pause_but_tells_nothing_anew() {
+    fn a_success_in_between_ends_the_pause_but_causes_no_new_report() {
         let mut refusals = FailingCalls::default();
         fail(&mut refusals, &call(), NONE, Duration::from_secs(20));
         let now = Duration::from_secs(30);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_that_the_server_asks_for_is_kept_within_bounds() {
+    fn the_pause_that_the_server_asks_for_is_bounded() {
         let mut refusals = FailingCalls::default();
         let busy =
             |seconds| RequestOutcome::Rejected(Rejection::Busy(Some(Duration::from_secs(seconds))));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_refused_objects_share_a_rate_and_leave_when_nobody_asks_for_them() {
+    fn thousands_of_failing_calls_share_a_rate_and_are_forgotten() {
         let mut refusals = FailingCalls::default();
         let call = |n: usize| ObjectCall::AssignPodCidrs(format!("u{n}").into());
         for round in 0..20 {
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_or_two_is_nothing_lasting() {
+    fn some_conflicts_are_no_persistent_failure() {
         let mut refusals = FailingCalls::default();
         for _ in 0..5 {
             let conflict = RequestOutcome::Rejected(Rejection::Guard("modified".to_owned()));

@@ -98,7 +98,7 @@ mod tests {
     use crate::Purpose;
 
     #[test]
-    fn what_nobody_knows_is_read_before_it_is_written_again() {
+    fn an_object_of_unknown_state_is_read_before_the_next_write() {
         let refused = RequestOutcome::Rejected;
         let table = [
             (RequestOutcome::Indeterminate(String::new()), [true, true]),

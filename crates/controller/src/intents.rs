@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_touched_since_is_named_anew() {
+    fn an_assignment_is_named_again_after_a_touch_of_its_node() {
         let mut intents = IntentBook::of_leader(true);
         let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
         intents.may_assign(&n, &cidrs);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_failing_stays_named_and_takes_no_room_from_others() {
+    fn an_assignment_that_keeps_failing_stays_named_and_takes_no_room() {
         let mut intents = IntentBook::of_leader(true);
         let cidrs = range("10.0.0.0/24");
         let failing: Vec<Node> = (0..LIMIT).map(|i| node(&format!("n{i}"))).collect();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_lease_names_stays_below_what_an_object_may_have() {
+    fn the_intents_stay_below_the_size_limit_of_annotations() {
         let mut intents = IntentBook::of_leader(true);
         let cidrs = [range("10.0.0.0/24"), range("fd00::/64")].concat();
         for i in 0..10_000 {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_named_in_few_writes() {
+    fn thousands_of_assignments_are_named_in_few_writes() {
         let mut intents = IntentBook::of_leader(true);
         let cidrs = range("10.0.0.0/24");
         let mut queue: VecDeque<Node> = (0..5_000).map(|i| node(&format!("n{i}"))).collect();

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_sorts_before_what_is_inside_it() {
+    fn a_block_sorts_before_the_blocks_inside_it() {
         let mut sorted = ["fd00::/64", "10.0.0.0/24", "10.0.0.0/8", "9.0.0.0/8"].map(cidr);
         sorted.sort();
         assert_eq!(

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_is_in_the_list_of_its_holder_alone() {
+    fn a_holding_is_only_in_the_list_of_its_holder() {
         let mut holdings = Holdings::default();
         let ids: Vec<_> = (0..4)
             .map(|n| holdings.insert(holding(u32::from(n % 2), n)))

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_commands_a_terminal_is_shown_and_all_else_stays() {
+    fn control_characters_are_escaped_and_other_text_stays() {
         for (text, shown) in [
             ("10.244.0.0/16 ü 漢 \\n", "10.244.0.0/16 ü 漢 \\n"),
             ("a\nb\r\n\tc", "a\\nb\\r\\n\\tc"),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn three_forms_are_read() {
+    fn a_range_has_three_forms() {
         assert_eq!(
             IpRange::parse("10.0.0.0/30").unwrap().to_string(),
             "10.0.0.0-10.0.0.3"
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_is_refused_with_what_to_write() {
+    fn an_error_says_what_to_write() {
         let error = |text| IpRange::parse(text).unwrap_err().to_string();
         assert_eq!(
             error("10.0.0.5/24"),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_judged_within_a_family() {
+    fn ranges_of_different_families_never_overlap() {
         let span = IpRange::parse("10.0.0.250-10.0.1.5").unwrap();
         let overlaps = |text| span.overlaps(&cidr(text));
         assert!(overlaps("10.0.0.0/24") && overlaps("10.0.1.4/30") && overlaps("0.0.0.0/0"));

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_holding_covers_stays_taken_after_a_release() {
+    fn addresses_of_another_holding_stay_covered_after_a_release() {
         let (mut ledger, ids) = ledger(&[
             "10.0.0.0/16",
             "10.0.1.0/24",
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_over_others_keeps_them() {
+    fn a_holding_that_covers_others_is_recorded_beside_them() {
         let (mut ledger, ids) = ledger(&["10.0.1.0/24", "10.0.7.0/27", "10.0.0.0/20"]);
         assert_eq!(
             overlapping(&ledger, "10.0.0.0/8"),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_ends_once() {
+    fn a_holding_is_released_once() {
         let (mut ledger, ids) = ledger(&["fd00::/64"]);
         assert!(
             ledger.set_state(ids[0], HoldingState::Quarantined)

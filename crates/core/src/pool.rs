@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn covers_and_touches_are_judged_by_interval() {
+    fn covers_and_touches_compare_intervals() {
         let pool = Pool::new(ranges(&["10.0.0.0/24", "10.0.4.0/22"], 26));
         let both = |text| {
             let cidr = cidr(text);

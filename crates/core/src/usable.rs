@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gateway_every_address_may_be_given() {
+    fn without_a_gateway_every_address_can_be_assigned() {
         assert_eq!(
             of("10.0.0.0/26", Gateway::None, Prefix::Block),
             " via - /26"
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_of_its_own_is_left_out_and_the_ends_by_prefix() {
+    fn a_configured_gateway_is_excluded_and_the_ends_depend_on_the_prefix() {
         let gateway = Gateway::Address(addr("10.0.0.254"));
         let last = "10.0.0.192/26";
         assert_eq!(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn room_counts_what_is_left_without_walking_it() {
+    fn room_is_the_number_of_assignable_addresses() {
         let block = |text, reserved: &[&str]| Block {
             cidr: cidr(text),
             uid: String::new(),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_union_finds_what_covers_an_address() {
+    fn a_union_finds_the_span_of_an_address() {
         let union = union(
             cidr("10.0.0.0/24"),
             &spans(&["10.0.0.7", "10.0.0.2-10.0.0.6", "10.0.0.9", "10.0.1.1"]),

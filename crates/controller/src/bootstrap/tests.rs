@@ -141,7 +141,7 @@ fn no_private_range_is_an_error_that_names_them() {
 }
 
 #[test]
-fn what_kubeadm_wrote_is_read_leniently_or_not_at_all() {
+fn kubeadms_configuration_is_read_leniently_or_is_an_error() {
     let of = |kubeadm| Cluster {
         kubeadm: Some(kubeadm),
         ..Cluster::default()
@@ -199,7 +199,7 @@ fn a_range_without_room_for_a_block_is_an_error() {
 }
 
 #[test]
-fn the_private_ranges_are_readable_disjoint_and_apart_from_usual_services() {
+fn private_ranges_are_disjoint_and_overlap_no_usual_service_range() {
     for family in Family::ALL {
         let mut seen = cidrs(&[
             "10.96.0.0/12",

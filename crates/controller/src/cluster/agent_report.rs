@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_spoils_only_itself() {
+    fn an_invalid_entry_does_not_affect_others() {
         let report = read(&json!({
             "nodeUID": "u1",
             "pools": [
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_agent_says_besides_does_no_harm() {
+    fn unknown_fields_of_a_newer_agent_are_ignored() {
         let report = read(&json!({
             "nodeUID": "u1", "later": [1], "agent": {"version": "99.0.0", "later": 1},
             "pools": [{"pool": "a", "demand": 4, "later": "x"}],

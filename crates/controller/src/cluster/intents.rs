@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_the_same_under_the_same_holder_only() {
+    fn intents_are_read_only_under_the_same_transitions() {
         for intents in [some(), WriteIntents::default()] {
             let text = intents.write(7);
             assert_eq!(WriteIntents::read(&text, 7), Some(intents));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_says_nothing() {
+    fn an_invalid_annotation_is_ignored() {
         for text in [
             "",
             "[]",

@@ -368,14 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_namespace_is_told_and_not_taken_for_a_race() {
+    fn a_missing_namespace_is_a_failure_and_no_conflict() {
         let (answer, problem) = judge(&refused(404), &LeaseCall::Create(wanted()));
         assert_eq!(answer, LeaseAnswer::Failed);
         assert!(problem.is_some_and(|text| text.contains("namespace exists")));
     }
 
     #[test]
-    fn what_others_did_to_the_lease_is_no_trouble() {
+    fn changes_of_the_lease_by_others_are_no_problem() {
         let cases = [
             (404, LeaseCall::Get, LeaseAnswer::Missing),
             (404, LeaseCall::Replace(wanted()), LeaseAnswer::Conflict),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_drawn_out_by_a_fifth_at_most() {
+    fn a_pause_gets_longer_by_a_fifth_at_most() {
         let second = Duration::from_secs(1);
         for _ in 0..100 {
             let pause = jittered(second);

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_known_by_a_version_once_the_watch_has_told_of_it_or_of_a_later_one() {
+    fn a_version_is_reached_once_the_watch_has_shown_it_or_a_later_one() {
         let begun = Duration::from_secs(5);
         let mut table = ObjectCache::default();
         let mut knows = |change: Option<ObjectEvent<ServiceRange>>, version| {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_reports_what_vanished() {
+    fn a_relist_reports_deleted_objects() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
         table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_recreated_under_its_name_is_told_with_both_sides() {
+    fn an_object_recreated_under_its_name_replaces_the_earlier_one() {
         let mut table = listed(&[("a", "1", 1)]);
         let delta = table
             .change(ObjectEvent::Applied(object("a", "9", 5)))
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_back_in_time() {
+    fn an_object_never_goes_back_to_an_older_version() {
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.epoch();
         assert!(
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_never_brings_back_what_the_watch_saw_go() {
+    fn an_answer_never_restores_a_deleted_object() {
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.epoch();
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_list_runs_answers_tell_of_what_is_known_and_of_nothing_else() {
+    fn while_a_list_runs_answers_only_update_known_objects() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
         let sent = table.epoch();
         let asked = Duration::from_secs(5);
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_ours_keeps_what_the_watch_told_later() {
+    fn a_requested_list_keeps_later_watch_events() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         let sent = table.sent();
         table.change(ObjectEvent::Applied(object("c", "3", 9)));
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_ours_ends_what_was_known_when_it_was_sent() {
+    fn a_requested_list_removes_objects_known_before_the_request() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 8)]);
         let sent = table.sent();
         let deltas = taken(table.replace(vec![object("a", "1", 5)], sent));
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_forgets_what_was_told_is_of_a_server_that_was_put_back() {
+    fn a_list_without_known_versions_is_of_a_restored_server() {
         let again = |table: &mut ObjectCache<ServiceRange>, name, uid, version| {
             let sent = table.sent();
             table.replace(vec![object(name, uid, version)], sent)
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_with_older_news_than_known_is_no_list_to_begin_with() {
+    fn a_relist_with_older_versions_does_not_count_as_a_list() {
         let mut table = listed(&[("a", "1", 5)]);
         let asked = Duration::from_secs(9);
         for (version, is_sound) in [(4, false), (5, true)] {
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_showed_to_be_gone_stays_gone() {
+    fn an_object_that_an_answer_showed_to_be_gone_stays_gone() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2), ("c", "3", 9)]);
         let epoch = table.epoch();
         let sent = table.sent();
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grave_lasts_until_the_watch_is_past_it() {
+    fn the_uid_of_a_gone_object_is_kept_until_the_watch_shows_the_deletion() {
         let mut table = listed(&[("a", "1", 5)]);
         table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_asked_for_during_a_list_may_be_older_than_it() {
+    fn an_answer_to_a_request_sent_during_a_list_is_ignored() {
         let mut table = listed(&[("a", "1", 5)]);
         table.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,

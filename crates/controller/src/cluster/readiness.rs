@@ -113,7 +113,7 @@ mod tests {
     use crate::cluster::lease::{LeadershipTerm, Takeover};
 
     #[test]
-    fn readiness_tells_the_truth_about_each_state() {
+    fn readiness_describes_each_state() {
         let page = Readiness::default();
         let readiness = LeaderReadiness::new(page.clone());
         let said = |ready: bool, text: &str| assert_eq!(page.page(), (ready, format!("{text}\n")));

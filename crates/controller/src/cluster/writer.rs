@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_told_from_a_failed_guard() {
+    fn a_rejection_by_a_policy_is_no_failed_guard() {
         let says = |status: Value| {
             let status: kube::core::Status = serde_json::from_value(status).unwrap();
             classify(Error::Api(Box::new(status)), None, true)
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_of_the_header_counts() {
+    fn the_pause_in_the_header_counts() {
         let pause = Some(Duration::from_secs(7));
         for (code, is_write) in [(429, true), (503, false)] {
             let busy = classify(api_error(code), pause, is_write);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_refusal_counts_as_no_effect() {
+    fn only_a_clear_rejection_counts_as_no_effect() {
         for code in [409, 422] {
             assert!(
                 matches!(
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_written_as_they_were_read_onto_the_version_that_was_read() {
+    fn conditions_of_others_are_written_as_they_were_read() {
         let conditions = json!([{
             "type": "OfSomebodyElse", "status": "Unknown", "reason": "Why", "message": "", "observedGeneration": 4,
             "lastTransitionTime": "2026-01-02T03:04:05Z",
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_that_is_not_answered_in_time_may_have_come_through() {
+    async fn a_write_without_an_answer_is_indeterminate() {
         let (outcome, _) = sent(Some(Duration::from_secs(1))).await;
         assert!(
             matches!(outcome, RequestOutcome::Indeterminate(_)),

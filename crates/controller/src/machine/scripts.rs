@@ -85,7 +85,7 @@ const ONE: &str = "10.0.0.0/28";
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[test]
-fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
+fn a_block_of_a_node_deleted_before_its_creation_goes_to_a_waiting_node() {
     let wants = || vec![subnet("a", &[], 1), subnet("b", &[], 1)];
     // The creation is rejected as busy, and then the node is deleted.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
@@ -110,7 +110,7 @@ fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
 }
 
 #[test]
-fn a_block_of_unclear_creation_stays_taken_when_its_node_dies() {
+fn a_block_of_indeterminate_creation_stays_allocated_when_its_node_is_deleted() {
     let wants = vec![subnet("a", &[], 1), subnet("b", &[], 1)];
     let mut script = Script::leading(Cluster::new(ONE, wants), Duration::ZERO);
     let id = script.poll_for(is_creation).id;
@@ -128,7 +128,7 @@ fn a_block_of_unclear_creation_stays_taken_when_its_node_dies() {
 }
 
 #[test]
-fn a_node_that_came_while_nobody_led_gets_a_nodesubnet_to_ask_in() {
+fn a_node_created_while_nobody_led_gets_a_nodesubnet_for_its_demand() {
     let mut cluster = Cluster::new(ONE, Vec::new());
     cluster.nodes.push(node("a"));
     let spec = cluster.pools[0].spec.as_mut().unwrap();
@@ -138,7 +138,7 @@ fn a_node_that_came_while_nobody_led_gets_a_nodesubnet_to_ask_in() {
 }
 
 #[test]
-fn a_node_of_a_pool_that_serves_nobody_has_a_node_subnet_that_late_creations_find() {
+fn a_node_of_a_disabled_pool_gets_a_nodesubnet() {
     let mut cluster = Cluster::new(ONE, Vec::new());
     cluster.nodes.push(node("a"));
     cluster.pools[0].spec.as_mut().unwrap().disabled = true;
@@ -147,7 +147,7 @@ fn a_node_of_a_pool_that_serves_nobody_has_a_node_subnet_that_late_creations_fin
 }
 
 #[test]
-fn after_a_gap_agents_can_speak_of_blocks_of_a_pool_that_serves_them_no_more() {
+fn after_a_gap_nodes_that_no_pool_serves_get_nodesubnets_to_report_in() {
     for gap in [0, 300] {
         let mut cluster = Cluster::new(ONE, Vec::new());
         cluster.nodes.push(node("a"));
@@ -161,7 +161,7 @@ fn after_a_gap_agents_can_speak_of_blocks_of_a_pool_that_serves_them_no_more() {
 }
 
 #[test]
-fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
+fn the_agent_grace_begins_once_agents_can_report() {
     let mut script = Script::new(LeadershipTerm {
         vacant: Duration::from_secs(300),
         ..LeadershipTerm::of("1", Takeover::Clean)
@@ -190,7 +190,7 @@ fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
 }
 
 #[test]
-fn what_a_crowd_has_got_is_recorded_before_long() {
+fn podcidrs_are_recorded_after_some_seconds_although_nodes_wait() {
     for (seconds, records_first) in [(4, false), (6, true)] {
         let mut cluster = Cluster::new("10.0.0.0/16", Vec::new());
         cluster.pools[0].spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
@@ -225,7 +225,7 @@ fn what_a_crowd_has_got_is_recorded_before_long() {
 }
 
 #[test]
-fn after_a_gap_nothing_that_rests_goes_back_before_agents_have_spoken() {
+fn after_a_gap_no_quarantined_block_is_returned_before_agents_have_reported() {
     for uses in [&[][..], &[ONE][..]] {
         let cluster = returning(&[]);
         let mut script = Script::leading(cluster, Duration::from_secs(300));
@@ -239,7 +239,7 @@ fn after_a_gap_nothing_that_rests_goes_back_before_agents_have_spoken() {
 }
 
 #[test]
-fn what_rests_does_not_go_back_while_another_nodes_agent_uses_it() {
+fn no_quarantined_block_is_returned_while_another_agent_uses_it() {
     for uses in [&[][..], &[ONE][..]] {
         let cluster = returning(uses);
         let lists = Script::leading(cluster, Duration::ZERO).write_subnets();
@@ -249,7 +249,7 @@ fn what_rests_does_not_go_back_while_another_nodes_agent_uses_it() {
 }
 
 #[test]
-fn of_blocks_that_lie_in_each_other_a_machine_gets_the_outer_one_back() {
+fn of_nested_blocks_a_machine_gets_the_outer_one_back() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
     // The inner block is from a creation that arrived late.
@@ -262,7 +262,7 @@ fn of_blocks_that_lie_in_each_other_a_machine_gets_the_outer_one_back() {
 }
 
 #[test]
-fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
+fn after_a_gap_a_block_in_no_nodesubnet_belongs_to_the_node_whose_agent_uses_it() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[ONE], 0)]);
     // The block's object exists, but no NodeSubnet lists it yet.
     cluster.subnets[0].spec = Ok(NodeSubnetSpec {
@@ -283,7 +283,7 @@ fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
 }
 
 #[test]
-fn after_a_gap_what_a_late_write_lists_is_not_taken_back() {
+fn after_a_gap_a_block_that_a_late_write_lists_stays() {
     let late = subnet("a", &[ONE], 0);
     let mut cluster = Cluster::new("10.0.0.0/26", vec![late.clone()]);
     // The block's object exists, but the write that creates the NodeSubnet with it has not arrived yet.
@@ -301,7 +301,7 @@ fn after_a_gap_what_a_late_write_lists_is_not_taken_back() {
 }
 
 #[test]
-fn a_list_that_shows_an_older_state_ends_all_asking() {
+fn after_a_list_of_an_older_state_nothing_is_sent() {
     let mut cluster = Cluster::new(ONE, vec![subnet("a", &[], 1)]);
     cluster.nodes[0].version = 495;
     let mut script = Script::leading(cluster, Duration::ZERO);

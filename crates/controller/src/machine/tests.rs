@@ -90,7 +90,7 @@ fn range(text: &str) -> Cidr {
 }
 
 #[test]
-fn what_the_lease_names_is_finished_and_no_node_is_touched() {
+fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     let intent = WriteIntent {
         name: "n1".into(),
         uid: "n1".into(),
@@ -128,7 +128,7 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
 }
 
 #[test]
-fn a_node_that_is_gone_or_has_podcidrs_needs_nothing() {
+fn an_assignment_to_a_deleted_node_is_not_repeated() {
     let intent = |uid: &str| WriteIntent {
         name: "n1".into(),
         uid: uid.into(),
@@ -144,7 +144,7 @@ fn a_node_that_is_gone_or_has_podcidrs_needs_nothing() {
 }
 
 #[test]
-fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from_nobody() {
+fn without_intents_in_the_lease_an_untouchable_node_delays_only_podcidrs() {
     let mut script = after_takeover(None);
     let (out, _) = script.poll_around_lease_write();
     let touches = touched(&out);
@@ -257,7 +257,7 @@ fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creati
 }
 
 #[test]
-fn a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed() {
+fn a_leader_whose_lease_has_expired_sends_nothing_until_a_renewal() {
     let mut script = after_takeover(Some(WriteIntents::default()));
     script.term.valid_until = Duration::from_secs(100);
     script.leads();
@@ -305,7 +305,7 @@ fn nodes_that_cannot_be_written_take_no_room_from_others() {
 }
 
 #[test]
-fn a_take_over_lists_only_where_the_watch_may_be_behind() {
+fn a_takeover_lists_only_kinds_whose_watch_may_be_behind() {
     let known = SeenVersions {
         nodes: 7,
         subnets: 8,

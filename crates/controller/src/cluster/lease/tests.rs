@@ -87,7 +87,7 @@ fn term(elector: &Elector) -> LeadershipTerm {
 }
 
 #[test]
-fn the_first_ever_creates_the_lease_and_may_write_for_the_renew_deadline() {
+fn the_first_candidate_creates_the_lease_and_may_write_for_the_renew_deadline() {
     let (mut a, mut server) = candidate();
     settle(&mut a, &mut server, s(100));
     let term = term(&a);
@@ -125,7 +125,7 @@ fn a_candidate_waits_a_full_lease_after_the_last_change() {
 }
 
 #[test]
-fn a_clean_release_hands_over_at_once_and_an_unsettled_one_says_so() {
+fn a_released_lease_says_whether_all_writes_were_settled() {
     for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
         let (mut a, mut b, mut server) = leader_and_standby();
         a.release(settled);
@@ -159,7 +159,7 @@ fn an_acquisition_whose_answer_was_lost_counts_from_its_start() {
 }
 
 #[test]
-fn a_term_that_ran_out_goes_on_if_nobody_came_between() {
+fn a_term_that_ran_out_continues_if_no_other_process_led_in_between() {
     let (mut a, mut server) = leader();
     let id = term(&a).id;
     a.poll(s(2));
@@ -170,7 +170,7 @@ fn a_term_that_ran_out_goes_on_if_nobody_came_between() {
 }
 
 #[test]
-fn a_lease_deleted_under_us_ends_the_tenure_and_is_waited_out_like_any_change() {
+fn a_deleted_lease_ends_the_term_and_is_acquired_after_a_lease_duration() {
     let (mut a, mut server) = leader();
     server.0 = None;
     for t in 2..17 {
@@ -189,7 +189,7 @@ fn a_lease_deleted_under_us_ends_the_tenure_and_is_waited_out_like_any_change() 
 }
 
 #[test]
-fn a_holder_cleared_by_hand_has_released_nothing() {
+fn a_holder_cleared_by_hand_has_not_released_the_lease() {
     let (_, mut server) = leader();
     let mut b = Elector::new(settings("b"));
     let cleared = LeaseRecord {
@@ -205,7 +205,7 @@ fn a_holder_cleared_by_hand_has_released_nothing() {
 }
 
 #[test]
-fn a_creation_that_lost_its_race_is_not_called_a_first_start_later() {
+fn a_candidate_that_lost_the_creation_never_reports_a_first_start() {
     let (mut a, mut server) = candidate();
     let mut b = Elector::new(settings("b"));
     let missing = server.answer(a.poll(s(0)).unwrap());
@@ -222,7 +222,7 @@ fn a_creation_that_lost_its_race_is_not_called_a_first_start_later() {
 }
 
 #[test]
-fn a_server_that_fails_at_once_is_not_pressed() {
+fn writes_are_limited_while_a_server_fails_at_once() {
     let (mut a, mut server) = leader();
     let mut writes = 0;
     for ms in 2000..3000 {
@@ -253,7 +253,7 @@ fn a_release_does_not_wait_for_the_next_renewal() {
 }
 
 #[test]
-fn a_release_whose_answer_was_lost_is_looked_after() {
+fn a_release_without_an_answer_is_read_and_repeated() {
     let (mut a, mut server) = leader();
     a.release(true);
     a.poll(s(1)).unwrap();
@@ -264,7 +264,7 @@ fn a_release_whose_answer_was_lost_is_looked_after() {
 }
 
 #[test]
-fn the_same_identity_with_another_nonce_is_somebody_else() {
+fn a_restarted_process_is_another_holder() {
     let (_, mut server) = leader();
     let mut again = Elector::new(settings("a2"));
     settle(&mut again, &mut server, s(1));
@@ -277,7 +277,7 @@ fn the_same_identity_with_another_nonce_is_somebody_else() {
 }
 
 #[test]
-fn settings_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_settings_are_rejected_with_the_reason() {
     assert_eq!(settings("a").validate(), Ok(()));
     for (lease, renew, reason) in [
         (s(10), s(10), "must stop before others start"),
@@ -295,7 +295,7 @@ fn settings_that_cannot_work_are_refused_with_the_reason() {
 }
 
 #[test]
-fn a_late_creation_of_our_own_does_not_prolong_another_tenure() {
+fn a_late_creation_of_its_own_does_not_prolong_a_term() {
     let (mut a, mut server) = leader();
     let late = LeaseRecord {
         transitions: 7,
@@ -343,7 +343,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
 }
 
 #[test]
-fn what_somebody_waits_for_is_written_at_once_and_only_a_write_begun_later_counts() {
+fn wanted_content_is_written_at_once_and_only_by_a_later_write() {
     let (mut a, mut server) = leader();
     // A renewal is in flight when the content is set, so that renewal does not contain it.
     let ask = a.poll(s(2)).unwrap();
@@ -360,7 +360,7 @@ fn what_somebody_waits_for_is_written_at_once_and_only_a_write_begun_later_count
 }
 
 #[test]
-fn an_unclear_write_names_nothing_until_another_came_through() {
+fn an_indeterminate_write_does_not_count_as_written() {
     let (mut a, mut server) = leader();
     a.want(wanted(&a, 1, "n"), s(1));
     let ask = a.poll(s(1)).unwrap();
@@ -376,7 +376,7 @@ fn an_unclear_write_names_nothing_until_another_came_through() {
 }
 
 #[test]
-fn who_takes_over_has_what_was_named_and_keeps_it_named() {
+fn a_new_leader_inherits_intents_and_keeps_them_in_the_lease() {
     let (mut a, mut b, mut server) = leader_and_standby();
     assert_eq!(term(&a).inherited, None);
     a.want(wanted(&a, 1, "n"), s(1));
@@ -396,7 +396,7 @@ fn who_takes_over_has_what_was_named_and_keeps_it_named() {
 }
 
 #[test]
-fn a_clean_hand_over_says_that_nothing_is_in_flight() {
+fn a_clean_release_writes_empty_intents() {
     let (mut a, mut server) = leader();
     a.want(wanted(&a, 1, "n"), s(1));
     settle(&mut a, &mut server, s(1));
@@ -407,7 +407,7 @@ fn a_clean_hand_over_says_that_nothing_is_in_flight() {
 }
 
 #[test]
-fn a_leader_knows_since_when_the_api_server_has_answered_all_along() {
+fn a_leader_knows_since_when_the_api_server_has_answered_without_a_gap() {
     let since = |looks: &[(u64, bool)]| {
         let (mut a, mut server) = candidate();
         let (mut b, mut at) = (Elector::new(settings("b")), s(0));
@@ -446,7 +446,7 @@ fn newest(server: &Server) -> LeaseRecord {
 }
 
 #[test]
-fn a_candidate_whose_watch_shows_each_renewal_looks_now_and_then() {
+fn a_candidate_with_a_working_watch_reads_rarely() {
     let (mut a, mut b, mut server) = leader_and_standby();
     let mut looks = 0;
     for t in 1..=600 {
@@ -467,7 +467,7 @@ fn a_candidate_whose_watch_shows_each_renewal_looks_now_and_then() {
 }
 
 #[test]
-fn a_candidate_that_is_shown_nothing_looks_as_often_as_ever() {
+fn a_candidate_with_a_silent_watch_reads_as_often_as_without() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     assert!(b.watch_applied(&newest(&server), s(2)));
@@ -477,7 +477,7 @@ fn a_candidate_that_is_shown_nothing_looks_as_often_as_ever() {
 }
 
 #[test]
-fn a_release_that_a_watch_shows_hands_over_at_once() {
+fn a_candidate_acquires_at_once_when_its_watch_shows_a_release() {
     for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
         let (mut a, mut b, mut server) = leader_and_standby();
         a.release(settled);
@@ -491,7 +491,7 @@ fn a_release_that_a_watch_shows_hands_over_at_once() {
 }
 
 #[test]
-fn a_renewal_that_a_watch_shows_late_only_postpones() {
+fn a_late_watch_event_only_delays_a_takeover() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     assert!(b.watch_applied(&newest(&server), s(10)));
@@ -504,7 +504,7 @@ fn a_renewal_that_a_watch_shows_late_only_postpones() {
 }
 
 #[test]
-fn what_a_watch_shows_late_is_no_news() {
+fn an_outdated_watch_event_changes_nothing() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     let late = newest(&server);
@@ -523,7 +523,7 @@ fn what_a_watch_shows_late_is_no_news() {
 }
 
 #[test]
-fn a_watch_that_a_look_was_faster_than_still_spares_looks() {
+fn a_watch_event_of_a_version_just_read_saves_reads() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     settle(&mut b, &mut server, s(2));
@@ -532,7 +532,7 @@ fn a_watch_that_a_look_was_faster_than_still_spares_looks() {
 }
 
 #[test]
-fn a_watch_that_fell_silent_wins_nothing_without_a_look() {
+fn a_candidate_with_a_silent_watch_reads_before_it_acquires() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     assert!(b.watch_applied(&newest(&server), s(2)));
@@ -548,7 +548,7 @@ fn a_watch_that_fell_silent_wins_nothing_without_a_look() {
 }
 
 #[test]
-fn a_lease_that_ran_out_is_sought_at_that_moment_whatever_was_shown() {
+fn a_candidate_acquires_an_expired_lease_at_once() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, ms(2_100));
     assert!(b.watch_applied(&newest(&server), ms(2_100)));
@@ -560,7 +560,7 @@ fn a_lease_that_ran_out_is_sought_at_that_moment_whatever_was_shown() {
 }
 
 #[test]
-fn a_deletion_that_a_watch_shows_is_looked_at_and_waited_out() {
+fn a_candidate_reads_the_lease_after_a_deletion_and_waits() {
     let (_, mut b, mut server) = leader_and_standby();
     settle(&mut b, &mut server, s(1));
     let gone = LeaseRecord {
@@ -578,7 +578,7 @@ fn a_deletion_that_a_watch_shows_is_looked_at_and_waited_out() {
 }
 
 #[test]
-fn nobody_is_shown_anything_in_doubt_or_while_it_leads() {
+fn watch_events_are_ignored_while_leading_or_in_doubt() {
     let (mut a, mut b, mut server) = leader_and_standby();
     let other = LeaseRecord {
         holder: Some("c_z".into()),
@@ -607,7 +607,7 @@ fn nobody_is_shown_anything_in_doubt_or_while_it_leads() {
 }
 
 #[test]
-fn what_a_watch_shows_tells_that_the_api_server_answers() {
+fn watch_events_count_as_answers_of_the_api_server() {
     let (mut a, mut b, mut server) = leader_and_standby();
     for t in 1..=300 {
         let now = ms(t * 100);
