@@ -1,8 +1,8 @@
-//! The leader's state: the allocations and the loops. Events and answers are applied here, and the loops are asked for
-//! requests.
+//! The leader's state: the allocations and the loops. The leader applies events and answers, and gets requests from the
+//! loops.
 //!
-//! A [`Leader`] exists only while this process leads. At the end of its term it is dropped, and the next one is built
-//! from the cache.
+//! A [`Leader`] exists only while this process leads. It is dropped at the end of its term, and built anew from the
+//! cache when the next term begins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -138,7 +138,7 @@ impl Leader {
         cache: &ClusterCache,
         settings: &ControllerSettings,
         reports: &mut Vec<EventRecord>,
-        room: SendBudget,
+        budget: SendBudget,
         stopping: bool,
         now: Now,
     ) -> Option<(ApiRequest, Purpose)> {
@@ -151,7 +151,7 @@ impl Leader {
         }
         let mut cx = Context::new(cache, &mut self.allocations, reports, now);
         let loops = &mut self.loops;
-        if room.critical {
+        if budget.critical {
             let found = loops.next_awaited(settings, stopping, &mut cx);
             if found.is_some() {
                 return found;
@@ -162,7 +162,7 @@ impl Leader {
         }
         let podcidrs_due =
             cx.allocations.intents.is_known() && loops.podcidrs.queue.has_ready(now.mono);
-        if stopping || !room.background || podcidrs_due {
+        if stopping || !budget.background || podcidrs_due {
             return None;
         }
         if loops.pools.is_due(now.mono) {

@@ -50,7 +50,7 @@ pub struct EventRecord {
     pub warning: bool,
     /// Reason of the event, in CamelCase. It must never change, because users' alerts depend on it
     pub reason: &'static str,
-    /// The message: what happened, to which object, and what an operator should do
+    /// The message: the problem or change, the object, and the action of an operator that is needed
     pub note: String,
 }
 

@@ -34,7 +34,7 @@ const BACKLOG: usize = 4096;
 /// Log message for a list that shows an older state than an earlier list or watch event.
 const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
-/// First and longest pause of a watch after an error, before jitter is added.
+/// First and longest delay of a watch after an error, before jitter is added.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Maximum number of Kubernetes events that wait to be emitted. Further events are dropped.
@@ -43,7 +43,7 @@ const REPORT_BACKLOG: usize = 1024;
 /// Interval at which metrics and readiness are updated.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
-/// What [`run`] needs from the rest of the process.
+/// The parts of the process that [`run`] uses.
 pub struct ControllerParts {
     /// Client for watches and for emitting events
     pub client: Client,

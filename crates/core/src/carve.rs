@@ -2,8 +2,7 @@
 //!
 //! The search alternates between two sorted structures. The space finds the next block that no holding covers. The
 //! pool says whether that block may be carved, and if not, where to continue. Neither gets slower as the pool
-//! fills up. The search takes one step for each free block that must not be carved, because `avoid` excludes the
-//! block or a blocked span of the pool closes it.
+//! fills up. The search takes one step for each free block that `avoid` or a blocked span of the pool excludes.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -13,43 +12,43 @@ use super::ledger::RangeLedger;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
-/// The pool has no free block. All counts of blocks refer to the pool's current block length. They leave out the
+/// The pool has no free block. All counts of blocks refer to the pool's current block length, and do not include
 /// blocks that blocked spans close.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no free {family} block of /{block_len}: of {capacity} in the pool {held} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
+    "no free {family} block of /{block_len}: of {capacity} in the pool {covered} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
 )]
 pub struct PoolExhausted {
     /// The first family without a free block. No block of the other family was carved either.
     pub family: Family,
     /// The prefix length that was searched for.
     pub block_len: u8,
-    /// Blocks that the pool would have if nothing were held.
+    /// Blocks that the pool would have if there were no holdings.
     pub capacity: u128,
     /// Blocks that a holding covers, partly or entirely.
-    pub held: u128,
+    pub covered: u128,
     /// Free blocks that were skipped because `avoid` returned an address in them.
     pub avoided: u128,
-    /// Quarantined ranges of any length that overlap the pool. They become free when their quarantine is over.
+    /// Quarantined ranges of any length that overlap the pool.
     pub quarantined: usize,
 }
 
 /// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
-    /// Blocks that the pool would have if nothing were held, without those that blocked spans close. Saturates
+    /// Blocks that the pool would have if there were no holdings, without those that blocked spans close. Saturates
     /// at `u128::MAX`, which is one less than the number of /128 blocks in `::/0`.
     pub capacity: u128,
-    /// Blocks that no holding covers. Blocks that a caller of `carve` would avoid are included.
+    /// Blocks that no holding covers, including those that a caller of `carve` would avoid.
     pub free: u128,
 }
 
 impl RangeLedger {
     /// Carves one block of each of the pool's families and records them as holdings of `holder` in state
-    /// [`HoldingState::InFlight`]. If one family has no free block, nothing is carved.
+    /// [`HoldingState::InFlight`]. If one family has no free block, nothing is carved. A pool without families yields
+    /// no block and no error.
     ///
-    /// `avoid` returns an address in the candidate block, for example of a node or pod, that forbids its use; the
-    /// search then continues with the next block. A pool without families yields no block and no error.
+    /// If `avoid` returns an address, for example of a node or pod in the block, the block is skipped.
     pub fn carve(
         &mut self,
         pool: &mut Pool,
@@ -104,20 +103,22 @@ impl RangeLedger {
     ) -> Result<Cidr, PoolExhausted> {
         let mut avoided = 0;
         let found = blocks_of(pool, family).and_then(|(part, order)| {
-            let mut fit = |first: &u128| {
-                let spoken_against = avoid(&Cidr::of_order(family, *first, order)).is_some();
-                avoided += u128::from(spoken_against);
-                !spoken_against
+            let mut is_allowed = |first: &u128| {
+                let is_avoided = avoid(&Cidr::of_order(family, *first, order)).is_some();
+                avoided += u128::from(is_avoided);
+                !is_avoided
             };
             let start = part.start(order);
             let mut below = self.free_blocks(part, family, start);
             // If no block below the cursor can be carved, the search continues at the top of the pool.
             let above = self.free_blocks(part, family, Some(u128::MAX));
             let mut above = above.take_while(|&first| start.is_none_or(|start| first > start));
-            let first = below.find(&mut fit).or_else(|| above.find(&mut fit))?;
+            let first = below
+                .find(&mut is_allowed)
+                .or_else(|| above.find(&mut is_allowed))?;
             Some(Cidr::of_order(family, first, order))
         });
-        found.ok_or_else(|| self.full(pool, family, avoided))
+        found.ok_or_else(|| self.exhausted(pool, family, avoided))
     }
 
     /// Returns the first addresses of free blocks that may be carved, from `from` downward.
@@ -142,9 +143,9 @@ impl RangeLedger {
         })
     }
 
-    fn full(&self, pool: &Pool, family: Family, avoided: u128) -> PoolExhausted {
+    fn exhausted(&self, pool: &Pool, family: Family, avoided: u128) -> PoolExhausted {
         let capacity = self.block_counts(pool, family).capacity;
-        let resting = self.holdings.iter().filter(|(_, holding)| {
+        let quarantined = self.holdings.iter().filter(|(_, holding)| {
             holding.state == HoldingState::Quarantined
                 && holding.cidr.family() == family
                 && pool.touches(&holding.cidr)
@@ -153,9 +154,9 @@ impl RangeLedger {
             family,
             block_len: pool.block_len(family).unwrap_or_default(),
             capacity,
-            held: capacity.saturating_sub(avoided),
+            covered: capacity.saturating_sub(avoided),
             avoided,
-            quarantined: resting.count(),
+            quarantined: quarantined.count(),
         }
     }
 }
@@ -224,7 +225,7 @@ mod tests {
         let (carved, full) = carve_all(&mut ledger, &mut pool);
         assert_eq!(carved, ["10.0.0.64/27", "10.0.0.32/27"]);
         assert_eq!(
-            (full.capacity, full.held, full.avoided, full.quarantined),
+            (full.capacity, full.covered, full.avoided, full.quarantined),
             (8, 8, 0, 1)
         );
     }
@@ -249,7 +250,7 @@ mod tests {
         let id = ledger.carve(&mut pool, HOLDER, avoid).unwrap().v4.unwrap();
         assert_eq!(ledger.get(id).unwrap().cidr, cidr("10.0.0.0/25"));
         let full = ledger.carve(&mut pool, HOLDER, avoid).unwrap_err();
-        assert_eq!((full.capacity, full.held, full.avoided), (2, 1, 1));
+        assert_eq!((full.capacity, full.covered, full.avoided), (2, 1, 1));
         assert_eq!(
             full.to_string(),
             "no free IPv4 block of /25: of 2 in the pool 1 are taken and 1 contain addresses in use (0 ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"

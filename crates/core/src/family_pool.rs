@@ -8,10 +8,10 @@ use super::ip_range::IpRange;
 use super::search::blocks;
 use crate::mutation::Mutation;
 
-/// Which blocks a blocked span closes, that is, excludes from carving.
+/// Which blocks a blocked span *closes*, that is, excludes from carving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReservedEffect {
-    /// Every block that the span touches, because the holder of a block would use all of it.
+    /// Every block that the span overlaps, because the holder of a block would use all of it.
     #[default]
     Touched,
     /// Only blocks that the span covers entirely. In other blocks the holder itself skips the blocked addresses.

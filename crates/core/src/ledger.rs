@@ -1,15 +1,14 @@
 //! The ledger: every holding on an address range, by interval, by holder and by id.
 //!
-//! The ledger records what exists, even where holdings overlap: a cluster may already contain duplicates, and a
-//! bad object must not hide a good one. An address is free only if no holding covers it, whatever the state of
-//! the holding. Only [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and never a range that overlaps a holding.
+//! Holdings may overlap: a cluster may already contain duplicates, and a bad object must not hide a good one. An
+//! address is free only if no holding covers it, whatever the state of the holding. Only
+//! [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and never a range that overlaps a holding.
 //!
 //! Two CIDRs are disjoint, or one contains the other. So the space of a family only stores the outermost holdings,
-//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are kept in a separate sorted
-//! set, which is empty and costs nothing as long as no holdings overlap.
+//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are kept in a separate
+//! sorted set, which is empty as long as no holdings overlap.
 //!
-//! The ledger does not interpret the states of holdings: what the outcome of a write means for a holding is decided by the
-//! caller. The ledger is not persistent either: it is rebuilt from the API objects.
+//! The caller decides about the states of holdings. The ledger is not persistent: it is rebuilt from the API objects.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -19,7 +18,7 @@ use super::dual::Dual;
 use super::holdings::{Holder, Holding, HoldingId, HoldingState, Holdings};
 use super::space::Space;
 
-/// All holdings of both families. The comment of the module describes the guarantees.
+/// All holdings of both families.
 #[derive(Debug, Default)]
 pub struct RangeLedger {
     pub(super) holdings: Holdings,
@@ -149,8 +148,8 @@ impl RangeLedger {
     }
 
     /// The holdings nested in the outermost holding `outer` that overlap `cidr`: first those that contain `cidr`,
-    /// then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length instead of
-    /// being walked: otherwise one mistaken holding on a whole family would make every lookup walk the whole ledger.
+    /// then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length. A walk through
+    /// all nested holdings would be slow if there is a holding on a whole family, by mistake.
     fn nested_in(
         &self,
         outer: Cidr,
@@ -169,12 +168,12 @@ impl RangeLedger {
             .map(|&(_, number)| self.holdings.numbered(number))
     }
 
-    /// Handles the release of the outermost holding `ended`: moves the holdings that are outermost now from the nested
-    /// set into the space.
-    fn surface(&mut self, ended: Cidr) {
-        let mut from = (ended, 0);
+    /// Handles the release of an outermost holding: moves the holdings that are outermost now from the nested set into
+    /// the space.
+    fn surface(&mut self, released: Cidr) {
+        let mut from = (released, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {
-            if !ended.contains(&cidr) {
+            if !released.contains(&cidr) {
                 return;
             }
             self.nested.remove(&(cidr, number));

@@ -8,9 +8,9 @@
 //! Other allocators (kube-controller-manager, host-local) fill from the bottom, so two allocators that run at once by
 //! mistake collide as late as possible. Each family has its own cursor.
 //!
-//! **Blocked spans** are policy rather than holdings: reserved addresses, service ranges, addresses of nodes.
-//! The pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the
-//! blocked spans the pool derives its *openings*, the runs of blocks that may be carved.
+//! **Blocked spans** are addresses that must not be carved: reserved addresses, service ranges, addresses of nodes. The
+//! pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the blocked spans
+//! the pool derives its *openings*, the runs of blocks that may be carved.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;

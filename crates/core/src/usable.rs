@@ -67,7 +67,7 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     }
 }
 
-/// Returns how many addresses of a block can be assigned without a request for a certain address, if none is in use.
+/// Returns how many addresses of an empty block can be assigned to pods that do not ask for a certain address.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = usable(block.cidr, pool).excluded;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();

@@ -178,10 +178,12 @@ fn kubeadms_configuration_is_read_leniently_or_is_an_error() {
             "`x` is not a CIDR",
         ),
     ] {
-        let told = error(&of(text));
+        let error = error(&of(text));
         assert!(
-            told.contains(named) && told.contains("create an IPPool") && told.lines().count() == 1,
-            "{told}"
+            error.contains(named)
+                && error.contains("create an IPPool")
+                && error.lines().count() == 1,
+            "{error}"
         );
     }
 }

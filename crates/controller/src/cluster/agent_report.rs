@@ -1,8 +1,8 @@
 //! Reads the status of a NodeSubnet, as an agent wrote it. The status is read entry by entry, so that an invalid entry
 //! does not affect the others.
 //!
-//! Agents run on every node and may be outdated, faulty or compromised. This module checks what needs no other object:
-//! format, signs, maximums, repetitions. The reader of the report checks whether a block belongs to the node.
+//! Agents run on every node and may be outdated, faulty or compromised. This module checks format, signs, maximums and
+//! repetitions. The users of the report check whether a block belongs to the node.
 
 use std::collections::BTreeMap;
 

@@ -2,28 +2,28 @@
 //!
 //! The election uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so at most
 //! one of two candidates succeeds. A candidate takes over if the record has not changed for the lease duration in the
-//! record, by the candidate's own monotonic clock. The times in the Lease are for users and for the hint
-//! [`LeadershipTerm::vacant`]; the election does not depend on them.
+//! record, by the candidate's own monotonic clock. The election does not depend on the times in the Lease, which are for
+//! users and for [`LeadershipTerm::vacant`].
 //!
 //! # Guarantees
-//! - [`LeadershipTerm::valid_until`] lies before any other candidate tries to acquire the Lease. It is the *start* of the last
-//!   successful renewal plus the renew deadline, which is shorter than the lease duration.
+//! - [`LeadershipTerm::valid_until`] lies before any other candidate tries to acquire the Lease. It is the *start* of
+//!   the last successful renewal plus the renew deadline, which is shorter than the lease duration.
 //! - A term whose time has run out continues if a later renewal succeeds, because the compare-and-swap proves that no
 //!   other process led in between. If the record has another holder, or the Lease is gone, the term is over for good.
 //! - The id of a term is never used twice.
 //! - Watch events of the Lease ([`Elector::watch_applied`]) only save reads. No other guarantee relies on them.
 //! - A Lease is free only if its holder has released it. If the Lease was deleted, or a user cleared its holder,
 //!   candidates wait as after any other change, because the leader may not have noticed yet.
-//! - [`LeadershipTerm::named`] counts only successful writes that began after [`Elector::want`], so no later holder can have
-//!   written the Lease before them.
+//! - [`LeadershipTerm::named`] counts only successful writes that began after [`Elector::want`], so no later holder can
+//!   have written the Lease before them.
 //!
 //! # Assumptions
 //! - Two processes never lead at once, provided that the clocks of their hosts run at similar rates: the difference
 //!   must be smaller than that between renew deadline and lease duration. Safety does not depend on this, because a
 //!   leader's writes wait for [`LeadershipTerm::named`].
-//! - These three never coincide: a leader is active, a user deletes the Lease, and a process starts as a candidate. The
-//!   new process has never seen the Lease, so it could not know of the leader. (If NodeSubnets exist, the candidate
-//!   still fences the leader off, because [`Takeover::First`] alone does not count as a first start.)
+//! - No process starts as a candidate just when a user deletes the Lease of an active leader. The new process has never
+//!   seen the Lease, so it could not know of the leader. (If NodeSubnets exist, the new process still fences the leader
+//!   off, because [`Takeover::First`] alone does not count as a first start.)
 //!
 //! # Caveats
 //! After the Lease was deleted, or a user cleared its holder, there is no leader for a full lease duration.
@@ -43,11 +43,11 @@ pub use types::{
 mod types;
 mod watched;
 
-/// Interval between two reads of a candidate without a watch. So a candidate sees a hand-over within this time.
+/// Interval between two reads of a candidate without a watch, so the longest time until it notices a release.
 pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
 /// If two answers of the API server are further apart than this, the server may have been restored in between. A
-/// restore takes longer than this.
+/// restore takes longer.
 const STEADY: Duration = Duration::from_secs(10);
 
 /// Pause after a failed write. It limits the load on an API server that rejects writes immediately.

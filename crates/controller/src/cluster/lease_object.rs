@@ -138,13 +138,13 @@ mod tests {
     fn a_recorded_gap_stays_while_the_lease_is_renewed() {
         let known = stored(&wanted(), 100);
         assert_eq!(renewed_at(&known), Some(at(100)));
-        let mut taken = lease(Some(&known), &wanted(), at(900));
-        assert_eq!(renewed_at(&taken), Some(at(900)));
-        record_gap(&known, &mut taken);
-        let mut renewed = lease(Some(&taken), &wanted(), at(902));
-        record_gap(&taken, &mut renewed);
+        let mut acquired = lease(Some(&known), &wanted(), at(900));
+        assert_eq!(renewed_at(&acquired), Some(at(900)));
+        record_gap(&known, &mut acquired);
+        let mut renewed = lease(Some(&acquired), &wanted(), at(902));
+        record_gap(&acquired, &mut renewed);
         assert_eq!(renewed_at(&renewed), Some(at(100)));
-        let times = [&taken, &renewed].map(|it| it.spec.as_ref().unwrap().renew_time.clone());
+        let times = [&acquired, &renewed].map(|it| it.spec.as_ref().unwrap().renew_time.clone());
         assert_eq!(times, [900, 902].map(|it| Some(MicroTime(at(it)))));
         let later = lease(Some(&renewed), &wanted(), at(970));
         assert_eq!(renewed_at(&later), Some(at(970)));
@@ -165,8 +165,8 @@ mod tests {
             transitions: 4,
             ..wanted()
         };
-        let taken = lease(Some(&known), &next, at(30)).spec.unwrap();
-        assert_eq!(taken.acquire_time, Some(MicroTime(at(30))));
+        let acquired = lease(Some(&known), &next, at(30)).spec.unwrap();
+        assert_eq!(acquired.acquire_time, Some(MicroTime(at(30))));
     }
 
     #[test]

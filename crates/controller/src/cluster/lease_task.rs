@@ -101,7 +101,7 @@ impl Election {
         let mut last = elector.leadership();
         self.readiness.leadership(last.clone());
         let (mut trouble, mut known) = (None, None);
-        let (mut was_read, mut was_said) = (false, false);
+        let (mut was_read, mut is_published) = (false, false);
         let (mut vacant, mut agents_heard) = (Duration::ZERO, false);
         let mut read_at: Option<Mono> = None;
         let mut is_wanted = true;
@@ -114,11 +114,11 @@ impl Election {
                     vacant = vacant_since(known.as_ref(), clock.wall());
                 }
                 let before = version(known.as_ref());
-                let tells_gap = vacant > LONG_VACANT && !agents_heard;
-                let call = self.call(&leases, &ask, &mut known, tells_gap);
+                let records_gap = vacant > LONG_VACANT && !agents_heard;
+                let call = self.call(&leases, &ask, &mut known, records_gap);
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
-                    Ok(Err(error)) => judge(&error, &ask),
+                    Ok(Err(error)) => classify(&error, &ask),
                     Err(_) => (
                         LeaseAnswer::Unclear,
                         Some(format!("no answer within {limit:?}")),
@@ -147,8 +147,8 @@ impl Election {
                 self.publish(&mut last, elector.leadership(), vacant);
             }
             Watching::attend(&mut watching, &last, &leases, &self.name);
-            if was_read && !was_said {
-                was_said = true;
+            if was_read && !is_published {
+                is_published = true;
                 self.publish.send_replace(last.clone());
             }
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
@@ -259,14 +259,14 @@ impl Election {
         }
     }
 
-    /// Makes a call. With `tells_gap`, the written Lease records the gap before this leader. If this leader ends before
+    /// Makes a call. With `records_gap`, the written Lease records the gap before this leader. If this leader ends before
     /// agents had time to report, the next leader then gives them that time.
     async fn call(
         &self,
         leases: &Api<Lease>,
         ask: &LeaseCall,
         known: &mut Option<Lease>,
-        tells_gap: bool,
+        records_gap: bool,
     ) -> Result<LeaseAnswer, Error> {
         let post = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -275,7 +275,7 @@ impl Election {
         let object = |wanted| {
             let mut lease = lease(known.as_ref(), wanted, Clock.wall());
             lease.metadata.name = Some(self.name.clone());
-            if let Some(known) = known.as_ref().filter(|_| tells_gap) {
+            if let Some(known) = known.as_ref().filter(|_| records_gap) {
                 record_gap(known, &mut lease);
             }
             lease
@@ -318,7 +318,7 @@ fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// Prolongs a pause at random, so that candidates do not all try at the same moment.
+/// Prolongs a delay at random, so that candidates do not all try at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let part = RandomState::new().hash_one(pause) % 1000;
     let most = pause.min(LONGEST_JITTERED) / 5;
@@ -326,7 +326,7 @@ fn jittered(pause: Duration) -> Duration {
 }
 
 /// Returns which answer an error is to the elector, and the problem to log. An expected error is no problem.
-fn judge(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
+fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     let Error::Api(status) = error else {
         return (
             LeaseAnswer::Unclear,
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_missing_namespace_is_a_failure_and_no_conflict() {
-        let (answer, problem) = judge(&refused(404), &LeaseCall::Create(wanted()));
+        let (answer, problem) = classify(&refused(404), &LeaseCall::Create(wanted()));
         assert_eq!(answer, LeaseAnswer::Failed);
         assert!(problem.is_some_and(|text| text.contains("namespace exists")));
     }
@@ -384,7 +384,7 @@ mod tests {
         ];
         for (code, ask, expected) in cases {
             assert_eq!(
-                judge(&refused(code), &ask),
+                classify(&refused(code), &ask),
                 (expected, None),
                 "{code} {ask:?}"
             );
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_server_error_says_nothing_about_the_outcome() {
-        let (answer, problem) = judge(&refused(500), &LeaseCall::Replace(wanted()));
+        let (answer, problem) = classify(&refused(500), &LeaseCall::Replace(wanted()));
         assert!(answer == LeaseAnswer::Unclear && problem.is_some());
     }
 }

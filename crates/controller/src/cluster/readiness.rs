@@ -28,7 +28,7 @@ struct State {
 pub struct ControllerProgress {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
-    /// What is still to be done before allocation starts, or before allocation covers all nodes
+    /// The steps that are still to be done before allocation starts, or before it covers all nodes
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
     pub allocating: bool,
@@ -63,9 +63,9 @@ impl LeaderReadiness {
         self.change_state(|state| state.progress = Some(progress));
     }
 
-    fn change_state(&self, news: impl FnOnce(&mut State)) {
+    fn change_state(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        news(&mut state);
+        change(&mut state);
         let (ready, text) = page(&state);
         self.readiness.set(ready, &text);
     }

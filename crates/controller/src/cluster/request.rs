@@ -232,7 +232,7 @@ pub enum RequestOutcome {
     /// The request had no effect and never will.
     Rejected(Rejection),
     /// Indeterminate: a lost answer, a timeout or a server error. The request may have taken effect or may still do
-    /// so. The text says what was seen.
+    /// so. The text describes the failure.
     Indeterminate(String),
 }
 
@@ -246,7 +246,7 @@ pub enum Rejection {
     /// The request is forbidden or invalid (400, 401, 403, 405, 413, ..., and 422 from a policy, a webhook or the
     /// schema). An administrator must act.
     Rejected(String),
-    /// The server is busy (429, or 503 before execution). Contains the pause that the server asks for.
+    /// The server is busy (429, or 503 before execution). Contains the delay that the server asks for.
     Busy(Option<Duration>),
     /// Never sent, because this process no longer leads or is shutting down.
     NotSent,

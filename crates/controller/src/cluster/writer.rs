@@ -318,7 +318,7 @@ fn deleted<T>(kept: Option<T>) -> RequestOutcome {
     })
 }
 
-/// Returns the outcome of a request that failed. `pause` is the pause that the answer's header asks for.
+/// Returns the outcome of a request that failed. `pause` is the delay that the answer's header asks for.
 fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOutcome {
     let Error::Api(status) = error else {
         return RequestOutcome::Indeterminate(error.to_string());
@@ -339,7 +339,7 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
             RequestOutcome::Rejected(Rejection::Busy(after.max(pause)))
         }
         400..=499 => RequestOutcome::Rejected(Rejection::Rejected(status.message.clone())),
-        // A write may have taken effect, so its outcome is indeterminate. The read that follows it gets the pause, too.
+        // A write may have taken effect, so its outcome is indeterminate. The read that follows it gets the delay, too.
         503 if pause.is_some() && !is_write => RequestOutcome::Rejected(Rejection::Busy(pause)),
         _ if Mutation::ServerErrorCountsAsRejection.is_on() => {
             RequestOutcome::Rejected(Rejection::Missing)
@@ -380,11 +380,11 @@ mod tests {
 
     #[test]
     fn a_rejection_by_a_policy_is_no_failed_guard() {
-        let says = |status: Value| {
+        let outcome_of = |status: Value| {
             let status: kube::core::Status = serde_json::from_value(status).unwrap();
             classify(Error::Api(Box::new(status)), None, true)
         };
-        let is_guard = |status| match says(status) {
+        let is_guard = |status| match outcome_of(status) {
             RequestOutcome::Rejected(Rejection::Guard(_)) => true,
             RequestOutcome::Rejected(Rejection::Rejected(_)) => false,
             other => panic!("{other:?}"),

@@ -30,7 +30,7 @@ impl Leader {
     pub(crate) fn subnet_changed(
         &mut self,
         name: &NodeName,
-        told: SubnetDiff,
+        changed: SubnetDiff,
         cache: &ClusterCache,
         reports: &mut Vec<EventRecord>,
         now: Now,
@@ -46,17 +46,17 @@ impl Leader {
             },
             cache,
         );
-        if told.reported {
+        if changed.reported {
             self.adopt(name, cache, reports, now);
         }
         // A user may have asked to release an address. The agent reports it as soon as its pod is gone, so the report
         // may make it a leak candidate now.
         let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
-        if told.requested || told.reported && is_awaited {
+        if changed.requested || changed.reported && is_awaited {
             self.loops.leaks.look_soon();
         }
-        if told.reported || told.requested {
+        if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);
             self.loops.pools.mark();
         }
@@ -176,8 +176,7 @@ impl Leader {
         let Some(node) = after else { return };
         let before = before.filter(|b| same(b, node));
         if before.is_none() && !self.allocations.in_agent_grace {
-            let given = self.allocations.return_blocks(node, now);
-            for cidr in given {
+            for cidr in self.allocations.return_blocks(node, now) {
                 self.loops.blocks.queue.add(cidr);
                 self.loops.subnets.queue.add(node.name.clone());
             }
@@ -204,8 +203,8 @@ impl Leader {
         self.loops.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
         self.allocations.report_too_wide(reports);
-        let given = before.is_some_and(Node::is_empty);
-        if given && !synced.foreign.is_empty() {
+        let is_first_write = before.is_some_and(Node::is_empty);
+        if is_first_write && !synced.foreign.is_empty() {
             *foreign_allocations += 1;
             self.foreign_allocator(node, &synced.foreign, reports, now);
         }

@@ -10,14 +10,14 @@ use cadastre_api::AllocationMode;
 use cadastre_api::{AllocatedBlock, FirstBlock, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
-/// Longer than the time in which a leader lets agents report after a gap.
-const LISTENED: Duration = Duration::from_secs(46);
+/// Longer than the agent grace after a gap.
+const GRACE: Duration = Duration::from_secs(46);
 
 impl Script {
     /// Answers the list of NodeSubnets that ends the time for agents' reports. In it, the agent of `name` uses these
     /// blocks.
     fn agents_report(&mut self, name: &str, blocks: &[&str]) {
-        self.pass(LISTENED);
+        self.pass(GRACE);
         let id = self
             .poll_for(|it| *it == ApiRequest::List(ObjectKind::Subnet))
             .id;
@@ -37,7 +37,7 @@ fn is_creation(request: &ApiRequest) -> bool {
 /// Returns a NodeSubnet that lists no blocks, although the node's agent reports that it uses these.
 fn using(name: &str, blocks: &[&str]) -> Subnet {
     let mut subnet = subnet(name, &[], 0);
-    let word = |text: &&str| BlockReport {
+    let block = |text: &&str| BlockReport {
         cidr: Cidr::parse_strict(text).unwrap(),
         uid: (*text).into(),
         used: 1,
@@ -46,12 +46,12 @@ fn using(name: &str, blocks: &[&str]) -> Subnet {
         released: false,
     };
     let report = subnet.report.as_mut().unwrap();
-    report.blocks = blocks.iter().map(word).collect();
+    report.blocks = blocks.iter().map(block).collect();
     subnet
 }
 
 /// Returns a quarantined block of an earlier node with that name, which ran on the machine of [`machine`].
-fn resting(name: &str, range: &str) -> Block {
+fn quarantined(name: &str, range: &str) -> Block {
     let mut block = objects(&subnet(name, &[range], 0)).remove(0);
     let spec = block.spec.as_mut().unwrap();
     spec.owner.uid = "earlier".into();
@@ -66,7 +66,7 @@ fn resting(name: &str, range: &str) -> Block {
 fn returning(uses: &[&str]) -> Cluster {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
-    cluster.blocks.push(resting("a", ONE));
+    cluster.blocks.push(quarantined("a", ONE));
     cluster.nodes.push(node("b"));
     cluster.subnets.push(using("b", uses));
     cluster
@@ -169,7 +169,7 @@ fn the_agent_grace_begins_once_agents_can_report() {
     script.leads();
     // The API server takes so long to list that the time for agents' reports would be over if it had begun with the
     // term.
-    script.pass(LISTENED);
+    script.pass(GRACE);
     let mut cluster = Cluster::new(ONE, Vec::new());
     cluster.nodes.push(node("a"));
     script.list_all(cluster);
@@ -181,7 +181,7 @@ fn the_agent_grace_begins_once_agents_can_report() {
     assert!(!out.iter().any(|it| lists_subnets(&it)), "{out:?}");
     let wanted = script.controller.take_wanted().unwrap();
     assert!(!wanted.agents_heard);
-    script.pass(LISTENED);
+    script.pass(GRACE);
     let out = script.poll();
     let list = out.iter().find(lists_subnets).unwrap();
     script.answer(list.id, RequestOutcome::Subnets(Vec::new()));
@@ -233,8 +233,8 @@ fn after_a_gap_no_quarantined_block_is_returned_before_agents_have_reported() {
         assert!(early.iter().all(|(_, it)| it.is_empty()), "{early:?}");
         script.agents_report("b", uses);
         let lists = script.write_subnets();
-        let is_given = lists.iter().any(|(name, it)| name == "a" && it == &[ONE]);
-        assert_eq!(is_given, uses.is_empty(), "{lists:?}");
+        let is_returned = lists.iter().any(|(name, it)| name == "a" && it == &[ONE]);
+        assert_eq!(is_returned, uses.is_empty(), "{lists:?}");
     }
 }
 
@@ -243,8 +243,8 @@ fn no_quarantined_block_is_returned_while_another_agent_uses_it() {
     for uses in [&[][..], &[ONE][..]] {
         let cluster = returning(uses);
         let lists = Script::leading(cluster, Duration::ZERO).write_subnets();
-        let is_given = lists.iter().any(|(name, it)| name == "a" && it == &[ONE]);
-        assert_eq!(is_given, uses.is_empty(), "{lists:?}");
+        let is_returned = lists.iter().any(|(name, it)| name == "a" && it == &[ONE]);
+        assert_eq!(is_returned, uses.is_empty(), "{lists:?}");
     }
 }
 
@@ -253,12 +253,12 @@ fn of_nested_blocks_a_machine_gets_the_outer_one_back() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
     // The inner block is from a creation that arrived late.
-    cluster.blocks.push(resting("a", "10.0.0.4/30"));
-    cluster.blocks.push(resting("a", ONE));
+    cluster.blocks.push(quarantined("a", "10.0.0.4/30"));
+    cluster.blocks.push(quarantined("a", ONE));
     let mut script = Script::leading(cluster, Duration::ZERO);
     let lists = script.write_subnets();
-    let given = lists.iter().find(|(name, _)| name == "a");
-    assert_eq!(given.unwrap().1, [ONE], "{lists:?}");
+    let of_a = lists.iter().find(|(name, _)| name == "a");
+    assert_eq!(of_a.unwrap().1, [ONE], "{lists:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests of a takeover: what a new leader does about writes that earlier leaders may have in flight.
+//! Tests of a takeover, in particular of writes that earlier leaders may have in flight.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -103,9 +103,9 @@ fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     let (before, after) = script.poll_around_lease_write();
     assert!(touched(&before).is_empty() && touched(&after).is_empty());
     assert!(assigned(&before).is_empty(), "the Lease names nothing yet");
-    let given = assigned(&after);
-    assert_eq!(given.len(), 2);
-    for one in &given {
+    let allocations = assigned(&after);
+    assert_eq!(allocations.len(), 2);
+    for one in &allocations {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
     // Only this write is rejected. So its node still waits, and its range stays reserved because the earlier leader may
@@ -120,7 +120,7 @@ fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     third.version = 9;
     script.on(ControllerEvent::Nodes(ObjectEvent::Applied(third)));
     let (_, after) = script.poll_around_lease_write();
-    let all: BTreeSet<Cidr> = given.iter().flat_map(|a| a.cidrs.clone()).collect();
+    let all: BTreeSet<Cidr> = allocations.iter().flat_map(|a| a.cidrs.clone()).collect();
     let third = assigned(&after);
     assert_eq!(third.len(), 1);
     assert!(!all.contains(&third[0].cidrs[0]));
@@ -167,8 +167,8 @@ fn without_intents_in_the_lease_an_untouchable_node_delays_only_podcidrs() {
     assert!(creates(&out) + creates(&before) + creates(&after) >= 1);
     assert!(assigned(&before).is_empty() && assigned(&after).is_empty());
     let reports = script.controller.take_reports();
-    let told = reports.iter().filter(|it| it.note.contains("policy"));
-    assert_eq!(told.count(), 1);
+    let of_policy = reports.iter().filter(|it| it.note.contains("policy"));
+    assert_eq!(of_policy.count(), 1);
     let view = script.controller.view(script.now);
     assert_eq!(view.waiting.get("fence"), Some(&1));
     assert!(view.allocating && view.fencing.is_some_and(|what| what.contains("n1")));

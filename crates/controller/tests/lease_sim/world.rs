@@ -24,7 +24,7 @@ const HANDED_OVER: Time = STEADY + SECOND;
 const PATIENCE: Mono = Duration::from_secs(4);
 pub const RENEW_DEADLINE: Mono = Duration::from_secs(10);
 
-/// Counts of what happened, so that a run without faults or takeovers fails.
+/// Counts of events, so that a run without faults or takeovers fails.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(BTreeMap<&'static str, u64>);
 

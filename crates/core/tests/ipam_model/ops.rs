@@ -198,7 +198,7 @@ impl Pair {
                 family,
                 block_len: pool.block_len(family).unwrap(),
                 capacity,
-                held: capacity - avoided,
+                covered: capacity - avoided,
                 avoided,
                 quarantined: model.quarantined(&self.holdings, family),
             };

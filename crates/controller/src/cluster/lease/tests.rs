@@ -26,8 +26,8 @@ fn settings(nonce: &str) -> LeaseSettings {
 struct Server(Option<LeaseRecord>, u64);
 
 impl Server {
-    fn answer(&mut self, ask: LeaseCall) -> LeaseAnswer {
-        match (ask, &self.0) {
+    fn answer(&mut self, call: LeaseCall) -> LeaseAnswer {
+        match (call, &self.0) {
             (LeaseCall::Get, None) => LeaseAnswer::Missing,
             (LeaseCall::Get, Some(record)) => LeaseAnswer::Found(record.clone()),
             (LeaseCall::Create(record), None) => self.write(record),
@@ -53,8 +53,8 @@ impl Server {
 
 /// Makes and answers all calls of the elector that are due.
 fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
-    while let Some(ask) = elector.poll(now) {
-        let answer = server.answer(ask);
+    while let Some(call) = elector.poll(now) {
+        let answer = server.answer(call);
         elector.answer(answer, now);
     }
 }
@@ -227,9 +227,9 @@ fn writes_are_limited_while_a_server_fails_at_once() {
     let mut writes = 0;
     for ms in 2000..3000 {
         let now = Duration::from_millis(ms);
-        while let Some(ask) = a.poll(now) {
-            let answer = match ask {
-                LeaseCall::Get => server.answer(ask),
+        while let Some(call) = a.poll(now) {
+            let answer = match call {
+                LeaseCall::Get => server.answer(call),
                 LeaseCall::Create(_) | LeaseCall::Replace(_) => {
                     writes += 1;
                     LeaseAnswer::Unclear
@@ -346,9 +346,9 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
 fn wanted_content_is_written_at_once_and_only_by_a_later_write() {
     let (mut a, mut server) = leader();
     // A renewal is in flight when the content is set, so that renewal does not contain it.
-    let ask = a.poll(s(2)).unwrap();
+    let call = a.poll(s(2)).unwrap();
     a.want(wanted(&a, 1, "n"), s(2));
-    let answer = server.answer(ask);
+    let answer = server.answer(call);
     a.answer(answer, s(2));
     assert_eq!(term(&a).named, 0);
     let soon = s(2) + Duration::from_millis(20);
@@ -363,12 +363,12 @@ fn wanted_content_is_written_at_once_and_only_by_a_later_write() {
 fn an_indeterminate_write_does_not_count_as_written() {
     let (mut a, mut server) = leader();
     a.want(wanted(&a, 1, "n"), s(1));
-    let ask = a.poll(s(1)).unwrap();
-    server.answer(ask);
+    let call = a.poll(s(1)).unwrap();
+    server.answer(call);
     a.answer(LeaseAnswer::Unclear, s(1));
-    let look = a.poll(s(1)).unwrap();
-    assert_eq!(look, LeaseCall::Get);
-    let answer = server.answer(look);
+    let read = a.poll(s(1)).unwrap();
+    assert_eq!(read, LeaseCall::Get);
+    let answer = server.answer(read);
     a.answer(answer, s(1));
     assert_eq!(term(&a).named, 0, "it is there, and may be another one's");
     settle(&mut a, &mut server, s(2));
@@ -408,14 +408,14 @@ fn a_clean_release_writes_empty_intents() {
 
 #[test]
 fn a_leader_knows_since_when_the_api_server_has_answered_without_a_gap() {
-    let since = |looks: &[(u64, bool)]| {
+    let since = |calls: &[(u64, bool)]| {
         let (mut a, mut server) = candidate();
         let (mut b, mut at) = (Elector::new(settings("b")), s(0));
         settle(&mut b, &mut server, at);
-        for (second, is_answered) in looks {
+        for (second, is_answered) in calls {
             at = s(*second);
-            let ask = a.poll(at).unwrap();
-            let answer = server.answer(ask);
+            let call = a.poll(at).unwrap();
+            let answer = server.answer(call);
             a.answer(
                 if *is_answered {
                     answer
@@ -448,22 +448,22 @@ fn newest(server: &Server) -> LeaseRecord {
 #[test]
 fn a_candidate_with_a_working_watch_reads_rarely() {
     let (mut a, mut b, mut server) = leader_and_standby();
-    let mut looks = 0;
+    let mut reads = 0;
     for t in 1..=600 {
         let now = ms(t * 100);
         if a.wake_at().is_some_and(|at| at <= now) {
             settle(&mut a, &mut server, now);
             assert!(b.watch_applied(&newest(&server), now));
         }
-        while let Some(ask) = b.poll(now) {
-            assert_eq!(ask, LeaseCall::Get);
-            looks += 1;
-            let answer = server.answer(ask);
+        while let Some(call) = b.poll(now) {
+            assert_eq!(call, LeaseCall::Get);
+            reads += 1;
+            let answer = server.answer(call);
             b.answer(answer, now);
         }
     }
     // The first few reads happen before the watch has shown anything, so there are a few more than one in 10 s.
-    assert!((7..=11).contains(&looks), "{looks} looks in a minute");
+    assert!((7..=11).contains(&reads), "{reads} reads in a minute");
 }
 
 #[test]
@@ -588,10 +588,10 @@ fn watch_events_are_ignored_while_leading_or_in_doubt() {
     assert!(!a.watch_applied(&other, s(1)), "it leads");
     assert!(
         !Elector::new(settings("c")).watch_applied(&other, s(1)),
-        "first look"
+        "it has not read the Lease yet"
     );
     assert_eq!(b.poll(s(1)), Some(LeaseCall::Get));
-    assert!(!b.watch_applied(&other, s(1)), "a look is under way");
+    assert!(!b.watch_applied(&other, s(1)), "a read is in flight");
     let answer = server.answer(LeaseCall::Get);
     b.answer(answer, s(1));
     let mine = LeaseRecord {

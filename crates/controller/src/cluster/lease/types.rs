@@ -143,7 +143,8 @@ pub struct LeadershipTerm {
     pub vacant: Duration,
     /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if unknown
     pub inherited: Option<Arc<WriteIntents>>,
-    /// Since when the API server has answered without a gap. Lists from before may show a state that was lost since
+    /// Since when the API server has answered without a gap. It may have been restored to an older state before, so
+    /// earlier lists do not count
     pub answered_since: Mono,
     /// The highest [`LeaseContent::number`] for which the Lease was written in this term
     pub named: u64,
@@ -193,9 +194,9 @@ impl LeadershipTerm {
 /// How a term began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
-    /// The Lease did not exist, and as far as this process knows never had.
+    /// The Lease did not exist, and this process had never seen it.
     First,
-    /// The last holder released the Lease when the outcome of all its writes was known.
+    /// The last holder released the Lease, and knew the outcome of all its writes.
     Clean,
     /// The last holder may have left writes in flight.
     Unclean,
