@@ -36,7 +36,7 @@ fn run_seeds(first: u64, steps: u64, trial: Option<Trial>) -> Tally {
 fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
     let seconds = begun.elapsed().as_secs_f64();
     format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} terms, {} of them without a list, {} Leases shown to standbys, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
+        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} of them without a list, {} Leases shown to standbys, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
         sum.steps,
         sum.assigned,
         sum.freed,

@@ -1,8 +1,8 @@
 //! Calls that fail: when each call may be repeated, and which calls keep failing.
 //!
 //! A policy, a quota or a webhook may reject an object until an administrator acts, and some calls may never be
-//! answered. So each call backs off by its own outcomes. Neither a watch event nor the success of another call, even for
-//! the same object, shortens the delay. A call that keeps failing is counted, and reported once. A call that is not
+//! answered. So each call backs off by its own outcomes. Neither a watch event nor the success of another call, even
+//! for the same object, shortens the delay. A call that keeps failing is counted, and reported once. A call that is not
 //! repeated is forgotten after a time.
 
 use std::collections::BTreeMap;

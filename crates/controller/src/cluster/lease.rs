@@ -2,8 +2,8 @@
 //!
 //! The election uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so at most
 //! one of two candidates succeeds. A candidate takes over if the record has not changed for the lease duration in the
-//! record, by the candidate's own monotonic clock. The election does not depend on the times in the Lease, which are for
-//! users and for [`LeadershipTerm::vacant`].
+//! record, by the candidate's own monotonic clock. The election does not depend on the times in the Lease, which are
+//! for users and for [`LeadershipTerm::vacant`].
 //!
 //! # Guarantees
 //! - [`LeadershipTerm::valid_until`] lies before any other candidate tries to acquire the Lease. It is the *start* of

@@ -1,7 +1,7 @@
 //! The watch of a candidate on the Lease. It runs in a task of its own so that a watch that hangs does not delay reads.
 //!
-//! If the watch is silent, the candidate reads the Lease, and no administrator has to act. Therefore this watch does not
-//! count in `cadastre_watch_silent_seconds`.
+//! If the watch is silent, the candidate reads the Lease, and no administrator has to act. Therefore this watch does
+//! not count in `cadastre_watch_silent_seconds`.
 
 use std::time::Duration;
 
