@@ -2,7 +2,7 @@
 //!
 //! | step | what happens |
 //! |---|---|
-//! | gather | a ready key is applied from a queue, and its objects are looked up in the cache |
+//! | gather | a ready key is taken from a queue, and its objects are looked up in the cache |
 //! | decide | the loop needs nothing for the key, or needs it again later, or needs one request |
 //! | write | the loop returns the request with its [`Purpose`]; it has no other effect outside this process |
 //! | report | the loop gets the answer, updates its state, and returns work for other loops ([`AffectedLoops`]) |

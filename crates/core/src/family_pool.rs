@@ -65,7 +65,7 @@ impl FamilyPool {
         part
     }
 
-    /// Returns how many blocks of `order` could be carved if nothing were held.
+    /// Returns how many blocks of `order` could be carved if there were no holdings.
     pub(crate) fn capacity(&self, order: u8) -> u128 {
         let openings = self.openings.iter();
         let counts = openings.map(|&(first, last)| blocks(order, first, last));

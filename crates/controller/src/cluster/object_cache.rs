@@ -372,23 +372,26 @@ mod tests {
         knows(Some(ObjectEvent::Restarted { asked: begun }), 0);
         assert!(
             !knows(Some(ObjectEvent::Applied(object("b", "2", 9))), 1),
-            "half a list"
+            "the list is not complete"
         );
         assert!(knows(Some(ObjectEvent::Listed), 0));
-        assert!(!knows(None, 9), "of what version it is comes with it");
+        assert!(
+            !knows(None, 9),
+            "a list has no version before the watch shows one"
+        );
         assert!(knows(Some(ObjectEvent::Reached(12)), 12));
         assert!(!knows(None, 13));
         assert!(knows(Some(ObjectEvent::Applied(object("a", "1", 14))), 14));
         assert!(knows(Some(ObjectEvent::Deleted(object("a", "1", 15))), 15));
         assert!(
             !table.has_reached(1, begun + Duration::from_secs(1)),
-            "older than that"
+            "the list was requested before that time"
         );
         table.change(ObjectEvent::Restarted { asked: begun });
         table.change(ObjectEvent::Listed);
         assert!(
             !table.has_reached(15, begun),
-            "the server may be another one"
+            "the server may have been restored"
         );
     }
 

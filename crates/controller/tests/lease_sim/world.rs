@@ -279,7 +279,7 @@ impl World {
                     Some(&term),
                     "leaders change though nothing happens"
                 );
-                self.check_calm(process);
+                self.check_standbys(process);
                 let settled = self.rng.percent(50);
                 self.handed_over = Some((process, settled));
                 self.release(process, settled);
@@ -305,7 +305,7 @@ impl World {
     }
 
     /// Checks that in quiet times standbys with a watch hardly call the server.
-    fn check_calm(&mut self, leader: usize) {
+    fn check_standbys(&mut self, leader: usize) {
         let standbys = self.processes.iter().enumerate();
         for (_, process) in standbys.filter(|(index, _)| *index != leader) {
             let calls = process.calls;

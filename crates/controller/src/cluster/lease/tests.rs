@@ -113,7 +113,7 @@ fn a_candidate_waits_a_full_lease_after_the_last_change() {
     assert_eq!(&*term(&b).id, "2-b");
     assert!(
         term(&a).valid_until <= s(12),
-        "the old leader stopped writing long before"
+        "the earlier leader stopped writing before"
     );
     settle(&mut a, &mut server, s(19));
     assert_eq!(
@@ -322,7 +322,11 @@ fn a_term_counts_from_the_first_try_to_acquire_the_lease() {
     assert!(matches!(a.poll(s(1)), Some(LeaseCall::Create(_))));
     a.answer(LeaseAnswer::Unclear, s(4));
     settle(&mut a, &mut server, s(5));
-    assert_eq!(term(&a).valid_until, s(11), "it may have come through");
+    assert_eq!(
+        term(&a).valid_until,
+        s(11),
+        "the first write may have succeeded"
+    );
 }
 
 fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
@@ -370,7 +374,11 @@ fn an_indeterminate_write_does_not_count_as_written() {
     assert_eq!(read, LeaseCall::Get);
     let answer = server.answer(read);
     a.answer(answer, s(1));
-    assert_eq!(term(&a).named, 0, "it is there, and may be another one's");
+    assert_eq!(
+        term(&a).named,
+        0,
+        "the Lease may have been written by another process"
+    );
     settle(&mut a, &mut server, s(2));
     assert_eq!(term(&a).named, 1);
 }
@@ -392,7 +400,11 @@ fn a_new_leader_inherits_intents_and_keeps_them_in_the_lease() {
     assert_eq!(server.0.clone().unwrap().intents, named);
     b.release(false);
     settle(&mut b, &mut server, s(31));
-    assert_eq!(server.0.clone().unwrap().intents, named, "left unsettled");
+    assert_eq!(
+        server.0.clone().unwrap().intents,
+        named,
+        "an unsettled release keeps the intents"
+    );
 }
 
 #[test]
@@ -435,7 +447,11 @@ fn a_leader_knows_since_when_the_api_server_has_answered_without_a_gap() {
         panic!("it does not lead");
     };
     assert_eq!(since(&[(1, true), (2, true)]), s(0));
-    assert_eq!(since(&[(20, true)]), s(0), "it knew nothing before");
+    assert_eq!(
+        since(&[(20, true)]),
+        s(0),
+        "the time before the first answer is no gap"
+    );
     assert_eq!(since(&[(1, true), (2, false), (3, true)]), s(3));
     assert_eq!(since(&[(1, true), (12, true)]), s(12), "too far apart");
 }
@@ -569,7 +585,11 @@ fn a_candidate_reads_the_lease_after_a_deletion_and_waits() {
     };
     server.0 = None;
     b.watch_deleted(&gone, ms(1_300));
-    assert_eq!(b.wake_at(), Some(s(1) + CANDIDATE_PAUSE), "no sooner");
+    assert_eq!(
+        b.wake_at(),
+        Some(s(1) + CANDIDATE_PAUSE),
+        "the interval between reads is kept"
+    );
     settle(&mut b, &mut server, ms(1_400));
     settle(&mut b, &mut server, ms(16_300));
     assert_eq!(b.leadership(), Leadership::Standby { leader: None });
@@ -602,7 +622,7 @@ fn watch_events_are_ignored_while_leading_or_in_doubt() {
     assert_eq!(
         b.poll(s(1) + CANDIDATE_PAUSE),
         Some(LeaseCall::Get),
-        "its own"
+        "a record of its own must be read"
     );
 }
 

@@ -177,7 +177,7 @@ impl LeadershipTerm {
 
 #[cfg(test)]
 impl LeadershipTerm {
-    /// Returns a term that never runs out, of a leader that knows nothing of earlier ones.
+    /// Returns a term that never runs out. Its Lease names no inherited writes, and was not written since.
     pub(crate) fn of(id: &str, takeover: Takeover) -> Self {
         LeadershipTerm {
             id: id.into(),
