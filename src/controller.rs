@@ -156,6 +156,7 @@ fn lease_settings(args: &Args) -> anyhow::Result<lease::LeaseSettings> {
     };
     settings
         .validate()
+        .map_err(anyhow::Error::msg)
         .context("--lease-duration, --renew-deadline, --retry-period")?;
     Ok(settings)
 }

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
-use cadastre_controller::cluster::lease::{Leadership, LeaseSettings, Takeover, Tenure};
+use cadastre_controller::cluster::lease::{Leadership, LeadershipTerm, LeaseSettings, Takeover};
 use cadastre_controller::cluster::lease_task::Election;
 use cadastre_controller::cluster::readiness::LeaderReadiness;
 use cadastre_daemon::client;
@@ -75,15 +75,15 @@ impl Candidate {
         }
     }
 
-    /// Waits until the candidate leads, and returns its tenure.
-    async fn leads(&mut self) -> Tenure {
+    /// Waits until the candidate leads, and returns its term.
+    async fn leads(&mut self) -> LeadershipTerm {
         let leading = |now: &Leadership| matches!(now, Leadership::Leading(_));
         let wait = self.leadership.wait_for(leading);
         let now = tokio::time::timeout(LIMIT, wait).await.unwrap().unwrap();
-        let Leadership::Leading(tenure) = now.clone() else {
+        let Leadership::Leading(term) = now.clone() else {
             unreachable!("waited for it")
         };
-        tenure
+        term
     }
 
     /// Waits until the candidate's state has changed `times` times; a leader's state changes when it renews the Lease.
@@ -121,11 +121,11 @@ async fn a_release_hands_over_within_a_second_and_says_whether_all_was_settled()
         b.stands_by().await;
         let released = Instant::now();
         a.release.send_replace(Some(settled));
-        let tenure = b.leads().await;
+        let term = b.leads().await;
         let took = released.elapsed();
         println!("{name}: handed over in {took:?}");
         assert!(took < Duration::from_secs(1), "{took:?}");
-        assert_eq!((tenure.takeover, &*tenure.term), (takeover, "2-b"));
+        assert_eq!((term.takeover, &*term.id), (takeover, "2-b"));
         let ended = tokio::time::timeout(LIMIT, a.task).await.unwrap();
         assert_eq!(ended.unwrap(), Ok(()));
         assert_eq!(*a.leadership.borrow(), Leadership::Released);
@@ -144,9 +144,9 @@ async fn a_leader_that_is_gone_is_followed_after_its_lease_and_fenced_off() {
     let Leadership::Leading(last) = a.leadership.borrow().clone() else {
         panic!("a led when it was killed")
     };
-    let tenure = b.leads().await;
+    let term = b.leads().await;
     assert!(Clock.now() > last.valid_until, "b led while a could write");
-    assert_eq!(tenure.takeover, Takeover::Unclean);
+    assert_eq!(term.takeover, Takeover::Unclean);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,12 +163,12 @@ async fn a_lease_deleted_under_its_holder_is_waited_out_by_all() {
     let ended = |now: &Leadership| matches!(now, Leadership::Standby { .. });
     let end = tokio::time::timeout(LIMIT, a.leadership.wait_for(ended));
     drop(end.await.unwrap().unwrap());
-    let tenure = tokio::select! {
-        tenure = a.leads() => tenure,
-        tenure = b.leads() => tenure,
+    let term = tokio::select! {
+        term = a.leads() => term,
+        term = b.leads() => term,
     };
     assert!(deleted.elapsed() >= LEASE, "{:?}", deleted.elapsed());
-    assert_eq!(tenure.takeover, Takeover::Unclean);
+    assert_eq!(term.takeover, Takeover::Unclean);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -176,7 +176,7 @@ async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
     let (_cluster, client) = start().await;
     let leases = Api::<Lease>::namespaced(client.clone(), "default");
     let mut a = Candidate::start(&client, "kept", "a");
-    let tenure = a.leads().await;
+    let term = a.leads().await;
     let note = json!({"metadata": {"labels": {"team": "net"}, "annotations": {"note": "ours"}}});
     let patch = Patch::Merge(note);
     let noted = leases
@@ -184,14 +184,14 @@ async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
         .await
         .unwrap();
     let far = |now: &Leadership| match now {
-        Leadership::Leading(now) => now.valid_until > tenure.valid_until + LEASE,
+        Leadership::Leading(now) => now.valid_until > term.valid_until + LEASE,
         Leadership::Standby { .. } | Leadership::Released => false,
     };
     let wait = a.leadership.wait_for(far);
     let now = tokio::time::timeout(LIMIT, wait).await.unwrap();
     assert!(
-        matches!(&*now.unwrap(), Leadership::Leading(now) if now.term == tenure.term),
-        "an edit ends no tenure"
+        matches!(&*now.unwrap(), Leadership::Leading(now) if now.id == term.id),
+        "an edit ends no term"
     );
     let lease = leases.get("kept").await.unwrap();
     assert_eq!(lease.metadata.labels, noted.metadata.labels);

@@ -11,7 +11,7 @@ use cadastre_agent::seen::AddressesSeen;
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus, Requests, block_name};
 use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
-use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid, PoolName};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
     AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition, Text,
 };
@@ -42,7 +42,7 @@ pub enum Author {
     Controller {
         process: usize,
         incarnation: u32,
-        term: LeaderTerm,
+        term: TermId,
     },
 }
 
@@ -98,7 +98,7 @@ pub struct Api {
     /// Whether the Lease loses the intents that are written to it.
     pub forgets_intents: bool,
     /// By UID of a node: its terms before each touch that the mutation `TouchWithoutEffect` made ineffective.
-    overlooked: BTreeMap<ObjectUid, BTreeSet<Option<LeaderTerm>>>,
+    overlooked: BTreeMap<ObjectUid, BTreeSet<Option<TermId>>>,
     /// Duplicates that only the test of the node's UID has prevented, and those that only the test of the term has.
     pub averted: (u64, u64),
     /// Changes that the watches and checks have not received yet.
@@ -661,7 +661,7 @@ where
 
 /// Whether the node passes the test of the term annotation. JSON Patch can test an annotation only if the node has
 /// annotations; otherwise the request tests that there are none.
-fn same_term(node: &Node, term: Option<&LeaderTerm>, annotated: bool) -> bool {
+fn same_term(node: &Node, term: Option<&TermId>, annotated: bool) -> bool {
     if annotated {
         node.annotated && node.term.as_ref() == term
     } else {

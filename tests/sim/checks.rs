@@ -13,7 +13,7 @@
 //!    pool as enabled, as selecting the node and with that block size. The range overlaps no reserved range, no service
 //!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
 //!    another size and contain addresses of its own pods.
-//! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's tenure names it. The Lease
+//! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names it. The Lease
 //!    names it until it can no longer take effect. Another write that an earlier leader could do harm with is sent only
 //!    after a write of the Lease that took effect after the decision.
 //! 5. *Fence.* After an unclean takeover from a Lease without intents, no podCIDRs are allocated before every existing
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use cadastre_api::{AllocationMode, FINALIZER, NodeSubnetSpec};
 use cadastre_controller::cluster::intents::WriteIntents;
 use cadastre_controller::cluster::lease::{LeaseContent, LeaseRecord, Takeover};
-use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid, PoolName};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pool, Subnet, Text};
 use cadastre_controller::cluster::request::{
     ApiRequest, ObjectKind, ObjectSpec, PodCidrAllocation, RequestId, RequestOutcome,
@@ -106,9 +106,9 @@ pub struct Checks {
     lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
     /// By term: when the Lease was last written in it, and the intents in that Lease.
-    leases: BTreeMap<LeaderTerm, (Time, Option<Arc<WriteIntents>>)>,
+    leases: BTreeMap<TermId, (Time, Option<Arc<WriteIntents>>)>,
     /// The term of the last write of the Lease.
-    last_term: Option<LeaderTerm>,
+    last_term: Option<TermId>,
     pub last_write: (Time, String),
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
@@ -271,7 +271,7 @@ impl Checks {
         now: Time,
     ) -> Verdict {
         if let Some(nonce) = record.holder.as_ref().and_then(|it| it.rsplit('_').next()) {
-            let term: LeaderTerm = format!("{}-{nonce}", record.transitions).into();
+            let term: TermId = format!("{}-{nonce}", record.transitions).into();
             self.last_term = Some(term.clone());
             self.leases.insert(term, (now, record.intents.clone()));
         }
@@ -295,7 +295,7 @@ impl Checks {
     }
 
     /// Whether the Lease was last written in this term. Without a term the answer is yes.
-    pub fn is_leading(&self, term: Option<&LeaderTerm>) -> bool {
+    pub fn is_leading(&self, term: Option<&TermId>) -> bool {
         term.is_none() || term == self.last_term.as_ref()
     }
 

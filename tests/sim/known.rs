@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_controller::cluster::lease::{Leadership, Takeover};
-use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, TermId};
 use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre_controller::cluster::request::RequestOutcome;
 use cadastre_core::Cidr;
@@ -32,7 +32,7 @@ pub struct Known {
     /// All versions of pools that were received.
     pub shapes: Vec<Shape>,
     /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
-    pub term: Option<LeaderTerm>,
+    pub term: Option<TermId>,
     pub takeover: Option<Takeover>,
     /// Whether the process got the intents of earlier leaders from the Lease.
     pub is_told: bool,
@@ -66,7 +66,7 @@ pub struct Known {
 impl Known {
     pub fn observe_leadership(&mut self, leadership: &Leadership) {
         let (term, takeover) = match leadership {
-            Leadership::Leading(tenure) => (Some(tenure.term.clone()), Some(tenure.takeover)),
+            Leadership::Leading(term) => (Some(term.id.clone()), Some(term.takeover)),
             _ => (None, None),
         };
         self.is_told = matches!(leadership, Leadership::Leading(it) if it.inherited.is_some());

@@ -165,8 +165,8 @@ impl Run {
     /// The leadership to pass to the controller.
     pub fn leadership(&self) -> Leadership {
         let mut leadership = self.elector.leadership();
-        if let Leadership::Leading(tenure) = &mut leadership {
-            tenure.vacant = self.vacant;
+        if let Leadership::Leading(term) = &mut leadership {
+            term.vacant = self.vacant;
         }
         leadership
     }
@@ -175,10 +175,10 @@ impl Run {
     /// wait until the Lease is written.
     pub fn gate(&self, outgoing: &OutgoingRequest, mono: Duration) -> Option<bool> {
         match self.leadership() {
-            Leadership::Leading(tenure)
-                if outgoing.term.as_ref() == Some(&tenure.term) && mono < tenure.valid_until =>
+            Leadership::Leading(term)
+                if outgoing.term.as_ref() == Some(&term.id) && mono < term.valid_until =>
             {
-                (tenure.named >= outgoing.number).then_some(true)
+                (term.named >= outgoing.number).then_some(true)
             }
             _ => Some(false),
         }

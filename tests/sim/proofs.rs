@@ -111,9 +111,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         TakeOverCountsAsClean => sim(AsDrawn, 5_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         CacheBehindTrusted => sim(Behind, 4_000),
-        UnansweredTimeForgotten => {
-            unit("controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind")
-        }
+        UnansweredTimeForgotten => unit(
+            "controller::machine::tests::a_takeover_lists_only_kinds_whose_watch_may_be_behind",
+        ),
         HandOverWhileIndeterminate => sim(HandOvers, 2_000),
         DeletingNodesNotTouched => sim(Untold, 1_000),
         RejectedTouchCounts => sim(Untold, 4_000),
@@ -126,23 +126,23 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::machine::tests::nodes_that_cannot_be_written_take_no_room_from_others",
         ),
         ExpiredLeaderDecides => unit(
-            "controller::machine::tests::a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed",
+            "controller::machine::tests::a_leader_whose_lease_has_expired_sends_nothing_until_a_renewal",
         ),
         RenewalConflictIgnored => sim(AsDrawn, 2_000),
         RenewalCountsFromAnswer => {
             unit("controller::cluster::lease::tests::a_renewal_counts_from_its_start")
         }
-        TenureCountsFromLastTry => unit(
-            "controller::cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease",
+        TermCountsFromLastTry => unit(
+            "controller::cluster::lease::tests::a_term_counts_from_the_first_try_to_acquire_the_lease",
         ),
-        ClearedHolderCountsAsReleased => {
-            unit("controller::cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing")
-        }
+        ClearedHolderCountsAsReleased => unit(
+            "controller::cluster::lease::tests::a_holder_cleared_by_hand_has_not_released_the_lease",
+        ),
         OldNewsCounts => {
-            unit("controller::cluster::lease::tests::what_a_watch_shows_late_is_no_news")
+            unit("controller::cluster::lease::tests::an_outdated_watch_event_changes_nothing")
         }
         SilentWatchTrusted => unit(
-            "controller::cluster::lease::tests::a_watch_that_fell_silent_wins_nothing_without_a_look",
+            "controller::cluster::lease::tests::a_candidate_with_a_silent_watch_reads_before_it_acquires",
         ),
 
         // Deleted nodes
@@ -249,23 +249,23 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         // What a process knows of objects
         GoneByAnswerComesBack => unit(
-            "controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone",
+            "controller::cluster::object_cache::tests::an_object_that_an_answer_showed_to_be_gone_stays_gone",
         ),
         GoneByListComesBack => unit(
-            "controller::cluster::object_cache::tests::what_an_answer_showed_to_be_gone_stays_gone",
+            "controller::cluster::object_cache::tests::an_object_that_an_answer_showed_to_be_gone_stays_gone",
         ),
         AnswerBeforeRelistTaken => unit(
-            "controller::cluster::object_cache::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
+            "controller::cluster::object_cache::tests::an_answer_to_a_request_sent_during_a_list_is_ignored",
         ),
         GoneByWatchComesBack => unit(
-            "controller::cluster::object_cache::tests::an_answer_never_brings_back_what_the_watch_saw_go",
+            "controller::cluster::object_cache::tests::an_answer_never_restores_a_deleted_object",
         ),
 
         // Requests
         UidNotTested => duplicate(Crowded, 5_000),
         TermNotTested => duplicate(Untold, 5_000),
         ServerErrorCountsAsRejection => {
-            unit("controller::cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect")
+            unit("controller::cluster::writer::tests::only_a_clear_rejection_counts_as_no_effect")
         }
         TimeoutCountsAsRejection => duplicate(Crowded, 5_000),
         GateNotAsked => {

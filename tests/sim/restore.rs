@@ -76,7 +76,7 @@ impl Sim {
         let Some(backup) = self.backup.take() else {
             return;
         };
-        // The server is down so long that every tenure ends.
+        // The server is down so long that every term ends.
         self.down_until = self.now + self.rng.between(12, 60) * SECOND;
         let back = self.down_until;
         self.log(None, || {

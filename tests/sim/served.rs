@@ -95,18 +95,18 @@ impl Sim {
         }
         let mut leaders = self.processes.iter().filter_map(|process| {
             let run = process.run.as_ref()?;
-            let Some(Leadership::Leading(tenure)) = &run.observed else {
+            let Some(Leadership::Leading(term)) = &run.observed else {
                 return None;
             };
             let deals = run.controller.is_allocating() && run.stopping.is_none();
-            deals.then_some((process, run, tenure))
+            deals.then_some((process, run, term))
         });
-        let (process, run, tenure) = leaders.next()?;
+        let (process, run, term) = leaders.next()?;
         let is_awake = process.paused_until.max(process.cut_until) <= self.now;
         if leaders.next().is_some() || !is_awake || !run.hears(self.now) {
             return None;
         }
-        let listening = if tenure.follows_a_gap() { LISTENING } else { 0 };
+        let listening = if term.follows_a_gap() { LISTENING } else { 0 };
         Some(PATIENCE + listening)
     }
 

@@ -1,13 +1,13 @@
 //! Simulates the shell of a controller process: the code that connects the state machines to the network.
 //!
-//! The simulated shell has the same rule as the real one. A write is sent only under the tenure in which it was
-//! decided, only while that tenure is valid by the process's own clock, and only after the Lease was written following
+//! The simulated shell has the same rule as the real one. A write is sent only under the term in which it was
+//! decided, only while that term is valid by the process's own clock, and only after the Lease was written following
 //! the decision.
 
 use std::time::Duration;
 
 use cadastre_controller::cluster::lease::{
-    Leadership, LeaseAnswer, LeaseCall, LeaseRecord, Tenure,
+    Leadership, LeadershipTerm, LeaseAnswer, LeaseCall, LeaseRecord,
 };
 use cadastre_controller::cluster::request::{
     ApiRequest, ObjectSpec, Rejection, RequestId, RequestOutcome,
@@ -165,7 +165,7 @@ impl Sim {
         };
         if let Some(wanted) = run.controller.take_wanted() {
             let inherited = match run.leadership() {
-                Leadership::Leading(tenure) => tenure.inherited,
+                Leadership::Leading(term) => term.inherited,
                 _ => None,
             };
             let inherited = inherited.as_deref();
@@ -515,7 +515,7 @@ impl Sim {
         }
         if let Some(wanted) = run.wanted.take() {
             let leadership = run.elector.leadership();
-            let is_ours = |it: &Tenure| it.term == wanted.term;
+            let is_ours = |it: &LeadershipTerm| it.id == wanted.term;
             let leads = matches!(&leadership, Leadership::Leading(it) if is_ours(it));
             run.agents_heard |= leads && wanted.agents_heard;
             run.elector.want(wanted, mono);
@@ -666,7 +666,7 @@ impl Sim {
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
-        if run.elector.shown(record, mono) {
+        if run.elector.watch_applied(record, mono) {
             let renewed = self.api.renewals.get(&record.resource_version);
             let version = record.resource_version.parse().unwrap();
             run.lease = renewed.map(|renewed| (version, *renewed));
@@ -743,19 +743,16 @@ impl Sim {
         if run.observed.as_ref() == Some(&leadership) {
             return Ok(());
         }
-        if let Leadership::Leading(tenure) = &leadership {
-            let new = run.known.term.as_ref() != Some(&tenure.term);
+        if let Leadership::Leading(term) = &leadership {
+            let new = run.known.term.as_ref() != Some(&term.id);
             self.checks.tally.takeovers += u64::from(new);
             if new {
-                let gap = if tenure.follows_a_gap() {
+                let gap = if term.follows_a_gap() {
                     ", after a gap"
                 } else {
                     ""
                 };
-                let text = format!(
-                    "{place} leads under {} ({:?}{gap})",
-                    tenure.term, tenure.takeover
-                );
+                let text = format!("{place} leads under {} ({:?}{gap})", term.id, term.takeover);
                 self.trace.push((self.step, self.now), None, || text);
             }
         } else if run.known.term.is_some() {

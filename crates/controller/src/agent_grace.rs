@@ -10,12 +10,12 @@ use super::queue::{Load, Queue};
 use super::reconcile::{Loop, RequestAnswer};
 use super::{Context, Now, Purpose};
 use crate::allocations::blocks::AffectedLoops;
-use crate::cluster::lease::Tenure;
+use crate::cluster::lease::LeadershipTerm;
 use crate::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_core::mutation::Mutation;
 
 /// Length of the grace. Agents notice within half a minute that the API server answers again, and then report.
-const LISTENING: Duration = Duration::from_secs(45);
+const GRACE: Duration = Duration::from_secs(45);
 
 /// Progress of the agent grace.
 #[derive(Debug, Default)]
@@ -31,15 +31,15 @@ impl Loop for AgentGrace {
     }
 
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
-        self.listed(answer.taken, cx.now);
+        self.listed(answer.applied, cx.now);
         AffectedLoops::default()
     }
 }
 
 impl AgentGrace {
-    /// Creates the loop for a tenure. The grace is needed only if the tenure follows a gap.
-    pub(crate) fn after(tenure: &Tenure) -> Self {
-        AgentGrace::new(tenure.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
+    /// Creates the loop for a term. The grace is needed only if the term follows a gap.
+    pub(crate) fn after(term: &LeadershipTerm) -> Self {
+        AgentGrace::new(term.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
     }
 
     /// Creates the loop. Unless the grace is `needed`, it counts as over from the start.
@@ -53,7 +53,7 @@ impl AgentGrace {
     /// Starts the grace. From now on every node must get a NodeSubnet, because its agent reports there.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
-            self.list.add_at(ObjectKind::Subnet, now + LISTENING);
+            self.list.add_at(ObjectKind::Subnet, now + GRACE);
         }
     }
 
@@ -68,10 +68,10 @@ impl AgentGrace {
         Some((ApiRequest::List(kind), Purpose::Listening))
     }
 
-    /// Handles the answer to the list request. Ends the grace if the list is in the cache (`taken`); else schedules a
+    /// Handles the answer to the list request. Ends the grace if the list is in the cache (`applied`); else schedules a
     /// retry.
-    fn listed(&mut self, taken: bool, now: Now) {
-        self.is_over |= taken;
+    fn listed(&mut self, applied: bool, now: Now) {
+        self.is_over |= applied;
         if !self.is_over {
             self.list.add_failed(ObjectKind::Subnet, now.mono);
         }
@@ -91,26 +91,26 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_given_once_agents_had_time_and_what_they_told_was_listed() {
-        let mut listening = AgentGrace::new(true);
-        assert!(listening.next_urgent(at(5)).is_none() && !listening.is_over());
-        listening.begin(Duration::from_secs(7));
-        assert!(listening.next_urgent(at(51)).is_none() && !listening.is_over());
-        let (request, purpose) = listening.next_urgent(at(52)).unwrap();
+    fn the_grace_ends_with_a_list_after_agents_had_time() {
+        let mut grace = AgentGrace::new(true);
+        assert!(grace.next_urgent(at(5)).is_none() && !grace.is_over());
+        grace.begin(Duration::from_secs(7));
+        assert!(grace.next_urgent(at(51)).is_none() && !grace.is_over());
+        let (request, purpose) = grace.next_urgent(at(52)).unwrap();
         assert_eq!(request, ApiRequest::List(ObjectKind::Subnet));
         assert_eq!(purpose, Purpose::Listening);
-        assert!(listening.next_urgent(at(53)).is_none(), "one at a time");
-        listening.listed(false, at(54));
-        assert!(!listening.is_over());
-        assert!(listening.next_urgent(at(60)).is_some(), "once more");
-        listening.listed(true, at(61));
-        assert!(listening.is_over() && listening.load().next_at.is_none());
+        assert!(grace.next_urgent(at(53)).is_none(), "one at a time");
+        grace.listed(false, at(54));
+        assert!(!grace.is_over());
+        assert!(grace.next_urgent(at(60)).is_some(), "once more");
+        grace.listed(true, at(61));
+        assert!(grace.is_over() && grace.load().next_at.is_none());
     }
 
     #[test]
-    fn nobody_is_listened_to_where_nothing_can_be_lost() {
-        let mut listening = AgentGrace::new(false);
-        listening.begin(Duration::ZERO);
-        assert!(listening.is_over() && listening.next_urgent(at(99)).is_none());
+    fn without_a_gap_there_is_no_grace() {
+        let mut grace = AgentGrace::new(false);
+        grace.begin(Duration::ZERO);
+        assert!(grace.is_over() && grace.next_urgent(at(99)).is_none());
     }
 }

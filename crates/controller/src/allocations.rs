@@ -1,6 +1,6 @@
 //! The leader's ledger: which node has which range, and which ranges of deleted nodes are in quarantine.
 //!
-//! The leader builds the ledger from the cache when its tenure begins and drops the ledger when the tenure ends. In
+//! The leader builds the ledger from the cache when its term begins and drops the ledger when the term ends. In
 //! between, [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] every
 //! deletion.
 //!
@@ -84,7 +84,7 @@ pub struct AllocationState {
     pub unadopted: UnadoptedBlocks,
     /// Whether decisions about blocks wait because agents have not had time to report yet.
     pub in_agent_grace: bool,
-    /// Whether there was no leader for so long before this tenure that the API server may have been restored from a
+    /// Whether there was no leader for so long before this term that the API server may have been restored from a
     /// backup.
     pub after_gap: bool,
     /// Failed calls, each with the end of its back-off

@@ -1,16 +1,13 @@
 //! Decides on the default pool of a cluster that has none.
 //!
-//! If no IPPool exists, one is created from the first source that names ranges: the flags, else kubeadm's podSubnet,
-//! else a private range that overlaps neither nodes nor services. It is an ordinary pool, which can be changed like
-//! any other.
+//! The pool is created from the first source that names ranges: the flags, else kubeadm's podSubnet, else a private
+//! range that overlaps neither nodes nor services. It is an ordinary pool, which can be changed like any other.
 //!
 //! # Guarantees
-//! - At most one pool, always of the same name, is created and never updated: if two controllers decide differently,
-//!   the API server rejects the second creation.
+//! - The pool always has the same name and is never updated: if two controllers decide differently, the API server
+//!   rejects the second creation.
 //! - One source decides: ranges of one family mean that no other family is wanted. Both families of a source become
 //!   one dual-stack pool, as a node gets all its ranges from one pool.
-//! - Nothing is created beside existing pools, even if a family is missing in all of them: a node of the new pool
-//!   would lack the other family.
 //! - A source that cannot be read is an error. It is not skipped, because the next source would supply ranges that the
 //!   administrator did not intend.
 //!
@@ -60,9 +57,6 @@ const PRIVATE: Dual<&[&str]> = Dual {
 /// Facts about the cluster, on which the decision is based.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cluster<'a> {
-    /// Families of which any IPPool has ranges, even if the pool does not allocate; both if the spec of a pool is
-    /// invalid
-    pub pools: Dual<bool>,
     /// Ranges from flags; empty if not given
     pub flags: &'a [Cidr],
     /// The text under [`KUBEADM`]; `None` if there is no such ConfigMap
@@ -73,20 +67,6 @@ pub(crate) struct Cluster<'a> {
     pub services: &'a [Cidr],
 }
 
-/// What to do about the default pool.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Bootstrap {
-    /// Create this pool. If a pool of that name exists already, that is not an error.
-    Create {
-        /// The object to create
-        pool: Box<IPPool>,
-        /// Where the ranges of the pool come from
-        source: Source,
-    },
-    /// Create nothing for now.
-    Nothing(Idle),
-}
-
 /// Where the ranges of the default pool come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -95,21 +75,14 @@ pub(crate) enum Source {
     Private,
 }
 
-/// Why no pool is created although there is no error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Idle {
-    /// Pools exist. If flags name a family that no pool has, the message for the log says so.
-    PoolsExist {
-        /// A family that flags name and no pool has
-        lacking: Option<Family>,
-    },
-    /// No node has an address yet, so it is unknown which families and ranges are suitable.
-    NoNode,
-}
-
-/// Why no pool can be created; an administrator must act.
+/// Why no pool can be created. Except for [`BootstrapError::NoNode`], an administrator must act.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BootstrapError {
+    /// No node has an address yet, so it is unknown which families and ranges are suitable.
+    #[error(
+        "no default pool is made before a node has an address: flags and kubeadm name no range, and a private one must not overlap the nodes"
+    )]
+    NoNode,
     /// The text in the ConfigMap is not a ClusterConfiguration.
     #[error(
         "no default pool: ClusterConfiguration in ConfigMap kube-system/kubeadm-config cannot be read: correct it, or create an IPPool: {why}"
@@ -144,18 +117,12 @@ pub(crate) enum BootstrapError {
     },
 }
 
-/// Decides whether to create a default pool, and with which ranges.
+/// Returns the default pool to create, for a cluster without any pool. If a pool of that name exists already, that is
+/// not an error.
 pub(crate) fn decide(
     cluster: &Cluster,
     allocate: AllocationMode,
-) -> Result<Bootstrap, BootstrapError> {
-    if cluster.pools.v4 || cluster.pools.v6 {
-        let lacks = |range: &Cidr| !*cluster.pools.get(range.family());
-        let lacking = cluster.flags.iter().find(|range| lacks(range));
-        return Ok(Bootstrap::Nothing(Idle::PoolsExist {
-            lacking: lacking.map(Cidr::family),
-        }));
-    }
+) -> Result<IPPool, BootstrapError> {
     if !cluster.flags.is_empty() {
         return create(cluster.flags, Source::Flags, allocate);
     }
@@ -172,7 +139,7 @@ pub(crate) fn decide(
         return create(&pods, Source::Kubeadm, allocate);
     }
     if cluster.node_addresses.is_empty() {
-        return Ok(Bootstrap::Nothing(Idle::NoNode));
+        return Err(BootstrapError::NoNode);
     }
     // The serviceSubnet is only a hint, so an invalid one is ignored: ServiceCIDRs, if they exist, are more reliable.
     let hinted =
@@ -191,7 +158,7 @@ fn create(
     ranges: &[Cidr],
     from: Source,
     allocate: AllocationMode,
-) -> Result<Bootstrap, BootstrapError> {
+) -> Result<IPPool, BootstrapError> {
     let of = |family| {
         let texts = ranges.iter().filter(|range| range.family() == family);
         texts.map(ToString::to_string).collect()
@@ -213,10 +180,7 @@ fn create(
             });
         }
     }
-    Ok(Bootstrap::Create {
-        pool: Box::new(IPPool::new(NAME, spec)),
-        source: from,
-    })
+    Ok(IPPool::new(NAME, spec))
 }
 
 /// Returns the first private range that contains no node's address and overlaps no service range.
@@ -266,32 +230,6 @@ impl fmt::Display for Source {
             Source::Kubeadm => "from networking.podSubnet in ConfigMap kube-system/kubeadm-config",
             Source::Private => "a private range in which no node or service has an address",
         })
-    }
-}
-
-impl fmt::Display for Idle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Idle::PoolsExist { lacking: None } => {
-                write!(f, "no default pool is made, as there are IPPools")
-            }
-            Idle::PoolsExist {
-                lacking: Some(family),
-            } => {
-                let field = match family {
-                    Family::V4 => "ipv4",
-                    Family::V6 => "ipv6",
-                };
-                write!(
-                    f,
-                    "no default pool is made, as there are IPPools, but none of them has the {family} ranges that flags name: add them to one as spec.{field}, because a node gets both families from one pool"
-                )
-            }
-            Idle::NoNode => write!(
-                f,
-                "no default pool is made before a node has an address: flags and kubeadm name no range, and a private one must not overlap the nodes"
-            ),
-        }
     }
 }
 

@@ -286,7 +286,7 @@ fn refused(state: &PoolState, allocations: &AllocationState) -> Option<(&'static
         );
         return Some(("FinalizerRefused", text));
     }
-    let mut blocks = refusals.lasting().filter_map(|(call, why, _)| {
+    let mut blocks = refusals.persistent().filter_map(|(call, why, _)| {
         let ObjectCall::WriteBlock(cidr) = call else {
             return None;
         };

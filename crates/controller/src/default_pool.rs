@@ -1,12 +1,12 @@
 //! The loop of the default pool. The leader creates the pool if the cluster has no pool and the flag asks for one.
 //!
-//! [`super::bootstrap`] decides what to create; this loop decides when, sends the requests and handles the answers. Two
-//! controllers that start at the same time create only one pool, because the name is fixed and the API server rejects
-//! the second creation.
+//! [`super::bootstrap`] decides about the ranges of the pool. This loop decides when to create it, sends the requests
+//! and handles the answers. Two controllers that start at the same time create only one pool, because the name is fixed
+//! and the API server rejects the second creation.
 
 use std::time::Duration;
 
-use super::bootstrap::{Bootstrap, Cluster, Idle, decide};
+use super::bootstrap::{BootstrapError, Cluster, decide};
 use super::queue::{Load, Queue};
 use super::reconcile::{Loop, RequestAnswer};
 use super::{Context, Purpose};
@@ -27,7 +27,7 @@ pub struct DefaultPool {
     /// kubeadm's configuration as last read; `None` if there is none
     kubeadm: Option<String>,
     /// Whether kubeadm's configuration was read since the last error
-    asked: bool,
+    has_read: bool,
     /// Why there is no default pool, as reported to the log
     trouble: Option<String>,
 }
@@ -42,12 +42,12 @@ impl Loop for DefaultPool {
         match answer.outcome {
             RequestOutcome::Kubeadm(text) => {
                 self.kubeadm.clone_from(text);
-                self.asked = true;
+                self.has_read = true;
                 self.queue.add(());
             }
-            RequestOutcome::Rejected(Rejection::Missing) if !self.asked => {
+            RequestOutcome::Rejected(Rejection::Missing) if !self.has_read => {
                 self.kubeadm = None;
-                self.asked = true;
+                self.has_read = true;
                 self.queue.add(());
             }
             RequestOutcome::Rejected(Rejection::Rejected(why)) => {
@@ -55,7 +55,7 @@ impl Loop for DefaultPool {
                 self.queue.add_failed((), cx.now.mono);
             }
             // Another controller may have created the pool, or the outcome of the write is unknown. The next check
-            // comes after a pause, by which time the watch may have shown the pool.
+            // comes after a delay, because the watch may show the pool by then.
             _ => {
                 self.queue.add_failed((), cx.now.mono);
             }
@@ -82,7 +82,7 @@ impl DefaultPool {
             return None;
         }
         self.queue.pop(cx.now.mono)?;
-        if settings.default_pool_cidrs.is_empty() && !self.asked {
+        if settings.default_pool_cidrs.is_empty() && !self.has_read {
             self.in_flight = true;
             return Some((ApiRequest::ReadKubeadm, Purpose::DefaultPool));
         }
@@ -95,26 +95,26 @@ impl DefaultPool {
             kubeadm: self.kubeadm.as_deref(),
             node_addresses: &node_addresses,
             services: &services,
-            ..Cluster::default()
         };
-        match decide(&cluster, allocate) {
-            Ok(Bootstrap::Create { pool, .. }) => {
+        let error = match decide(&cluster, allocate) {
+            Ok(pool) => {
                 self.in_flight = true;
                 let name = pool.metadata.name.unwrap_or_default().into();
                 let spec = ObjectSpec::Pool(Box::new(pool.spec));
                 return Some((ApiRequest::Create(name, spec), Purpose::DefaultPool));
             }
-            Ok(Bootstrap::Nothing(idle)) => {
-                self.trouble = (idle == Idle::NoNode).then(|| idle.to_string());
-                self.queue.add_at((), cx.now.mono + IDLE_PAUSE);
+            Err(error) => error,
+        };
+        let pause = match error {
+            BootstrapError::NoNode => IDLE_PAUSE,
+            // An administrator has to act, perhaps on the ConfigMap, so the ConfigMap is read again.
+            _ => {
+                self.has_read = false;
+                6 * IDLE_PAUSE
             }
-            Err(error) => {
-                self.trouble = Some(error.to_string());
-                // An administrator has to act, perhaps on the ConfigMap, so the ConfigMap is read again.
-                self.asked = false;
-                self.queue.add_at((), cx.now.mono + 6 * IDLE_PAUSE);
-            }
-        }
+        };
+        self.trouble = Some(error.to_string());
+        self.queue.add_at((), cx.now.mono + pause);
         None
     }
 }

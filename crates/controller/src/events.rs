@@ -29,7 +29,7 @@ pub fn log(report: &EventRecord) {
 }
 
 /// Converts a report to a note, from which a Kubernetes event is made.
-pub fn notice(report: EventRecord) -> EventNote {
+pub fn note(report: EventRecord) -> EventNote {
     let Regarding { kind, name, uid } = report.about;
     let version = match kind {
         ObjectKind::Node => "v1",

@@ -1,10 +1,9 @@
-//! Calls that fail: when each call may be repeated, and which calls the API server keeps rejecting.
+//! Calls that fail: when each call may be repeated, and which calls keep failing.
 //!
 //! A policy, a quota or a webhook may reject an object until an administrator acts, and some calls may never be
-//! answered. So each call backs off by its own outcomes. The success of another call, even for the same object, does
-//! not shorten its pause, nor does a watch event. A call that keeps failing is counted, and reported once.
-//!
-//! A call that is not repeated is forgotten after a time.
+//! answered. So each call backs off by its own outcomes. Neither a watch event nor the success of another call, even
+//! for the same object, shortens the delay. A call that keeps failing is counted, and reported once. A call that is not
+//! repeated is forgotten after a time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,18 +15,18 @@ use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
-/// Longest pause of a call that keeps failing. If many calls keep failing, their pauses are longer, so that all of them
-/// together are repeated at most once in [`EACH`]. So a policy against thousands of objects costs the API server
-/// little.
+/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer, so that only one of
+/// them is repeated per [`INTERVAL`]. So a policy against thousands of objects costs the API server little.
 const LONGEST: Duration = Duration::from_secs(30);
-const EACH: Duration = Duration::from_millis(20);
-/// Longest pause that is granted if the server asks for one.
-const MOST_ASKED: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Longest delay that is granted if the server asks for one.
+const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
 /// After this many failures in a row, a call counts as one that keeps failing. The first number is for rejections and
 /// missing answers, the second for conflicts and a busy server.
-const LASTING: (u32, u32) = (3, 6);
-/// A call that was not repeated for this long after its pause is no longer counted as failing.
+const PERSISTENT: (u32, u32) = (3, 6);
+/// A call that was not repeated for this long after its delay is no longer counted as failing.
 const GIVEN_UP: Duration = Duration::from_secs(60);
+
 /// A kind of call about one object. Different calls for one object back off independently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectCall {
@@ -56,8 +55,8 @@ pub enum ObjectCall {
 }
 
 impl ObjectCall {
-    /// Returns the call that a request makes. `wrote` tells a write from the read after it. Returns `None` for requests
-    /// that do not back off here.
+    /// Returns the call that a request makes: the write, or the read after it unless `wrote`. Returns `None` for
+    /// requests that do not back off here.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
             Purpose::Assign { uid, .. } if wrote => ObjectCall::AssignPodCidrs(uid.clone()),
@@ -118,11 +117,12 @@ struct CallFailures {
     /// When the call may be repeated, by the monotonic clock
     again_at: Duration,
     /// The server's last message, once the call counts as one that keeps failing
-    lasting: Option<String>,
-    told_at: Option<Duration>,
+    persistent: Option<String>,
+    /// When an event last reported that the call keeps failing
+    reported_at: Option<Duration>,
 }
 
-/// What to report about a call.
+/// A report about a call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallReport {
     /// The call keeps failing, for this reason.
@@ -135,7 +135,8 @@ pub enum CallReport {
 #[derive(Debug, Default)]
 pub struct FailingCalls {
     calls: BTreeMap<ObjectCall, CallFailures>,
-    lasting: u32,
+    /// Number of calls that keep failing
+    persistent: u32,
     swept_at: Duration,
 }
 
@@ -146,8 +147,8 @@ impl FailingCalls {
         (until > now).then_some(until)
     }
 
-    /// Records the outcome of a call, and returns what to report about the call. `kept` is false if the server accepted
-    /// a write but dropped part of the object.
+    /// Records the outcome of a call, and returns the report that is due about the call. `kept` is false if the server
+    /// accepted a write but dropped part of the object.
     pub fn note(
         &mut self,
         call: &ObjectCall,
@@ -155,7 +156,7 @@ impl FailingCalls {
         kept: bool,
         now: Duration,
     ) -> Option<CallReport> {
-        let (says_no, why) = match outcome {
+        let (is_rejected, why) = match outcome {
             RequestOutcome::Rejected(Rejection::Rejected(why))
             | RequestOutcome::Indeterminate(why) => (true, why.clone()),
             RequestOutcome::Rejected(Rejection::Guard(why)) => (false, why.clone()),
@@ -176,45 +177,55 @@ impl FailingCalls {
             _ => return self.succeeded(call, now),
         };
         self.sweep(now);
-        let refused = self.lasting;
+        let others = self.persistent;
         let failing = self.calls.entry(call.clone()).or_default();
         if failing.failures == 0 {
             failing.since = now;
         }
         let failures = failing.failures;
         failing.failures += 1;
-        let enough = if says_no { LASTING.0 } else { LASTING.1 };
-        if failing.failures >= enough && !why.is_empty() {
-            self.lasting += u32::from(failing.lasting.is_none());
-            failing.lasting = Some(why.clone());
-        }
-        let longest = match failing.lasting {
-            None => queue::LONGEST,
-            Some(_) => LONGEST.max(EACH * refused),
+        let enough = if is_rejected {
+            PERSISTENT.0
+        } else {
+            PERSISTENT.1
         };
-        let asked = match outcome {
-            RequestOutcome::Rejected(Rejection::Busy(Some(after))) => (*after).min(MOST_ASKED),
+        if failing.failures >= enough && !why.is_empty() {
+            self.persistent += u32::from(failing.persistent.is_none());
+            failing.persistent = Some(why.clone());
+        }
+        let longest = match failing.persistent {
+            None => queue::LONGEST,
+            Some(_) => LONGEST.max(INTERVAL * others),
+        };
+        let requested = match outcome {
+            RequestOutcome::Rejected(Rejection::Busy(Some(after))) => {
+                (*after).min(LONGEST_REQUESTED)
+            }
             _ => Duration::ZERO,
         };
-        failing.again_at = now + backoff(failures, longest).max(asked);
-        let lasting = failing.lasting.is_some() && call.is_write();
-        if !lasting || failing.told_at.is_some_and(|at| at + REPORT_PAUSE > now) {
+        failing.again_at = now + backoff(failures, longest).max(requested);
+        let is_reported = failing.persistent.is_some() && call.is_write();
+        if !is_reported
+            || failing
+                .reported_at
+                .is_some_and(|at| at + REPORT_PAUSE > now)
+        {
             return None;
         }
-        failing.told_at = Some(now);
+        failing.reported_at = Some(now);
         Some(CallReport::Refused(why))
     }
 
     fn succeeded(&mut self, call: &ObjectCall, now: Duration) -> Option<CallReport> {
         let failing = self.calls.get_mut(call)?;
-        let lasted = failing.lasting.take().is_some();
-        self.lasting -= u32::from(lasted);
+        let was_persistent = failing.persistent.take().is_some();
+        self.persistent -= u32::from(was_persistent);
         (failing.failures, failing.again_at) = (0, now);
-        let told = failing.told_at.is_some();
-        if !told {
+        let was_reported = failing.reported_at.is_some();
+        if !was_reported {
             self.calls.remove(call);
         }
-        (told && lasted).then_some(CallReport::Accepted)
+        (was_reported && was_persistent).then_some(CallReport::Accepted)
     }
 
     fn sweep(&mut self, now: Duration) {
@@ -224,24 +235,24 @@ impl FailingCalls {
         self.swept_at = now;
         for failing in self.calls.values_mut() {
             if failing.again_at + GIVEN_UP <= now {
-                self.lasting -= u32::from(failing.lasting.take().is_some());
+                self.persistent -= u32::from(failing.persistent.take().is_some());
                 failing.failures = 0;
             }
         }
         self.calls.retain(|_, it| {
-            it.failures > 0 || it.told_at.is_some_and(|at| at + REPORT_PAUSE > now)
+            it.failures > 0 || it.reported_at.is_some_and(|at| at + REPORT_PAUSE > now)
         });
     }
 
     /// Returns the calls that keep failing, each with the server's message and the monotonic time of its first failure.
-    pub fn lasting(&self) -> impl Iterator<Item = (&ObjectCall, &str, Duration)> {
+    pub fn persistent(&self) -> impl Iterator<Item = (&ObjectCall, &str, Duration)> {
         let failing = self.calls.iter();
-        failing.filter_map(|(call, it)| Some((call, it.lasting.as_deref()?, it.since)))
+        failing.filter_map(|(call, it)| Some((call, it.persistent.as_deref()?, it.since)))
     }
 
     /// Returns the server's message if the call keeps failing.
     pub fn why(&self, call: &ObjectCall) -> Option<&str> {
-        self.calls.get(call)?.lasting.as_deref()
+        self.calls.get(call)?.persistent.as_deref()
     }
 
     /// Returns whether the call failed when it was made last.
@@ -253,7 +264,7 @@ impl FailingCalls {
     pub fn count(&mut self, now: Duration) -> BTreeMap<ObjectKind, usize> {
         self.sweep(now);
         let mut count: BTreeMap<ObjectKind, usize> = BTreeMap::new();
-        for (call, _, _) in self.lasting() {
+        for (call, _, _) in self.persistent() {
             *count.entry(call.kind()).or_default() += 1;
         }
         count
@@ -266,7 +277,7 @@ mod tests {
 
     const NONE: Duration = Duration::ZERO;
 
-    fn no() -> RequestOutcome {
+    fn rejected() -> RequestOutcome {
         RequestOutcome::Rejected(Rejection::Rejected("a policy forbids it".to_owned()))
     }
 
@@ -274,85 +285,86 @@ mod tests {
         ObjectCall::SetPoolFinalizers("p".into())
     }
 
-    /// Repeats a failing call at the end of each pause. Returns the number of tries and the number of reports.
+    /// Repeats a failing call at the end of each delay. Returns the number of tries and the number of reports.
     fn fail(
-        refusals: &mut FailingCalls,
+        calls: &mut FailingCalls,
         call: &ObjectCall,
         from: Duration,
         until: Duration,
     ) -> (u32, usize) {
-        let (mut now, mut count, mut told) = (from, 0, 0);
+        let (mut now, mut count, mut reports) = (from, 0, 0);
         while now < until {
             count += 1;
-            told += usize::from(refusals.note(call, &no(), true, now).is_some());
-            now = refusals.paused(call, now).unwrap();
+            reports += usize::from(calls.note(call, &rejected(), true, now).is_some());
+            now = calls.paused(call, now).unwrap();
         }
-        (count, told)
+        (count, reports)
     }
 
     #[test]
-    fn what_is_refused_for_good_is_tried_ever_less_and_told_once() {
-        let mut refusals = FailingCalls::default();
-        let (count, told) = fail(&mut refusals, &call(), NONE, Duration::from_secs(60));
-        assert!(count <= 10 && told == 1, "{count} tries, told {told} times");
-        assert_eq!(
-            refusals.count(Duration::from_secs(60))[&ObjectKind::Pool],
-            1
+    fn a_call_that_keeps_failing_is_repeated_ever_less_and_reported_once() {
+        let mut calls = FailingCalls::default();
+        let (count, reports) = fail(&mut calls, &call(), NONE, Duration::from_secs(60));
+        assert!(
+            count <= 10 && reports == 1,
+            "{count} tries, {reports} reports"
         );
+        assert_eq!(calls.count(Duration::from_secs(60))[&ObjectKind::Pool], 1);
         let status = ObjectCall::SetPoolStatus("p".into());
-        assert_eq!(refusals.paused(&status, NONE), None, "only it is paused");
-    }
-
-    #[test]
-    fn a_success_in_between_ends_the_pause_but_tells_nothing_anew() {
-        let mut refusals = FailingCalls::default();
-        fail(&mut refusals, &call(), NONE, Duration::from_secs(20));
-        let now = Duration::from_secs(30);
-        let news = refusals.note(&call(), &RequestOutcome::Gone, true, now);
-        assert_eq!(news, Some(CallReport::Accepted));
-        assert_eq!(refusals.paused(&call(), now), None);
-        let (_, told) = fail(&mut refusals, &call(), now, Duration::from_secs(90));
-        assert_eq!(told, 0);
         assert_eq!(
-            refusals.count(Duration::from_secs(90))[&ObjectKind::Pool],
-            1
+            calls.paused(&status, NONE),
+            None,
+            "another call is not delayed"
         );
     }
 
     #[test]
-    fn the_pause_that_the_server_asks_for_is_kept_within_bounds() {
-        let mut refusals = FailingCalls::default();
+    fn a_success_in_between_ends_the_pause_but_causes_no_new_report() {
+        let mut calls = FailingCalls::default();
+        fail(&mut calls, &call(), NONE, Duration::from_secs(20));
+        let now = Duration::from_secs(30);
+        let report = calls.note(&call(), &RequestOutcome::Gone, true, now);
+        assert_eq!(report, Some(CallReport::Accepted));
+        assert_eq!(calls.paused(&call(), now), None);
+        let (_, reports) = fail(&mut calls, &call(), now, Duration::from_secs(90));
+        assert_eq!(reports, 0);
+        assert_eq!(calls.count(Duration::from_secs(90))[&ObjectKind::Pool], 1);
+    }
+
+    #[test]
+    fn the_pause_that_the_server_asks_for_is_bounded() {
+        let mut calls = FailingCalls::default();
         let busy =
             |seconds| RequestOutcome::Rejected(Rejection::Busy(Some(Duration::from_secs(seconds))));
-        refusals.note(&call(), &busy(7), true, NONE);
-        assert_eq!(refusals.paused(&call(), NONE), Some(Duration::from_secs(7)));
-        refusals.note(&call(), &busy(1_000_000), true, NONE);
-        assert_eq!(refusals.paused(&call(), NONE), Some(MOST_ASKED));
+        calls.note(&call(), &busy(7), true, NONE);
+        assert_eq!(calls.paused(&call(), NONE), Some(Duration::from_secs(7)));
+        calls.note(&call(), &busy(1_000_000), true, NONE);
+        assert_eq!(calls.paused(&call(), NONE), Some(LONGEST_REQUESTED));
     }
 
     #[test]
-    fn thousands_of_refused_objects_share_a_rate_and_leave_when_nobody_asks_for_them() {
-        let mut refusals = FailingCalls::default();
+    fn thousands_of_failing_calls_share_a_rate_and_are_forgotten() {
+        let mut calls = FailingCalls::default();
         let call = |n: usize| ObjectCall::AssignPodCidrs(format!("u{n}").into());
         for round in 0..20 {
             for n in 0..5_000 {
-                refusals.note(&call(n), &no(), true, Duration::from_secs(round));
+                calls.note(&call(n), &rejected(), true, Duration::from_secs(round));
             }
         }
-        let pause = refusals.paused(&call(7), NONE).unwrap();
+        let pause = calls.paused(&call(7), NONE).unwrap();
         assert!(pause >= Duration::from_secs(100), "{pause:?}");
-        assert_eq!(refusals.count(pause)[&ObjectKind::Node], 5_000);
+        assert_eq!(calls.count(pause)[&ObjectKind::Node], 5_000);
         let later = pause + REPORT_PAUSE + GIVEN_UP;
-        assert!(refusals.count(later).is_empty() && refusals.calls.is_empty());
+        assert!(calls.count(later).is_empty() && calls.calls.is_empty());
     }
 
     #[test]
-    fn a_conflict_or_two_is_nothing_lasting() {
-        let mut refusals = FailingCalls::default();
+    fn some_conflicts_are_no_persistent_failure() {
+        let mut calls = FailingCalls::default();
         for _ in 0..5 {
             let conflict = RequestOutcome::Rejected(Rejection::Guard("modified".to_owned()));
-            assert_eq!(refusals.note(&call(), &conflict, true, NONE), None);
+            assert_eq!(calls.note(&call(), &conflict, true, NONE), None);
         }
-        assert!(refusals.count(NONE).is_empty());
+        assert!(calls.count(NONE).is_empty());
     }
 }

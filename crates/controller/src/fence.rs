@@ -1,27 +1,28 @@
 //! The fence: what a new leader does before it allocates podCIDRs, frees ranges, or permits the deletion of a pool.
 //!
 //! An earlier leader that was suspended, crashed or was cut off may have assignments of podCIDRs in flight, which can
-//! take effect at any time. The Lease that the new leader took over names all of them. The earlier leader can send no
-//! others: it would first have to name them in the Lease, and that write now fails. So the new leader lists the objects
-//! and reserves the named ranges for the named nodes (`Leader::inherit`). This relies on no clock and writes no Node.
+//! take effect at any time. The Lease that the new leader took over names all these assignments. The earlier leader can
+//! send no others: it would first have to name them in the Lease, and that write now fails. So the new leader lists the
+//! objects and reserves the named ranges for the named nodes (`Leader::inherit`). This relies on no clock and writes no
+//! Node.
 //!
-//! Sometimes the Lease does not say what is in flight: its holder ran an earlier version of Cadastre, or the Lease was
-//! deleted. Then every node without podCIDRs is *touched*: its annotation is set to the new leader's term. From then on
+//! The Lease may lack the names, if its holder ran an earlier version of Cadastre or if the Lease was deleted. Then
+//! every node without podCIDRs is *touched*: its annotation is set to the new leader's term. From then on
 //! the API server rejects every assignment that was decided before, and the answer to the touch shows what took effect
 //! before. A touch tests the term that it replaces, so a late touch by an earlier leader cannot undo it. Until all
 //! nodes are touched, no podCIDR is allocated and no pool may be deleted. Everything else continues.
 //!
-//! | how the tenure began | lists | touches |
+//! | how the term began | lists | touches |
 //! |---|---|---|
 //! | first start: no Lease, no NodeSubnet | no | no |
 //! | clean hand-over | yes | no |
-//! | the Lease names what is in flight | only kinds whose watch is behind | no |
+//! | the Lease names the writes in flight | only kinds whose watch is behind | no |
 //! | anything else | yes | yes |
 //!
-//! A kind needs no list if its watch began with a list that was requested after this process won the Lease. It needs
-//! none either if the watch has reached the versions that the Lease records, because writes in flight were decided on
-//! those or earlier versions. The latter does not hold if the API server may have been restored since the watch began:
-//! it was unreachable meanwhile, or there was no leader for long.
+//! A kind needs no list if its watch began with a list that was requested after this process won the Lease. It also
+//! needs no list if the watch has reached the versions that the Lease records, because writes in flight were decided on
+//! those or earlier versions. But these versions do not count if the API server may have been restored since the watch
+//! began: the API server was unreachable meanwhile, or there was no leader for long.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,26 +34,26 @@ use super::{Context, Now, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::intents::SeenVersions;
-use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::names::{LeaderTerm, NodeName, ObjectUid};
+use crate::cluster::lease::{LeadershipTerm, Takeover};
+use crate::cluster::names::{NodeName, ObjectUid, TermId};
 use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{Node, Object};
 use crate::cluster::request::{ApiRequest, NodeTouch, ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::mutation::Mutation;
 
 /// After this many failures in a row, the touch of a node counts as one that keeps failing.
-const LASTING: u32 = 3;
+const PERSISTENT: u32 = 3;
 
 /// Progress of one takeover.
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,
-    term: LeaderTerm,
-    /// Whether the Lease says what earlier leaders have in flight
-    is_told: bool,
+    term: TermId,
+    /// Whether the Lease names the writes that earlier leaders have in flight
+    names_writes: bool,
     /// The versions that a watch must have reached to replace a list, and the earliest time of the watch's own list.
     /// `None` if a watch cannot replace a list
-    known: Option<(SeenVersions, Duration)>,
+    sufficient: Option<(SeenVersions, Duration)>,
     /// When this process learned that it leads, by the monotonic clock
     won: Duration,
     step: Step,
@@ -88,7 +89,7 @@ impl Loop for Fence {
 
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         match answer.purpose {
-            Purpose::Relist(kind) => self.listed(*kind, answer.taken, cx),
+            Purpose::Relist(kind) => self.listed(*kind, answer.applied, cx),
             Purpose::Touch { name, uid } => {
                 self.touched(name, uid, answer.outcome, cx);
                 if self.is_done() {
@@ -102,13 +103,13 @@ impl Loop for Fence {
 }
 
 impl Fence {
-    /// Creates the fence of a tenure. `won` is the monotonic time at which this process learned that it leads.
-    pub(crate) fn new(tenure: &Tenure, won: Duration) -> Self {
+    /// Creates the fence of a term. `won` is the monotonic time at which this process learned that it leads.
+    pub(crate) fn new(term: &LeadershipTerm, won: Duration) -> Self {
         Fence {
-            takeover: tenure.takeover,
-            term: tenure.term.clone(),
-            is_told: tenure.takeover == Takeover::Clean || tenure.inherited.is_some(),
-            known: known_by(tenure),
+            takeover: term.takeover,
+            term: term.id.clone(),
+            names_writes: term.takeover == Takeover::Clean || term.inherited.is_some(),
+            sufficient: sufficient_versions(term),
             won,
             step: Step::Syncing,
             lists: Lists::default(),
@@ -119,7 +120,7 @@ impl Fence {
         }
     }
 
-    /// Returns whether every write of earlier leaders is either known or will be rejected.
+    /// Returns whether the new leader knows every write that earlier leaders can still have in flight.
     pub(crate) fn is_done(&self) -> bool {
         self.step == Step::Done
     }
@@ -131,7 +132,7 @@ impl Fence {
 
     /// Returns how many nodes are still to be touched, and for how many of those the touch keeps failing.
     pub(crate) fn left(&self) -> (usize, usize) {
-        let failing = |key: &&(NodeName, ObjectUid)| self.queue.failures(key) >= LASTING;
+        let failing = |key: &&(NodeName, ObjectUid)| self.queue.failures(key) >= PERSISTENT;
         (self.left.len(), self.left.iter().filter(failing).count())
     }
 
@@ -182,12 +183,18 @@ impl Fence {
             return;
         }
         let listed = [
-            (ObjectKind::Node, self.knows(&cache.nodes, |it| it.nodes)),
+            (
+                ObjectKind::Node,
+                self.needs_no_list(&cache.nodes, |it| it.nodes),
+            ),
             (
                 ObjectKind::Subnet,
-                self.knows(&cache.subnets, |it| it.subnets),
+                self.needs_no_list(&cache.subnets, |it| it.subnets),
             ),
-            (ObjectKind::Block, self.knows(&cache.blocks, |it| it.blocks)),
+            (
+                ObjectKind::Block,
+                self.needs_no_list(&cache.blocks, |it| it.blocks),
+            ),
         ];
         self.step = Step::Listing;
         for (kind, _) in listed.into_iter().filter(|(_, listed)| !listed) {
@@ -199,12 +206,16 @@ impl Fence {
 
     /// Returns whether the kind needs no list: the list of its watch was requested after the Lease was won, or the
     /// watch has reached the versions that earlier leaders had seen.
-    fn knows<T: Object>(&self, table: &ObjectCache<T>, of: fn(&SeenVersions) -> u64) -> bool {
+    fn needs_no_list<T: Object>(
+        &self,
+        table: &ObjectCache<T>,
+        of: fn(&SeenVersions) -> u64,
+    ) -> bool {
         let behind = Mutation::CacheBehindTrusted.is_on();
         let has_reached = |(known, since): &(SeenVersions, Duration)| {
             table.has_reached(if behind { 0 } else { of(known) }, *since)
         };
-        table.is_listed_since(self.won) || self.known.as_ref().is_some_and(has_reached)
+        table.is_listed_since(self.won) || self.sufficient.as_ref().is_some_and(has_reached)
     }
 
     fn next_touch(&mut self, cache: &ClusterCache, now: Now) -> Option<(ApiRequest, Purpose)> {
@@ -232,9 +243,9 @@ impl Fence {
         }
     }
 
-    /// Handles the answer to a list request: the list is in the cache (`taken`), or must be requested again.
-    fn listed(&mut self, kind: ObjectKind, taken: bool, cx: &Context) {
-        if !taken {
+    /// Handles the answer to a list request: the list is in the cache (`applied`), or must be requested again.
+    fn listed(&mut self, kind: ObjectKind, applied: bool, cx: &Context) {
+        if !applied {
             self.lists.queue.add_failed(kind, cx.now.mono);
             return;
         }
@@ -247,7 +258,7 @@ impl Fence {
             return;
         }
         self.step = Step::Touching;
-        if !self.is_told && !Mutation::TakeOverCountsAsClean.is_on() {
+        if !self.names_writes && !Mutation::TakeOverCountsAsClean.is_on() {
             let left_out = |node: &Node| node.deleting && Mutation::DeletingNodesNotTouched.is_on();
             let nodes = cache.nodes.iter();
             for node in nodes.filter(|node| node.is_empty() && !left_out(node)) {
@@ -312,11 +323,11 @@ impl Fence {
 }
 
 /// Returns the versions that a watch must have reached to replace a list, and the earliest time of the watch's own
-/// list. Returns `None` if the Lease records no versions, or if the tenure follows a gap.
-fn known_by(tenure: &Tenure) -> Option<(SeenVersions, Duration)> {
-    let known = tenure.inherited.as_ref()?.known?;
-    let since = tenure.answered_since;
-    let blindly = Mutation::UnansweredTimeForgotten.is_on();
-    let since = if blindly { Duration::ZERO } else { since };
-    (!tenure.follows_a_gap() || blindly).then_some((known, since))
+/// list. Returns `None` if the Lease records no versions, or if the term follows a gap.
+fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
+    let known = term.inherited.as_ref()?.known?;
+    let since = term.answered_since;
+    let is_ignored = Mutation::UnansweredTimeForgotten.is_on();
+    let since = if is_ignored { Duration::ZERO } else { since };
+    (!term.follows_a_gap() || is_ignored).then_some((known, since))
 }

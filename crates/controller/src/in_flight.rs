@@ -26,10 +26,10 @@ impl<K, W> Default for InFlight<K, W> {
 }
 
 impl<K: Ord + Clone, W> InFlight<K, W> {
-    /// Records that a request for the object is sent; `what` is the content if the request is a write.
-    pub(crate) fn send(&mut self, key: K, what: W) {
+    /// Records that a request for the object is sent; `content` is its content if the request is a write.
+    pub(crate) fn send(&mut self, key: K, content: W) {
         self.to_read.remove(&key);
-        self.sent.insert(key, what);
+        self.sent.insert(key, content);
     }
 
     /// Records the answer to the request in flight, and whether the object must be read next.
@@ -98,7 +98,7 @@ mod tests {
     use crate::Purpose;
 
     #[test]
-    fn what_nobody_knows_is_read_before_it_is_written_again() {
+    fn an_object_of_unknown_state_is_read_before_the_next_write() {
         let refused = RequestOutcome::Rejected;
         let table = [
             (RequestOutcome::Indeterminate(String::new()), [true, true]),

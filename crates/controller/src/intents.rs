@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::queue::Queue;
 use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
 use crate::cluster::lease::LeaseContent;
-use crate::cluster::names::{LeaderTerm, NodeName, ObjectUid};
+use crate::cluster::names::{NodeName, ObjectUid, TermId};
 use crate::cluster::objects::Node;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
@@ -29,7 +29,7 @@ const BYTES: usize = 40 * 1024;
 /// allows 256 KiB for all annotations of an object together.
 const ASIDE: usize = 128 * 1024;
 
-/// The writes that a leader intends during one term.
+/// The assignments and other writes that a leader intends during one term.
 #[derive(Debug, Default)]
 pub(crate) struct IntentBook {
     past: InheritedIntents,
@@ -40,12 +40,12 @@ pub(crate) struct IntentBook {
     /// Nodes whose assignments could not be named because the Lease named too many others
     waiting: Queue<NodeName>,
     /// The highest number passed to the elector, and the highest number for which the Lease is known to be written
-    handed: u64,
+    requested: u64,
     confirmed: u64,
-    /// Whether a decided write needs a further Lease write, which will have the number `handed` + 1
-    asked: bool,
+    /// Whether a decided write needs a further Lease write, which will have the number `requested` + 1
+    is_wanted: bool,
     /// Whether the Lease may still name assignments whose outcome is known by now
-    less: bool,
+    names_settled: bool,
 }
 
 /// Whether this leader knows the writes that earlier leaders have in flight.
@@ -66,14 +66,14 @@ struct IntentEntry {
     name: NodeName,
     /// The term annotation that the write tests. If the annotation of the node changes, the assignment has to be named
     /// again
-    guard: (Option<LeaderTerm>, bool),
+    guard: (Option<TermId>, bool),
     since: u64,
     is_aside: bool,
 }
 
 impl IntentBook {
-    /// Creates the empty intents of a new leader. `known`: whether it knows which writes earlier leaders have in
-    /// flight.
+    /// Creates the empty intents of a new leader. `known`: whether the leader knows which writes earlier leaders have
+    /// in flight.
     pub(crate) fn of_leader(known: bool) -> Self {
         IntentBook {
             past: if known {
@@ -83,7 +83,7 @@ impl IntentBook {
             },
             // This requests a Lease write, so the next leader soon finds in the Lease that it names everything in
             // flight.
-            asked: known,
+            is_wanted: known,
             ..IntentBook::default()
         }
     }
@@ -95,19 +95,19 @@ impl IntentBook {
 
     /// Records that earlier leaders have no writes in flight except those that this leader names.
     pub(crate) fn mark_written(&mut self) {
-        (self.past, self.asked) = (InheritedIntents::Known, true);
+        (self.past, self.is_wanted) = (InheritedIntents::Known, true);
     }
 
     /// Requests a write of the Lease, even if the names in it have not changed.
-    pub(crate) fn ask(&mut self) {
-        self.asked = true;
+    pub(crate) fn want_write(&mut self) {
+        self.is_wanted = true;
     }
 
     /// Returns the number for a write that is decided now, and requests the Lease write with that number. The decided
     /// write must wait for it.
     pub(crate) fn number(&mut self) -> u64 {
-        self.asked = true;
-        self.handed + 1
+        self.is_wanted = true;
+        self.requested + 1
     }
 
     /// Returns whether this assignment of podCIDRs may be sent to the node. If not, a later Lease write names the
@@ -119,11 +119,11 @@ impl IntentBook {
         }
         let key = (node.uid.clone(), cidrs.to_vec());
         let guard = (node.term.clone(), node.annotated);
-        let (next, confirmed) = (self.handed + 1, self.confirmed);
+        let (next, confirmed) = (self.requested + 1, self.confirmed);
         if let Some(named) = self.named.get_mut(&key) {
             if named.guard != guard {
                 (named.guard, named.since) = (guard, next);
-                self.asked = true;
+                self.is_wanted = true;
             }
             return named.since <= confirmed || Mutation::AllocatedBeforeNamed.is_on();
         }
@@ -138,7 +138,7 @@ impl IntentBook {
     /// Names an assignment that the Lease of the earlier leader named.
     pub(crate) fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
         let guard = (node.term.clone(), node.annotated);
-        let next = self.handed + 1;
+        let next = self.requested + 1;
         self.add(node, (node.uid.clone(), cidrs.to_vec()), guard, next);
     }
 
@@ -146,12 +146,12 @@ impl IntentBook {
         &mut self,
         node: &Node,
         key: (ObjectUid, Vec<Cidr>),
-        guard: (Option<LeaderTerm>, bool),
+        guard: (Option<TermId>, bool),
         since: u64,
     ) {
         let bytes = size(&node.name, &key);
         self.open = (self.open.0 + 1, self.open.1 + bytes);
-        self.asked = true;
+        self.is_wanted = true;
         let named = IntentEntry {
             name: node.name.clone(),
             guard,
@@ -171,7 +171,7 @@ impl IntentBook {
                 } else {
                     self.open = (self.open.0 - 1, self.open.1 - bytes);
                 }
-                self.less = true;
+                self.names_settled = true;
             }
         }
     }
@@ -223,21 +223,21 @@ impl IntentBook {
         let next: Vec<NodeName> = next.take(LIMIT - self.open.0).collect();
         // The Lease write that names these nodes also leaves out settled assignments, so these need no write of their
         // own.
-        self.less &= next.is_empty();
+        self.names_settled &= next.is_empty();
         next
     }
 
     /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The content leaves out
-    /// settled assignments. They alone cause a Lease write only if no other assignment is named, because it is harmless
-    /// to name too many. `known` has the versions that the cache has reached.
-    pub(crate) fn take(&mut self, term: &LeaderTerm, known: SeenVersions) -> Option<LeaseContent> {
-        let asked = std::mem::take(&mut self.asked);
-        let empty = self.less && self.named.is_empty();
-        if !asked && !empty {
+    /// settled assignments. To leave them out is no reason for a Lease write as long as other assignments are named,
+    /// because it is harmless to name too many. `known` has the versions that the cache has reached.
+    pub(crate) fn take(&mut self, term: &TermId, known: SeenVersions) -> Option<LeaseContent> {
+        let is_wanted = std::mem::take(&mut self.is_wanted);
+        let empty = self.names_settled && self.named.is_empty();
+        if !is_wanted && !empty {
             return None;
         }
-        self.less = false;
-        self.handed += u64::from(asked);
+        self.names_settled = false;
+        self.requested += u64::from(is_wanted);
         let named = self.named.iter().map(|((uid, cidrs), named)| WriteIntent {
             name: named.name.clone(),
             uid: uid.clone(),
@@ -251,7 +251,7 @@ impl IntentBook {
         });
         Some(LeaseContent {
             term: term.clone(),
-            number: self.handed,
+            number: self.requested,
             intents,
             agents_heard: false,
         })
@@ -274,7 +274,7 @@ mod tests {
         vec![Cidr::parse_strict(text).unwrap()]
     }
 
-    fn term() -> LeaderTerm {
+    fn term() -> TermId {
         "1-a".into()
     }
 
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_touched_since_is_named_anew() {
+    fn an_assignment_is_named_again_after_a_touch_of_its_node() {
         let mut intents = IntentBook::of_leader(true);
         let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
         intents.may_assign(&n, &cidrs);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_failing_stays_named_and_takes_no_room_from_others() {
+    fn an_assignment_that_keeps_failing_stays_named_and_takes_no_room() {
         let mut intents = IntentBook::of_leader(true);
         let cidrs = range("10.0.0.0/24");
         let failing: Vec<Node> = (0..LIMIT).map(|i| node(&format!("n{i}"))).collect();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_lease_names_stays_below_what_an_object_may_have() {
+    fn the_intents_stay_below_the_size_limit_of_annotations() {
         let mut intents = IntentBook::of_leader(true);
         let cidrs = [range("10.0.0.0/24"), range("fd00::/64")].concat();
         for i in 0..10_000 {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_named_in_few_writes() {
+    fn thousands_of_assignments_are_named_in_few_writes() {
         let mut intents = IntentBook::of_leader(true);
         let cidrs = range("10.0.0.0/24");
         let mut queue: VecDeque<Node> = (0..5_000).map(|i| node(&format!("n{i}"))).collect();

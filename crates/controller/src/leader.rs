@@ -1,8 +1,8 @@
-//! The leader's state: the allocations and the loops. Events and answers are applied here, and the loops are asked for
-//! requests.
+//! The leader's state: the allocations and the loops. The leader applies events and answers, and gets requests from the
+//! loops.
 //!
-//! A [`Leader`] exists only while this process leads. At the end of its term it is dropped, and the next one is built
-//! from the cache.
+//! A [`Leader`] exists only while this process leads. It is dropped at the end of its term, and built anew from the
+//! cache when the next term begins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::report::EventRecord;
 use super::{Context, Now, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::lease::{LeaseContent, Takeover, Tenure};
+use crate::cluster::lease::{LeadershipTerm, LeaseContent, Takeover};
 use crate::cluster::names::PoolName;
 use crate::cluster::request::ApiRequest;
 use crate::settings::ControllerSettings;
@@ -46,7 +46,7 @@ pub(super) struct SendBudget {
 /// The state that exists only while this process leads.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Leader {
-    pub(super) tenure: Tenure,
+    pub(super) term: LeadershipTerm,
     pub(super) loops: Loops,
     /// Whether the allocations are rebuilt from the cache, so that the loops run
     pub(super) allocating: bool,
@@ -64,10 +64,10 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure, settings: &ControllerSettings, now: Now) -> Self {
+    pub(super) fn new(term: LeadershipTerm, settings: &ControllerSettings, now: Now) -> Self {
         Leader {
-            loops: Loops::new(&tenure, settings, now.mono),
-            tenure,
+            loops: Loops::new(&term, settings, now.mono),
+            term,
             allocating: false,
             allocations: AllocationState::default(),
             freed: false,
@@ -90,7 +90,7 @@ impl Leader {
         self.allocations = allocations;
         self.allocations.intents = IntentBook::of_leader(self.loops.fence.is_done());
         self.allocations.in_agent_grace = !self.loops.listening.is_over();
-        self.allocations.after_gap = self.tenure.follows_a_gap();
+        self.allocations.after_gap = self.term.follows_a_gap();
         self.allocations.quarantine_deleted(departed, cache, now);
         if self.allocations.after_gap {
             self.allocations.keep_of_dead_for_rest(cache, now);
@@ -138,7 +138,7 @@ impl Leader {
         cache: &ClusterCache,
         settings: &ControllerSettings,
         reports: &mut Vec<EventRecord>,
-        room: SendBudget,
+        budget: SendBudget,
         stopping: bool,
         now: Now,
     ) -> Option<(ApiRequest, Purpose)> {
@@ -151,7 +151,7 @@ impl Leader {
         }
         let mut cx = Context::new(cache, &mut self.allocations, reports, now);
         let loops = &mut self.loops;
-        if room.critical {
+        if budget.critical {
             let found = loops.next_awaited(settings, stopping, &mut cx);
             if found.is_some() {
                 return found;
@@ -162,7 +162,7 @@ impl Leader {
         }
         let podcidrs_due =
             cx.allocations.intents.is_known() && loops.podcidrs.queue.has_ready(now.mono);
-        if stopping || !room.background || podcidrs_due {
+        if stopping || !budget.background || podcidrs_due {
             return None;
         }
         if loops.pools.is_due(now.mono) {
@@ -198,11 +198,11 @@ impl Leader {
     }
 
     /// Handles a successful write of the Lease: assignments that the Lease names now may be sent.
-    pub(super) fn renewed(&mut self, tenure: Tenure) {
-        for name in self.allocations.intents.confirmed(tenure.named) {
+    pub(super) fn renewed(&mut self, term: LeadershipTerm) {
+        for name in self.allocations.intents.confirmed(term.named) {
             self.loops.podcidrs.queue.add(name);
         }
-        self.tenure = tenure;
+        self.term = term;
     }
 
     /// Returns the number for a write that is decided now, see [`IntentBook::number`].
@@ -221,7 +221,7 @@ impl Leader {
         let wanted = self
             .allocations
             .intents
-            .take(&self.tenure.term, cache.versions())?;
+            .take(&self.term.id, cache.versions())?;
         Some(LeaseContent {
             agents_heard: self.loops.listening.is_over(),
             ..wanted
@@ -231,10 +231,10 @@ impl Leader {
     /// Reserves the podCIDRs that the Lease of the earlier leader names, each for the named node: the earlier leader
     /// may have their writes in flight. The podCIDR loop repeats such a write until the node has podCIDRs or is gone.
     fn inherit(&mut self, cache: &ClusterCache) {
-        if self.tenure.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
+        if self.term.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
             return;
         }
-        let inherited = self.tenure.inherited.iter();
+        let inherited = self.term.inherited.iter();
         let ignored = usize::from(Mutation::OneNamedNodeIgnored.is_on());
         for intent in inherited.flat_map(|all| &all.assignments).skip(ignored) {
             let node = cache.nodes.get(&intent.name);

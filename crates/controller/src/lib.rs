@@ -16,10 +16,10 @@
 //! | [`machine`] | the state machine: it applies events, and returns the requests that may be sent now |
 //! | `leader` | the state that exists only while this process leads: the allocations and the loops |
 //! | [`reconcile`], `in_flight` | the trait of a reconcile loop; which objects have a request in flight |
-//! | [`fence`], `intents` | what a new leader does before it allocates; the writes that the Lease must name |
+//! | [`fence`], `intents` | the steps of a new leader before it allocates; the writes that the Lease must name |
 //! | `agent_grace`, [`allocations::adopt`] | allocations that only agents still report, after the API lost them |
-//! | [`allocations`] | the leader's ledger: which node has which range, and what is quarantined |
-//! | [`pools`] | what each pool may allocate now, and to which nodes |
+//! | [`allocations`] | the leader's ledger: which node has which range, and which ranges are quarantined |
+//! | [`pools`] | which ranges each pool may allocate now, and to which nodes |
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | the parts of a pool's status |

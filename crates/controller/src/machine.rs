@@ -4,12 +4,14 @@
 //! - Nothing is allocated until three conditions hold: this process holds the lease; nodes, pools, NodeSubnets, blocks,
 //!   service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated before
 //!   the fence is done.
-//! - Critical requests (podCIDRs, new blocks and what these need first) have precedence: other requests are sent only
-//!   if no critical one is ready and at most two are in flight.
+//! - Critical requests have precedence: requests about podCIDRs and new blocks, and those that these need first. Other
+//!   requests are sent only if no critical request is ready and at most two are in flight.
 //! - Objects in an answer are written to the cache at once, even if this process has lost the lease since it sent the
 //!   request. But the loop that sent the request gets the answer only if this process still leads in the same term.
 
 mod answers;
+#[cfg(test)]
+mod script;
 #[cfg(test)]
 mod scripts;
 
@@ -24,7 +26,7 @@ use super::view::ControllerView;
 use super::{Now, Purpose};
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::lease::{Leadership, LeaseContent};
-use crate::cluster::names::LeaderTerm;
+use crate::cluster::names::TermId;
 use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
 use crate::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet};
 use crate::cluster::request::{
@@ -58,7 +60,7 @@ pub enum ControllerEvent {
 struct Pending {
     purpose: Purpose,
     wrote: bool,
-    term: LeaderTerm,
+    term: TermId,
     /// State of the cache table when the request was sent. It shows whether the answer is older than the cache.
     sent: CacheMark,
     /// The object that the request is about, as the cache had it when the request was sent.
@@ -71,7 +73,7 @@ trait CachedKind: Object + Clone {
     fn changed(controller: &mut Controller, delta: &ObjectUpdate<Self>, now: Now);
 }
 
-macro_rules! kept {
+macro_rules! cached {
     ($($kind:ty: $table:ident, $changed:ident;)*) => {$(
         impl CachedKind for $kind {
             fn table(cache: &mut ClusterCache) -> &mut ObjectCache<Self> {
@@ -84,7 +86,7 @@ macro_rules! kept {
     )*};
 }
 
-kept! {
+cached! {
     Node: nodes, node_changed;
     Subnet: subnets, subnet_changed;
     Block: blocks, block_changed;
@@ -152,7 +154,7 @@ impl Controller {
     /// every event and at [`Controller::wake_at`].
     pub fn poll(&mut self, now: Now) -> Option<OutgoingRequest> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
-        if now.mono >= leader.tenure.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
+        if now.mono >= leader.term.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
             return None;
         }
         let critical = self
@@ -161,12 +163,12 @@ impl Controller {
             .filter(|p| is_critical(&p.purpose))
             .count();
         let background = self.pending.len() - critical;
-        let room = SendBudget {
+        let budget = SendBudget {
             critical: critical < self.settings.critical_in_flight,
             background: background < self.settings.background_in_flight && critical <= 2,
         };
         if !leader.allocating {
-            if !room.critical || self.stopping {
+            if !budget.critical || self.stopping {
                 return None;
             }
             if let Some(found) = leader.loops.fence.next_urgent(&self.cache, now) {
@@ -187,7 +189,7 @@ impl Controller {
             &self.cache,
             &self.settings,
             &mut self.reports,
-            room,
+            budget,
             self.stopping,
             now,
         )?;
@@ -237,8 +239,8 @@ impl Controller {
         self.leader.as_ref().is_some_and(|leader| leader.allocating)
     }
 
-    /// Returns whether a list has shown that the API server was restored to an older state. The cache then has objects
-    /// that no longer exist, so the controller sends nothing any more and the process must be restarted.
+    /// Returns whether a list has shown that the API server was restored to an older state. The cache may then contain
+    /// lost objects, so the controller sends nothing any more and the process must be restarted.
     pub fn is_put_back(&self) -> bool {
         self.put_back
     }
@@ -263,7 +265,7 @@ impl Controller {
         let term = self
             .leader
             .as_ref()
-            .map_or_else(|| "".into(), |leader| leader.tenure.term.clone());
+            .map_or_else(|| "".into(), |leader| leader.term.id.clone());
         let loop_name = purpose.loop_name();
         let about = request.about();
         let kind = about.map(|(kind, _)| kind);
@@ -300,10 +302,10 @@ impl Controller {
 
     fn leadership(&mut self, leadership: Leadership, now: Now) {
         match leadership {
-            Leadership::Leading(tenure) => match &mut self.leader {
-                Some(leader) if leader.tenure.term == tenure.term => leader.renewed(tenure),
+            Leadership::Leading(term) => match &mut self.leader {
+                Some(leader) if leader.term.id == term.id => leader.renewed(term),
                 _ => {
-                    self.leader = Some(Leader::new(tenure, &self.settings, now));
+                    self.leader = Some(Leader::new(term, &self.settings, now));
                 }
             },
             Leadership::Standby { .. } | Leadership::Released => self.leader = None,
@@ -334,11 +336,11 @@ impl Controller {
             return;
         };
         let (before, after) = (delta.before.as_ref(), delta.after.as_ref());
-        let told = SubnetDiff {
+        let changed = SubnetDiff {
             reported: before.map(|it| &it.report) != after.map(|it| &it.report),
             requested: before.map(|it| &it.requests) != after.map(|it| &it.requests),
         };
-        leader.subnet_changed(&subnet.name, told, &self.cache, &mut self.reports, now);
+        leader.subnet_changed(&subnet.name, changed, &self.cache, &mut self.reports, now);
     }
 
     fn block_changed(&mut self, delta: &ObjectUpdate<Block>, now: Now) {

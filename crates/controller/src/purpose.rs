@@ -1,4 +1,4 @@
-//! What each request is for. By its [`Purpose`] an answer finds the loop that sent the request.
+//! The purposes of requests. The purpose decides which loop gets the answer.
 
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::request::ObjectKind;
@@ -26,7 +26,7 @@ impl Step {
     }
 }
 
-/// What a request in flight is for. The state machine keeps it and passes it on with the answer.
+/// The purpose of a request in flight. The state machine keeps the purpose and passes it on with the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_stands_in_the_queue_once() {
+    fn a_key_is_ready_at_most_once() {
         let mut queue = Queue::default();
         queue.add("a");
         queue.add("b");

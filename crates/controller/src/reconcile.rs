@@ -24,24 +24,24 @@ pub trait Loop {
         None
     }
 
-    /// Handles the answer to one of the loop's requests. The cache already has the objects in the answer. Returns what
-    /// other loops must process because of it.
+    /// Handles the answer to one of the loop's requests. The cache already has the objects in the answer. Returns the
+    /// objects that other loops must process because of the answer.
     fn answered(&mut self, _: &RequestAnswer, _: &mut Context) -> AffectedLoops {
         AffectedLoops::default()
     }
 }
 
-/// The answer to a request, with what its loop needs to handle it.
+/// The answer to a request, for the loop that sent the request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestAnswer<'a> {
-    /// What the request was for
+    /// The purpose with which the loop sent the request
     pub purpose: &'a Purpose,
     /// Whether the request was a write
     pub wrote: bool,
-    /// What the API server answered, or why the outcome is unknown
+    /// The answer of the API server, or why the outcome is unknown
     pub outcome: &'a RequestOutcome,
     /// Whether the answer was a list and the cache has applied it
-    pub taken: bool,
+    pub applied: bool,
 }
 
 #[cfg(test)]
@@ -52,18 +52,18 @@ impl<'a> RequestAnswer<'a> {
             purpose,
             wrote: true,
             outcome,
-            taken: false,
+            applied: false,
         }
     }
 }
 
-/// What a loop decides about a ready key.
+/// A loop's decision about a ready key.
 #[expect(
     clippy::large_enum_variant,
     reason = "short-lived, and most are the large ones"
 )]
 pub(crate) enum KeyDecision {
-    /// No request is needed now. If one is needed later, something else will queue the key.
+    /// No request is needed now. An event or another loop queues the key when that changes.
     Done,
     /// The key has to be processed again at this monotonic time.
     Later(Duration),

@@ -35,6 +35,12 @@ impl Regarding {
     }
 }
 
+impl From<&Node> for Regarding {
+    fn from(node: &Node) -> Self {
+        Regarding::node(node)
+    }
+}
+
 /// A report about one object, which becomes a Kubernetes event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
@@ -44,15 +50,15 @@ pub struct EventRecord {
     pub warning: bool,
     /// Reason of the event, in CamelCase. It must never change, because users' alerts depend on it
     pub reason: &'static str,
-    /// The message: what happened, to which object, and what an operator should do
+    /// The message: the problem or change, the object, and the action of an operator that is needed
     pub note: String,
 }
 
 impl EventRecord {
     /// Creates a warning.
-    pub(crate) fn warning(about: Regarding, reason: &'static str, note: String) -> Self {
+    pub(crate) fn warning(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
-            about,
+            about: about.into(),
             warning: true,
             reason,
             note,
@@ -60,7 +66,7 @@ impl EventRecord {
     }
 
     /// Creates a report that needs no attention.
-    pub(crate) fn info(about: Regarding, reason: &'static str, note: String) -> Self {
+    pub(crate) fn info(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
             warning: false,
             ..EventRecord::warning(about, reason, note)

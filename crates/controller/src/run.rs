@@ -4,46 +4,46 @@
 //! One task owns the [`Controller`]. Watches, answers and the elector reach that task through channels, so no locks are
 //! needed. Each request runs in its own task with a timeout. The controller bounds the number of requests in flight.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use kube::{Api, Client};
+use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use super::events as told;
 use super::{Controller, ControllerEvent, ControllerSettings, Now};
 use crate::cluster::convert;
 use crate::cluster::lease::{Leadership, LeaseContent};
 use crate::cluster::readiness::{ControllerProgress, LeaderReadiness};
-use crate::cluster::request::OutgoingRequest;
-use crate::cluster::request::{Rejection, RequestId, RequestOutcome};
+use crate::cluster::request::{OutgoingRequest, Rejection, RequestId, RequestOutcome};
 use crate::cluster::writer::Writer;
 use crate::telemetry::ControllerMetrics;
 use cadastre_api::FIELD_MANAGER;
 use cadastre_daemon::clock::Clock;
-use cadastre_daemon::events;
-use cadastre_daemon::events::EventNote;
-use cadastre_daemon::watch::ObjectEvent;
-use cadastre_daemon::watch::{Pauses, SilenceTimeouts, WatchSource, WatchStep, follow};
+use cadastre_daemon::events::{self, EventNote};
+use cadastre_daemon::watch::{
+    ObjectEvent, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
+};
 
-/// At most this many watch events wait for the controller; then the watches wait.
+/// Maximum number of watch events that wait for the controller. If there are more, the watches wait.
 const BACKLOG: usize = 4096;
 
 /// Log message for a list that shows an older state than an earlier list or watch event.
 const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
-/// First and longest pause of a watch after an error, before jitter is added.
+/// First and longest delay of a watch after an error, before jitter is added.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// At most this many Kubernetes events wait to be emitted; further ones are dropped.
+/// Maximum number of Kubernetes events that wait to be emitted. Further events are dropped.
 const REPORT_BACKLOG: usize = 1024;
 
 /// Interval at which metrics and readiness are updated.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
-/// What [`run`] needs from the rest of the process.
+/// The parts of the process that [`run`] uses.
 pub struct ControllerParts {
     /// Client for watches and for emitting events
     pub client: Client,
@@ -72,9 +72,9 @@ pub async fn run(
     stop: watch::Receiver<bool>,
     grace: Duration,
 ) -> bool {
-    let (seen, events) = mpsc::channel(BACKLOG);
+    let (watched, events) = mpsc::channel(BACKLOG);
     let metrics = parts.metrics.clone();
-    let notices = events::spawn(
+    let notes = events::spawn(
         parts.client.clone(),
         FIELD_MANAGER,
         REPORT_BACKLOG,
@@ -84,7 +84,7 @@ pub async fn run(
         controller: Controller::new(settings),
         parts,
         requests: JoinSet::new(),
-        notices,
+        notes,
         stop,
         stop_by: None,
         figures_at: Instant::now(),
@@ -100,85 +100,71 @@ pub async fn run(
         _ = stop.wait_for(|stop| *stop) => {}
     }
     shell.leadership();
-    let mut watches = follow_all(&shell.parts, &seen);
+    let mut watches = watch_all(&shell.parts, watched);
     let settled = shell.run(events, grace).await;
     watches.abort_all();
     settled
 }
 
-fn follow_all(parts: &ControllerParts, seen: &mpsc::Sender<ControllerEvent>) -> JoinSet<()> {
-    let mut watches = JoinSet::new();
-    let out = || seen.clone();
-    watches.spawn(follow(
-        source("nodes", parts),
-        out(),
-        convert::node,
-        changes(ControllerEvent::Nodes),
-    ));
-    watches.spawn(follow(
-        source("pods", parts),
-        out(),
-        convert::pod,
-        changes(ControllerEvent::Pods),
-    ));
-    watches.spawn(follow(
-        source("servicecidrs", parts),
-        out(),
-        convert::service_range,
-        changes(ControllerEvent::ServiceRanges),
-    ));
-    watches.spawn(follow(
-        source("ippools", parts),
-        out(),
-        convert::pool,
-        changes(ControllerEvent::Pools),
-    ));
-    watches.spawn(follow(
-        source("nodesubnets", parts),
-        out(),
-        convert::subnet,
-        changes(ControllerEvent::Subnets),
-    ));
-    watches.spawn(follow(
-        source("ipamblocks", parts),
-        out(),
-        convert::block,
-        changes(ControllerEvent::Blocks),
-    ));
-    watches
+/// Starts the watches of all kinds.
+fn watch_all(parts: &ControllerParts, out: mpsc::Sender<ControllerEvent>) -> JoinSet<()> {
+    let tasks = JoinSet::new();
+    let mut watches = Watches { parts, out, tasks };
+    watches.start("nodes", convert::node, ControllerEvent::Nodes);
+    watches.start("pods", convert::pod, ControllerEvent::Pods);
+    let service_ranges = ControllerEvent::ServiceRanges;
+    watches.start("servicecidrs", convert::service_range, service_ranges);
+    watches.start("ippools", convert::pool, ControllerEvent::Pools);
+    watches.start("nodesubnets", convert::subnet, ControllerEvent::Subnets);
+    watches.start("ipamblocks", convert::block, ControllerEvent::Blocks);
+    watches.tasks
 }
 
-/// Returns the source from which a watch of all objects of a kind reads.
-fn source<K>(kind: &'static str, parts: &ControllerParts) -> WatchSource<K>
-where
-    K: kube::Resource<DynamicType = ()>,
-{
-    // The seed depends on the kind and the process, so that watches do not retry at the same time.
-    let seed = kind
-        .bytes()
-        .fold(u64::from(std::process::id()), |seed, byte| {
-            seed.rotate_left(8) ^ u64::from(byte)
-        });
-    WatchSource {
-        kind,
-        api: Api::all(parts.client.clone()),
-        fields: None,
-        page: parts.page,
-        pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
-        doubtful: false,
-        patience: SilenceTimeouts::default(),
-        heard: parts.readiness.last_heard(),
-    }
+struct Watches<'a> {
+    parts: &'a ControllerParts,
+    out: mpsc::Sender<ControllerEvent>,
+    tasks: JoinSet<()>,
 }
 
-/// Returns a function that passes changes to the controller. Errors are dropped here, because the watch itself reports
-/// them.
-fn changes<T>(
-    event: impl Fn(ObjectEvent<T>) -> ControllerEvent,
-) -> impl Fn(WatchStep<T>) -> Option<ControllerEvent> {
-    move |step| match step {
-        WatchStep::Change(change) => Some(event(change)),
-        WatchStep::Trouble | WatchStep::Recovered => None,
+impl Watches<'_> {
+    /// Starts a watch of all objects of a kind. Errors are not passed to the controller, because the watch itself
+    /// reports them.
+    fn start<K, T: Send + 'static>(
+        &mut self,
+        kind: &'static str,
+        read: fn(K) -> T,
+        event: fn(ObjectEvent<T>) -> ControllerEvent,
+    ) where
+        K: kube::Resource<DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        // The seed depends on the kind and the process, so that watches do not retry at the same time.
+        let seed = kind
+            .bytes()
+            .fold(u64::from(std::process::id()), |seed, byte| {
+                seed.rotate_left(8) ^ u64::from(byte)
+            });
+        let source = WatchSource {
+            kind,
+            api: Api::<K>::all(self.parts.client.clone()),
+            fields: None,
+            page: self.parts.page,
+            pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
+            doubtful: false,
+            patience: SilenceTimeouts::default(),
+            heard: self.parts.readiness.last_heard(),
+        };
+        let wrap = move |step| match step {
+            WatchStep::Change(change) => Some(event(change)),
+            WatchStep::Trouble | WatchStep::Recovered => None,
+        };
+        self.tasks
+            .spawn(follow(source, self.out.clone(), read, wrap));
     }
 }
 
@@ -186,7 +172,7 @@ struct Shell {
     controller: Controller,
     parts: ControllerParts,
     requests: JoinSet<(RequestId, &'static str, Duration, RequestOutcome)>,
-    notices: mpsc::Sender<EventNote>,
+    notes: mpsc::Sender<EventNote>,
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
@@ -199,7 +185,7 @@ impl Shell {
     async fn run(mut self, mut events: mpsc::Receiver<ControllerEvent>, grace: Duration) -> bool {
         loop {
             self.send_all();
-            self.publish_view();
+            self.emit_reports();
             if self.controller.is_put_back() {
                 error!("{PUT_BACK}");
                 return false;
@@ -310,10 +296,10 @@ impl Shell {
         self.on(ControllerEvent::Answer(id, outcome));
     }
 
-    fn publish_view(&mut self) {
+    fn emit_reports(&mut self) {
         for report in self.controller.take_reports() {
-            told::log(&report);
-            if self.notices.try_send(told::notice(report)).is_err() {
+            super::events::log(&report);
+            if self.notes.try_send(super::events::note(report)).is_err() {
                 self.parts.metrics.event_dropped();
             }
         }
@@ -335,18 +321,19 @@ impl Shell {
         let view = self.controller.view(self.now());
         if self.allocating != view.allocating {
             self.allocating = view.allocating;
-            info!(
-                allocating = view.allocating,
-                "{}",
-                if view.allocating {
-                    "allocating"
-                } else {
-                    "no longer allocating"
-                }
-            );
+            let text = if view.allocating {
+                "allocating"
+            } else {
+                "no longer allocating"
+            };
+            info!(allocating = view.allocating, "{text}");
         }
-        if view.trouble.is_some() && view.trouble != self.trouble {
-            warn!("{}", view.trouble.as_deref().unwrap_or_default());
+        if let Some(trouble) = view
+            .trouble
+            .as_ref()
+            .filter(|_| view.trouble != self.trouble)
+        {
+            warn!("{trouble}");
         }
         self.trouble.clone_from(&view.trouble);
         self.parts.readiness.update(ControllerProgress {

@@ -14,7 +14,7 @@ pub struct ControllerSettings {
     pub critical_in_flight: usize,
     /// Maximum number of all other requests in flight
     pub background_in_flight: usize,
-    /// How long a pool is paused after a foreign allocator has written a podCIDR in its range
+    /// How long a pool pauses after a foreign allocator has written a podCIDR in its range
     pub foreign_allocator_pause: Duration,
     /// How the default pool allocates, which is created in a cluster without pools; `None`: no default pool is created
     pub default_pool: Option<AllocationMode>,

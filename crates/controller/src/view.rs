@@ -15,7 +15,7 @@ use cadastre_core::Family;
 pub struct ControllerView {
     /// Kinds whose first list has not arrived
     pub missing: Vec<&'static str>,
-    /// What the fence still has to do; `None` if the fence is done or this process does not lead
+    /// The steps that the fence still has to do; `None` if the fence is done or this process does not lead
     pub fencing: Option<String>,
     /// Whether this process leads and its loops run
     pub allocating: bool,

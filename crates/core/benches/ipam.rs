@@ -1,13 +1,13 @@
 //! The ledger under load: carving, releasing, lookups by address, and memory.
 //!
-//! Each case holds `held` ranges at random places of a pool. The pool starts at 10.0.0.0 or fd00:: and is just large
-//! enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough of them
+//! Each case has a number of holdings at random places of a pool. The pool starts at 10.0.0.0 or fd00:: and is just
+//! large enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough of them
 //! (65,536); for more ranges the prefix is as long as necessary. In a full pool 0.1 % of the blocks are free; 100
 //! ranges are too few for that, so this case is left out.
 //!
 //! The fill level stays constant while a case is measured: after each timed batch of carves, the same number of random
 //! holdings is released, and after each timed batch of releases, the same number is carved. So holes stay at random
-//! places. `carve` at 1,000,000 held ranges should take less than 200 ns, and about as long as at 100.
+//! places. `carve` at 1,000,000 holdings should take less than 200 ns, and about as long as at 100.
 
 #![allow(missing_docs, reason = "the macros of criterion make public items")]
 
@@ -32,11 +32,11 @@ fn main() {
         .configure_from_args();
     for family in Family::ALL {
         let mut group = criterion.benchmark_group(family.to_string());
-        for held in [100, 1_000, 10_000, 100_000, 1_000_000] {
+        for holdings in [100, 1_000, 10_000, 100_000, 1_000_000] {
             for (fill, per_mille) in [("empty", 62), ("half", 500), ("full", 999)] {
-                if held > 100 || per_mille < 999 {
-                    let make = || Case::new(family, held, per_mille);
-                    measure(&mut group, &format!("{held}/{fill}"), &make);
+                if holdings > 100 || per_mille < 999 {
+                    let make = || Case::new(family, holdings, per_mille);
+                    measure(&mut group, &format!("{holdings}/{fill}"), &make);
                 }
             }
         }
@@ -50,22 +50,22 @@ fn main() {
 struct Case {
     ledger: RangeLedger,
     pool: Pool,
-    held: Vec<HoldingId>,
+    holdings: Vec<HoldingId>,
     blocks: u64,
     order: u32,
     random: Random,
 }
 
 impl Case {
-    fn new(family: Family, held: u64, per_mille: u64) -> Self {
-        let blocks = held * 1000 / per_mille;
+    fn new(family: Family, holdings: u64, per_mille: u64) -> Self {
+        let blocks = holdings * 1000 / per_mille;
         let mut case = Self::vacant(family, blocks);
-        // Each block is recorded with the probability that makes the total exactly `held`.
+        // Each block is recorded with the probability that makes the total exactly `holdings`.
         for n in 0..blocks {
-            let missing = held - case.held.len() as u64;
+            let missing = holdings - case.holdings.len() as u64;
             if case.random.below(blocks - n) < missing {
                 let cidr = case.block(family, n);
-                case.held
+                case.holdings
                     .push(case.ledger.record(holder(n), cidr, HoldingState::Allocated));
             }
         }
@@ -90,20 +90,12 @@ impl Case {
             cidrs,
             block_len: u8::try_from(u32::from(family.bits()) - order).unwrap_or_default(),
         };
-        let pool = Pool::new(match family {
-            Family::V4 => Dual {
-                v4: Some(ranges),
-                v6: None,
-            },
-            Family::V6 => Dual {
-                v4: None,
-                v6: Some(ranges),
-            },
-        });
+        let mut of_family = Dual::default();
+        *of_family.get_mut(family) = Some(ranges);
         Self {
             ledger: RangeLedger::default(),
-            pool,
-            held: Vec::new(),
+            pool: Pool::new(of_family),
+            holdings: Vec::new(),
             blocks,
             order,
             random: Random(7),
@@ -120,29 +112,29 @@ impl Case {
     }
 
     fn carve(&mut self) {
-        let n = self.held.len() as u64;
+        let n = self.holdings.len() as u64;
         if let Ok(ids) = self.ledger.carve(&mut self.pool, holder(n), |_| None) {
-            self.held.extend(ids.v4.or(ids.v6));
+            self.holdings.extend(ids.v4.or(ids.v6));
         }
     }
 
-    /// Moves `count` random holdings to the end of `held`, where `release` takes them.
+    /// Moves `count` random holdings to the end of `holdings`, where `release` takes them.
     fn draw(&mut self, count: usize) {
-        let len = self.held.len();
+        let len = self.holdings.len();
         for n in 0..count {
             let drawn = self.random.index(len - n);
-            self.held.swap(drawn, len - n - 1);
+            self.holdings.swap(drawn, len - n - 1);
         }
     }
 
     fn release(&mut self) {
-        if let Some(id) = self.held.pop() {
+        if let Some(id) = self.holdings.pop() {
             black_box(self.ledger.release(id));
         }
     }
 
     fn batch(&self, left: u64) -> usize {
-        let holes = usize::try_from(self.blocks).unwrap_or(BATCH) - self.held.len();
+        let holes = usize::try_from(self.blocks).unwrap_or(BATCH) - self.holdings.len();
         usize::try_from(left).unwrap_or(BATCH).min(BATCH).min(holes)
     }
 }
@@ -202,7 +194,7 @@ fn in_batches(
     elapsed
 }
 
-/// Prints how many bytes a held range takes, and how long carving one takes.
+/// Prints how many bytes a holding takes, and how long carving one takes.
 #[expect(clippy::print_stdout, reason = "the figure is the purpose")]
 fn report_memory() {
     println!("1,000,000 ranges, each with a holder of its own:");

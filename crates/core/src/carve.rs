@@ -2,8 +2,7 @@
 //!
 //! The search alternates between two sorted structures. The space finds the next block that no holding covers. The
 //! pool says whether that block may be carved, and if not, where to continue. Neither gets slower as the pool
-//! fills up. The search takes one step for each free block that must not be carved, because `avoid` excludes the
-//! block or a blocked span of the pool closes it.
+//! fills up. The search takes one step for each free block that `avoid` or a blocked span of the pool excludes.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -13,43 +12,43 @@ use super::ledger::RangeLedger;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
-/// The pool has no free block. All counts of blocks refer to the pool's current block length. They leave out the
+/// The pool has no free block. All counts of blocks refer to the pool's current block length, and do not include
 /// blocks that blocked spans close.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no free {family} block of /{block_len}: of {capacity} in the pool {held} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
+    "no free {family} block of /{block_len}: of {capacity} in the pool {covered} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
 )]
 pub struct PoolExhausted {
     /// The first family without a free block. No block of the other family was carved either.
     pub family: Family,
     /// The prefix length that was searched for.
     pub block_len: u8,
-    /// Blocks that the pool would have if nothing were held.
+    /// Blocks that the pool would have if there were no holdings.
     pub capacity: u128,
     /// Blocks that a holding covers, partly or entirely.
-    pub held: u128,
+    pub covered: u128,
     /// Free blocks that were skipped because `avoid` returned an address in them.
     pub avoided: u128,
-    /// Quarantined ranges of any length that overlap the pool. They become free when their quarantine is over.
+    /// Quarantined ranges of any length that overlap the pool.
     pub quarantined: usize,
 }
 
 /// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
-    /// Blocks that the pool would have if nothing were held, without those that blocked spans close. Saturates
+    /// Blocks that the pool would have if there were no holdings, without those that blocked spans close. Saturates
     /// at `u128::MAX`, which is one less than the number of /128 blocks in `::/0`.
     pub capacity: u128,
-    /// Blocks that no holding covers. Blocks that a caller of `carve` would avoid are included.
+    /// Blocks that no holding covers, including those that a caller of `carve` would avoid.
     pub free: u128,
 }
 
 impl RangeLedger {
     /// Carves one block of each of the pool's families and records them as holdings of `holder` in state
-    /// [`HoldingState::InFlight`]. If one family has no free block, nothing is carved.
+    /// [`HoldingState::InFlight`]. If one family has no free block, nothing is carved. A pool without families yields
+    /// no block and no error.
     ///
-    /// `avoid` returns an address in the candidate block, for example of a node or pod, that forbids its use; the
-    /// search then continues with the next block. A pool without families yields no block and no error.
+    /// If `avoid` returns an address, for example of a node or pod in the block, the block is skipped.
     pub fn carve(
         &mut self,
         pool: &mut Pool,
@@ -88,9 +87,8 @@ impl RangeLedger {
         let Some((part, order)) = blocks_of(pool, family) else {
             return BlockCounts::default();
         };
-        let free = part
-            .openings()
-            .map(|(first, last)| space.count_free(order, first, last));
+        let openings = part.openings.iter();
+        let free = openings.map(|&(first, last)| space.count_free(order, first, last));
         BlockCounts {
             capacity: part.capacity(order),
             free: free.fold(0, u128::saturating_add),
@@ -105,20 +103,22 @@ impl RangeLedger {
     ) -> Result<Cidr, PoolExhausted> {
         let mut avoided = 0;
         let found = blocks_of(pool, family).and_then(|(part, order)| {
-            let mut fit = |first: &u128| {
-                let spoken_against = avoid(&Cidr::of_order(family, *first, order)).is_some();
-                avoided += u128::from(spoken_against);
-                !spoken_against
+            let mut is_allowed = |first: &u128| {
+                let is_avoided = avoid(&Cidr::of_order(family, *first, order)).is_some();
+                avoided += u128::from(is_avoided);
+                !is_avoided
             };
             let start = part.start(order);
             let mut below = self.free_blocks(part, family, start);
             // If no block below the cursor can be carved, the search continues at the top of the pool.
             let above = self.free_blocks(part, family, Some(u128::MAX));
             let mut above = above.take_while(|&first| start.is_none_or(|start| first > start));
-            let first = below.find(&mut fit).or_else(|| above.find(&mut fit))?;
+            let first = below
+                .find(&mut is_allowed)
+                .or_else(|| above.find(&mut is_allowed))?;
             Some(Cidr::of_order(family, first, order))
         });
-        found.ok_or_else(|| self.full(pool, family, avoided))
+        found.ok_or_else(|| self.exhausted(pool, family, avoided))
     }
 
     /// Returns the first addresses of free blocks that may be carved, from `from` downward.
@@ -129,7 +129,7 @@ impl RangeLedger {
         mut from: Option<u128>,
     ) -> impl Iterator<Item = u128> {
         let space = self.spaces.get(family);
-        let order = family.bits().saturating_sub(part.block_len());
+        let order = family.bits().saturating_sub(part.block_len);
         std::iter::from_fn(move || {
             loop {
                 let open = part.open_below(order, from?)?;
@@ -143,9 +143,9 @@ impl RangeLedger {
         })
     }
 
-    fn full(&self, pool: &Pool, family: Family, avoided: u128) -> PoolExhausted {
+    fn exhausted(&self, pool: &Pool, family: Family, avoided: u128) -> PoolExhausted {
         let capacity = self.block_counts(pool, family).capacity;
-        let resting = self.holdings.iter().filter(|(_, holding)| {
+        let quarantined = self.holdings.iter().filter(|(_, holding)| {
             holding.state == HoldingState::Quarantined
                 && holding.cidr.family() == family
                 && pool.touches(&holding.cidr)
@@ -154,9 +154,9 @@ impl RangeLedger {
             family,
             block_len: pool.block_len(family).unwrap_or_default(),
             capacity,
-            held: capacity.saturating_sub(avoided),
+            covered: capacity.saturating_sub(avoided),
             avoided,
-            quarantined: resting.count(),
+            quarantined: quarantined.count(),
         }
     }
 }
@@ -164,47 +164,28 @@ impl RangeLedger {
 /// The pool's part of a family and the order of its blocks; `None` if the pool cannot have blocks of that family.
 fn blocks_of(pool: &Pool, family: Family) -> Option<(&FamilyPool, u8)> {
     let part = pool.part(family)?;
-    Some((part, family.bits().checked_sub(part.block_len())?))
+    Some((part, family.bits().checked_sub(part.block_len)?))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FamilyRanges, IpRange};
+    use super::super::testing::{cidr, ranges, spans};
     use super::*;
 
     const HOLDER: Holder = Holder(1);
 
-    fn cidr(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
+    /// Carves a block from a pool of one family.
+    fn carve(ledger: &mut RangeLedger, pool: &mut Pool) -> Result<HoldingId, PoolExhausted> {
+        let ids = ledger.carve(pool, HOLDER, |_| None)?;
+        Ok(ids.v4.or(ids.v6).unwrap())
     }
 
-    fn ranges(cidrs: &[&str], block_len: u8) -> FamilyRanges {
-        FamilyRanges {
-            cidrs: cidrs.iter().map(|text| cidr(text)).collect(),
-            block_len,
-        }
-    }
-
-    fn v4(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
-        Dual {
-            v4: Some(ranges(cidrs, block_len)),
-            v6: None,
-        }
-    }
-
-    fn v6(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
-        Dual {
-            v4: None,
-            v6: Some(ranges(cidrs, block_len)),
-        }
-    }
-
-    /// Carves IPv4 blocks until the pool is exhausted.
+    /// Carves blocks until the pool is exhausted.
     fn carve_all(ledger: &mut RangeLedger, pool: &mut Pool) -> (Vec<String>, PoolExhausted) {
         let mut carved = Vec::new();
         loop {
-            match ledger.carve(pool, HOLDER, |_| None) {
-                Ok(ids) => carved.push(ledger.get(ids.v4.unwrap()).unwrap().cidr.to_string()),
+            match carve(ledger, pool) {
+                Ok(id) => carved.push(ledger.get(id).unwrap().cidr.to_string()),
                 Err(full) => return (carved, full),
             }
         }
@@ -213,13 +194,9 @@ mod tests {
     #[test]
     fn next_fit_goes_downward_over_all_cidrs_and_wraps() {
         let mut ledger = RangeLedger::default();
-        let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.1.0.0/24"], 26));
+        let mut pool = Pool::new(ranges(&["10.0.0.0/25", "10.1.0.0/24"], 26));
         let mut next = || {
-            let id = ledger
-                .carve(&mut pool, HOLDER, |_| None)
-                .unwrap()
-                .v4
-                .unwrap();
+            let id = carve(&mut ledger, &mut pool).unwrap();
             ledger.release(id).unwrap().cidr.to_string()
         };
         let order: Vec<_> = (0..7).map(|_| next()).collect();
@@ -239,55 +216,41 @@ mod tests {
     }
 
     #[test]
-    fn what_any_holding_overlaps_is_never_carved() {
+    fn a_block_that_overlaps_a_holding_is_never_carved() {
         let mut ledger = RangeLedger::default();
         ledger.record(HOLDER, cidr("10.0.0.0/29"), HoldingState::Allocated);
         ledger.record(HOLDER, cidr("10.0.0.96/27"), HoldingState::Quarantined);
         ledger.record(HOLDER, cidr("10.0.0.128/25"), HoldingState::Indeterminate);
-        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 27));
+        let mut pool = Pool::new(ranges(&["10.0.0.0/24"], 27));
         let (carved, full) = carve_all(&mut ledger, &mut pool);
         assert_eq!(carved, ["10.0.0.64/27", "10.0.0.32/27"]);
         assert_eq!(
-            (full.capacity, full.held, full.avoided, full.quarantined),
+            (full.capacity, full.covered, full.avoided, full.quarantined),
             (8, 8, 0, 1)
         );
     }
 
     #[test]
-    fn blocked_spans_are_passed_over() {
-        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
-        pool.set_blocked(vec![
-            IpRange::parse("10.0.0.200").unwrap(),
-            IpRange::parse("10.0.0.60-10.0.0.70").unwrap(),
-        ]);
+    fn blocks_with_blocked_addresses_are_skipped() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/24"], 26));
+        pool.set_blocked(spans(&["10.0.0.200", "10.0.0.60-10.0.0.70"]));
         let mut ledger = RangeLedger::default();
-        assert_eq!(
-            ledger.block_counts(&pool, Family::V4),
-            BlockCounts {
-                capacity: 1,
-                free: 1
-            }
-        );
+        let counts = |capacity, free| BlockCounts { capacity, free };
+        assert_eq!(ledger.block_counts(&pool, Family::V4), counts(1, 1));
         assert_eq!(carve_all(&mut ledger, &mut pool).0, ["10.0.0.128/26"]);
-        assert_eq!(
-            ledger.block_counts(&pool, Family::V4),
-            BlockCounts {
-                capacity: 1,
-                free: 0
-            }
-        );
+        assert_eq!(ledger.block_counts(&pool, Family::V4), counts(1, 0));
     }
 
     #[test]
-    fn a_candidate_with_an_address_in_use_is_passed_over() {
+    fn a_block_with_an_address_in_use_is_skipped() {
         let node = cidr("10.0.0.200/32").first();
         let avoid = |block: &Cidr| block.contains_addr(node).then_some(node);
-        let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.0.0.128/25"], 25));
+        let mut pool = Pool::new(ranges(&["10.0.0.0/25", "10.0.0.128/25"], 25));
         let mut ledger = RangeLedger::default();
         let id = ledger.carve(&mut pool, HOLDER, avoid).unwrap().v4.unwrap();
         assert_eq!(ledger.get(id).unwrap().cidr, cidr("10.0.0.0/25"));
         let full = ledger.carve(&mut pool, HOLDER, avoid).unwrap_err();
-        assert_eq!((full.capacity, full.held, full.avoided), (2, 1, 1));
+        assert_eq!((full.capacity, full.covered, full.avoided), (2, 1, 1));
         assert_eq!(
             full.to_string(),
             "no free IPv4 block of /25: of 2 in the pool 1 are taken and 1 contain addresses in use (0 ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
@@ -297,33 +260,21 @@ mod tests {
     #[test]
     fn both_families_are_carved_or_neither() {
         let mut pool = Pool::new(Dual {
-            v4: Some(ranges(&["10.0.0.0/24"], 24)),
-            v6: Some(ranges(&["fd00::/63"], 64)),
+            v4: ranges(&["10.0.0.0/24"], 24).v4,
+            v6: ranges(&["fd00::/63"], 64).v6,
         });
         let mut ledger = RangeLedger::default();
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
-        let holdings: Vec<_> = [ids.v4, ids.v6]
-            .map(|id| ledger.get(id.unwrap()).unwrap())
-            .into();
-        assert_eq!(
-            holdings
-                .iter()
-                .map(|holding| holding.cidr)
-                .collect::<Vec<_>>(),
-            [cidr("10.0.0.0/24"), cidr("fd00:0:0:1::/64")]
-        );
-        assert!(
-            holdings
-                .iter()
-                .all(|holding| holding.state == HoldingState::InFlight && holding.holder == HOLDER)
-        );
-        assert_eq!(
-            ledger
-                .carve(&mut pool, HOLDER, |_| None)
-                .unwrap_err()
-                .family,
-            Family::V4
-        );
+        let holdings = ids.map(|id| ledger.get(id.unwrap()).unwrap());
+        let holding = |text| Holding {
+            holder: HOLDER,
+            cidr: cidr(text),
+            state: HoldingState::InFlight,
+        };
+        assert_eq!(holdings.v4, holding("10.0.0.0/24"));
+        assert_eq!(holdings.v6, holding("fd00:0:0:1::/64"));
+        let full = ledger.carve(&mut pool, HOLDER, |_| None).unwrap_err();
+        assert_eq!(full.family, Family::V4);
         assert_eq!(ledger.len(), 2);
         ledger.release(ids.v4.unwrap());
         let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
@@ -335,64 +286,45 @@ mod tests {
     }
 
     #[test]
-    fn a_new_block_length_takes_what_is_left() {
-        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
+    fn blocks_of_a_new_length_are_carved_from_free_space() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/24"], 26));
         let mut ledger = RangeLedger::default();
         let mut carve = |pool: &mut Pool| {
-            let id = ledger.carve(pool, HOLDER, |_| None).unwrap().v4.unwrap();
+            let id = carve(&mut ledger, pool).unwrap();
             ledger.get(id).unwrap().cidr.to_string()
         };
         assert_eq!(carve(&mut pool), "10.0.0.192/26");
-        pool.set_ranges(v4(&["10.0.0.0/24"], 25));
+        pool.set_ranges(ranges(&["10.0.0.0/24"], 25));
         assert_eq!(carve(&mut pool), "10.0.0.0/25");
-        pool.set_ranges(v4(&["10.0.0.0/24"], 28));
+        pool.set_ranges(ranges(&["10.0.0.0/24"], 28));
         assert_eq!(carve(&mut pool), "10.0.0.176/28");
     }
 
     #[test]
-    fn a_whole_family_is_a_pool_too() {
-        let mut pool = Pool::new(v6(&["::/0"], 128));
+    fn a_pool_can_be_a_whole_family() {
+        let mut pool = Pool::new(ranges(&["::/0"], 128));
         let mut ledger = RangeLedger::default();
-        let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
-        assert_eq!(
-            ledger.get(ids.v6.unwrap()).unwrap().cidr.first().value,
-            u128::MAX
-        );
-        assert_eq!(
-            ledger.block_counts(&pool, Family::V6),
-            BlockCounts {
-                capacity: u128::MAX,
-                free: u128::MAX - 1
-            }
-        );
-        pool.set_ranges(v6(&["::/0"], 0));
-        assert_eq!(
-            ledger
-                .carve(&mut pool, HOLDER, |_| None)
-                .unwrap_err()
-                .capacity,
-            1
-        );
-        ledger.release(ids.v6.unwrap());
-        assert!(ledger.carve(&mut pool, HOLDER, |_| None).is_ok());
+        let id = carve(&mut ledger, &mut pool).unwrap();
+        let first = ledger.get(id).unwrap().cidr.first();
+        assert_eq!(first.value, u128::MAX);
+        let counts = ledger.block_counts(&pool, Family::V6);
+        assert_eq!((counts.capacity, counts.free), (u128::MAX, u128::MAX - 1));
+        pool.set_ranges(ranges(&["::/0"], 0));
+        assert_eq!(carve(&mut ledger, &mut pool).unwrap_err().capacity, 1);
+        ledger.release(id);
+        assert!(carve(&mut ledger, &mut pool).is_ok());
     }
 
     #[test]
-    fn a_pool_that_can_hold_no_block_is_full() {
+    fn a_pool_without_room_for_a_block_is_full() {
         let mut ledger = RangeLedger::default();
         for block_len in [8, 33, 255] {
-            let mut pool = Pool::new(v4(&["10.0.0.0/24"], block_len));
-            assert_eq!(
-                ledger
-                    .carve(&mut pool, HOLDER, |_| None)
-                    .unwrap_err()
-                    .capacity,
-                0
-            );
+            let mut pool = Pool::new(ranges(&["10.0.0.0/24"], block_len));
+            assert_eq!(carve(&mut ledger, &mut pool).unwrap_err().capacity, 0);
         }
         assert_eq!(
             ledger.carve(&mut Pool::new(Dual::default()), HOLDER, |_| None),
-            Ok(Dual { v4: None, v6: None })
+            Ok(Dual::default())
         );
     }
 }

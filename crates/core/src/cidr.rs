@@ -104,11 +104,7 @@ impl Cidr {
 
     /// The block that contains only this address (/32 or /128).
     pub fn host(addr: Addr) -> Self {
-        Self {
-            value: addr.value & ones(addr.family.bits()),
-            family: addr.family,
-            len: addr.family.bits(),
-        }
+        Self::of_order(addr.family, addr.value & ones(addr.family.bits()), 0)
     }
 
     /// The block of `2^order` addresses that begins at `value`, which must be a multiple of `2^order`.
@@ -164,8 +160,7 @@ impl Cidr {
 
     /// The number of addresses. Saturates at `u128::MAX`, which is one less than the size of `::/0`.
     pub fn size(&self) -> u128 {
-        let order = self.family().bits() - self.len();
-        1u128.checked_shl(order.into()).unwrap_or(u128::MAX)
+        1u128.checked_shl(self.order().into()).unwrap_or(u128::MAX)
     }
 
     /// Whether the two blocks have an address in common.
@@ -190,8 +185,8 @@ impl Cidr {
             // `next` and the last block may be the two halves of one block. That block then replaces both, and may
             // itself be the second half of a larger one.
             while let Some(last) = merged.last()
-                && next.parent().is_some_and(|it| last.parent() == Some(it))
                 && let Some(parent) = next.parent()
+                && last.parent() == Some(parent)
             {
                 merged.pop();
                 next = parent;
@@ -199,17 +194,6 @@ impl Cidr {
             merged.push(next);
         }
         merged
-    }
-
-    /// The block of prefix length `len` that contains this one; the block itself if `len` is not shorter.
-    pub(super) fn widened(&self, len: u8) -> Self {
-        let len = len.min(self.len);
-        let value = self.value & !ones(self.family.bits() - len);
-        Self {
-            family: self.family,
-            value,
-            len,
-        }
     }
 }
 
@@ -230,11 +214,8 @@ pub(super) const fn ones(order: u8) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::cidr;
     use super::*;
-
-    fn cidr(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
-    }
 
     #[test]
     fn a_cidr_is_masked_when_it_is_made() {
@@ -289,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_sorts_before_what_is_inside_it() {
+    fn a_block_sorts_before_the_blocks_inside_it() {
         let mut sorted = ["fd00::/64", "10.0.0.0/24", "10.0.0.0/8", "9.0.0.0/8"].map(cidr);
         sorted.sort();
         assert_eq!(

@@ -42,10 +42,10 @@ impl<T> Dual<T> {
     }
 
     /// Converts both values with the same function, IPv4 first.
-    pub fn map<U>(self, mut turn: impl FnMut(T) -> U) -> Dual<U> {
+    pub fn map<U>(self, mut convert: impl FnMut(T) -> U) -> Dual<U> {
         Dual {
-            v4: turn(self.v4),
-            v6: turn(self.v6),
+            v4: convert(self.v4),
+            v6: convert(self.v6),
         }
     }
 

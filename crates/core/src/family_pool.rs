@@ -8,10 +8,10 @@ use super::ip_range::IpRange;
 use super::search::blocks;
 use crate::mutation::Mutation;
 
-/// Which blocks a blocked span closes, that is, excludes from carving.
+/// Which blocks a blocked span *closes*, that is, excludes from carving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReservedEffect {
-    /// Every block that the span touches, because the holder of a block would use all of it.
+    /// Every block that the span overlaps, because the holder of a block would use all of it.
     #[default]
     Touched,
     /// Only blocks that the span covers entirely. In other blocks the holder itself skips the blocked addresses.
@@ -32,20 +32,14 @@ pub struct FamilyRanges {
 #[derive(Clone, Debug)]
 pub(super) struct FamilyPool {
     /// Sorted and disjoint.
-    cidrs: Vec<Cidr>,
-    block_len: u8,
+    pub cidrs: Vec<Cidr>,
+    /// Whoever changes the length must call `open` afterwards.
+    pub block_len: u8,
     /// A search starts with the highest block that ends at or below this address. The cursor lies in one of the
     /// CIDRs, unless there are none.
-    cursor: u128,
-    /// The openings: sorted and disjoint runs. Both ends are first addresses of blocks that may be carved.
-    openings: Vec<Interval>,
-}
-
-/// An interval, both ends included.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Interval {
-    pub first: u128,
-    pub last: u128,
+    pub cursor: u128,
+    /// Sorted and disjoint. Each opening is given by the first addresses of its first and of its last block.
+    pub openings: Vec<(u128, u128)>,
 }
 
 impl FamilyPool {
@@ -71,42 +65,20 @@ impl FamilyPool {
         part
     }
 
-    pub(crate) fn cidrs(&self) -> &[Cidr] {
-        &self.cidrs
-    }
-
-    pub(crate) fn block_len(&self) -> u8 {
-        self.block_len
-    }
-
-    pub(crate) fn cursor(&self) -> u128 {
-        self.cursor
-    }
-
-    /// Changes the block length. The caller must call `open` afterwards, because openings depend on the length.
-    pub(crate) fn refit(&mut self, block_len: u8) {
-        self.block_len = block_len;
-    }
-
-    /// Returns how many blocks of `order` could be carved if nothing were held.
+    /// Returns how many blocks of `order` could be carved if there were no holdings.
     pub(crate) fn capacity(&self, order: u8) -> u128 {
-        let counts = self
-            .openings
-            .iter()
-            .map(|run| blocks(order, run.first, run.last));
+        let openings = self.openings.iter();
+        let counts = openings.map(|&(first, last)| blocks(order, first, last));
         counts.fold(0, u128::saturating_add)
-    }
-
-    /// The openings, each as the first address of its first block and the first address of its last block.
-    pub(crate) fn openings(&self) -> impl Iterator<Item = (u128, u128)> {
-        self.openings.iter().map(|run| (run.first, run.last))
     }
 
     /// The first address of the highest block of `order` that may be carved and begins at or below `address`.
     pub(crate) fn open_below(&self, order: u8, address: u128) -> Option<u128> {
-        let after = self.openings.partition_point(|run| run.first <= address);
-        let run = self.openings[..after].last()?;
-        Some(run.last.min(address & !ones(order)))
+        let after = self
+            .openings
+            .partition_point(|(first, _)| *first <= address);
+        let (_, last) = *self.openings[..after].last()?;
+        Some(last.min(address & !ones(order)))
     }
 
     /// Returns where a search starts: the last address of the highest block of `order` that ends at or below the
@@ -139,16 +111,14 @@ impl FamilyPool {
         self.cidrs[..after].last()
     }
 
-    /// Recomputes the openings: the blocks of each CIDR except those that the blocked spans close.
-    pub(crate) fn open(&mut self, blocked: &[Interval], closing: ReservedEffect) {
+    /// Recomputes the openings: the blocks of each CIDR except those that the blocked spans close. The spans must be
+    /// sorted and disjoint.
+    pub(crate) fn open(&mut self, blocked: &[IpRange], closing: ReservedEffect) {
         self.openings.clear();
-        for cidr in self
-            .cidrs
-            .iter()
-            .filter(|cidr| cidr.len() <= self.block_len)
-        {
-            let Some(order) = cidr.family().bits().checked_sub(self.block_len) else {
-                return;
+        for cidr in &self.cidrs {
+            let order = cidr.family().bits().checked_sub(self.block_len);
+            let Some(order) = order.filter(|_| cidr.len() <= self.block_len) else {
+                continue;
             };
             let start_of = |address: u128| address & !ones(order);
             let (low, high) = (cidr.first().value, cidr.last().value);
@@ -156,70 +126,34 @@ impl FamilyPool {
                 .is_on()
                 .then(|| low.wrapping_sub(ones(order) + 1));
             let mut from = Some(below.unwrap_or(low));
-            let begin = blocked.partition_point(|run| run.last < low);
-            for run in blocked[begin..].iter().take_while(|run| run.first <= high) {
-                let run = Interval {
-                    first: run.first.max(low),
-                    last: run.last.min(high),
-                };
-                let Some(closed) = closed_by(run, order, closing) else {
-                    continue;
-                };
-                if let Some(first) = from.filter(|&first| first < closed.first) {
-                    self.openings.push(Interval {
-                        first,
-                        last: start_of(closed.first - 1),
-                    });
+            let begin = blocked.partition_point(|span| span.last() < cidr.first());
+            let inside = blocked[begin..].iter().map_while(|span| span.within(cidr));
+            for (first, last) in inside.filter_map(|span| closed_by(span, order, closing)) {
+                if let Some(from) = from.filter(|from| *from < first) {
+                    self.openings.push((from, start_of(first - 1)));
                 }
-                from = closed.last.checked_add(1);
+                from = last.checked_add(1);
             }
-            if let Some(first) = from.filter(|&first| first <= high) {
-                self.openings.push(Interval {
-                    first,
-                    last: start_of(high),
-                });
+            if let Some(from) = from.filter(|from| *from <= high) {
+                self.openings.push((from, start_of(high)));
             }
         }
     }
 }
 
-/// The run of whole blocks that a blocked run closes; `None` if it closes none.
-fn closed_by(run: Interval, order: u8, closing: ReservedEffect) -> Option<Interval> {
+/// The first and the last address of the whole blocks that a blocked span closes; `None` if it closes none.
+fn closed_by(span: IpRange, order: u8, closing: ReservedEffect) -> Option<(u128, u128)> {
     let start_of = |address: u128| address & !ones(order);
+    let (first, last) = (span.first().value, span.last().value);
     match closing {
-        ReservedEffect::Touched => Some(Interval {
-            first: start_of(run.first),
-            last: run.last | ones(order),
-        }),
+        ReservedEffect::Touched => Some((start_of(first), last | ones(order))),
         ReservedEffect::Covered => {
-            let first = start_of(run.first.checked_add(ones(order))?);
-            let last = match run.last.checked_add(1) {
+            let first = start_of(first.checked_add(ones(order))?);
+            let last = match last.checked_add(1) {
                 Some(next) => start_of(next).checked_sub(1)?,
-                None => run.last,
+                None => last,
             };
-            (first <= last).then_some(Interval { first, last })
+            (first <= last).then_some((first, last))
         }
     }
-}
-
-impl From<IpRange> for Interval {
-    fn from(span: IpRange) -> Self {
-        Self {
-            first: span.first().value,
-            last: span.last().value,
-        }
-    }
-}
-
-/// Sorts intervals, and joins those that overlap or are adjacent.
-pub(super) fn merged(mut runs: Vec<Interval>) -> Vec<Interval> {
-    runs.sort_unstable_by_key(|run| run.first);
-    runs.dedup_by(|next, kept| {
-        let joins = next.first <= kept.last.saturating_add(1);
-        if joins {
-            kept.last = kept.last.max(next.last);
-        }
-        joins
-    });
-    runs
 }

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_a_mask_of_slots() {
+    fn fitting_slots_are_a_bit_mask() {
         let fits = fits([9, 0, 9, 9]);
         assert_eq!([8, 9].map(|order| fits.fitting(8, order)), [0b1101, 0b0100]);
         assert_eq!(fits.with(1, 6).fitting(8, 5), 0b1111);

@@ -1,19 +1,20 @@
 //! Storage of holdings in a slab, with a linked list for each holder.
 //!
-//! A record of a holding takes 40 bytes. There is a holding for every range of every node, so the records dominate the
-//! memory of the ledger; therefore the lists are linked through the records themselves. Ids contain a generation: the
-//! id of a released holding never becomes valid again, even if its record is reused. So a late response to an old write
-//! cannot change the holding of another holder.
+//! There is a holding for every range of every node, so the records dominate the memory of the ledger. Therefore a
+//! record takes only 40 bytes, and the lists are linked through the records themselves.
+//!
+//! Ids contain a generation: the id of a released holding never becomes valid again, even if its record is reused. So a
+//! late response to an old write cannot change the holding of another holder.
 
 use super::cidr::{Cidr, Family};
 
-/// Who holds a range: a number that the caller chooses for a node, a claim object or a quarantine.
+/// The holder of a range: a number that the caller chooses for a node or a quarantine.
 ///
 /// The numbers should be dense: the ledger uses four bytes for every number up to the highest one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder(pub u32);
 
-/// Identifies one holding. The id is never reused for another holding.
+/// Identifies one holding, and is never reused for another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HoldingId {
     number: u32,
@@ -29,16 +30,16 @@ pub enum HoldingState {
     Indeterminate,
     /// A read or the response to the write has proven that the holder has the range.
     Allocated,
-    /// The range is in quarantine: nobody is known to use it any more.
+    /// The range is in quarantine: its node is gone.
     Quarantined,
 }
 
 /// A range with its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holding {
-    /// The holder, by the number that the caller chose.
+    /// The node or quarantine that has the range.
     pub holder: Holder,
-    /// The held addresses; other holdings may overlap them.
+    /// The range; other holdings may overlap it.
     pub cidr: Cidr,
     /// How certain the holding is.
     pub state: HoldingState,
@@ -121,10 +122,7 @@ impl Holdings {
         };
         self.live += 1;
         self.link(number);
-        HoldingId {
-            number,
-            generation: self.record(number).generation,
-        }
+        self.numbered(number).0
     }
 
     pub(crate) fn remove(&mut self, id: HoldingId) -> Option<Holding> {
@@ -168,13 +166,8 @@ impl Holdings {
     /// Returns the holding with this number, which must exist.
     pub(crate) fn numbered(&self, number: u32) -> (HoldingId, Holding) {
         let record = self.record(number);
-        (
-            HoldingId {
-                number,
-                generation: record.generation,
-            },
-            record.holding(),
-        )
+        let generation = record.generation;
+        (HoldingId { number, generation }, record.holding())
     }
 
     pub(crate) fn of(
@@ -192,15 +185,7 @@ impl Holdings {
         (1..)
             .zip(&self.records)
             .filter(|(_, record)| record.is_live())
-            .map(|(number, record)| {
-                (
-                    HoldingId {
-                        number,
-                        generation: record.generation,
-                    },
-                    record.holding(),
-                )
-            })
+            .map(|(number, _)| self.numbered(number))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -262,13 +247,13 @@ pub(super) fn to_u32(count: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::cidr;
     use super::*;
 
     fn holding(holder: u32, third_octet: u8) -> Holding {
-        let cidr = Cidr::parse_strict(&format!("10.0.{third_octet}.0/24")).unwrap();
         Holding {
             holder: Holder(holder),
-            cidr,
+            cidr: cidr(&format!("10.0.{third_octet}.0/24")),
             state: HoldingState::Allocated,
         }
     }
@@ -301,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_is_in_the_list_of_its_holder_alone() {
+    fn a_holding_is_only_in_the_list_of_its_holder() {
         let mut holdings = Holdings::default();
         let ids: Vec<_> = (0..4)
             .map(|n| holdings.insert(holding(u32::from(n % 2), n)))

@@ -26,19 +26,19 @@ fn escaped(text: &str, is_active: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_active) {
         return Cow::Borrowed(text);
     }
-    let mut shown = String::with_capacity(text.len() + 16);
+    let mut escaped = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         match c {
-            c if !is_active(c) => shown.push(c),
-            '\n' => shown.push_str("\\n"),
-            '\r' => shown.push_str("\\r"),
-            '\t' => shown.push_str("\\t"),
+            c if !is_active(c) => escaped.push(c),
+            '\n' => escaped.push_str("\\n"),
+            '\r' => escaped.push_str("\\r"),
+            '\t' => escaped.push_str("\\t"),
             c => {
-                let _ = write!(shown, "\\u{:04x}", u32::from(c));
+                let _ = write!(escaped, "\\u{:04x}", u32::from(c));
             }
         }
     }
-    Cow::Owned(shown)
+    Cow::Owned(escaped)
 }
 
 /// Joins the first `most` items with commas, and appends the number of items that are left out.
@@ -56,15 +56,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_commands_a_terminal_is_shown_and_all_else_stays() {
-        for (text, shown) in [
+    fn control_characters_are_escaped_and_other_text_stays() {
+        for (text, escaped) in [
             ("10.244.0.0/16 ü 漢 \\n", "10.244.0.0/16 ü 漢 \\n"),
             ("a\nb\r\n\tc", "a\\nb\\r\\n\\tc"),
             ("\x1b[2J\x07\x7f", "\\u001b[2J\\u0007\\u007f"),
             ("\u{9b}31m", "\\u009b31m"),
             ("\u{202e}txt\u{2029}", "\\u202etxt\\u2029"),
         ] {
-            assert_eq!(line(text), shown);
+            assert_eq!(line(text), escaped);
         }
         assert_eq!(lines("a\n\x1b[A\n"), "a\n\\u001b[A\n");
     }

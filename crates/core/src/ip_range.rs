@@ -81,6 +81,24 @@ impl IpRange {
         Self::new(self.first.max(cidr.first()), self.last.min(cidr.last()))
     }
 
+    /// The number of addresses. Saturates at `u128::MAX`, which is one less than the size of `::/0`.
+    pub(super) fn size(&self) -> u128 {
+        (self.last.value - self.first.value).saturating_add(1)
+    }
+
+    /// Sorts intervals of one family, and joins those that overlap or are adjacent.
+    pub(super) fn merged(mut all: Vec<Self>) -> Vec<Self> {
+        all.sort_unstable_by_key(|range| range.first);
+        all.dedup_by(|next, kept| {
+            let joins = next.first.value <= kept.last.value.saturating_add(1);
+            if joins {
+                kept.last = kept.last.max(next.last);
+            }
+            joins
+        });
+        all
+    }
+
     /// Returns the fewest CIDRs that together cover exactly this interval, in ascending order.
     pub fn to_cidrs(&self) -> Vec<Cidr> {
         let mut cidrs = Vec::new();
@@ -138,6 +156,7 @@ fn address(text: &str) -> Result<Addr, IpRangeError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::cidr;
     use super::*;
 
     fn cover(text: &str) -> Vec<String> {
@@ -150,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn three_forms_are_read() {
+    fn a_range_has_three_forms() {
         assert_eq!(
             IpRange::parse("10.0.0.0/30").unwrap().to_string(),
             "10.0.0.0-10.0.0.3"
@@ -163,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_is_refused_with_what_to_write() {
+    fn an_error_says_what_to_write() {
         let error = |text| IpRange::parse(text).unwrap_err().to_string();
         assert_eq!(
             error("10.0.0.5/24"),
@@ -192,9 +211,9 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_judged_within_a_family() {
+    fn ranges_of_different_families_never_overlap() {
         let span = IpRange::parse("10.0.0.250-10.0.1.5").unwrap();
-        let overlaps = |text| span.overlaps(&Cidr::parse_strict(text).unwrap());
+        let overlaps = |text| span.overlaps(&cidr(text));
         assert!(overlaps("10.0.0.0/24") && overlaps("10.0.1.4/30") && overlaps("0.0.0.0/0"));
         assert!(!overlaps("10.0.1.8/29") && !overlaps("::/0"));
     }

@@ -1,15 +1,14 @@
 //! The ledger: every holding on an address range, by interval, by holder and by id.
 //!
-//! The ledger records what exists, even where holdings overlap: a cluster may already contain duplicates, and a
-//! bad object must not hide a good one. An address is free only if no holding covers it, whatever the state of
-//! the holding. Only [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and never a range that overlaps a holding.
+//! Holdings may overlap: a cluster may already contain duplicates, and a bad object must not hide a good one. An
+//! address is free only if no holding covers it, whatever the state of the holding. Only
+//! [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and never a range that overlaps a holding.
 //!
 //! Two CIDRs are disjoint, or one contains the other. So the space of a family only stores the outermost holdings,
-//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are kept in a separate sorted
-//! set, which is empty and costs nothing as long as no holdings overlap.
+//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are kept in a separate
+//! sorted set, which is empty as long as no holdings overlap.
 //!
-//! The ledger does not interpret the states of holdings: what the outcome of a write means for a holding is decided by the
-//! caller. The ledger is not persistent either: it is rebuilt from the API objects.
+//! The caller decides about the states of holdings. The ledger is not persistent: it is rebuilt from the API objects.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -19,7 +18,7 @@ use super::dual::Dual;
 use super::holdings::{Holder, Holding, HoldingId, HoldingState, Holdings};
 use super::space::Space;
 
-/// All holdings of both families. The comment of the module describes the guarantees.
+/// All holdings of both families.
 #[derive(Debug, Default)]
 pub struct RangeLedger {
     pub(super) holdings: Holdings,
@@ -118,11 +117,7 @@ impl RangeLedger {
     /// The heap memory in bytes, by capacity. The part for nested holdings is an estimate: a tree two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
-        let spaces: usize = self
-            .spaces
-            .iter()
-            .map(|(_, space)| space.heap_bytes())
-            .sum();
+        let spaces: usize = self.spaces.iter().map(|(_, it)| it.heap_bytes()).sum();
         self.holdings.heap_bytes() + spaces + nested
     }
 
@@ -153,17 +148,16 @@ impl RangeLedger {
     }
 
     /// The holdings nested in the outermost holding `outer` that overlap `cidr`: first those that contain `cidr`,
-    /// then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length instead of
-    /// being walked: otherwise one mistaken holding on a whole family would make every lookup walk the whole ledger.
+    /// then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length. A walk through
+    /// all nested holdings would be slow if there is a holding on a whole family, by mistake.
     fn nested_in(
         &self,
         outer: Cidr,
         cidr: Cidr,
     ) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
-        let around = (outer.len()..cidr.len()).flat_map(move |len| {
-            let wide = cidr.widened(len);
-            self.nested.range((wide, 0)..=(wide, u32::MAX))
-        });
+        let around = (outer.len()..cidr.len())
+            .filter_map(move |len| Cidr::new(cidr.first(), len))
+            .flat_map(|wide| self.nested.range((wide, 0)..=(wide, u32::MAX)));
         let top = if outer.contains(&cidr) { cidr } else { outer };
         let inside = self
             .nested
@@ -174,12 +168,12 @@ impl RangeLedger {
             .map(|&(_, number)| self.holdings.numbered(number))
     }
 
-    /// Handles the release of the outermost holding `ended`: moves the holdings that are outermost now from the nested
-    /// set into the space.
-    fn surface(&mut self, ended: Cidr) {
-        let mut from = (ended, 0);
+    /// Handles the release of an outermost holding: moves the holdings that are outermost now from the nested set into
+    /// the space.
+    fn surface(&mut self, released: Cidr) {
+        let mut from = (released, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {
-            if !ended.contains(&cidr) {
+            if !released.contains(&cidr) {
                 return;
             }
             self.nested.remove(&(cidr, number));
@@ -196,11 +190,8 @@ impl RangeLedger {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::cidr;
     use super::*;
-
-    fn cidr(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
-    }
 
     fn ledger(texts: &[&str]) -> (RangeLedger, Vec<HoldingId>) {
         let mut ledger = RangeLedger::default();
@@ -254,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_holding_covers_stays_taken_after_a_release() {
+    fn addresses_of_another_holding_stay_covered_after_a_release() {
         let (mut ledger, ids) = ledger(&[
             "10.0.0.0/16",
             "10.0.1.0/24",
@@ -283,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_over_others_keeps_them() {
+    fn a_holding_that_covers_others_is_recorded_beside_them() {
         let (mut ledger, ids) = ledger(&["10.0.1.0/24", "10.0.7.0/27", "10.0.0.0/20"]);
         assert_eq!(
             overlapping(&ledger, "10.0.0.0/8"),
@@ -297,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_ends_once() {
+    fn a_holding_is_released_once() {
         let (mut ledger, ids) = ledger(&["fd00::/64"]);
         assert!(
             ledger.set_state(ids[0], HoldingState::Quarantined)

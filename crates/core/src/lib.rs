@@ -15,12 +15,12 @@
 //! | `ledger` | [`RangeLedger`]: every holding, by interval, holder and id |
 //! | `serde` | addresses, CIDRs and intervals are serialized as text |
 //! | `carve` | the search for the next free block: [`RangeLedger::carve`], [`RangeLedger::block_counts`] |
-//! | [`node_allocation`] | which ranges a node may assign addresses from, and on what terms |
+//! | [`node_allocation`] | the ranges from which a node may assign addresses, and the terms of their pools |
 //! | [`mod@usable`] | which addresses of a block may be assigned, and with which gateway |
 //! | [`inert`] | escaping of untrusted text before it is displayed |
 //! | [`mutation`] | deliberate bugs, in test builds only |
 //!
-//! Nothing here does I/O, reads a clock or panics on any input. Nothing here locks: the caller serialises access.
+//! Nothing here does I/O, reads a clock, locks, or panics on any input.
 
 #![warn(unreachable_pub)]
 
@@ -39,6 +39,8 @@ mod pool;
 mod search;
 mod serde;
 mod space;
+#[cfg(test)]
+mod testing;
 mod text;
 pub mod usable;
 

@@ -1,9 +1,8 @@
 //! Deliberate bugs that prove that the tests find them.
 //!
-//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. Release builds, the only ones that
-//! are shipped, replace the expression by the constant `false`, and the compiler removes it. In builds with debug
-//! assertions, which tests use, a bug is enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). There is
-//! no Cargo feature for this, because the crate would have to be built twice.
+//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds the expression
+//! is the constant `false`, so the compiler removes the bug. In builds with debug assertions, which tests use, a bug is
+//! enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). A Cargo feature would build the crate twice.
 //!
 //! `docs/mutations.md` lists which test finds which bug, and a test keeps the page up to date; `make mutants` tries
 //! all bugs. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line
@@ -38,7 +37,7 @@ mutations! {
     // podCIDRs
     /// An allocation of podCIDRs with an indeterminate outcome counts as failed: its ranges are free at once.
     IndeterminateAllocationFreed,
-    /// What a kubelet reports of its mirror pods is trusted like reports of other pods.
+    /// Addresses of mirror pods are trusted like addresses of other pods.
     MirrorPodsBelieved,
     /// Ranges are allocated without a check for pod and node addresses in them.
     UsedAddressesNotAvoided,
@@ -68,7 +67,7 @@ mutations! {
     TakeOverCountsAsClean,
     /// Nothing is listed after a clean handover.
     HandOverNotListed,
-    /// A new leader skips the list, however far its watches are behind what the Lease says was seen.
+    /// A new leader skips the list although its watches have not reached the versions that the Lease records.
     CacheBehindTrusted,
     /// A new leader trusts watch events from before the API server became unreachable.
     UnansweredTimeForgotten,
@@ -96,8 +95,8 @@ mutations! {
     RenewalConflictIgnored,
     /// A renewal counts from its response instead of its start.
     RenewalCountsFromAnswer,
-    /// A tenure counts from the last attempt to acquire the Lease instead of the first.
-    TenureCountsFromLastTry,
+    /// A term counts from the last attempt to acquire the Lease instead of the first.
+    TermCountsFromLastTry,
     /// A holder that was cleared by hand counts as one that released the Lease.
     ClearedHolderCountsAsReleased,
     /// A candidate trusts a watch event although it has seen a newer version of the Lease.
@@ -142,7 +141,7 @@ mutations! {
     EditedBlockKeepsItsAge,
     /// A new leader does not read which blocks NodeSubnets list.
     ListedBlocksNotRead,
-    /// What a late write of an earlier leader lists is ignored.
+    /// Blocks that a late write of an earlier leader lists are ignored.
     LateListIgnored,
     /// The holding of a block is kept although the node that it was carved for has been deleted.
     DroppedBlockKeepsItsHolding,
@@ -154,7 +153,7 @@ mutations! {
     RecordedBlockQuarantineIgnored,
     /// A block that an agent uses and the API has lost is not adopted.
     ForgottenBlockNotAdopted,
-    /// A block that an agent uses is adopted although somebody else holds it.
+    /// A block that an agent uses is adopted although another node holds it.
     HeldBlockAdopted,
     /// A leader that follows a gap does not wait for the reports of agents.
     AgentGraceSkipped,
@@ -188,17 +187,17 @@ mutations! {
     RejectionsOfPredecessorForgotten,
     /// A lost store is rebuilt without the node's published list of addresses.
     AddressListIgnored,
-    /// Addresses that only the agent knows of are not published before the next interval.
+    /// Addresses that only the agent has recorded are not published before the next interval.
     UnknownAddressesListedLate,
     /// The block below the lower end of a CIDR may be carved.
     CarvesBelowCidr,
-    /// The first family stays held when the second one is exhausted.
+    /// The range of the first family stays allocated when the second family is exhausted.
     FirstFamilyStaysHeld,
 
-    // What a process knows of objects
+    // The cache of objects
     /// An older watch event restores an object that a response showed to be gone.
     GoneByAnswerComesBack,
-    /// An older watch event restores an object that was missing from our own list.
+    /// An older watch event restores an object that was missing in a requested list.
     GoneByListComesBack,
     /// A response to a request from before a relist is used.
     AnswerBeforeRelistTaken,
@@ -224,7 +223,7 @@ mutations! {
     BlocksReleasedInUse,
     /// A DEL releases the addresses of other containers of the same pod.
     DeleteFreesWholePod,
-    /// That the API server does not know a pod suffices to release its addresses.
+    /// The addresses of a pod are released as soon as the API server does not have the pod any more.
     OneProofIsEnough,
     /// New addresses are assigned from a draining block.
     DrainingBlocksAssign,

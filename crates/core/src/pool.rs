@@ -8,20 +8,21 @@
 //! Other allocators (kube-controller-manager, host-local) fill from the bottom, so two allocators that run at once by
 //! mistake collide as late as possible. Each family has its own cursor.
 //!
-//! **Blocked spans** are policy rather than holdings: reserved addresses, service ranges, addresses of nodes.
-//! The pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the
-//! blocked spans the pool derives its *openings*, the runs of blocks that may be carved.
+//! **Blocked spans** are addresses that must not be carved: reserved addresses, service ranges, addresses of nodes. The
+//! pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the blocked spans
+//! the pool derives its *openings*, the runs of blocks that may be carved.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
-use super::family_pool::{FamilyPool, FamilyRanges, Interval, ReservedEffect, merged};
+use super::family_pool::{FamilyPool, FamilyRanges, ReservedEffect};
 use super::ip_range::IpRange;
 
 /// One pool: ranges of one or both families, with blocked spans excluded.
 #[derive(Clone, Debug)]
 pub struct Pool {
     parts: Dual<Option<FamilyPool>>,
-    blocked: Dual<Vec<Interval>>,
+    /// Sorted and disjoint
+    blocked: Dual<Vec<IpRange>>,
     closing: ReservedEffect,
 }
 
@@ -52,7 +53,7 @@ impl Pool {
         let mut pool = self.clone();
         for family in Family::ALL {
             if let (Some(part), Some(len)) = (pool.parts.get_mut(family), lens.get(family)) {
-                part.refit(*len);
+                part.block_len = *len;
             }
         }
         pool.open();
@@ -61,11 +62,11 @@ impl Pool {
 
     /// Replaces the blocked spans. They may be unsorted, overlap, and lie outside the pool.
     pub fn set_blocked(&mut self, spans: Vec<IpRange>) {
-        let mut runs = Dual::<Vec<Interval>>::default();
+        let mut blocked = Dual::<Vec<IpRange>>::default();
         for span in spans {
-            runs.get_mut(span.family()).push(span.into());
+            blocked.get_mut(span.family()).push(span);
         }
-        self.blocked = runs.map(merged);
+        self.blocked = blocked.map(IpRange::merged);
         self.open();
     }
 
@@ -74,11 +75,9 @@ impl Pool {
     pub fn set_ranges(&mut self, mut ranges: Dual<Option<FamilyRanges>>) {
         for family in Family::ALL {
             let part = self.parts.get_mut(family);
-            let cursor = part.as_ref().map(FamilyPool::cursor);
-            *part = ranges
-                .get_mut(family)
-                .take()
-                .map(|ranges| FamilyPool::new(family, ranges, cursor));
+            let cursor = part.as_ref().map(|part| part.cursor);
+            let ranges = ranges.get_mut(family).take();
+            *part = ranges.map(|ranges| FamilyPool::new(family, ranges, cursor));
         }
         self.open();
     }
@@ -93,12 +92,12 @@ impl Pool {
 
     /// The prefix length of the blocks that are carved now; `None` if the pool has no ranges of the family.
     pub fn block_len(&self, family: Family) -> Option<u8> {
-        Some(self.part(family)?.block_len())
+        Some(self.part(family)?.block_len)
     }
 
     /// The CIDRs of a family: sorted, disjoint.
     pub fn cidrs(&self, family: Family) -> &[Cidr] {
-        self.part(family).map_or(&[], FamilyPool::cidrs)
+        self.part(family).map_or(&[], |part| &part.cidrs)
     }
 
     /// Whether `cidr` lies entirely inside one of the pool's CIDRs.
@@ -115,10 +114,9 @@ impl Pool {
 
     /// Whether `cidr` overlaps a blocked span.
     pub fn is_blocked(&self, cidr: &Cidr) -> bool {
-        let runs = self.blocked.get(cidr.family());
-        let at = runs.partition_point(|run| run.last < cidr.first().value);
-        runs.get(at)
-            .is_some_and(|run| run.first <= cidr.last().value)
+        let spans = self.blocked.get(cidr.family());
+        let at = spans.partition_point(|span| span.last() < cidr.first());
+        spans.get(at).is_some_and(|span| span.overlaps(cidr))
     }
 
     pub(super) fn part(&self, family: Family) -> Option<&FamilyPool> {
@@ -148,50 +146,30 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{cidr, ranges, spans};
     use super::*;
-
-    fn ranges(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
-        let cidrs = cidrs
-            .iter()
-            .map(|text| Cidr::parse_strict(text).unwrap())
-            .collect();
-        Dual {
-            v4: Some(FamilyRanges { cidrs, block_len }),
-            v6: None,
-        }
-    }
 
     fn openings(pool: &Pool) -> Vec<String> {
         let addr = |value| Addr {
             family: Family::V4,
             value,
         };
-        let runs = pool.part(Family::V4).unwrap().openings();
-        runs.map(|(first, last)| format!("{}..{}", addr(first), addr(last)))
-            .collect()
-    }
-
-    fn blocked(texts: &[&str]) -> Vec<IpRange> {
-        texts
-            .iter()
-            .map(|text| IpRange::parse(text).unwrap())
+        let openings = pool.part(Family::V4).unwrap().openings.iter();
+        openings
+            .map(|(first, last)| format!("{}..{}", addr(*first), addr(*last)))
             .collect()
     }
 
     #[test]
-    fn a_blocked_address_takes_its_whole_block() {
+    fn a_blocked_address_closes_its_whole_block() {
         let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
-        pool.set_blocked(blocked(&["10.0.1.7", "fd00::/8", "10.9.0.0/16"]));
+        pool.set_blocked(spans(&["10.0.1.7", "fd00::/8", "10.9.0.0/16"]));
         for (range, is) in [
             ("10.0.0.0/23", true),
             ("10.0.1.6/32", false),
             ("10.9.9.0/24", true),
         ] {
-            assert_eq!(
-                pool.is_blocked(&Cidr::parse_strict(range).unwrap()),
-                is,
-                "{range}"
-            );
+            assert_eq!(pool.is_blocked(&cidr(range)), is, "{range}");
         }
         assert_eq!(
             openings(&pool),
@@ -203,7 +181,7 @@ mod tests {
     #[test]
     fn blocked_spans_may_overlap_and_lie_across_the_ends() {
         let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 25));
-        pool.set_blocked(blocked(&[
+        pool.set_blocked(spans(&[
             "10.0.1.0-10.0.1.200",
             "9.0.0.0-10.0.0.3",
             "10.0.1.4-10.0.2.0",
@@ -213,26 +191,23 @@ mod tests {
             openings(&pool),
             ["10.0.0.128..10.0.0.128", "10.0.2.128..10.0.3.0"]
         );
-        pool.set_blocked(blocked(&["0.0.0.0-255.255.255.255"]));
+        pool.set_blocked(spans(&["0.0.0.0-255.255.255.255"]));
         assert!(openings(&pool).is_empty());
         pool.set_blocked(Vec::new());
         assert_eq!(openings(&pool), ["10.0.0.0..10.0.3.128"]);
     }
 
     #[test]
-    fn ranges_that_hold_no_block_open_nothing() {
-        assert!(
-            openings(&Pool::new(ranges(&["10.0.0.0/26"], 24))).is_empty(),
-            "smaller than a block"
-        );
-        assert!(
-            openings(&Pool::new(ranges(&["10.0.0.0/26"], 33))).is_empty(),
-            "no such length"
-        );
-        assert!(
-            openings(&Pool::new(ranges(&["fd00::/64"], 24))).is_empty(),
-            "another family"
-        );
+    fn a_pool_without_room_for_a_block_has_no_openings() {
+        let of_other_family = Dual {
+            v4: ranges(&["fd00::/64"], 24).v6,
+            v6: None,
+        };
+        let too_small = ranges(&["10.0.0.0/26"], 24);
+        let no_such_length = ranges(&["10.0.0.0/26"], 33);
+        for ranges in [too_small, no_such_length, of_other_family] {
+            assert!(openings(&Pool::new(ranges)).is_empty());
+        }
         assert_eq!(
             openings(&Pool::new(ranges(&["10.0.0.0/24", "10.0.0.0/23"], 24))),
             ["10.0.0.0..10.0.1.0"]
@@ -240,10 +215,10 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_left_out_in_part_can_still_be_open() {
+    fn a_block_that_is_blocked_in_part_can_still_be_carved() {
         let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
         pool.set_reserved_effect(ReservedEffect::Covered);
-        pool.set_blocked(blocked(&["10.0.0.0-10.0.0.254", "10.0.1.255-10.0.3.0"]));
+        pool.set_blocked(spans(&["10.0.0.0-10.0.0.254", "10.0.1.255-10.0.3.0"]));
         assert_eq!(
             openings(&pool),
             ["10.0.0.0..10.0.1.0", "10.0.3.0..10.0.3.0"]
@@ -260,7 +235,7 @@ mod tests {
         assert!(openings(&pool).is_empty());
         let mut all = Pool::new(ranges(&["255.255.255.0/24"], 26));
         all.set_reserved_effect(ReservedEffect::Covered);
-        all.set_blocked(blocked(&["255.255.255.63-255.255.255.255"]));
+        all.set_blocked(spans(&["255.255.255.63-255.255.255.255"]));
         assert_eq!(openings(&all), ["255.255.255.0..255.255.255.0"]);
     }
 
@@ -269,21 +244,21 @@ mod tests {
         let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
         let start = |pool: &Pool| pool.part(Family::V4).unwrap().start(8).unwrap() >> 8 & 0xff;
         assert_eq!(start(&pool), 3);
-        pool.pass(&Cidr::parse_strict("10.0.3.0/24").unwrap());
+        pool.pass(&cidr("10.0.3.0/24"));
         assert_eq!(start(&pool), 2);
         pool.set_ranges(ranges(&["10.0.0.0/20"], 24));
         assert_eq!(start(&pool), 2, "grown");
         pool.set_ranges(ranges(&["10.0.0.0/23"], 24));
         assert_eq!(start(&pool), 1, "shrunk below the cursor");
-        pool.pass(&Cidr::parse_strict("10.0.0.0/24").unwrap());
+        pool.pass(&cidr("10.0.0.0/24"));
         assert_eq!(start(&pool), 1, "wrapped");
     }
 
     #[test]
-    fn covers_and_touches_are_judged_by_interval() {
+    fn covers_and_touches_compare_intervals() {
         let pool = Pool::new(ranges(&["10.0.0.0/24", "10.0.4.0/22"], 26));
         let both = |text| {
-            let cidr = Cidr::parse_strict(text).unwrap();
+            let cidr = cidr(text);
             (pool.covers(&cidr), pool.touches(&cidr))
         };
         assert_eq!(both("10.0.0.64/26"), (true, true));

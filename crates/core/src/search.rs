@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_goes_down_past_what_is_covered() {
+    fn the_search_goes_down_past_covered_blocks() {
         let mut space = Space::default();
         for n in 0x10..0x20 {
             space.cover(n << 8, 8, 1);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn counting_sees_what_lies_outside_the_root() {
+    fn blocks_outside_the_root_are_counted() {
         let mut space = Space::default();
         space.cover(0x1000, 8, 1);
         assert_eq!(space.count_free(8, 0, 0x1f00), 31);

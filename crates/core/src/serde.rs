@@ -1,26 +1,9 @@
 //! Serialization of addresses, CIDRs and intervals as text. Deserialization accepts canonical text only.
 
-use std::fmt;
-use std::marker::PhantomData;
-
-use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 
 use super::{Addr, Cidr, IpRange};
-
-struct Text<T>(fn(&str) -> Result<T, String>, PhantomData<T>);
-
-impl<T> Visitor<'_> for Text<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("canonical text of addresses")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        (self.0)(text).map_err(E::custom)
-    }
-}
 
 macro_rules! text {
     ($type:ty, $read:expr) => {
@@ -32,7 +15,9 @@ macro_rules! text {
 
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str(Text($read, PhantomData))
+                let text = String::deserialize(deserializer)?;
+                let read: fn(&str) -> Result<Self, String> = $read;
+                read(&text).map_err(Error::custom)
             }
         }
     };

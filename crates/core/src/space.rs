@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_as_large_as_what_it_covers() {
+    fn the_root_contains_just_the_covered_blocks() {
         let mut space = Space::default();
         space.cover(0x0a00_0100, 8, 1);
         assert_eq!((check(&space), space.root.order), (0, 8));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_and_the_smallest_block_have_a_place() {
+    fn the_largest_and_the_smallest_block_can_be_covered() {
         let mut space = Space::default();
         for (first, order) in [
             (0, 128),
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn next_is_what_covers_the_address_or_lies_above() {
+    fn next_covers_the_address_or_lies_above_it() {
         let mut space = Space::default();
         space.cover(0x100, 8, 1);
         space.cover(0x400, 9, 2);

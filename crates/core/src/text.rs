@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_text_reads_strictly_and_writes_the_same() {
+    fn canonical_text_is_parsed_and_formatted_the_same() {
         for text in [
             "0.0.0.0/0",
             "10.244.3.0/24",
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_old_servers_stored_is_read_as_they_read_it() {
+    fn text_of_old_servers_is_parsed_as_they_parsed_it() {
         assert_eq!(lenient("10.244.3.7/24"), "10.244.3.0/24");
         assert_eq!(lenient("010.244.003.000/024"), "10.244.3.0/24");
         assert_eq!(lenient("FD00:0:0::0/64"), "fd00::/64");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn strict_refuses_these_and_says_what_to_write() {
+    fn the_strict_parser_rejects_text_and_says_what_to_write() {
         for (text, canonical) in [
             ("10.244.3.7/24", "10.244.3.0/24"),
             ("10.244.03.0/24", "10.244.3.0/24"),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_reader_takes_what_is_no_cidr() {
+    fn both_parsers_reject_text_that_is_no_cidr() {
         for text in [
             "",
             "/",
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_the_same_two_readers() {
+    fn addresses_have_a_strict_and_a_lenient_parser() {
         assert_eq!(
             Addr::parse_lenient("010.0.0.01").unwrap().to_string(),
             "10.0.0.1"

@@ -67,29 +67,17 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     }
 }
 
-/// Returns how many addresses of a block can be assigned without a request for a certain address, if none is in use.
+/// Returns how many addresses of an empty block can be assigned to pods that do not ask for a certain address.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = usable(block.cidr, pool).excluded;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
     let out = union(block.cidr, &out);
-    block.cidr.size() - out.iter().map(size).sum::<u128>()
+    block.cidr.size() - out.iter().map(IpRange::size).sum::<u128>()
 }
 
 /// Returns the parts of `spans` that lie in the block: sorted and disjoint, with adjacent spans joined.
 pub fn union(block: Cidr, spans: &[IpRange]) -> Vec<IpRange> {
-    let mut inside: Vec<IpRange> = spans.iter().filter_map(|it| it.within(&block)).collect();
-    inside.sort_by_key(|span| (span.first(), span.last()));
-    let mut union: Vec<IpRange> = Vec::with_capacity(inside.len());
-    for span in inside {
-        match union.last_mut() {
-            Some(last) if span.first().value <= last.last().value.saturating_add(1) => {
-                let end = last.last().max(span.last());
-                *last = IpRange::new(last.first(), end).unwrap_or(*last);
-            }
-            _ => union.push(span),
-        }
-    }
-    union
+    IpRange::merged(spans.iter().filter_map(|it| it.within(&block)).collect())
 }
 
 /// Finds the span that contains the address. The spans must be sorted and disjoint.
@@ -100,13 +88,7 @@ pub fn covering(spans: &[IpRange], addr: Addr) -> Option<&IpRange> {
 
 /// The next higher address, if it does not exceed `last`.
 pub fn above(addr: Addr, last: Addr) -> Option<Addr> {
-    let value = addr.value.checked_add(1)?;
-    Some(Addr { value, ..addr }).filter(|above| *above <= last)
-}
-
-/// The number of addresses in a span. Saturates at `u128::MAX`, which is one less than the size of `::/0`.
-pub(super) fn size(span: &IpRange) -> u128 {
-    (span.last().value - span.first().value).saturating_add(1)
+    addr.next().filter(|above| *above <= last)
 }
 
 /// The network address and, for IPv4, the broadcast address; nothing for ranges of one or two addresses.
@@ -128,6 +110,7 @@ fn first_usable(block: Cidr) -> Option<Addr> {
 #[cfg(test)]
 mod tests {
     use super::super::node_allocation::FamilyTerms;
+    use super::super::testing::{cidr, spans};
     use super::*;
 
     fn addr(text: &str) -> Addr {
@@ -136,7 +119,7 @@ mod tests {
 
     fn pool(gateway: Gateway, prefix: Prefix) -> PoolTerms {
         let family = |range| FamilyTerms {
-            cidrs: vec![Cidr::parse_strict(range).unwrap()],
+            cidrs: vec![cidr(range)],
             gateway,
         };
         PoolTerms {
@@ -149,8 +132,7 @@ mod tests {
 
     /// Formats the addresses that are never assigned, the gateway and the prefix length.
     fn of(block: &str, gateway: Gateway, prefix: Prefix) -> String {
-        let block = Cidr::parse_strict(block).unwrap();
-        let usable = usable(block, Some(&pool(gateway, prefix)));
+        let usable = usable(cidr(block), Some(&pool(gateway, prefix)));
         let never: Vec<String> = usable.excluded.iter().map(IpRange::to_string).collect();
         let gateway = usable.gateway.map_or("-".to_owned(), |it| it.to_string());
         format!("{} via {gateway} /{}", never.join(","), usable.prefix)
@@ -176,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gateway_every_address_may_be_given() {
+    fn without_a_gateway_every_address_can_be_assigned() {
         assert_eq!(
             of("10.0.0.0/26", Gateway::None, Prefix::Block),
             " via - /26"
@@ -192,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_of_its_own_is_left_out_and_the_ends_by_prefix() {
+    fn a_configured_gateway_is_excluded_and_the_ends_depend_on_the_prefix() {
         let gateway = Gateway::Address(addr("10.0.0.254"));
         let last = "10.0.0.192/26";
         assert_eq!(
@@ -211,16 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn room_counts_what_is_left_without_walking_it() {
-        let block = |cidr, reserved: &[&str]| Block {
-            cidr: Cidr::parse_strict(cidr).unwrap(),
+    fn room_is_the_number_of_assignable_addresses() {
+        let block = |text, reserved: &[&str]| Block {
+            cidr: cidr(text),
             uid: String::new(),
             pool: "p".to_owned(),
             draining: false,
-            reserved: reserved
-                .iter()
-                .map(|it| IpRange::parse(it).unwrap())
-                .collect(),
+            reserved: spans(reserved),
             on_request: Vec::new(),
         };
         assert_eq!(room(&block("10.0.0.64/26", &[]), None), 61);
@@ -232,19 +211,12 @@ mod tests {
     }
 
     #[test]
-    fn a_union_finds_what_covers_an_address() {
-        let block = Cidr::parse_strict("10.0.0.0/24").unwrap();
-        let span = |text| IpRange::parse(text).unwrap();
+    fn a_union_finds_the_span_of_an_address() {
         let union = union(
-            block,
-            &[
-                span("10.0.0.7"),
-                span("10.0.0.2-10.0.0.6"),
-                span("10.0.0.9"),
-                span("10.0.1.1"),
-            ],
+            cidr("10.0.0.0/24"),
+            &spans(&["10.0.0.7", "10.0.0.2-10.0.0.6", "10.0.0.9", "10.0.1.1"]),
         );
-        assert_eq!(union, [span("10.0.0.2-10.0.0.7"), span("10.0.0.9")]);
+        assert_eq!(union, spans(&["10.0.0.2-10.0.0.7", "10.0.0.9"]));
         let covered = |text| covering(&union, addr(text)).is_some();
         assert!(covered("10.0.0.2") && covered("10.0.0.7") && covered("10.0.0.9"));
         assert!(!covered("10.0.0.1") && !covered("10.0.0.8") && !covered("10.0.0.10"));

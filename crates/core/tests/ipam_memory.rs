@@ -4,27 +4,22 @@
 
 use cadastre_core::{Cidr, Dual, FamilyRanges, Holder, Pool, RangeLedger};
 
-const HELD: u32 = 1_000_000;
+const CARVED: u32 = 1_000_000;
 
 /// Carves one block for each of a million holders, and returns the bytes per block.
 fn bytes_each(cidr: &str, block_len: u8) -> usize {
-    let cidrs = vec![Cidr::parse_strict(cidr).unwrap()];
-    let ranges = Some(FamilyRanges { cidrs, block_len });
-    let mut pool = Pool::new(match block_len {
-        0..=32 => Dual {
-            v4: ranges,
-            v6: None,
-        },
-        _ => Dual {
-            v4: None,
-            v6: ranges,
-        },
+    let cidr = Cidr::parse_strict(cidr).unwrap();
+    let mut ranges = Dual::default();
+    *ranges.get_mut(cidr.family()) = Some(FamilyRanges {
+        cidrs: vec![cidr],
+        block_len,
     });
+    let mut pool = Pool::new(ranges);
     let mut ledger = RangeLedger::default();
-    for holder in 0..HELD {
+    for holder in 0..CARVED {
         ledger.carve(&mut pool, Holder(holder), |_| None).unwrap();
     }
-    assert_eq!(ledger.len(), HELD as usize);
+    assert_eq!(ledger.len(), CARVED as usize);
     ledger.heap_bytes() / ledger.len()
 }
 

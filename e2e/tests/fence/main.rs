@@ -9,7 +9,7 @@ mod objects;
 use std::time::Duration;
 
 use cadastre_controller::OutgoingRequest;
-use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
+use cadastre_controller::cluster::lease::{Leadership, LeadershipTerm, Takeover};
 use cadastre_controller::cluster::lease_task::WriteGate;
 use cadastre_controller::cluster::objects::Node as CachedNode;
 use cadastre_controller::cluster::request::{
@@ -57,8 +57,8 @@ async fn bench() -> Bench {
 }
 
 fn leading(valid_until: Duration) -> Leadership {
-    Leadership::Leading(Tenure {
-        term: TERM.into(),
+    Leadership::Leading(LeadershipTerm {
+        id: TERM.into(),
         takeover: Takeover::First,
         valid_until,
         vacant: Duration::ZERO,

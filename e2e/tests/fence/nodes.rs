@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cadastre_api::TERM_ANNOTATION;
-use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
+use cadastre_controller::cluster::lease::{Leadership, LeadershipTerm, Takeover};
 use cadastre_controller::cluster::request::{Rejection, RequestOutcome};
 use cadastre_daemon::clock::Clock;
 use kube::ResourceExt as _;
@@ -205,15 +205,15 @@ async fn the_first_annotation_of_all_refuses_and_a_second_look_mends_it() {
 }
 
 #[tokio::test]
-async fn invariant_11_nothing_is_sent_past_the_tenure_or_under_another_term() {
+async fn invariant_11_nothing_is_sent_past_the_term_or_under_another_term() {
     let bench = bench().await;
     let node = bench.create("late", json!({})).await;
     let refused = [
         leading(Clock.now()),
         Leadership::Standby { leader: None },
         Leadership::Released,
-        Leadership::Leading(Tenure {
-            term: "2-other".into(),
+        Leadership::Leading(LeadershipTerm {
+            id: "2-other".into(),
             takeover: Takeover::Clean,
             valid_until: Duration::MAX,
             vacant: Duration::ZERO,

@@ -10,25 +10,14 @@ fn addrs(texts: &[&str]) -> Vec<Addr> {
     read.collect()
 }
 
-/// Returns the ranges of the created pool, IPv4 first, and their source.
-fn made(cluster: &Cluster) -> (Vec<String>, Source) {
-    match decide(cluster, AllocationMode::NodeCIDR).unwrap() {
-        Bootstrap::Create { pool, source } => {
-            assert_eq!(pool.metadata.name.as_deref(), Some(NAME));
-            assert_eq!(pool.spec.allocation_mode, AllocationMode::NodeCIDR);
-            let v4 = pool.spec.ipv4.into_iter().flat_map(|it| it.cidrs);
-            let v6 = pool.spec.ipv6.into_iter().flat_map(|it| it.cidrs);
-            (v4.chain(v6).collect(), source)
-        }
-        Bootstrap::Nothing(idle) => panic!("{idle}"),
-    }
-}
-
-fn idle(cluster: &Cluster) -> String {
-    match decide(cluster, AllocationMode::NodeCIDR).unwrap() {
-        Bootstrap::Nothing(idle) => idle.to_string(),
-        Bootstrap::Create { pool, .. } => panic!("{pool:?}"),
-    }
+/// Returns the ranges of the created pool, IPv4 first.
+fn created(cluster: &Cluster) -> Vec<String> {
+    let pool = decide(cluster, AllocationMode::NodeCIDR).unwrap();
+    assert_eq!(pool.metadata.name.as_deref(), Some(NAME));
+    assert_eq!(pool.spec.allocation_mode, AllocationMode::NodeCIDR);
+    let v4 = pool.spec.ipv4.into_iter().flat_map(|it| it.cidrs);
+    v4.chain(pool.spec.ipv6.into_iter().flat_map(|it| it.cidrs))
+        .collect()
 }
 
 fn error(cluster: &Cluster) -> String {
@@ -63,14 +52,12 @@ fn flags_come_first_then_kubeadm_then_a_private_range() {
         node_addresses: &node_addresses,
         ..Cluster::default()
     };
-    let texts = |texts: &[&str]| -> Vec<String> { texts.iter().map(ToString::to_string).collect() };
-    let given = texts(&["10.1.0.0/16", "10.3.0.0/16", "fd00:1::/48"]);
-    assert_eq!(made(&cluster), (given, Source::Flags));
+    let of_flags = ["10.1.0.0/16", "10.3.0.0/16", "fd00:1::/48"];
+    assert_eq!(created(&cluster), of_flags);
     cluster.flags = &[];
-    let given = texts(&["10.50.0.0/16", "fd00:50::/56"]);
-    assert_eq!(made(&cluster), (given, Source::Kubeadm));
+    assert_eq!(created(&cluster), ["10.50.0.0/16", "fd00:50::/56"]);
     cluster.kubeadm = None;
-    assert_eq!(made(&cluster), (texts(&["10.244.0.0/16"]), Source::Private));
+    assert_eq!(created(&cluster), ["10.244.0.0/16"]);
 }
 
 #[test]
@@ -85,41 +72,13 @@ fn a_source_of_one_family_decides_for_both() {
         node_addresses: &node_addresses,
         ..Cluster::default()
     };
-    assert_eq!(made(&cluster).0, ["10.1.0.0/16"]);
+    assert_eq!(created(&cluster), ["10.1.0.0/16"]);
     let cluster = Cluster {
         flags: &[],
         kubeadm: Some("networking: {podSubnet: 'fd00:50::/56'}"),
         ..cluster
     };
-    assert_eq!(made(&cluster).0, ["fd00:50::/56"]);
-}
-
-#[test]
-fn nothing_is_made_beside_a_pool() {
-    let flags = cidrs(&["10.1.0.0/16", "fd00:1::/48"]);
-    let cluster = |v4, v6| Cluster {
-        pools: Dual { v4, v6 },
-        flags: &flags,
-        kubeadm: Some("no matter"),
-        ..Cluster::default()
-    };
-    let none = "no default pool is made, as there are IPPools";
-    assert_eq!(idle(&cluster(true, true)), none);
-    let text = idle(&cluster(true, false));
-    assert!(
-        text.contains("IPv6") && text.contains("spec.ipv6"),
-        "{text}"
-    );
-    let text = idle(&cluster(false, true));
-    assert!(
-        text.contains("IPv4") && text.contains("spec.ipv4"),
-        "{text}"
-    );
-    let unasked = Cluster {
-        flags: &[],
-        ..cluster(true, false)
-    };
-    assert_eq!(idle(&unasked), none);
+    assert_eq!(created(&cluster), ["fd00:50::/56"]);
 }
 
 #[test]
@@ -131,7 +90,7 @@ fn private_ranges_keep_clear_of_nodes_and_services() {
             kubeadm,
             ..Cluster::default()
         };
-        made(&cluster).0.remove(0)
+        created(&cluster).remove(0)
     };
     assert_eq!(v4(&["10.244.7.1"], &[], None), "10.64.0.0/14");
     assert_eq!(
@@ -150,14 +109,14 @@ fn families_are_those_of_the_nodes() {
             node_addresses: &addrs(nodes),
             ..Cluster::default()
         };
-        made(&cluster).0
+        created(&cluster)
     };
     assert_eq!(of(&["fd00:10:244::7"]), ["fd00:10:64::/48"]);
     assert_eq!(
         of(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]),
         ["10.244.0.0/16", "fd00:10:244::/48"]
     );
-    let text = idle(&Cluster::default());
+    let text = error(&Cluster::default());
     assert!(text.contains("before a node has an address"), "{text}");
 }
 
@@ -182,16 +141,16 @@ fn no_private_range_is_an_error_that_names_them() {
 }
 
 #[test]
-fn what_kubeadm_wrote_is_read_leniently_or_not_at_all() {
+fn kubeadms_configuration_is_read_leniently_or_is_an_error() {
     let of = |kubeadm| Cluster {
         kubeadm: Some(kubeadm),
         ..Cluster::default()
     };
     let lenient = "networking: {podSubnet: ' 10.050.0.1/16 , FD00:50::/56 '}";
-    assert_eq!(made(&of(lenient)).0, ["10.50.0.0/16", "fd00:50::/56"]);
+    assert_eq!(created(&of(lenient)), ["10.50.0.0/16", "fd00:50::/56"]);
     // A YAML parser might take this plain scalar for a number or a map; it must be read as text.
     assert_eq!(
-        made(&of("networking:\n  podSubnet: 1:2::/64\n")).0,
+        created(&of("networking:\n  podSubnet: 1:2::/64\n")),
         ["1:2::/64"]
     );
     for nothing in [
@@ -201,7 +160,7 @@ fn what_kubeadm_wrote_is_read_leniently_or_not_at_all() {
         "networking: {podSubnet: }",
         "",
     ] {
-        let text = idle(&of(nothing));
+        let text = error(&of(nothing));
         assert!(text.contains("before a node"), "{nothing:?}: {text}");
     }
     for (text, named) in [
@@ -219,10 +178,12 @@ fn what_kubeadm_wrote_is_read_leniently_or_not_at_all() {
             "`x` is not a CIDR",
         ),
     ] {
-        let told = error(&of(text));
+        let error = error(&of(text));
         assert!(
-            told.contains(named) && told.contains("create an IPPool") && told.lines().count() == 1,
-            "{told}"
+            error.contains(named)
+                && error.contains("create an IPPool")
+                && error.lines().count() == 1,
+            "{error}"
         );
     }
 }
@@ -240,7 +201,7 @@ fn a_range_without_room_for_a_block_is_an_error() {
 }
 
 #[test]
-fn the_private_ranges_are_readable_disjoint_and_apart_from_usual_services() {
+fn private_ranges_are_disjoint_and_overlap_no_usual_service_range() {
     for family in Family::ALL {
         let mut seen = cidrs(&[
             "10.96.0.0/12",

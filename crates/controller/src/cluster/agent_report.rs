@@ -1,11 +1,13 @@
 //! Reads the status of a NodeSubnet, as an agent wrote it. The status is read entry by entry, so that an invalid entry
 //! does not affect the others.
 //!
-//! Agents run on every node and may be outdated, faulty or compromised. This module checks what needs no other object:
-//! format, signs, maximums, repetitions. The reader of the report checks whether a block belongs to the node.
+//! Agents run on every node and may be outdated, faulty or compromised. This module checks format, signs, maximums and
+//! repetitions. The users of the report check whether a block belongs to the node.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::names::PoolName;
 use super::objects::{AgentReport, BlockReport, PodUid, SubnetCondition, Text};
@@ -14,8 +16,8 @@ use cadastre_core::{Addr, Cidr};
 
 /// The highest demand that is accepted. A higher one is a mistake, because no node runs so many pods.
 const MOST_DEMAND: i64 = 1_000_000;
-/// At most this many messages about invalid entries are kept.
-const MOST_WORDS: usize = 5;
+/// Maximum number of descriptions of invalid entries.
+const MOST_TEXTS: usize = 5;
 
 /// Maximum number of conditions. The controller writes three of them, and must keep those of other writers. So if a
 /// NodeSubnet has more conditions than this, the controller writes none.
@@ -24,17 +26,18 @@ pub(crate) const MOST_CONDITIONS: usize = 16;
 /// The condition that reports whether all of an agent's status is valid.
 pub const ACCEPTED: &str = "Accepted";
 
+/// Invalid entries: descriptions of the first few, and the number of all.
 #[derive(Default)]
-struct Refused {
-    words: Vec<String>,
+struct Invalid {
+    texts: Vec<String>,
     count: u64,
 }
 
-impl Refused {
-    fn add(&mut self, what: String) {
+impl Invalid {
+    fn add(&mut self, text: String) {
         self.count += 1;
-        if self.words.len() < MOST_WORDS {
-            self.words.push(what);
+        if self.texts.len() < MOST_TEXTS {
+            self.texts.push(text);
         }
     }
 }
@@ -42,118 +45,82 @@ impl Refused {
 /// Reads a status. Returns `None` if the status is not a JSON object.
 pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     let fields = status.as_object()?;
-    let mut refused = Refused::default();
+    let mut invalid = Invalid::default();
     let node_uid = match fields.get("nodeUID") {
         Some(Value::String(uid)) => uid.as_str(),
         Some(_) => {
-            refused.add("nodeUID is no text".to_owned());
+            invalid.add("nodeUID is no text".to_owned());
             ""
         }
         None => "",
     };
-    let demand = entries(
-        fields.get("pools"),
-        "pools",
-        MOST_POOLS,
-        &mut refused,
-        demand,
-    );
-    let demand = distinct(demand, "pools", &mut refused, |(pool, _)| pool.clone());
-    let blocks = entries(
-        fields.get("blocks"),
-        "blocks",
-        MOST_BLOCKS,
-        &mut refused,
-        block,
-    );
-    let blocks = distinct(blocks, "blocks", &mut refused, |word| {
-        (word.cidr, word.uid.clone())
-    });
-    let orphans = entries(
-        fields.get("orphans"),
-        "orphans",
-        MOST_ORPHANS,
-        &mut refused,
-        orphan,
-    );
-    let orphans = distinct(orphans, "orphans", &mut refused, |(addr, _)| *addr);
+    let mut list = List {
+        fields,
+        invalid: &mut invalid,
+    };
+    let demand = list.read("pools", MOST_POOLS, demand, |(pool, _)| pool.clone());
+    let blocks = list.read("blocks", MOST_BLOCKS, block, |it| (it.cidr, it.uid.clone()));
+    let orphans = list.read("orphans", MOST_ORPHANS, orphan, |(addr, _)| *addr);
     Some(Box::new(AgentReport {
         node_uid: node_uid.into(),
-        demand: demand.into(),
-        blocks: blocks.into(),
-        orphans: orphans.into(),
-        refused: refused.words,
-        refusals: refused.count,
+        demand,
+        blocks,
+        orphans,
+        refused: invalid.texts,
+        refusals: invalid.count,
         conditions: conditions(fields.get("conditions")),
     }))
 }
 
-/// Returns the valid entries among the first `most` of a list. What it leaves out is described in `refused`.
-fn entries<W, T>(
-    list: Option<&Value>,
-    field: &str,
-    most: usize,
-    refused: &mut Refused,
-    read: impl Fn(W) -> Result<T, String>,
-) -> Vec<T>
-where
-    W: for<'de> Deserialize<'de>,
-{
-    let list = match list {
-        None | Some(Value::Null) => return Vec::new(),
-        Some(Value::Array(list)) => list,
-        Some(_) => {
-            refused.add(format!("{field} is no list"));
-            return Vec::new();
-        }
-    };
-    if list.len() > most {
-        refused.add(format!(
-            "{field} has {} entries: only the first {most} are read",
-            list.len()
-        ));
-    }
-    let mut taken = Vec::with_capacity(list.len().min(most));
-    for (at, entry) in list.iter().take(most).enumerate() {
-        let entry = W::deserialize(entry).map_err(|error| error.to_string());
-        match entry.and_then(&read) {
-            Ok(entry) => taken.push(entry),
-            Err(why) => refused.add(format!("{field}[{at}]: {why}")),
-        }
-    }
-    taken
+struct List<'a> {
+    fields: &'a Map<String, Value>,
+    invalid: &'a mut Invalid,
 }
 
-/// Sorts entries by key. Drops all entries that have the same key, because it is unknown which of them is meant.
-fn distinct<T, K: Ord + std::fmt::Debug>(
-    mut list: Vec<T>,
-    field: &str,
-    refused: &mut Refused,
-    key: impl Fn(&T) -> K,
-) -> Vec<T> {
-    list.sort_by_key(&key);
-    let mut taken: Vec<T> = Vec::with_capacity(list.len());
-    let mut repeated = false;
-    for entry in list {
-        let same = taken.last().is_some_and(|last| key(last) == key(&entry));
-        if same {
-            repeated = true;
-            continue;
+impl List<'_> {
+    /// Returns the valid entries among the first `most` of a list, sorted by key. Of entries with the same key, none is
+    /// returned, because it is unknown which of them is meant.
+    fn read<W, T, K: Ord>(
+        &mut self,
+        field: &str,
+        most: usize,
+        read: impl Fn(W) -> Result<T, String>,
+        key: impl Fn(&T) -> K,
+    ) -> Box<[T]>
+    where
+        W: for<'de> Deserialize<'de>,
+    {
+        let list = match self.fields.get(field) {
+            None | Some(Value::Null) => return Box::default(),
+            Some(Value::Array(list)) => list,
+            Some(_) => {
+                self.invalid.add(format!("{field} is no list"));
+                return Box::default();
+            }
+        };
+        if list.len() > most {
+            self.invalid.add(format!(
+                "{field} has {} entries: only the first {most} are read",
+                list.len()
+            ));
         }
-        if std::mem::take(&mut repeated) {
-            drop_repeated(&mut taken, field, refused);
+        let mut by_key: BTreeMap<K, Option<T>> = BTreeMap::new();
+        for (at, entry) in list.iter().take(most).enumerate() {
+            let entry = W::deserialize(entry).map_err(|error| error.to_string());
+            match entry.and_then(&read) {
+                Ok(entry) => {
+                    let same = by_key.entry(key(&entry));
+                    same.and_modify(|it| *it = None).or_insert(Some(entry));
+                }
+                Err(why) => self.invalid.add(format!("{field}[{at}]: {why}")),
+            }
         }
-        taken.push(entry);
+        for _ in by_key.values().filter(|entry| entry.is_none()) {
+            self.invalid
+                .add(format!("{field} names something twice: neither is read"));
+        }
+        by_key.into_values().flatten().collect()
     }
-    if repeated {
-        drop_repeated(&mut taken, field, refused);
-    }
-    taken
-}
-
-fn drop_repeated<T>(taken: &mut Vec<T>, field: &str, refused: &mut Refused) {
-    taken.pop();
-    refused.add(format!("{field} names something twice: neither is read"));
 }
 
 fn demand(entry: PoolDemand) -> Result<(PoolName, u64), String> {
@@ -231,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_spoils_only_itself() {
+    fn an_invalid_entry_does_not_affect_others() {
         let report = read(&json!({
             "nodeUID": "u1",
             "pools": [
@@ -262,11 +229,11 @@ mod tests {
             PodUid(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef)
         );
         assert_eq!(report.refusals, 10, "{:?}", report.refused);
-        assert_eq!(report.refused.len(), MOST_WORDS);
+        assert_eq!(report.refused.len(), MOST_TEXTS);
     }
 
     #[test]
-    fn what_a_newer_agent_says_besides_does_no_harm() {
+    fn unknown_fields_of_a_newer_agent_are_ignored() {
         let report = read(&json!({
             "nodeUID": "u1", "later": [1], "agent": {"version": "99.0.0", "later": 1},
             "pools": [{"pool": "a", "demand": 4, "later": "x"}],

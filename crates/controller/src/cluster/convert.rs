@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rests_is_read_beside_what_makes_no_sense() {
+    fn quarantined_ranges_are_read_beside_invalid_parts() {
         let spec = |extra: Value| {
             let mut spec = json!({
                 "nodeUID": 7,

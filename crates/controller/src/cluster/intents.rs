@@ -2,7 +2,7 @@
 //!
 //! A leader sends an assignment only while the Lease names it, and removes the name only when it knows the outcome.
 //! Every write of the Lease is a compare-and-swap. So the next leader reads all assignments that an earlier leader can
-//! still have in flight. It does not matter how long the earlier leader was suspended, or what its clock says.
+//! still have in flight, however long the earlier leader was suspended, and whatever its clock says.
 
 use std::collections::BTreeSet;
 
@@ -64,23 +64,23 @@ impl WriteIntents {
             let cidrs = intent.cidrs.iter().map(ToString::to_string).collect();
             (intent.name.to_string(), intent.uid.to_string(), cidrs)
         });
-        let form = IntentsJson {
+        let json = IntentsJson {
             transitions,
             nodes: nodes.collect(),
             known: self.known,
         };
-        serde_json::to_string(&form).unwrap_or_default()
+        serde_json::to_string(&json).unwrap_or_default()
     }
 
     /// Reads the annotation of a Lease with that `spec.leaseTransitions`. Returns `None` if the annotation is not
     /// reliable, for example because a holder of an earlier version wrote the Lease.
     pub fn read(text: &str, transitions: i64) -> Option<Self> {
-        let form: IntentsJson = serde_json::from_str(text).ok()?;
-        if form.transitions != transitions {
+        let json: IntentsJson = serde_json::from_str(text).ok()?;
+        if json.transitions != transitions {
             return None;
         }
         let mut assignments = BTreeSet::new();
-        for (name, uid, cidrs) in form.nodes {
+        for (name, uid, cidrs) in json.nodes {
             let cidrs = cidrs.iter().map(|text| Cidr::parse_strict(text).ok());
             assignments.insert(WriteIntent {
                 name: name.into(),
@@ -90,7 +90,7 @@ impl WriteIntents {
         }
         Some(WriteIntents {
             assignments,
-            known: form.known,
+            known: json.known,
         })
     }
 }
@@ -99,7 +99,7 @@ impl WriteIntents {
 mod tests {
     use super::*;
 
-    fn some() -> WriteIntents {
+    fn intents() -> WriteIntents {
         let cidrs = ["10.0.1.0/24", "fd00:1::/64"];
         let cidrs = cidrs.map(|text| Cidr::parse_strict(text).unwrap());
         let intent = WriteIntent {
@@ -118,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_the_same_under_the_same_holder_only() {
-        for intents in [some(), WriteIntents::default()] {
+    fn intents_are_read_only_under_the_same_transitions() {
+        for intents in [intents(), WriteIntents::default()] {
             let text = intents.write(7);
             assert_eq!(WriteIntents::read(&text, 7), Some(intents));
             assert_eq!(
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_says_nothing() {
+    fn an_invalid_annotation_is_ignored() {
         for text in [
             "",
             "[]",
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_full_list_stays_small() {
-        let one = some().assignments.pop_first().unwrap();
+        let one = intents().assignments.pop_first().unwrap();
         let assignments = (0..512).map(|i| WriteIntent {
             name: format!("ip-10-0-{i}.eu-central-1.compute.internal").into(),
             uid: format!("8d1b0a3e-0000-4000-8000-{i:012}").into(),
@@ -153,7 +153,7 @@ mod tests {
         });
         let all = WriteIntents {
             assignments: assignments.collect(),
-            known: some().known,
+            known: intents().known,
         };
         assert!(all.write(7).len() < 64 * 1024);
     }

@@ -2,28 +2,28 @@
 //!
 //! The election uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so at most
 //! one of two candidates succeeds. A candidate takes over if the record has not changed for the lease duration in the
-//! record, by the candidate's own monotonic clock. The times in the Lease are for users and for the hint
-//! [`Tenure::vacant`]; the election does not depend on them.
+//! record, by the candidate's own monotonic clock. The election does not depend on the times in the Lease, which are
+//! for users and for [`LeadershipTerm::vacant`].
 //!
 //! # Guarantees
-//! - [`Tenure::valid_until`] lies before any other candidate tries to acquire the Lease. It is the *start* of the last
-//!   successful renewal plus the renew deadline, which is shorter than the lease duration.
-//! - A tenure that has run out continues if a later renewal succeeds, because the compare-and-swap proves that no other
-//!   process led in between. If the record has another holder, or the Lease is gone, the tenure is over for good.
-//! - A term is never used twice.
-//! - What a watch shows of the Lease ([`Elector::shown`]) only saves reads. No other guarantee relies on it.
+//! - [`LeadershipTerm::valid_until`] lies before any other candidate tries to acquire the Lease. It is the *start* of
+//!   the last successful renewal plus the renew deadline, which is shorter than the lease duration.
+//! - A term whose time has run out continues if a later renewal succeeds, because the compare-and-swap proves that no
+//!   other process led in between. If the record has another holder, or the Lease is gone, the term is over for good.
+//! - The id of a term is never used twice.
+//! - Watch events of the Lease ([`Elector::watch_applied`]) only save reads. No other guarantee relies on them.
 //! - A Lease is free only if its holder has released it. If the Lease was deleted, or a user cleared its holder,
 //!   candidates wait as after any other change, because the leader may not have noticed yet.
-//! - [`Tenure::named`] counts only successful writes that began after [`Elector::want`], so no later holder can have
-//!   written the Lease before them.
+//! - [`LeadershipTerm::named`] counts only successful writes that began after [`Elector::want`], so no later holder can
+//!   have written the Lease before them.
 //!
 //! # Assumptions
 //! - Two processes never lead at once, provided that the clocks of their hosts run at similar rates: the difference
 //!   must be smaller than that between renew deadline and lease duration. Safety does not depend on this, because a
-//!   leader's writes wait for [`Tenure::named`].
-//! - These three never coincide: a leader is active, a user deletes the Lease, and a process starts as a candidate. The
-//!   new process has never seen the Lease, so it could not know of the leader. (If NodeSubnets exist, the candidate
-//!   still fences the leader off, because [`Takeover::First`] alone does not count as a first start.)
+//!   leader's writes wait for [`LeadershipTerm::named`].
+//! - No process starts as a candidate just when a user deletes the Lease of an active leader. The new process has never
+//!   seen the Lease, so it could not know of the leader. (If NodeSubnets exist, the new process still fences the leader
+//!   off, because [`Takeover::First`] alone does not count as a first start.)
 //!
 //! # Caveats
 //! After the Lease was deleted, or a user cleared its holder, there is no leader for a full lease duration.
@@ -36,18 +36,18 @@ use cadastre_core::mutation::Mutation;
 pub(super) use types::LONG_VACANT;
 use types::RELEASED_DURATION;
 pub use types::{
-    Leadership, LeaseAnswer, LeaseCall, LeaseContent, LeaseRecord, LeaseSettings,
-    LeaseSettingsError, Mono, Takeover, Tenure,
+    Leadership, LeadershipTerm, LeaseAnswer, LeaseCall, LeaseContent, LeaseRecord, LeaseSettings,
+    Mono, Takeover,
 };
 
-mod shown;
 mod types;
+mod watched;
 
-/// Interval between two reads of a candidate without a watch. So a candidate sees a hand-over within this time.
+/// Interval between two reads of a candidate without a watch, so the longest time until it notices a release.
 pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
 /// If two answers of the API server are further apart than this, the server may have been restored in between. A
-/// restore takes longer than this.
+/// restore takes longer.
 const STEADY: Duration = Duration::from_secs(10);
 
 /// Pause after a failed write. It limits the load on an API server that rejects writes immediately.
@@ -64,10 +64,11 @@ pub struct Elector {
     phase: Phase,
     view: LeaseView,
     /// Whether to read the Lease before the next attempt to acquire it
-    look_first: bool,
+    read_first: bool,
     /// The last attempt to acquire the Lease, as long as it may still succeed
     attempt: Option<Attempt>,
-    outstanding: Option<(AttemptKind, Mono)>,
+    /// The call without an answer, and when it began
+    outstanding: Option<(CallKind, Mono)>,
     due: Mono,
     /// After a failed write, the earliest time of the next one
     no_write_before: Mono,
@@ -78,19 +79,20 @@ pub struct Elector {
     /// The highest resourceVersion of the Lease that was seen
     newest: u64,
     /// When the last read began
-    looked_at: Mono,
+    read_at: Mono,
     /// Whether the last record came from a watch and was not confirmed by a read since
-    only_shown: bool,
+    is_unconfirmed: bool,
     /// Until when the watch counts as working although it shows nothing
-    calm_until: Mono,
+    watch_works_until: Mono,
     /// Whether this process has ever seen the Lease
-    ever: bool,
+    has_seen: bool,
+    /// Set once leadership is given up: whether no write is in flight or indeterminate
     release: Option<bool>,
     /// The content that the Lease should get in this term
     wanted: Option<LeaseContent>,
     /// Start of the last write, and the number of `wanted` at that time
-    asked: (Mono, u64),
-    /// See [`Tenure::answered_since`]
+    last_write: (Mono, u64),
+    /// See [`LeadershipTerm::answered_since`]
     answered_since: Mono,
     /// Time of the last useful answer; `None` if a call without one followed
     answered: Option<Mono>,
@@ -109,12 +111,17 @@ enum LeaseView {
 #[derive(Debug)]
 enum Phase {
     Candidate,
-    Holding {
-        tenure: Tenure,
-        record: LeaseRecord,
-        certain: bool,
-    },
+    Leading(HeldLease),
     Released,
+}
+
+/// The Lease while this process leads.
+#[derive(Debug)]
+struct HeldLease {
+    term: LeadershipTerm,
+    record: LeaseRecord,
+    /// Whether the Lease must be read, because the outcome of the last write is unknown
+    is_unclear: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -126,8 +133,8 @@ struct Attempt {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AttemptKind {
-    Look,
+enum CallKind {
+    Read,
     Acquire,
     Renew,
     Release,
@@ -140,7 +147,7 @@ impl Elector {
             settings,
             phase: Phase::Candidate,
             view: LeaseView::Unknown,
-            look_first: true,
+            read_first: true,
             attempt: None,
             outstanding: None,
             due: Mono::ZERO,
@@ -148,24 +155,22 @@ impl Elector {
             transitions: 0,
             duration: Duration::ZERO,
             newest: 0,
-            looked_at: Mono::ZERO,
-            only_shown: false,
-            calm_until: Mono::ZERO,
-            ever: false,
+            read_at: Mono::ZERO,
+            is_unconfirmed: false,
+            watch_works_until: Mono::ZERO,
+            has_seen: false,
             release: None,
             wanted: None,
-            asked: (Mono::ZERO, 0),
+            last_write: (Mono::ZERO, 0),
             answered_since: Mono::ZERO,
             answered: Some(Mono::ZERO),
         }
     }
 
-    /// Sets the content that the Lease should get, if it is for the present term. [`Tenure::named`] reaches the number
-    /// in `wanted` once a write that began later has succeeded.
+    /// Sets the content that the Lease should get, if it is for the present term. [`LeadershipTerm::named`] reaches the
+    /// number in `wanted` once a write that began later has succeeded.
     pub fn want(&mut self, wanted: LeaseContent, now: Mono) {
-        let ours =
-            matches!(&self.phase, Phase::Holding { tenure, .. } if tenure.term == wanted.term);
-        if ours {
+        if matches!(&self.phase, Phase::Leading(held) if held.term.id == wanted.term) {
             self.wanted = Some(wanted);
             self.hurry(now);
         }
@@ -173,20 +178,12 @@ impl Elector {
 
     /// Makes the next write due as early as allowed if a request waits for it.
     fn hurry(&mut self, now: Mono) {
-        let Phase::Holding {
-            tenure,
-            certain: true,
-            ..
-        } = &self.phase
-        else {
+        let (Phase::Leading(held), Some(wanted)) = (&self.phase, &self.wanted) else {
             return;
         };
-        let waits = self
-            .wanted
-            .as_ref()
-            .is_some_and(|it| it.number > tenure.named);
+        let waits = !held.is_unclear && wanted.number > held.term.named;
         if waits && self.outstanding.is_none() && self.release.is_none() {
-            let earliest = (self.asked.0 + WANTED_PAUSE).max(self.no_write_before);
+            let earliest = (self.last_write.0 + WANTED_PAUSE).max(self.no_write_before);
             self.due = self.due.min(now.max(earliest));
         }
     }
@@ -195,8 +192,8 @@ impl Elector {
     pub fn leadership(&self) -> Leadership {
         match &self.phase {
             Phase::Released => Leadership::Released,
-            Phase::Holding { .. } if self.release.is_some() => Leadership::Released,
-            Phase::Holding { tenure, .. } => Leadership::Leading(tenure.clone()),
+            Phase::Leading(_) if self.release.is_some() => Leadership::Released,
+            Phase::Leading(held) => Leadership::Leading(held.term.clone()),
             Phase::Candidate => {
                 let leader = match &self.view {
                     LeaseView::Present(record, _) => record.holder.clone(),
@@ -228,15 +225,15 @@ impl Elector {
         if self.outstanding.is_some() || now < self.due {
             return None;
         }
-        let (kind, ask) = match &self.phase {
+        let (kind, call) = match &self.phase {
             Phase::Released => return None,
-            Phase::Holding { certain: false, .. } => (AttemptKind::Look, LeaseCall::Get),
-            Phase::Holding { record, tenure, .. } => {
+            Phase::Leading(held) if held.is_unclear => (CallKind::Read, LeaseCall::Get),
+            Phase::Leading(HeldLease { record, term, .. }) => {
                 let wanted = self.wanted.as_ref();
-                self.asked = (now, wanted.map_or(0, |it| it.number));
+                self.last_write = (now, wanted.map_or(0, |it| it.number));
                 let intents = wanted.and_then(|it| it.intents.clone());
                 let record = LeaseRecord {
-                    intents: intents.or_else(|| tenure.inherited.clone()),
+                    intents: intents.or_else(|| term.inherited.clone()),
                     ..record.clone()
                 };
                 match self.release {
@@ -252,25 +249,23 @@ impl Elector {
                             },
                             ..record
                         };
-                        (AttemptKind::Release, LeaseCall::Replace(free))
+                        (CallKind::Release, LeaseCall::Replace(free))
                     }
-                    None => (AttemptKind::Renew, LeaseCall::Replace(record)),
+                    None => (CallKind::Renew, LeaseCall::Replace(record)),
                 }
             }
             Phase::Candidate => self.candidate(now),
         };
         self.outstanding = Some((kind, now));
-        Some(ask)
+        Some(call)
     }
 
-    fn candidate(&mut self, now: Mono) -> (AttemptKind, LeaseCall) {
-        if self.look_first || self.is_hearsay() {
-            return (AttemptKind::Look, LeaseCall::Get);
-        }
-        let Some(takeover) = self.opening(now) else {
-            return (AttemptKind::Look, LeaseCall::Get);
+    fn candidate(&mut self, now: Mono) -> (CallKind, LeaseCall) {
+        let takeover = self.possible_takeover(now);
+        let Some(takeover) = takeover.filter(|_| !self.read_first && !self.needs_read()) else {
+            return (CallKind::Read, LeaseCall::Get);
         };
-        let ask = match &self.view {
+        let call = match &self.view {
             LeaseView::Present(record, _) => {
                 let version = record.resource_version.clone();
                 let intents = record.intents.clone();
@@ -280,28 +275,28 @@ impl Elector {
                 LeaseCall::Create(self.attempt(String::new(), None, takeover, now))
             }
         };
-        (AttemptKind::Acquire, ask)
+        (CallKind::Acquire, call)
     }
 
     /// Returns what kind of takeover is possible now; `None` while another process may lead.
-    fn opening(&self, now: Mono) -> Option<Takeover> {
-        match &self.view {
-            LeaseView::Unknown => None,
-            LeaseView::Absent(_) if !self.ever => Some(Takeover::First),
-            LeaseView::Present(record, _) if record.is_released() && !record.unsettled => {
-                Some(Takeover::Clean)
-            }
-            LeaseView::Present(..) | LeaseView::Absent(_) => {
-                (self.opens_at()? <= now).then_some(Takeover::Unclean)
-            }
+    fn possible_takeover(&self, now: Mono) -> Option<Takeover> {
+        if self.may_acquire_at()? > now {
+            return None;
         }
+        Some(match &self.view {
+            LeaseView::Absent(_) if !self.has_seen => Takeover::First,
+            LeaseView::Present(record, _) if record.is_released() && !record.unsettled => {
+                Takeover::Clean
+            }
+            _ => Takeover::Unclean,
+        })
     }
 
-    /// Returns when the Lease, as last seen, may be acquired.
-    fn opens_at(&self) -> Option<Mono> {
+    /// Returns from when on the Lease, as last seen, may be acquired; `None` if it was never read.
+    fn may_acquire_at(&self) -> Option<Mono> {
         match &self.view {
             LeaseView::Unknown => None,
-            LeaseView::Absent(_) if !self.ever => Some(Mono::ZERO),
+            LeaseView::Absent(_) if !self.has_seen => Some(Mono::ZERO),
             LeaseView::Absent(since) => {
                 Some(*since + self.settings.lease_duration.max(self.duration))
             }
@@ -322,7 +317,7 @@ impl Elector {
         if let Some(attempt) = &self.attempt
             && attempt.record.resource_version == resource_version
             && attempt.takeover == takeover
-            && !Mutation::TenureCountsFromLastTry.is_on()
+            && !Mutation::TermCountsFromLastTry.is_on()
         {
             return attempt.record.clone();
         }
@@ -349,59 +344,56 @@ impl Elector {
             return;
         };
         self.due = now + self.pause();
-        self.came(answer != LeaseAnswer::Unclear, now);
-        if kind == AttemptKind::Look {
-            self.looked_at = at;
+        self.note_answer(answer != LeaseAnswer::Unclear, now);
+        if kind == CallKind::Read {
+            self.read_at = at;
         }
         match (kind, answer) {
-            (AttemptKind::Renew, LeaseAnswer::Written(record)) => {
+            (CallKind::Renew, LeaseAnswer::Written(record)) => {
                 self.note(&record, now);
                 let late = Mutation::RenewalCountsFromAnswer.is_on();
                 self.renewed(record, if late { now } else { at });
                 self.due = self.next_renewal(at, now);
             }
-            (AttemptKind::Acquire, LeaseAnswer::Written(record)) => {
+            (CallKind::Acquire, LeaseAnswer::Written(record)) => {
                 self.note(&record, now);
                 self.acquired(record);
                 self.due = self.next_renewal(at, now);
             }
-            (AttemptKind::Renew, LeaseAnswer::Conflict)
+            (CallKind::Renew, LeaseAnswer::Conflict)
                 if Mutation::RenewalConflictIgnored.is_on() =>
             {
-                if let Phase::Holding { record, .. } = &self.phase {
-                    self.renewed(record.clone(), at);
+                if let Phase::Leading(held) = &self.phase {
+                    self.renewed(held.record.clone(), at);
                 }
             }
-            (AttemptKind::Release, LeaseAnswer::Written(_)) => self.phase = Phase::Released,
+            (CallKind::Release, LeaseAnswer::Written(_)) => self.phase = Phase::Released,
             (
-                AttemptKind::Renew | AttemptKind::Release,
+                CallKind::Renew | CallKind::Release,
                 answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear | LeaseAnswer::Missing),
             ) => {
                 let trusted = answer == LeaseAnswer::Unclear
                     && Mutation::IndeterminateLeaseWriteCounts.is_on();
-                if let Phase::Holding {
-                    certain, tenure, ..
-                } = &mut self.phase
-                {
-                    *certain = false;
+                if let Phase::Leading(held) = &mut self.phase {
+                    held.is_unclear = true;
                     if trusted {
-                        tenure.named = self.asked.1;
+                        held.term.named = self.last_write.1;
                     }
                 }
                 self.due = now;
                 self.no_write_before = at + WRITE_PAUSE;
             }
-            (AttemptKind::Acquire, answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear)) => {
+            (CallKind::Acquire, answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear)) => {
                 // The write may have succeeded, or another process may hold the Lease by now, so the Lease is read
                 // next.
-                self.ever |= answer == LeaseAnswer::Conflict;
-                self.look_first = true;
+                self.has_seen |= answer == LeaseAnswer::Conflict;
+                self.read_first = true;
                 self.due = now;
                 self.no_write_before = at + WRITE_PAUSE;
             }
-            (AttemptKind::Look, LeaseAnswer::Found(record)) => self.found(record, now),
-            (AttemptKind::Look, LeaseAnswer::Missing) => self.missing(now),
-            (AttemptKind::Renew, LeaseAnswer::Failed) => self.no_write_before = at + WRITE_PAUSE,
+            (CallKind::Read, LeaseAnswer::Found(record)) => self.found(record, now),
+            (CallKind::Read, LeaseAnswer::Missing) => self.missing(now),
+            (CallKind::Renew, LeaseAnswer::Failed) => self.no_write_before = at + WRITE_PAUSE,
             _ => {}
         }
         self.hurry(now);
@@ -410,9 +402,9 @@ impl Elector {
         }
     }
 
-    /// Keeps the time since which the API server has answered without a gap: no request failed, and answers were never
-    /// further apart than [`STEADY`]. The time before the first answer of the process is no gap.
-    fn came(&mut self, is_answer: bool, now: Mono) {
+    /// Updates since when the API server has answered without a gap: no request failed, and answers were never further
+    /// apart than [`STEADY`]. The time before the first answer of the process is no gap.
+    fn note_answer(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;
             return;
@@ -426,7 +418,7 @@ impl Elector {
 
     fn pause(&self) -> Duration {
         match self.phase {
-            Phase::Holding { .. } if self.release.is_none() => self.settings.retry_period,
+            Phase::Leading(_) if self.release.is_none() => self.settings.retry_period,
             _ => CANDIDATE_PAUSE.min(self.settings.retry_period),
         }
     }
@@ -441,12 +433,12 @@ impl Elector {
 
     /// Returns when a candidate makes its next call: when it may acquire the Lease, or earlier for the next read.
     fn candidate_due(&self, now: Mono) -> Mono {
-        let opens = self.opens_at().map_or(self.due, |at| at.max(now));
-        self.due.min(opens).max(self.no_write_before)
+        let acquire_at = self.may_acquire_at().map_or(self.due, |at| at.max(now));
+        self.due.min(acquire_at).max(self.no_write_before)
     }
 
     fn note(&mut self, record: &LeaseRecord, now: Mono) {
-        self.ever = true;
+        self.has_seen = true;
         self.newest = self.newest.max(record.version());
         self.duration = record.lease_duration;
         self.transitions = self.transitions.max(record.transitions);
@@ -457,24 +449,19 @@ impl Elector {
 
     fn found(&mut self, record: LeaseRecord, now: Mono) {
         self.note(&record, now);
-        (self.look_first, self.only_shown) = (false, false);
+        (self.read_first, self.is_unconfirmed) = (false, false);
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
         match &mut self.phase {
-            Phase::Holding {
-                record: held,
-                certain,
-                ..
-            } if mine && held.transitions == record.transitions => {
-                *held = record;
-                *certain = true;
+            Phase::Leading(held) if mine && held.record.transitions == record.transitions => {
+                (held.record, held.is_unclear) = (record, false);
                 self.due = now.max(self.no_write_before);
             }
-            Phase::Holding { .. } => {
+            Phase::Leading(_) => {
                 self.phase = Phase::Candidate;
                 self.due = self.candidate_due(now);
             }
             Phase::Candidate => {
-                self.due = self.due.max(self.calm_due());
+                self.due = self.due.max(self.watched_read_due());
                 self.found_as_candidate(record, mine, now);
             }
             Phase::Released => {}
@@ -489,10 +476,10 @@ impl Elector {
             return;
         }
         // An attempt that was based on another version of the record can no longer succeed. A creation still can if the
-        // Lease is deleted; then the candidate waits until the created record runs out, like any other.
-        let rests_on_this =
+        // Lease is deleted; then the candidate waits until the created record runs out, as for any other record.
+        let is_based_on_this =
             |attempt: &Attempt| attempt.record.resource_version == record.resource_version;
-        self.attempt = self.attempt.take().filter(rests_on_this);
+        self.attempt = self.attempt.take().filter(is_based_on_this);
         self.due = self.candidate_due(now);
     }
 
@@ -500,22 +487,17 @@ impl Elector {
         if !matches!(self.view, LeaseView::Absent(_)) {
             self.view = LeaseView::Absent(now);
         }
-        (self.look_first, self.only_shown) = (false, false);
+        (self.read_first, self.is_unconfirmed) = (false, false);
         self.phase = Phase::Candidate;
         self.due = self.candidate_due(now);
     }
 
     fn renewed(&mut self, renewed: LeaseRecord, at: Mono) {
-        if let Phase::Holding {
-            tenure,
-            record,
-            certain,
-        } = &mut self.phase
-        {
-            *record = renewed;
-            *certain = true;
-            tenure.named = tenure.named.max(self.asked.1);
-            tenure.valid_until = tenure.valid_until.max(at + self.settings.renew_deadline);
+        if let Phase::Leading(held) = &mut self.phase {
+            (held.record, held.is_unclear) = (renewed, false);
+            let term = &mut held.term;
+            term.named = term.named.max(self.last_write.1);
+            term.valid_until = term.valid_until.max(at + self.settings.renew_deadline);
         }
     }
 
@@ -523,24 +505,23 @@ impl Elector {
         let Some(attempt) = self.attempt.take() else {
             return;
         };
-        let term = format!("{}-{}", attempt.record.transitions, self.settings.nonce);
-        let valid_until = attempt.at + self.settings.renew_deadline;
-        let tenure = Tenure {
-            term: term.into(),
+        let id = format!("{}-{}", attempt.record.transitions, self.settings.nonce);
+        let term = LeadershipTerm {
+            id: id.into(),
             takeover: attempt.takeover,
-            valid_until,
+            valid_until: attempt.at + self.settings.renew_deadline,
             vacant: Duration::ZERO,
             inherited: attempt.record.intents,
             answered_since: self.answered_since,
             named: 0,
         };
         self.wanted = None;
-        self.asked = (attempt.at, 0);
-        self.phase = Phase::Holding {
-            tenure,
+        self.last_write = (attempt.at, 0);
+        self.phase = Phase::Leading(HeldLease {
+            term,
             record,
-            certain: true,
-        };
+            is_unclear: false,
+        });
     }
 }
 

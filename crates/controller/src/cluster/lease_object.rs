@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_the_same() {
+    fn a_written_record_is_read_the_same() {
         let free = LeaseRecord {
             holder: None,
             unsettled: true,
@@ -135,16 +135,16 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_told_while_the_time_of_renewal_goes_on() {
+    fn a_recorded_gap_stays_while_the_lease_is_renewed() {
         let known = stored(&wanted(), 100);
         assert_eq!(renewed_at(&known), Some(at(100)));
-        let mut taken = lease(Some(&known), &wanted(), at(900));
-        assert_eq!(renewed_at(&taken), Some(at(900)));
-        record_gap(&known, &mut taken);
-        let mut renewed = lease(Some(&taken), &wanted(), at(902));
-        record_gap(&taken, &mut renewed);
+        let mut acquired = lease(Some(&known), &wanted(), at(900));
+        assert_eq!(renewed_at(&acquired), Some(at(900)));
+        record_gap(&known, &mut acquired);
+        let mut renewed = lease(Some(&acquired), &wanted(), at(902));
+        record_gap(&acquired, &mut renewed);
         assert_eq!(renewed_at(&renewed), Some(at(100)));
-        let times = [&taken, &renewed].map(|it| it.spec.as_ref().unwrap().renew_time.clone());
+        let times = [&acquired, &renewed].map(|it| it.spec.as_ref().unwrap().renew_time.clone());
         assert_eq!(times, [900, 902].map(|it| Some(MicroTime(at(it)))));
         let later = lease(Some(&renewed), &wanted(), at(970));
         assert_eq!(renewed_at(&later), Some(at(970)));
@@ -165,19 +165,19 @@ mod tests {
             transitions: 4,
             ..wanted()
         };
-        let taken = lease(Some(&known), &next, at(30)).spec.unwrap();
-        assert_eq!(taken.acquire_time, Some(MicroTime(at(30))));
+        let acquired = lease(Some(&known), &next, at(30)).spec.unwrap();
+        assert_eq!(acquired.acquire_time, Some(MicroTime(at(30))));
     }
 
     #[test]
-    fn intents_that_an_earlier_version_has_carried_along_say_nothing() {
+    fn intents_that_an_earlier_version_has_kept_are_ignored() {
         let mut lease = stored(&wanted(), 1);
         lease.spec.as_mut().unwrap().lease_transitions = Some(4);
         assert_eq!(record(&lease).intents, None);
     }
 
     #[test]
-    fn what_was_read_of_another_version_is_not_carried_along() {
+    fn fields_of_another_version_of_the_lease_are_not_written() {
         let known = stored(&wanted(), 1);
         let other = LeaseRecord {
             resource_version: "8".into(),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_counts_as_held_for_the_usual_time() {
+    fn an_invalid_lease_counts_as_held_for_the_default_duration() {
         let empty = record(&Lease::default());
         assert_eq!(
             (empty.holder.as_deref(), empty.lease_duration),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_holder_takes_the_mark_of_unsettled_writes_away() {
+    fn the_next_holder_removes_the_annotation_of_unsettled_writes() {
         let known = stored(
             &LeaseRecord {
                 holder: None,

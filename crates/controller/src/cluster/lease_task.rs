@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::lease::{
-    Elector, LONG_VACANT, Leadership, LeaseAnswer, LeaseCall, LeaseContent, LeaseSettings, Mono,
-    Tenure,
+    Elector, LONG_VACANT, Leadership, LeadershipTerm, LeaseAnswer, LeaseCall, LeaseContent,
+    LeaseSettings, Mono,
 };
 use super::lease_object::{lease, record, record_gap, renewed_at};
-use super::names::LeaderTerm;
+use super::names::TermId;
 use super::readiness::LeaderReadiness;
 use crate::cluster::leader_metrics::LeaderMetrics;
 use cadastre_api::FIELD_MANAGER;
@@ -45,14 +45,13 @@ impl WriteGate {
     ///
     /// The successful write of the Lease proves that whatever a later leader does comes after this decision. The time
     /// limit only avoids needless conflicts.
-    pub async fn pass(&self, term: &LeaderTerm, number: u64) -> Option<Duration> {
+    pub async fn pass(&self, term: &TermId, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
         loop {
             let (left, named) = match &*leadership.borrow_and_update() {
-                Leadership::Leading(tenure) if tenure.term == *term => (
-                    tenure.valid_until.checked_sub(self.clock.now()),
-                    tenure.named,
-                ),
+                Leadership::Leading(now) if now.id == *term => {
+                    (now.valid_until.checked_sub(self.clock.now()), now.named)
+                }
                 _ => return None,
             };
             let left = left.filter(|left| !left.is_zero())?;
@@ -102,7 +101,7 @@ impl Election {
         let mut last = elector.leadership();
         self.readiness.leadership(last.clone());
         let (mut trouble, mut known) = (None, None);
-        let (mut was_read, mut was_said) = (false, false);
+        let (mut was_read, mut is_published) = (false, false);
         let (mut vacant, mut agents_heard) = (Duration::ZERO, false);
         let mut read_at: Option<Mono> = None;
         let mut is_wanted = true;
@@ -115,11 +114,11 @@ impl Election {
                     vacant = vacant_since(known.as_ref(), clock.wall());
                 }
                 let before = version(known.as_ref());
-                let tells_gap = vacant > LONG_VACANT && !agents_heard;
-                let call = self.call(&leases, &ask, &mut known, tells_gap);
+                let records_gap = vacant > LONG_VACANT && !agents_heard;
+                let call = self.call(&leases, &ask, &mut known, records_gap);
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
-                    Ok(Err(error)) => judge(&error, &ask),
+                    Ok(Err(error)) => classify(&error, &ask),
                     Err(_) => (
                         LeaseAnswer::Unclear,
                         Some(format!("no answer within {limit:?}")),
@@ -148,8 +147,8 @@ impl Election {
                 self.publish(&mut last, elector.leadership(), vacant);
             }
             Watching::attend(&mut watching, &last, &leases, &self.name);
-            if was_read && !was_said {
-                was_said = true;
+            if was_read && !is_published {
+                is_published = true;
                 self.publish.send_replace(last.clone());
             }
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
@@ -172,7 +171,7 @@ impl Election {
                     is_wanted = changed.is_ok();
                     let wanted = self.wanted.borrow_and_update().clone();
                     if let Some(wanted) = wanted {
-                        let is_ours = |it: &Tenure| it.term == wanted.term;
+                        let is_ours = |it: &LeadershipTerm| it.id == wanted.term;
                         let leads = matches!(&last, Leadership::Leading(it) if is_ours(it));
                         agents_heard |= leads && wanted.agents_heard;
                         elector.want(wanted, clock.now());
@@ -194,11 +193,11 @@ impl Election {
 
     /// Updates metrics and readiness. Returns how much longer this process may write, if it leads and may write.
     fn publish_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
-        let Leadership::Leading(tenure) = leadership else {
+        let Leadership::Leading(term) = leadership else {
             self.metrics.leading.set(0);
             return None;
         };
-        let left = tenure
+        let left = term
             .valid_until
             .checked_sub(now)
             .filter(|left| !left.is_zero());
@@ -208,23 +207,23 @@ impl Election {
     }
 
     fn publish(&self, last: &mut Leadership, mut now: Leadership, vacant: Duration) {
-        if let Leadership::Leading(tenure) = &mut now {
-            tenure.vacant = vacant;
+        if let Leadership::Leading(term) = &mut now {
+            term.vacant = vacant;
         }
         if *last == now {
             return;
         }
         let was = matches!(last, Leadership::Leading(_));
         let term = |leadership: &Leadership| match leadership {
-            Leadership::Leading(tenure) => Some(tenure.term.clone()),
+            Leadership::Leading(term) => Some(term.id.clone()),
             _ => None,
         };
         if term(last) != term(&now) {
             self.metrics.transitions.inc();
             match &now {
-                Leadership::Leading(tenure) => {
-                    info!(term = %tenure.term, how = tenure.takeover.as_str(), "leading");
-                    if tenure.follows_a_gap() {
+                Leadership::Leading(term) => {
+                    info!(term = %term.id, how = term.takeover.as_str(), "leading");
+                    if term.follows_a_gap() {
                         warn!(
                             "by the Lease nobody led for {} s: nobody was there, or the API server was put back to an older state; agents have their say before new blocks are given (docs/backup.md)",
                             vacant.as_secs()
@@ -260,14 +259,14 @@ impl Election {
         }
     }
 
-    /// Makes a call. With `tells_gap`, the written Lease records the gap before this leader. If this leader ends before
-    /// agents had time to report, the next leader then gives them that time.
+    /// Makes a call. With `records_gap`, the written Lease records the gap before this leader. The next leader then
+    /// gives agents time to report, if this leader ends before they had it.
     async fn call(
         &self,
         leases: &Api<Lease>,
         ask: &LeaseCall,
         known: &mut Option<Lease>,
-        tells_gap: bool,
+        records_gap: bool,
     ) -> Result<LeaseAnswer, Error> {
         let post = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -276,7 +275,7 @@ impl Election {
         let object = |wanted| {
             let mut lease = lease(known.as_ref(), wanted, Clock.wall());
             lease.metadata.name = Some(self.name.clone());
-            if let Some(known) = known.as_ref().filter(|_| tells_gap) {
+            if let Some(known) = known.as_ref().filter(|_| records_gap) {
                 record_gap(known, &mut lease);
             }
             lease
@@ -319,7 +318,7 @@ fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// Prolongs a pause at random, so that candidates do not all try at the same moment.
+/// Prolongs a delay at random, so that candidates do not all try at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let part = RandomState::new().hash_one(pause) % 1000;
     let most = pause.min(LONGEST_JITTERED) / 5;
@@ -327,7 +326,7 @@ fn jittered(pause: Duration) -> Duration {
 }
 
 /// Returns which answer an error is to the elector, and the problem to log. An expected error is no problem.
-fn judge(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
+fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     let Error::Api(status) = error else {
         return (
             LeaseAnswer::Unclear,
@@ -369,14 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_namespace_is_told_and_not_taken_for_a_race() {
-        let (answer, problem) = judge(&refused(404), &LeaseCall::Create(wanted()));
+    fn a_missing_namespace_is_a_failure_and_no_conflict() {
+        let (answer, problem) = classify(&refused(404), &LeaseCall::Create(wanted()));
         assert_eq!(answer, LeaseAnswer::Failed);
         assert!(problem.is_some_and(|text| text.contains("namespace exists")));
     }
 
     #[test]
-    fn what_others_did_to_the_lease_is_no_trouble() {
+    fn changes_of_the_lease_by_others_are_no_problem() {
         let cases = [
             (404, LeaseCall::Get, LeaseAnswer::Missing),
             (404, LeaseCall::Replace(wanted()), LeaseAnswer::Conflict),
@@ -385,7 +384,7 @@ mod tests {
         ];
         for (code, ask, expected) in cases {
             assert_eq!(
-                judge(&refused(code), &ask),
+                classify(&refused(code), &ask),
                 (expected, None),
                 "{code} {ask:?}"
             );
@@ -393,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_drawn_out_by_a_fifth_at_most() {
+    fn a_pause_gets_longer_by_a_fifth_at_most() {
         let second = Duration::from_secs(1);
         for _ in 0..100 {
             let pause = jittered(second);
@@ -406,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_server_error_says_nothing_about_the_outcome() {
-        let (answer, problem) = judge(&refused(500), &LeaseCall::Replace(wanted()));
+        let (answer, problem) = classify(&refused(500), &LeaseCall::Replace(wanted()));
         assert!(answer == LeaseAnswer::Unclear && problem.is_some());
     }
 }

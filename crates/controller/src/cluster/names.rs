@@ -70,6 +70,6 @@ name! {
     PoolName;
     /// The `metadata.uid` of an object of any kind; no name, and never used twice.
     ObjectUid;
-    /// The term of a leader, which the fence writes to nodes; not the name of the leader's process.
-    LeaderTerm;
+    /// The id of a term of leadership, which the fence writes to nodes; not the name of the leader's process.
+    TermId;
 }

@@ -5,8 +5,8 @@
 //! - An answer to a request may be newer than the watch and is then applied at once. An answer never restores an object
 //!   that the watch has shown as deleted. No object goes back to an older version.
 //! - An object that an answer has shown to be gone stays gone, even if the watch still delivers older events of it.
-//! - A requested list that shows an older state than was known when the list was requested proves that the API server
-//!   was restored: [`ListOutcome::PutBack`].
+//! - A requested list with older versions than the cache had at the request proves that the API server was restored:
+//!   [`ListOutcome::PutBack`].
 //!
 //! # Assumptions
 //! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent reads (never from a
@@ -45,9 +45,9 @@ pub struct CacheMark {
 #[derive(Debug)]
 pub enum ListOutcome<T> {
     /// The list is applied, with these changes.
-    By(Vec<ObjectUpdate<T>>),
+    Applied(Vec<ObjectUpdate<T>>),
     /// The list may be older than the watch, or a relist is running, so the list must be requested again.
-    Again,
+    Outdated,
     /// The server no longer has objects that it had shown: it was restored to an older state.
     PutBack,
 }
@@ -238,7 +238,7 @@ impl<T: Object> ObjectCache<T> {
     /// Applies a complete consistent list, the answer to a request that was sent in the state `sent`.
     pub fn replace(&mut self, objects: Vec<T>, sent: CacheMark) -> ListOutcome<T> {
         if sent.epoch != self.epoch || self.unseen.is_some() {
-            return ListOutcome::Again;
+            return ListOutcome::Outdated;
         }
         if objects.iter().any(|it| self.is_put_back(it, sent)) {
             // If the watch delivered events after the request, one may be the deletion of an object that the list
@@ -246,7 +246,7 @@ impl<T: Object> ObjectCache<T> {
             return if self.horizon == sent.horizon {
                 ListOutcome::PutBack
             } else {
-                ListOutcome::Again
+                ListOutcome::Outdated
             };
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
@@ -258,11 +258,11 @@ impl<T: Object> ObjectCache<T> {
             .filter(|o| !named.contains(o.name()) && o.version() <= highest.max(sent.latest))
             .map(|o| (o.name().clone(), o.uid().clone()))
             .collect();
-        let mut deltas: Vec<ObjectUpdate<T>> = gone
+        let mut updates: Vec<ObjectUpdate<T>> = gone
             .iter()
             .filter_map(|(name, uid)| self.forget(name, uid))
             .collect();
-        deltas.extend(
+        updates.extend(
             objects
                 .into_iter()
                 .filter_map(|object| self.answer(object, sent.epoch)),
@@ -270,11 +270,11 @@ impl<T: Object> ObjectCache<T> {
         if !Mutation::GoneByListComesBack.is_on() {
             self.floor = self.floor.max(highest);
         }
-        ListOutcome::By(deltas)
+        ListOutcome::Applied(updates)
     }
 
-    /// Returns whether a list requested in the state `sent` can show this object only because the server lost what it
-    /// had shown before.
+    /// Returns whether a list requested in the state `sent` can contain this version of the object only if the server
+    /// was restored to an older state.
     fn is_put_back(&self, object: &T, sent: CacheMark) -> bool {
         match self.objects.get(object.name()) {
             Some(known) => object.version() < known.version() && known.version() <= sent.latest,
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_known_by_a_version_once_the_watch_has_told_of_it_or_of_a_later_one() {
+    fn a_version_is_reached_once_the_watch_has_shown_it_or_a_later_one() {
         let begun = Duration::from_secs(5);
         let mut table = ObjectCache::default();
         let mut knows = |change: Option<ObjectEvent<ServiceRange>>, version| {
@@ -372,66 +372,74 @@ mod tests {
         knows(Some(ObjectEvent::Restarted { asked: begun }), 0);
         assert!(
             !knows(Some(ObjectEvent::Applied(object("b", "2", 9))), 1),
-            "half a list"
+            "the list is not complete"
         );
         assert!(knows(Some(ObjectEvent::Listed), 0));
-        assert!(!knows(None, 9), "of what version it is comes with it");
+        assert!(
+            !knows(None, 9),
+            "a list has no version before the watch shows one"
+        );
         assert!(knows(Some(ObjectEvent::Reached(12)), 12));
         assert!(!knows(None, 13));
         assert!(knows(Some(ObjectEvent::Applied(object("a", "1", 14))), 14));
         assert!(knows(Some(ObjectEvent::Deleted(object("a", "1", 15))), 15));
         assert!(
             !table.has_reached(1, begun + Duration::from_secs(1)),
-            "older than that"
+            "the list was requested before that time"
         );
         table.change(ObjectEvent::Restarted { asked: begun });
         table.change(ObjectEvent::Listed);
         assert!(
             !table.has_reached(15, begun),
-            "the server may be another one"
+            "the server may have been restored"
         );
+    }
+
+    fn restart(table: &mut ObjectCache<ServiceRange>) {
+        let asked = Duration::ZERO;
+        table.change(ObjectEvent::Restarted { asked });
+    }
+
+    /// Returns the effects of a watch event that an object was created or changed.
+    fn apply(
+        table: &mut ObjectCache<ServiceRange>,
+        name: &str,
+        uid: &str,
+        version: u64,
+    ) -> Vec<ObjectUpdate<ServiceRange>> {
+        table.change(ObjectEvent::Applied(object(name, uid, version)))
     }
 
     fn listed(objects: &[(&str, &str, u64)]) -> ObjectCache<ServiceRange> {
         let mut table = ObjectCache::default();
-        table.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
+        restart(&mut table);
         for (name, uid, version) in objects {
-            table.change(ObjectEvent::Applied(object(name, uid, *version)));
+            apply(&mut table, name, uid, *version);
         }
         table.change(ObjectEvent::Listed);
         table
     }
 
     #[test]
-    fn a_relist_reports_what_vanished() {
+    fn a_relist_reports_deleted_objects() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
-        table.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
-        assert!(
-            table
-                .change(ObjectEvent::Applied(object("b", "2", 2)))
-                .is_empty()
-        );
+        restart(&mut table);
+        assert!(apply(&mut table, "b", "2", 2).is_empty());
         assert_eq!(
             table.len(),
             2,
             "the old state is valid until the list is complete"
         );
-        let deltas = table.change(ObjectEvent::Listed);
-        assert_eq!(deltas.len(), 1);
-        assert_eq!(&**deltas[0].before.as_ref().unwrap().name(), "a");
-        assert!(deltas[0].after.is_none());
+        let updates = table.change(ObjectEvent::Listed);
+        assert_eq!(updates.len(), 1);
+        assert_eq!(&**updates[0].before.as_ref().unwrap().name(), "a");
+        assert!(updates[0].after.is_none());
     }
 
     #[test]
-    fn an_object_recreated_under_its_name_is_told_with_both_sides() {
+    fn an_object_recreated_under_its_name_replaces_the_earlier_one() {
         let mut table = listed(&[("a", "1", 1)]);
-        let delta = table
-            .change(ObjectEvent::Applied(object("a", "9", 5)))
-            .remove(0);
+        let delta = apply(&mut table, "a", "9", 5).remove(0);
         assert_eq!(&*delta.before.unwrap().uid, "1");
         assert_eq!(&*delta.after.unwrap().uid, "9");
         assert!(
@@ -444,27 +452,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_back_in_time() {
+    fn an_object_never_goes_back_to_an_older_version() {
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.epoch();
-        assert!(
-            table
-                .change(ObjectEvent::Applied(object("a", "1", 4)))
-                .is_empty()
-        );
+        assert!(apply(&mut table, "a", "1", 4).is_empty());
         assert!(table.answer(object("a", "1", 5), sent).is_none());
         assert!(table.answer(object("a", "1", 6), sent).is_some());
     }
 
     #[test]
-    fn an_answer_never_brings_back_what_the_watch_saw_go() {
+    fn an_answer_never_restores_a_deleted_object() {
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.epoch();
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         assert!(table.answer(object("a", "1", 6), sent).is_none());
-        table.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
+        restart(&mut table);
         table.change(ObjectEvent::Listed);
         assert!(
             table.answer(object("b", "2", 9), sent).is_none(),
@@ -473,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_list_runs_answers_tell_of_what_is_known_and_of_nothing_else() {
+    fn while_a_list_runs_answers_only_update_known_objects() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
         let sent = table.epoch();
         let asked = Duration::from_secs(5);
@@ -481,61 +483,63 @@ mod tests {
         assert!(table.answer(object("a", "1", 5), sent).is_some());
         assert!(
             table.answer(object("a", "9", 6), sent).is_none(),
-            "made anew"
+            "created again"
         );
         assert!(table.answer(object("c", "3", 7), sent).is_none());
         assert!(table.answer(object("b", "2", 9), sent).is_some());
-        table.change(ObjectEvent::Applied(object("b", "2", 8)));
-        let deltas = table.change(ObjectEvent::Listed);
-        assert_eq!(deltas.len(), 1, "a is not in the list");
+        apply(&mut table, "b", "2", 8);
+        let updates = table.change(ObjectEvent::Listed);
+        assert_eq!(updates.len(), 1, "a is not in the list");
         assert_eq!(table.get("b").unwrap().version, 9, "newer than the list");
         assert!(table.is_listed_since(asked), "which is no older state");
     }
 
-    fn taken<T>(replaced: ListOutcome<T>) -> Vec<ObjectUpdate<T>> {
+    fn applied<T>(replaced: ListOutcome<T>) -> Vec<ObjectUpdate<T>> {
         match replaced {
-            ListOutcome::By(deltas) => deltas,
-            ListOutcome::Again => panic!("to be asked for again"),
+            ListOutcome::Applied(updates) => updates,
+            ListOutcome::Outdated => panic!("outdated"),
             ListOutcome::PutBack => panic!("put back"),
         }
     }
 
     #[test]
-    fn a_list_of_ours_keeps_what_the_watch_told_later() {
+    fn a_requested_list_keeps_later_watch_events() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         let sent = table.sent();
-        table.change(ObjectEvent::Applied(object("c", "3", 9)));
+        apply(&mut table, "c", "3", 9);
         let list = vec![object("a", "1", 5), object("d", "4", 8)];
-        let deltas = taken(table.replace(list, sent));
+        let updates = applied(table.replace(list, sent));
         assert_eq!(
             table.iter().map(|o| o.name.to_string()).collect::<Vec<_>>(),
             ["a", "c"]
         );
         assert_eq!(
-            deltas.len(),
+            updates.len(),
             1,
             "b is gone; d was seen to go, as the watch is past it"
         );
-        table.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
+        restart(&mut table);
         assert!(matches!(
             table.replace(Vec::new(), sent),
-            ListOutcome::Again
+            ListOutcome::Outdated
         ));
     }
 
     #[test]
-    fn a_list_of_ours_ends_what_was_known_when_it_was_sent() {
+    fn a_requested_list_removes_objects_known_before_the_request() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 8)]);
         let sent = table.sent();
-        let deltas = taken(table.replace(vec![object("a", "1", 5)], sent));
-        assert_eq!(deltas.len(), 1, "b is newer than all of the list, and gone");
+        let updates = applied(table.replace(vec![object("a", "1", 5)], sent));
+        assert_eq!(
+            updates.len(),
+            1,
+            "b is newer than all of the list, and gone"
+        );
         assert_eq!(table.len(), 1);
     }
 
     #[test]
-    fn a_list_that_forgets_what_was_told_is_of_a_server_that_was_put_back() {
+    fn a_list_without_known_versions_is_of_a_restored_server() {
         let again = |table: &mut ObjectCache<ServiceRange>, name, uid, version| {
             let sent = table.sent();
             table.replace(vec![object(name, uid, version)], sent)
@@ -554,26 +558,26 @@ mod tests {
         let sent = table.sent();
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         let found = table.replace(vec![object("a", "1", 5)], sent);
-        assert!(matches!(found, ListOutcome::Again), "{found:?}");
+        assert!(matches!(found, ListOutcome::Outdated), "{found:?}");
         // A newer version may be known from another answer meanwhile, so the list changes nothing.
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.sent();
         table.answer(object("a", "1", 9), sent.epoch);
-        assert!(taken(table.replace(vec![object("a", "1", 5)], sent)).is_empty());
+        assert!(applied(table.replace(vec![object("a", "1", 5)], sent)).is_empty());
         // An answer had shown a version that is newer than the list's objects; the list lacks the object, so it is
         // gone.
         let mut table = listed(&[("a", "1", 5)]);
         table.answer(object("a", "1", 9), table.epoch());
-        assert_eq!(taken(again(&mut table, "b", "2", 7)).len(), 2);
+        assert_eq!(applied(again(&mut table, "b", "2", 7)).len(), 2);
     }
 
     #[test]
-    fn a_relist_with_older_news_than_known_is_no_list_to_begin_with() {
+    fn a_relist_with_older_versions_does_not_count_as_a_list() {
         let mut table = listed(&[("a", "1", 5)]);
         let asked = Duration::from_secs(9);
         for (version, is_sound) in [(4, false), (5, true)] {
             table.change(ObjectEvent::Restarted { asked });
-            table.change(ObjectEvent::Applied(object("a", "1", version)));
+            apply(&mut table, "a", "1", version);
             table.change(ObjectEvent::Listed);
             assert!(table.is_listed());
             assert_eq!(table.is_listed_since(asked), is_sound);
@@ -581,71 +585,52 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_showed_to_be_gone_stays_gone() {
+    fn an_object_that_an_answer_showed_to_be_gone_stays_gone() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2), ("c", "3", 9)]);
         let epoch = table.epoch();
         let sent = table.sent();
         assert!(table.forget("a", &"1".into()).is_some());
         assert!(
-            table
-                .change(ObjectEvent::Applied(object("a", "1", 4)))
-                .is_empty(),
-            "older news of what is gone"
+            apply(&mut table, "a", "1", 4).is_empty(),
+            "an older event of a gone object"
         );
         assert!(table.answer(object("a", "1", 12), epoch).is_none());
         let list = vec![object("c", "3", 9)];
-        assert_eq!(taken(table.replace(list, sent)).len(), 1);
+        assert_eq!(applied(table.replace(list, sent)).len(), 1);
+        assert!(apply(&mut table, "b", "2", 5).is_empty());
         assert!(
-            table
-                .change(ObjectEvent::Applied(object("b", "2", 5)))
-                .is_empty()
+            apply(&mut table, "d", "4", 8).is_empty(),
+            "created and deleted before the requested list"
         );
-        assert!(
-            table
-                .change(ObjectEvent::Applied(object("d", "4", 8)))
-                .is_empty(),
-            "made and gone before our list"
-        );
-        assert!(
-            !table
-                .change(ObjectEvent::Applied(object("a", "7", 20)))
-                .is_empty(),
-            "a new one"
-        );
+        assert!(!apply(&mut table, "a", "7", 20).is_empty(), "a new one");
         assert_eq!(table.len(), 2);
     }
 
     #[test]
-    fn a_grave_lasts_until_the_watch_is_past_it() {
+    fn the_uid_of_a_gone_object_is_kept_until_the_watch_shows_the_deletion() {
         let mut table = listed(&[("a", "1", 5)]);
-        table.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
+        restart(&mut table);
         table.forget("a", &"1".into());
-        table.change(ObjectEvent::Applied(object("a", "1", 5)));
+        apply(&mut table, "a", "1", 5);
         table.change(ObjectEvent::Listed);
         assert!(table.is_empty(), "gone while the list was on its way");
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         assert!(table.gone.is_empty());
-        table.change(ObjectEvent::Applied(object("b", "2", 8)));
+        apply(&mut table, "b", "2", 8);
         table.forget("b", &"2".into());
-        table.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
+        restart(&mut table);
         table.change(ObjectEvent::Listed);
         assert!(table.gone.is_empty(), "the list began after the answer");
     }
 
     #[test]
-    fn an_answer_asked_for_during_a_list_may_be_older_than_it() {
+    fn an_answer_to_a_request_sent_during_a_list_is_ignored() {
         let mut table = listed(&[("a", "1", 5)]);
-        table.change(ObjectEvent::Restarted {
-            asked: Duration::ZERO,
-        });
+        restart(&mut table);
         let sent = table.sent();
         table.change(ObjectEvent::Listed);
         assert!(table.answer(object("a", "1", 6), sent.epoch).is_none());
         let found = table.replace(vec![object("a", "1", 6)], sent);
-        assert!(matches!(found, ListOutcome::Again));
+        assert!(matches!(found, ListOutcome::Outdated));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::names::{LeaderTerm, NodeName, ObjectUid, PoolName};
+use super::names::{NodeName, ObjectUid, PoolName, TermId};
 use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests};
 use cadastre_core::{Addr, Cidr};
 
@@ -50,7 +50,7 @@ pub struct Node {
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
     /// The annotation `cadastre.dev/term`, by which writes of earlier leaders are rejected
-    pub term: Option<LeaderTerm>,
+    pub term: Option<TermId>,
     /// Whether the node has any annotation, because a JSON Patch can only test below a parent that exists
     pub annotated: bool,
     /// Whether `metadata.deletionTimestamp` is set
@@ -161,6 +161,15 @@ impl AgentReport {
     pub fn condition(&self, kind: &str) -> Option<&SubnetCondition> {
         self.conditions.iter().find(|it| &*it.kind == kind)
     }
+
+    /// Returns what the agent reports of the block with that CIDR and UID.
+    pub fn of_block(&self, cidr: &Cidr, uid: &ObjectUid) -> Option<&BlockReport> {
+        let first = self.blocks.partition_point(|block| block.cidr < *cidr);
+        let mut same = self.blocks[first..]
+            .iter()
+            .take_while(|block| block.cidr == *cidr);
+        same.find(|block| block.uid == *uid)
+    }
 }
 
 /// A condition of a NodeSubnet, as last written by anybody.
@@ -222,18 +231,6 @@ impl BlockReport {
     }
 }
 
-impl AgentReport {
-    /// Returns what the agent reports of the block with that CIDR and UID.
-    pub fn of_block(&self, cidr: &Cidr, uid: &ObjectUid) -> Option<&BlockReport> {
-        let first = self.blocks.partition_point(|word| word.cidr < *cidr);
-        let same = self.blocks[first..]
-            .iter()
-            .take_while(|word| word.cidr == *cidr);
-        let mut same = same.filter(|word| word.uid == *uid);
-        same.next()
-    }
-}
-
 /// A pod's UID in 16 bytes, to save memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(pub u128);
@@ -241,20 +238,12 @@ pub struct PodUid(pub u128);
 impl PodUid {
     /// Parses a UUID; any other text is hashed to a number that is almost certainly unique.
     pub fn read(text: &str) -> Self {
-        let mut digits = 0u128;
-        let mut count = 0u32;
-        for byte in text.bytes().filter(|byte| *byte != b'-') {
-            let Some(digit) = (byte as char).to_digit(16) else {
-                return PodUid(fnv(text));
-            };
-            digits = digits << 4 | u128::from(digit);
-            count += 1;
-        }
-        if count == 32 {
-            PodUid(digits)
-        } else {
-            PodUid(fnv(text))
-        }
+        let digits = text.replace('-', "");
+        let uuid = u128::from_str_radix(&digits, 16).ok();
+        PodUid(
+            uuid.filter(|_| digits.len() == 32)
+                .unwrap_or_else(|| fnv(text)),
+        )
     }
 }
 
@@ -262,14 +251,8 @@ impl std::fmt::Display for PodUid {
     /// Formats as a UUID, from which [`PodUid::read`] reads the same value.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hex = format!("{:032x}", self.0);
-        let parts = [
-            &hex[..8],
-            &hex[8..12],
-            &hex[12..16],
-            &hex[16..20],
-            &hex[20..],
-        ];
-        f.write_str(&parts.join("-"))
+        let (a, b, c, d) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]);
+        write!(f, "{a}-{b}-{c}-{d}-{}", &hex[20..])
     }
 }
 

@@ -28,7 +28,7 @@ struct State {
 pub struct ControllerProgress {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
-    /// What is still to be done before allocation starts, or before allocation covers all nodes
+    /// The steps that are still to be done before allocation starts, or before it covers all nodes
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
     pub allocating: bool,
@@ -63,9 +63,9 @@ impl LeaderReadiness {
         self.change_state(|state| state.progress = Some(progress));
     }
 
-    fn change_state(&self, news: impl FnOnce(&mut State)) {
+    fn change_state(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        news(&mut state);
+        change(&mut state);
         let (ready, text) = page(&state);
         self.readiness.set(ready, &text);
     }
@@ -109,13 +109,11 @@ fn page(state: &State) -> (bool, String) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::cluster::lease::{Takeover, Tenure};
+    use crate::cluster::lease::{LeadershipTerm, Takeover};
 
     #[test]
-    fn readiness_tells_the_truth_about_each_state() {
+    fn readiness_describes_each_state() {
         let page = Readiness::default();
         let readiness = LeaderReadiness::new(page.clone());
         let said = |ready: bool, text: &str| assert_eq!(page.page(), (ready, format!("{text}\n")));
@@ -132,16 +130,8 @@ mod tests {
             leader: Some("a".into()),
         });
         said(true, "standby (leader: a)");
-        let tenure = Tenure {
-            term: "1-a".into(),
-            takeover: Takeover::First,
-            valid_until: Duration::ZERO,
-            vacant: Duration::ZERO,
-            inherited: None,
-            answered_since: Duration::ZERO,
-            named: 0,
-        };
-        readiness.leadership(Leadership::Leading(tenure));
+        let term = LeadershipTerm::of("1-a", Takeover::First);
+        readiness.leadership(Leadership::Leading(term));
         readiness.update(ControllerProgress {
             fencing: Some("3 nodes to touch".into()),
             ..ControllerProgress::default()

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::names::{LeaderTerm, NodeName, ObjectUid};
+use super::names::{NodeName, ObjectUid, TermId};
 use super::objects::{Block, BlockSpec, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text};
 use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
@@ -129,7 +129,7 @@ pub struct PodCidrAllocation {
     /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
     /// The term annotation as read
-    pub term: Option<LeaderTerm>,
+    pub term: Option<TermId>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
     /// At most one per family; the first one is also written as `spec.podCIDR`
@@ -147,11 +147,11 @@ pub struct NodeTouch {
     /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
     /// The term annotation as read
-    pub from: Option<LeaderTerm>,
+    pub from: Option<TermId>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
     /// The term to set
-    pub term: LeaderTerm,
+    pub term: TermId,
 }
 
 impl ApiRequest {
@@ -232,7 +232,7 @@ pub enum RequestOutcome {
     /// The request had no effect and never will.
     Rejected(Rejection),
     /// Indeterminate: a lost answer, a timeout or a server error. The request may have taken effect or may still do
-    /// so. The text says what was seen.
+    /// so. The text describes the failure.
     Indeterminate(String),
 }
 
@@ -246,7 +246,7 @@ pub enum Rejection {
     /// The request is forbidden or invalid (400, 401, 403, 405, 413, ..., and 422 from a policy, a webhook or the
     /// schema). An administrator must act.
     Rejected(String),
-    /// The server is busy (429, or 503 before execution). Contains the pause that the server asks for.
+    /// The server is busy (429, or 503 before execution). Contains the delay that the server asks for.
     Busy(Option<Duration>),
     /// Never sent, because this process no longer leads or is shutting down.
     NotSent,
@@ -258,8 +258,8 @@ pub struct OutgoingRequest {
     pub id: RequestId,
     /// The request
     pub request: ApiRequest,
-    /// For writes, the term in which the write was decided; it is sent only while that tenure is valid
-    pub term: Option<LeaderTerm>,
+    /// For writes, the term in which the write was decided; it is sent only while that term is valid
+    pub term: Option<TermId>,
     /// Name of the loop to which the request belongs
     pub loop_name: &'static str,
     /// For writes, the number for which the Lease must be written first (see [`super::lease::LeaseContent`])

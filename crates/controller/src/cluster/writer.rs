@@ -1,9 +1,9 @@
 //! Sends requests as HTTP and turns answers into outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only under the tenure in which it was decided, and only once the Lease is written for its number.
+//! - A write is sent only under the term in which it was decided, and only once the Lease is written for its number.
 //!   This proves that later leaders took over after the decision. The timeout of a write ends no later than the
-//!   tenure's validity.
+//!   term's validity.
 //! - An outcome is `Rejected` only if the API server's answer rules out any effect, or the request was never sent. All
 //!   other failures of a request are `Indeterminate`.
 //! - Every request has a timeout. Nothing is retried here.
@@ -318,7 +318,7 @@ fn deleted<T>(kept: Option<T>) -> RequestOutcome {
     })
 }
 
-/// Returns the outcome of a request that failed. `pause` is the pause that the answer's header asks for.
+/// Returns the outcome of a request that failed. `pause` is the delay that the answer's header asks for.
 fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOutcome {
     let Error::Api(status) = error else {
         return RequestOutcome::Indeterminate(error.to_string());
@@ -339,7 +339,7 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
             RequestOutcome::Rejected(Rejection::Busy(after.max(pause)))
         }
         400..=499 => RequestOutcome::Rejected(Rejection::Rejected(status.message.clone())),
-        // A write may have taken effect, so its outcome is indeterminate. The read that follows it gets the pause, too.
+        // A write may have taken effect, so its outcome is indeterminate. The read that follows it gets the delay, too.
         503 if pause.is_some() && !is_write => RequestOutcome::Rejected(Rejection::Busy(pause)),
         _ if Mutation::ServerErrorCountsAsRejection.is_on() => {
             RequestOutcome::Rejected(Rejection::Missing)
@@ -365,7 +365,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::agent_report;
-    use crate::cluster::lease::{Leadership, Takeover, Tenure};
+    use crate::cluster::lease::{Leadership, LeadershipTerm, Takeover};
     use crate::cluster::request::RequestId;
     use cadastre_api::NodeSubnetSpec;
     use cadastre_daemon::clock::Clock;
@@ -379,12 +379,12 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_told_from_a_failed_guard() {
-        let says = |status: Value| {
+    fn a_rejection_by_a_policy_is_no_failed_guard() {
+        let outcome_of = |status: Value| {
             let status: kube::core::Status = serde_json::from_value(status).unwrap();
             classify(Error::Api(Box::new(status)), None, true)
         };
-        let is_guard = |status| match says(status) {
+        let is_guard = |status| match outcome_of(status) {
             RequestOutcome::Rejected(Rejection::Guard(_)) => true,
             RequestOutcome::Rejected(Rejection::Rejected(_)) => false,
             other => panic!("{other:?}"),
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_of_the_header_counts() {
+    fn the_pause_in_the_header_counts() {
         let pause = Some(Duration::from_secs(7));
         for (code, is_write) in [(429, true), (503, false)] {
             let busy = classify(api_error(code), pause, is_write);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_refusal_counts_as_no_effect() {
+    fn only_a_clear_rejection_counts_as_no_effect() {
         for code in [409, 422] {
             assert!(
                 matches!(
@@ -455,7 +455,7 @@ mod tests {
         }
     }
 
-    /// Sends a creation in term `1-a` to a server that accepts connections but never answers. The tenure is valid for
+    /// Sends a creation in term `1-a` to a server that accepts connections but never answers. The term is valid for
     /// `leads_for`; with `None` this process does not lead. Also returns whether the writer connected.
     async fn sent(leads_for: Option<Duration>) -> (RequestOutcome, bool) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -472,14 +472,9 @@ mod tests {
             number: 0,
         };
         if let Some(leads_for) = leads_for {
-            publish.send_replace(Leadership::Leading(Tenure {
-                term: "1-a".into(),
-                takeover: Takeover::First,
+            publish.send_replace(Leadership::Leading(LeadershipTerm {
                 valid_until: Clock.now() + leads_for,
-                vacant: Duration::ZERO,
-                inherited: None,
-                answered_since: Duration::ZERO,
-                named: 0,
+                ..LeadershipTerm::of("1-a", Takeover::First)
             }));
         }
         let outcome = writer.send(outgoing).await;
@@ -488,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_written_as_they_were_read_onto_the_version_that_was_read() {
+    fn conditions_of_others_are_written_as_they_were_read() {
         let conditions = json!([{
             "type": "OfSomebodyElse", "status": "Unknown", "reason": "Why", "message": "", "observedGeneration": 4,
             "lastTransitionTime": "2026-01-02T03:04:05Z",
@@ -518,7 +513,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_that_is_not_answered_in_time_may_have_come_through() {
+    async fn a_write_without_an_answer_is_indeterminate() {
         let (outcome, _) = sent(Some(Duration::from_secs(1))).await;
         assert!(
             matches!(outcome, RequestOutcome::Indeterminate(_)),

@@ -24,8 +24,8 @@ impl Leader {
         self.note(answer, cache, reports, now);
         let mut cx = Context::new(cache, &mut self.allocations, reports, now);
         let name = answer.purpose.loop_name();
-        let asked = self.loops.all_mut().find(|(its, _)| *its == name);
-        let noted = asked.map(|(_, it)| it.answered(answer, &mut cx));
+        let sender = self.loops.all_mut().find(|(its, _)| *its == name);
+        let noted = sender.map(|(_, it)| it.answered(answer, &mut cx));
         self.follow_up(noted.unwrap_or_default(), cache);
         if self.allocations.in_agent_grace && self.loops.listening.is_over() {
             self.agents_heard(cache, reports, now);
@@ -36,7 +36,7 @@ impl Leader {
     /// may be allocated.
     fn agents_heard(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
         self.allocations.in_agent_grace = false;
-        self.allocations.intents.ask();
+        self.allocations.intents.want_write();
         for cidr in self.allocations.yield_to_unadopted() {
             self.loops.blocks.queue.add(cidr);
         }

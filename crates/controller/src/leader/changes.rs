@@ -30,7 +30,7 @@ impl Leader {
     pub(crate) fn subnet_changed(
         &mut self,
         name: &NodeName,
-        told: SubnetDiff,
+        changed: SubnetDiff,
         cache: &ClusterCache,
         reports: &mut Vec<EventRecord>,
         now: Now,
@@ -46,17 +46,17 @@ impl Leader {
             },
             cache,
         );
-        if told.reported {
+        if changed.reported {
             self.adopt(name, cache, reports, now);
         }
         // A user may have asked to release an address. The agent reports it as soon as its pod is gone, so the report
         // may make it a leak candidate now.
         let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
-        if told.requested || told.reported && is_awaited {
+        if changed.requested || changed.reported && is_awaited {
             self.loops.leaks.look_soon();
         }
-        if told.reported || told.requested {
+        if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);
             self.loops.pools.mark();
         }
@@ -79,11 +79,7 @@ impl Leader {
             let note = format!(
                 "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
             );
-            reports.push(EventRecord::warning(
-                Regarding::node(node),
-                BLOCK_ADOPTED,
-                note,
-            ));
+            reports.push(EventRecord::warning(&**node, BLOCK_ADOPTED, note));
         }
         let nodes = vec![name.clone()];
         let noted = AffectedLoops {
@@ -180,8 +176,7 @@ impl Leader {
         let Some(node) = after else { return };
         let before = before.filter(|b| same(b, node));
         if before.is_none() && !self.allocations.in_agent_grace {
-            let given = self.allocations.return_blocks(node, now);
-            for cidr in given {
+            for cidr in self.allocations.return_blocks(node, now) {
                 self.loops.blocks.queue.add(cidr);
                 self.loops.subnets.queue.add(node.name.clone());
             }
@@ -208,8 +203,8 @@ impl Leader {
         self.loops.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
         self.allocations.report_too_wide(reports);
-        let given = before.is_some_and(Node::is_empty);
-        if given && !synced.foreign.is_empty() {
+        let is_first_write = before.is_some_and(Node::is_empty);
+        if is_first_write && !synced.foreign.is_empty() {
             *foreign_allocations += 1;
             self.foreign_allocator(node, &synced.foreign, reports, now);
         }
@@ -273,11 +268,7 @@ impl Leader {
             "podCIDRs {} were written by a foreign allocator while Cadastre allocates them: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
             ranges.join(", ")
         );
-        reports.push(EventRecord::warning(
-            Regarding::node(node),
-            FOREIGN_ALLOCATOR,
-            note,
-        ));
+        reports.push(EventRecord::warning(node, FOREIGN_ALLOCATOR, note));
     }
 
     pub(super) fn release(&mut self, name: &NodeName, cache: &ClusterCache) {
@@ -294,11 +285,7 @@ pub(super) fn report_overlaps(node: &Node, synced: &SyncOutcome, reports: &mut V
         let note = format!(
             "its podCIDRs overlap {range} of node \"{name}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet"
         );
-        reports.push(EventRecord::warning(
-            Regarding::node(node),
-            OVERLAPPING,
-            note,
-        ));
+        reports.push(EventRecord::warning(node, OVERLAPPING, note));
         let note = format!(
             "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
             node.name
@@ -317,9 +304,5 @@ pub(super) fn report_unreadable(node: &Node, reports: &mut Vec<EventRecord>) {
         "spec.podCIDRs holds what is no CIDR: {}: it cannot be changed any more; delete the Node object and restart its kubelet",
         texts.join(", ")
     );
-    reports.push(EventRecord::warning(
-        Regarding::node(node),
-        UNREADABLE,
-        note,
-    ));
+    reports.push(EventRecord::warning(node, UNREADABLE, note));
 }

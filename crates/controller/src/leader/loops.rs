@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::agent_grace::AgentGrace;
 use crate::block::BlockLoop;
-use crate::cluster::lease::Tenure;
+use crate::cluster::lease::LeadershipTerm;
 use crate::cluster::request::ApiRequest;
 use crate::default_pool::DefaultPool;
 use crate::demand::Demand;
@@ -21,7 +21,7 @@ use crate::{Context, Purpose};
 
 macro_rules! loops {
     (
-        |$tenure:ident, $settings:ident, $won:ident|
+        |$term:ident, $settings:ident, $won:ident|
         $($name:literal $field:ident: $kind:ty = $new:expr,)*
     ) => {
         /// Every loop of a leader.
@@ -31,7 +31,7 @@ macro_rules! loops {
 
         impl Loops {
             /// Creates the loops of a new leader.
-            pub(super) fn new($tenure: &Tenure, $settings: &ControllerSettings, $won: Duration) -> Self {
+            pub(super) fn new($term: &LeadershipTerm, $settings: &ControllerSettings, $won: Duration) -> Self {
                 Loops {
                     $($field: $new,)*
                 }
@@ -87,9 +87,9 @@ impl Loops {
 }
 
 loops! {
-    |tenure, settings, won|
-    "fence" fence: Fence = Fence::new(tenure, won),
-    "listening" listening: AgentGrace = AgentGrace::after(tenure),
+    |term, settings, won|
+    "fence" fence: Fence = Fence::new(term, won),
+    "listening" listening: AgentGrace = AgentGrace::after(term),
     "default_pool" default_pool: DefaultPool = DefaultPool::default(),
     "podcidr" podcidrs: PodCidrs = PodCidrs::default(),
     "demand" demand: Demand = Demand::default(),

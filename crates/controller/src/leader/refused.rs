@@ -13,7 +13,7 @@ use crate::{Now, Purpose};
 use cadastre_api::FINALIZER;
 
 impl Leader {
-    /// Records the outcome of a call. Adds an event if the call has failed often enough to count as lasting, or if it
+    /// Records the outcome of a call. Adds an event if the call begins to count as one that keeps failing, or if it
     /// succeeds after that.
     pub(super) fn note(
         &mut self,
@@ -29,7 +29,7 @@ impl Leader {
         let (purpose, outcome) = (answer.purpose, answer.outcome);
         let refusals = &mut self.allocations.refusals;
         let before = refusals.why(&call).is_some();
-        let news = refusals.note(&call, outcome, kept, now.mono);
+        let report = refusals.note(&call, outcome, kept, now.mono);
         let is_refused = refusals.why(&call).is_some();
         let is_settled = is_refused || !refusals.is_failing(&call);
         // Conditions of pools and NodeSubnets say whether calls keep failing, so they have to be computed again.
@@ -44,11 +44,11 @@ impl Leader {
                 self.loops.subnets.heard_of(name);
             }
         }
-        let told = news.zip(self.subject(&call, purpose, cache));
-        let Some((news, (about, what))) = told else {
+        let report = report.zip(self.subject(&call, purpose, cache));
+        let Some((report, (about, what))) = report else {
             return;
         };
-        reports.push(match news {
+        reports.push(match report {
             CallReport::Refused(why) => {
                 let note = format!(
                     "the API server does not take {what}: {why}. Look for an admission policy, a webhook or a quota that forbids it; it is tried again every half minute"
@@ -75,8 +75,8 @@ impl Leader {
         }
     }
 
-    /// Returns whether the API server kept what was written: the answer is about the intended object and shows the
-    /// written content.
+    /// Returns whether the API server kept the written content: the answer is about the intended object and shows that
+    /// content.
     fn is_kept(&self, answer: &RequestAnswer) -> bool {
         match (answer.purpose, answer.outcome) {
             // A read that shows another UID means that the watch is behind: reads are repeated until the cache shows
@@ -101,8 +101,8 @@ impl Leader {
         }
     }
 
-    /// Returns the object to which the event about a failing call is attached, and a description of what was to be
-    /// written. Returns `None` for the finalizers of a pool, because a condition of the pool reports those failures.
+    /// Returns the object to which the event about a failing call is attached, and a description of the written
+    /// object. Returns `None` for the finalizers of a pool, because a condition of the pool reports those failures.
     fn subject(
         &self,
         call: &ObjectCall,

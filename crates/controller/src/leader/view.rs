@@ -67,7 +67,7 @@ impl Leader {
         view.rejected_writes = self.allocations.refusals.count(now.mono);
         *view.rejected_writes.entry(ObjectKind::Node).or_default() += self.loops.fence.left().1;
         let mut nodes = BTreeSet::new();
-        for (call, _, since) in self.allocations.refusals.lasting() {
+        for (call, _, since) in self.allocations.refusals.persistent() {
             let node = match call {
                 ObjectCall::AssignPodCidrs(uid) => Some(uid),
                 ObjectCall::WriteBlock(cidr) => {

@@ -16,11 +16,11 @@ impl Controller {
         let Some(pending) = self.pending.remove(&id) else {
             return;
         };
-        let taken = self.take_in(&pending, outcome, now);
+        let applied = self.apply_answer(&pending, outcome, now);
         let Some(leader) = self
             .leader
             .as_mut()
-            .filter(|leader| leader.tenure.term == pending.term)
+            .filter(|leader| leader.term.id == pending.term)
         else {
             return;
         };
@@ -28,13 +28,13 @@ impl Controller {
             purpose: &pending.purpose,
             wrote: pending.wrote,
             outcome,
-            taken,
+            applied,
         };
         leader.answered(&answer, &self.cache, &mut self.reports, now);
     }
 
     /// Applies the objects in an answer to the cache. Returns whether the answer was a list that could be applied.
-    fn take_in(&mut self, pending: &Pending, outcome: &RequestOutcome, now: Now) -> bool {
+    fn apply_answer(&mut self, pending: &Pending, outcome: &RequestOutcome, now: Now) -> bool {
         let sent = pending.sent;
         match outcome {
             RequestOutcome::Node(node) => self.shown(node, sent, now),
@@ -85,13 +85,13 @@ impl Controller {
     /// again. Also returns false if the list shows that the API server was restored to an older state.
     fn listed<T: CachedKind>(&mut self, objects: &[T], sent: CacheMark, now: Now) -> bool {
         match T::table(&mut self.cache).replace(objects.to_vec(), sent) {
-            ListOutcome::By(deltas) => {
-                for delta in &deltas {
+            ListOutcome::Applied(updates) => {
+                for delta in &updates {
                     T::changed(self, delta, now);
                 }
                 true
             }
-            ListOutcome::Again => false,
+            ListOutcome::Outdated => false,
             ListOutcome::PutBack => {
                 self.put_back = true;
                 false

@@ -1,34 +1,19 @@
-//! Tests of a takeover: what a new leader does about writes that earlier leaders may have in flight.
+//! Tests of a takeover, in particular of writes that earlier leaders may have in flight.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::script::{Cluster, Script};
 use super::*;
 use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
-use crate::cluster::lease::{Takeover, Tenure};
+use crate::cluster::lease::{LeadershipTerm, Takeover};
 use crate::cluster::names::NodeName;
 use crate::cluster::request::{ObjectSpec, PodCidrAllocation, Rejection};
 use crate::demand::tests::{NOW, node, pool, subnet};
 use crate::telemetry::ControllerMetrics;
 use cadastre_api::AllocationMode;
 use cadastre_core::Cidr;
-
-/// A controller with the term in which it leads.
-struct Bench {
-    controller: Controller,
-    tenure: Tenure,
-    now: Now,
-}
-
-fn list<T>(objects: Vec<T>) -> Vec<ObjectEvent<T>> {
-    let asked = Duration::ZERO;
-    let all = objects.into_iter().map(ObjectEvent::Applied);
-    std::iter::once(ObjectEvent::Restarted { asked })
-        .chain(all)
-        .chain([ObjectEvent::Listed])
-        .collect()
-}
 
 fn assigned(out: &[OutgoingRequest]) -> Vec<PodCidrAllocation> {
     let all = out.iter().filter_map(|out| match &out.request {
@@ -46,79 +31,57 @@ fn touched(out: &[OutgoingRequest]) -> Vec<(RequestId, NodeName)> {
     all.collect()
 }
 
-impl Bench {
-    /// Builds a leader that has taken over from one that did not release the Lease. There are two nodes without
-    /// podCIDRs, a pool `podcidrs` in mode NodeCIDR, and a pool `p` in mode Blocks, of which `n2` demands addresses.
-    fn after(inherited: Option<WriteIntents>) -> Self {
-        let mut bench = Bench::before(inherited);
-        bench.named(0);
-        bench
-    }
+/// Returns a leader that has taken over from one that did not release the Lease. There are two nodes without podCIDRs,
+/// a pool `podcidrs` in mode NodeCIDR, and a pool `p` in mode Blocks, of which `n2` demands addresses.
+fn after_takeover(inherited: Option<WriteIntents>) -> Script {
+    let mut script = before_takeover(inherited);
+    script.leads();
+    script
+}
 
-    /// Builds the same cluster as [`Bench::after`], but the controller does not lead yet.
-    fn before(inherited: Option<WriteIntents>) -> Self {
-        let tenure = Tenure {
-            term: "2-b".into(),
-            takeover: Takeover::Unclean,
-            valid_until: Duration::MAX,
-            vacant: Duration::ZERO,
-            inherited: inherited.map(Arc::new),
-            answered_since: Duration::ZERO,
-            named: 0,
-        };
-        let mut bench = Bench {
-            controller: Controller::new(ControllerSettings::default()),
-            now: NOW,
-            tenure,
-        };
-        let mut p = pool("podcidrs", "10.0.0.0/24");
-        p.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
-        let mut told = subnet("n2", &[], 4);
-        if let Ok(spec) = &mut told.spec {
-            spec.node_uid = Some("n2".to_owned());
-        }
-        let mut events = Vec::new();
-        let nodes = list(vec![node("n1"), node("n2")]);
-        events.extend(nodes.into_iter().map(ControllerEvent::Nodes));
-        let pools = list(vec![p, pool("p", "10.9.0.0/24")]);
-        events.extend(pools.into_iter().map(ControllerEvent::Pools));
-        events.extend(list(vec![told]).into_iter().map(ControllerEvent::Subnets));
-        events.extend(list(Vec::new()).into_iter().map(ControllerEvent::Blocks));
-        events.extend(list(Vec::new()).into_iter().map(ControllerEvent::Pods));
-        events.extend(
-            list(Vec::new())
-                .into_iter()
-                .map(ControllerEvent::ServiceRanges),
-        );
-        for event in events {
-            bench.controller.on(event, NOW);
-        }
-        bench
-    }
+/// Returns the controller of [`after_takeover`] before it leads.
+fn before_takeover(inherited: Option<WriteIntents>) -> Script {
+    let mut script = Script::new(LeadershipTerm {
+        inherited: inherited.map(Arc::new),
+        ..LeadershipTerm::of("2-b", Takeover::Unclean)
+    });
+    script.list_all(Cluster {
+        nodes: vec![node("n1"), node("n2")],
+        pools: vec![pod_cidr_pool("10.0.0.0/24"), pool("p", "10.9.0.0/24")],
+        subnets: vec![subnet("n2", &[], 4)],
+        blocks: Vec::new(),
+    });
+    script
+}
 
-    fn named(&mut self, number: u64) {
-        self.tenure.named = number;
-        let word = Leadership::Leading(self.tenure.clone());
-        self.controller
-            .on(ControllerEvent::Leadership(word), self.now);
-    }
+fn pod_cidr_pool(range: &str) -> Pool {
+    let mut pool = pool("podcidrs", range);
+    pool.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
+    pool
+}
 
-    fn poll(&mut self) -> Vec<OutgoingRequest> {
-        std::iter::from_fn(|| self.controller.poll(self.now)).collect()
-    }
-
+impl Script {
     /// Returns the requests before and after the wanted Lease write has succeeded.
-    fn poll_and_name(&mut self) -> (Vec<OutgoingRequest>, Vec<OutgoingRequest>) {
+    fn poll_around_lease_write(&mut self) -> (Vec<OutgoingRequest>, Vec<OutgoingRequest>) {
         let before = self.poll();
-        let wanted = self.controller.take_wanted().unwrap();
-        self.named(wanted.number);
+        self.write_lease();
         (before, self.poll())
     }
 
-    fn refuse(&mut self, id: RequestId) {
+    fn reject(&mut self, id: RequestId) {
         let why = Rejection::Rejected("policy".to_owned());
-        let answer = ControllerEvent::Answer(id, RequestOutcome::Rejected(why));
-        self.controller.on(answer, self.now);
+        self.answer(id, RequestOutcome::Rejected(why));
+    }
+
+    /// Answers a touch with the touched node.
+    fn accept_touch(&mut self, id: RequestId, name: &str, version: u64) {
+        let node = Node {
+            term: Some("2-b".into()),
+            annotated: true,
+            version,
+            ..node(name)
+        };
+        self.answer(id, RequestOutcome::Node(node));
     }
 }
 
@@ -127,22 +90,22 @@ fn range(text: &str) -> Cidr {
 }
 
 #[test]
-fn what_the_lease_names_is_finished_and_no_node_is_touched() {
+fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     let intent = WriteIntent {
         name: "n1".into(),
         uid: "n1".into(),
         cidrs: vec![range("10.0.0.128/28")],
     };
-    let mut bench = Bench::after(Some(WriteIntents {
+    let mut script = after_takeover(Some(WriteIntents {
         assignments: [intent.clone()].into(),
         known: None,
     }));
-    let (before, after) = bench.poll_and_name();
+    let (before, after) = script.poll_around_lease_write();
     assert!(touched(&before).is_empty() && touched(&after).is_empty());
     assert!(assigned(&before).is_empty(), "the Lease names nothing yet");
-    let given = assigned(&after);
-    assert_eq!(given.len(), 2);
-    for one in &given {
+    let allocations = assigned(&after);
+    assert_eq!(allocations.len(), 2);
+    for one in &allocations {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
     // Only this write is rejected. So its node still waits, and its range stays reserved because the earlier leader may
@@ -152,52 +115,48 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
             .iter()
             .any(|a| a.name == intent.name)
     });
-    bench.refuse(id.unwrap().id);
+    script.reject(id.unwrap().id);
     let mut third = node("n3");
     third.version = 9;
-    let event = ControllerEvent::Nodes(ObjectEvent::Applied(third));
-    bench.controller.on(event, bench.now);
-    let (_, after) = bench.poll_and_name();
-    let all: BTreeSet<Cidr> = given.iter().flat_map(|a| a.cidrs.clone()).collect();
+    script.on(ControllerEvent::Nodes(ObjectEvent::Applied(third)));
+    let (_, after) = script.poll_around_lease_write();
+    let all: BTreeSet<Cidr> = allocations.iter().flat_map(|a| a.cidrs.clone()).collect();
     let third = assigned(&after);
     assert_eq!(third.len(), 1);
     assert!(!all.contains(&third[0].cidrs[0]));
-    assert!(!bench.controller.is_settled());
+    assert!(!script.controller.is_settled());
 }
 
 #[test]
-fn a_node_that_is_gone_or_has_podcidrs_needs_nothing() {
+fn an_assignment_to_a_deleted_node_is_not_repeated() {
     let intent = |uid: &str| WriteIntent {
         name: "n1".into(),
         uid: uid.into(),
         cidrs: vec![range("10.0.0.128/28")],
     };
-    let mut bench = Bench::after(Some(WriteIntents {
+    let mut script = after_takeover(Some(WriteIntents {
         assignments: [intent("earlier")].into(),
         known: None,
     }));
-    let (_, after) = bench.poll_and_name();
+    let (_, after) = script.poll_around_lease_write();
     let first = assigned(&after).into_iter().find(|a| &*a.name == "n1");
     assert_ne!(first.unwrap().cidrs, intent("n1").cidrs, "a new one");
 }
 
 #[test]
-fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from_nobody() {
-    let mut bench = Bench::after(None);
-    let (out, _) = bench.poll_and_name();
+fn without_intents_in_the_lease_an_untouchable_node_delays_only_podcidrs() {
+    let mut script = after_takeover(None);
+    let (out, _) = script.poll_around_lease_write();
     let touches = touched(&out);
     assert_eq!(touches.len(), 2);
     for (id, name) in &touches {
         if &**name == "n1" {
-            bench.refuse(*id);
+            script.reject(*id);
         } else {
-            let mut node = node("n2");
-            (node.term, node.annotated, node.version) = (Some("2-b".into()), true, 5);
-            let answer = ControllerEvent::Answer(*id, RequestOutcome::Node(node));
-            bench.controller.on(answer, bench.now);
+            script.accept_touch(*id, "n2", 5);
         }
     }
-    let (before, after) = bench.poll_and_name();
+    let (before, after) = script.poll_around_lease_write();
     let creates = |out: &[OutgoingRequest]| {
         out.iter()
             .filter(|out| {
@@ -207,62 +166,30 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
     };
     assert!(creates(&out) + creates(&before) + creates(&after) >= 1);
     assert!(assigned(&before).is_empty() && assigned(&after).is_empty());
-    let reports = bench.controller.take_reports();
-    let told = reports.iter().filter(|it| it.note.contains("policy"));
-    assert_eq!(told.count(), 1);
-    let view = bench.controller.view(bench.now);
+    let reports = script.controller.take_reports();
+    let of_policy = reports.iter().filter(|it| it.note.contains("policy"));
+    assert_eq!(of_policy.count(), 1);
+    let view = script.controller.view(script.now);
     assert_eq!(view.waiting.get("fence"), Some(&1));
     assert!(view.allocating && view.fencing.is_some_and(|what| what.contains("n1")));
     // The touch of the other node succeeds in the end, so podCIDRs are allocated.
-    bench.now.mono = Duration::from_secs(20);
-    let again = touched(&bench.poll());
+    script.now.mono = Duration::from_secs(20);
+    let again = touched(&script.poll());
     assert_eq!(again.len(), 1);
-    let mut node = node("n1");
-    (node.term, node.annotated, node.version) = (Some("2-b".into()), true, 6);
-    let answer = ControllerEvent::Answer(again[0].0, RequestOutcome::Node(node));
-    bench.controller.on(answer, bench.now);
-    let (_, after) = bench.poll_and_name();
+    script.accept_touch(again[0].0, "n1", 6);
+    let (_, after) = script.poll_around_lease_write();
     assert_eq!(assigned(&after).len(), 2);
 }
 
 /// Returns a leader in a cluster with one node and one pool, without any allocation.
-fn leader() -> Controller {
-    let asked = Duration::ZERO;
-    let mut controller = Controller::new(ControllerSettings::default());
-    let mut tell = |event| controller.on(event, NOW);
-    tell(ControllerEvent::Nodes(ObjectEvent::Restarted { asked }));
-    tell(ControllerEvent::Nodes(ObjectEvent::Applied(node("n"))));
-    tell(ControllerEvent::Nodes(ObjectEvent::Listed));
-    tell(ControllerEvent::Pools(ObjectEvent::Restarted { asked }));
-    tell(ControllerEvent::Pools(ObjectEvent::Applied(pool(
-        "p",
-        "10.0.0.0/24",
-    ))));
-    tell(ControllerEvent::Pools(ObjectEvent::Listed));
-    tell(ControllerEvent::Subnets(ObjectEvent::Restarted { asked }));
-    tell(ControllerEvent::Subnets(ObjectEvent::Listed));
-    tell(ControllerEvent::Blocks(ObjectEvent::Restarted { asked }));
-    tell(ControllerEvent::Blocks(ObjectEvent::Listed));
-    tell(ControllerEvent::ServiceRanges(ObjectEvent::Restarted {
-        asked,
-    }));
-    tell(ControllerEvent::ServiceRanges(ObjectEvent::Listed));
-    tell(ControllerEvent::Pods(ObjectEvent::Restarted { asked }));
-    tell(ControllerEvent::Pods(ObjectEvent::Listed));
-    tell(ControllerEvent::Leadership(Leadership::Leading(Tenure {
-        term: "1-a".into(),
-        takeover: Takeover::First,
-        valid_until: Duration::from_secs(600),
-        vacant: Duration::ZERO,
-        inherited: None,
-        answered_since: Duration::ZERO,
-        named: 0,
-    })));
-    controller
-}
-
-fn all(controller: &mut Controller) -> Vec<OutgoingRequest> {
-    std::iter::from_fn(|| controller.poll(NOW)).collect()
+fn leader() -> Script {
+    let mut script = Script::new(LeadershipTerm::of("1-a", Takeover::First));
+    script.list_all(Cluster {
+        nodes: vec![node("n")],
+        ..Cluster::new("10.0.0.0/24", Vec::new())
+    });
+    script.leads();
+    script
 }
 
 #[test]
@@ -274,11 +201,11 @@ fn every_loop_is_measured_and_gets_its_answers() {
     let loops: usize = files
         .map(|it| read(it).matches("\nimpl Loop for ").count())
         .sum();
-    let mut controller = leader();
-    all(&mut controller);
+    let mut script = leader();
+    script.poll();
     let registry = prometheus::Registry::new();
     let metrics = ControllerMetrics::register(&registry).unwrap();
-    metrics.set(&controller.view(NOW));
+    metrics.set(&script.controller.view(NOW));
     let text = prometheus::TextEncoder::new();
     let text = text.encode_to_string(&registry.gather()).unwrap();
     for series in [
@@ -307,8 +234,8 @@ fn lists(requests: &[OutgoingRequest]) -> bool {
 
 #[test]
 fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation() {
-    let mut controller = leader();
-    let requests = all(&mut controller);
+    let mut script = leader();
+    let requests = script.poll();
     let mut creations = requests.iter().filter_map(|it| match &it.request {
         ApiRequest::Create(name, ObjectSpec::Block(spec)) => {
             Some((it.id, name.clone(), spec.clone()))
@@ -323,43 +250,38 @@ fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creati
         touched: false,
         spec: Ok(spec),
     };
-    let answer = RequestOutcome::Block(block.clone());
-    controller.on(ControllerEvent::Answer(id, answer), NOW);
-    assert!(!lists(&all(&mut controller)), "another may have been first");
-    controller.on(ControllerEvent::Blocks(ObjectEvent::Applied(block)), NOW);
-    assert!(lists(&all(&mut controller)));
+    script.answer(id, RequestOutcome::Block(block.clone()));
+    assert!(!lists(&script.poll()), "another may have been first");
+    script.on(ControllerEvent::Blocks(ObjectEvent::Applied(block)));
+    assert!(lists(&script.poll()));
 }
 
 #[test]
-fn a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed() {
-    let mut bench = Bench::after(Some(WriteIntents::default()));
-    bench.tenure.valid_until = Duration::from_secs(100);
-    bench.named(0);
-    bench.now.mono = Duration::from_secs(100);
-    assert!(bench.poll().is_empty());
-    bench.tenure.valid_until = Duration::from_secs(110);
-    bench.named(0);
-    assert!(!bench.poll().is_empty());
+fn a_leader_whose_lease_has_expired_sends_nothing_until_a_renewal() {
+    let mut script = after_takeover(Some(WriteIntents::default()));
+    script.term.valid_until = Duration::from_secs(100);
+    script.leads();
+    script.now.mono = Duration::from_secs(100);
+    assert!(script.poll().is_empty());
+    script.term.valid_until = Duration::from_secs(110);
+    script.leads();
+    assert!(!script.poll().is_empty());
 }
 
 #[test]
 fn nodes_that_cannot_be_written_take_no_room_from_others() {
-    let mut bench = Bench::after(Some(WriteIntents::default()));
-    let mut wide = pool("podcidrs", "10.0.0.0/16");
-    wide.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
+    let mut script = after_takeover(Some(WriteIntents::default()));
+    let mut wide = pod_cidr_pool("10.0.0.0/16");
     wide.version = 9;
-    let mut events = vec![ControllerEvent::Pools(ObjectEvent::Applied(wide))];
+    script.on(ControllerEvent::Pools(ObjectEvent::Applied(wide)));
     let names = (0..600).map(|i| format!("bad{i}"));
     for name in names.chain(["good".to_owned()]) {
         let mut node = node(&name);
         node.version = 9;
-        events.push(ControllerEvent::Nodes(ObjectEvent::Applied(node)));
-    }
-    for event in events {
-        bench.controller.on(event, bench.now);
+        script.on(ControllerEvent::Nodes(ObjectEvent::Applied(node)));
     }
     for _ in 0..1_000 {
-        let out = bench.poll();
+        let out = script.poll();
         for out in &out {
             let answer = match &out.request {
                 ApiRequest::AssignPodCidrs(it) if &*it.name == "good" => return,
@@ -369,22 +291,21 @@ fn nodes_that_cannot_be_written_take_no_room_from_others() {
                 ApiRequest::Read(ObjectKind::Node, name) => RequestOutcome::Node(node(name)),
                 _ => RequestOutcome::Rejected(Rejection::Busy(None)),
             };
-            bench
-                .controller
-                .on(ControllerEvent::Answer(out.id, answer), bench.now);
+            script.answer(out.id, answer);
         }
-        if let Some(wanted) = bench.controller.take_wanted() {
-            bench.named(wanted.number);
+        if let Some(wanted) = script.controller.take_wanted() {
+            script.term.named = wanted.number;
+            script.leads();
         }
         if out.is_empty() {
-            bench.now.mono += Duration::from_millis(500);
+            script.now.mono += Duration::from_millis(500);
         }
     }
     panic!("it was never assigned anything");
 }
 
 #[test]
-fn a_take_over_lists_only_where_the_watch_may_be_behind() {
+fn a_takeover_lists_only_kinds_whose_watch_may_be_behind() {
     let known = SeenVersions {
         nodes: 7,
         subnets: 8,
@@ -392,7 +313,7 @@ fn a_take_over_lists_only_where_the_watch_may_be_behind() {
     };
     let listed =
         |known: Option<SeenVersions>, answered_since: u64, vacant: u64, reached: [u64; 3]| {
-            let mut bench = Bench::before(Some(WriteIntents {
+            let mut script = before_takeover(Some(WriteIntents {
                 known,
                 ..WriteIntents::default()
             }));
@@ -402,13 +323,13 @@ fn a_take_over_lists_only_where_the_watch_may_be_behind() {
                 ControllerEvent::Subnets(ObjectEvent::Reached(subnets)),
                 ControllerEvent::Blocks(ObjectEvent::Reached(blocks)),
             ] {
-                bench.controller.on(event, NOW);
+                script.on(event);
             }
-            bench.tenure.answered_since = Duration::from_secs(answered_since);
-            bench.tenure.vacant = Duration::from_secs(vacant);
-            bench.now.mono += Duration::from_secs(100);
-            bench.named(0);
-            let lists = bench.poll().into_iter().filter_map(|it| match it.request {
+            script.term.answered_since = Duration::from_secs(answered_since);
+            script.term.vacant = Duration::from_secs(vacant);
+            script.now.mono += Duration::from_secs(100);
+            script.leads();
+            let lists = script.poll().into_iter().filter_map(|it| match it.request {
                 ApiRequest::List(ObjectKind::Node) => Some("nodes"),
                 ApiRequest::List(ObjectKind::Subnet) => Some("subnets"),
                 ApiRequest::List(ObjectKind::Block) => Some("blocks"),

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_tenure_has_added_is_added_to_that_of_the_last() {
+    fn counters_continue_over_terms() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
         for added in [2, 5, 0, 1] {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_where_nobody_leads_any_more() {
+    fn queues_have_no_series_while_this_process_does_not_lead() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
         metrics.set(&loops(7, 7));

@@ -5,17 +5,53 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::{Error, GaugeVec, IntGaugeVec, Opts, Registry};
 
+use crate::cluster::names::PoolName;
+use crate::figures::FamilyCounts;
 use crate::view::ControllerView;
+use cadastre_core::Family;
 use cadastre_daemon::telemetry::catalog::register;
+
+/// Name and help of each gauge that is computed from the pool's [`FamilyCounts`].
+const COUNTS: [(&str, &str); 5] = [
+    (
+        "cadastre_pool_blocks_capacity",
+        "Blocks of the pool's block size that fit into the pool, without reserved and service ranges",
+    ),
+    (
+        "cadastre_pool_blocks_allocated",
+        "Ranges of the pool that are allocated to live nodes",
+    ),
+    (
+        "cadastre_pool_blocks_free",
+        "Blocks of the pool's block size that could be allocated now",
+    ),
+    (
+        "cadastre_pool_blocks_quarantined",
+        "Ranges of the pool that are quarantined because their node is gone",
+    ),
+    (
+        "cadastre_pool_utilization_ratio",
+        "Share of the pool's capacity that is not free, from 0 to 1",
+    ),
+];
+
+/// Returns the values of the gauges in [`COUNTS`].
+#[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
+fn counts(figures: &FamilyCounts) -> [f64; 5] {
+    [
+        figures.capacity as f64,
+        figures.held as f64,
+        figures.free as f64,
+        figures.quarantined as f64,
+        figures.utilization(),
+    ]
+}
 
 /// Gauges with the label `pool`; most of them also have the label `family`.
 #[derive(Clone)]
 pub(super) struct PoolMetrics {
-    capacity: GaugeVec,
-    allocated: GaugeVec,
-    free: GaugeVec,
-    quarantined: GaugeVec,
-    utilization: GaugeVec,
+    /// The gauges in [`COUNTS`]
+    counts: Vec<GaugeVec>,
     waiting: IntGaugeVec,
     exhausts: GaugeVec,
     addresses: GaugeVec,
@@ -25,33 +61,12 @@ pub(super) struct PoolMetrics {
 
 impl PoolMetrics {
     pub(super) fn register(registry: &Registry) -> Result<Self, Error> {
-        let pool = |name, help| {
-            register(
-                registry,
-                GaugeVec::new(Opts::new(name, help), &["pool", "family"])?,
-            )
+        let gauges = |name, help, labels: &[&str]| {
+            register(registry, GaugeVec::new(Opts::new(name, help), labels)?)
         };
+        let counts = COUNTS.map(|(name, help)| gauges(name, help, &["pool", "family"]));
         Ok(Self {
-            capacity: pool(
-                "cadastre_pool_blocks_capacity",
-                "Blocks of the pool's block size that fit into the pool, without reserved and service ranges",
-            )?,
-            allocated: pool(
-                "cadastre_pool_blocks_allocated",
-                "Ranges of the pool that are allocated to live nodes",
-            )?,
-            free: pool(
-                "cadastre_pool_blocks_free",
-                "Blocks of the pool's block size that could be allocated now",
-            )?,
-            quarantined: pool(
-                "cadastre_pool_blocks_quarantined",
-                "Ranges of the pool that are quarantined because their node is gone",
-            )?,
-            utilization: pool(
-                "cadastre_pool_utilization_ratio",
-                "Share of the pool's capacity that is not free, from 0 to 1",
-            )?,
+            counts: counts.into_iter().collect::<Result<_, _>>()?,
             waiting: register(
                 registry,
                 IntGaugeVec::new(
@@ -62,19 +77,15 @@ impl PoolMetrics {
                     &["pool"],
                 )?,
             )?,
-            exhausts: pool(
+            exhausts: gauges(
                 "cadastre_pool_exhausts_timestamp_seconds",
                 "Time at which the pool will be exhausted if it keeps growing; absent while there is no forecast",
+                &["pool", "family"],
             )?,
-            addresses: register(
-                registry,
-                GaugeVec::new(
-                    Opts::new(
-                        "cadastre_pool_addresses",
-                        "Addresses in allocated blocks of the pool, by state: allocated counts all of them, used those in use by pods, cooling those in cooldown",
-                    ),
-                    &["pool", "family", "state"],
-                )?,
+            addresses: gauges(
+                "cadastre_pool_addresses",
+                "Addresses in allocated blocks of the pool, by state: allocated counts all of them, used those in use by pods, cooling those in cooldown",
+                &["pool", "family", "state"],
             )?,
             known: Arc::default(),
         })
@@ -83,91 +94,75 @@ impl PoolMetrics {
     /// Updates all series, and removes those of pools that are gone.
     #[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
     pub(super) fn set(&self, view: &ControllerView) {
-        let mut seen = BTreeSet::new();
+        let labels = |pool: &PoolName, family: &Family| {
+            (pool.to_string(), family.to_string().to_lowercase())
+        };
+        let mut current = BTreeSet::new();
         for (pool, family, figures) in &view.pools {
-            let family = family.to_string().to_lowercase();
-            let labels = [&**pool, family.as_str()];
-            self.capacity
-                .with_label_values(&labels)
-                .set(figures.capacity as f64);
-            self.allocated
-                .with_label_values(&labels)
-                .set(figures.held as f64);
-            self.free
-                .with_label_values(&labels)
-                .set(figures.free as f64);
-            self.quarantined
-                .with_label_values(&labels)
-                .set(figures.quarantined as f64);
-            self.utilization
-                .with_label_values(&labels)
-                .set(figures.utilization());
+            let (pool_name, family) = labels(pool, family);
+            for (gauge, value) in self.counts.iter().zip(counts(figures)) {
+                gauge.with_label_values(&[&pool_name, &family]).set(value);
+            }
             self.waiting
-                .with_label_values(&[&**pool])
+                .with_label_values(&[&pool_name])
                 .set(view.pool_waiting.get(pool).copied().unwrap_or(0));
-            seen.insert((pool.to_string(), family));
+            current.insert((pool_name, family));
         }
-        let mut ending = BTreeSet::new();
+        let mut with_forecast = BTreeSet::new();
         for (pool, family, at) in &view.exhausts {
-            let family = family.to_string().to_lowercase();
+            let (pool, family) = labels(pool, family);
             self.exhausts
-                .with_label_values(&[&**pool, family.as_str()])
+                .with_label_values(&[&pool, &family])
                 .set(at.as_second() as f64);
-            ending.insert((pool.to_string(), family));
+            with_forecast.insert((pool, family));
         }
         for (pool, family, totals) in &view.addresses {
-            let family = family.to_string().to_lowercase();
-            let states = [
-                ("allocated", totals.held),
-                ("used", totals.used),
-                ("cooling", totals.cooling),
-            ];
-            for (state, count) in states {
+            let (pool, family) = labels(pool, family);
+            let values = [totals.held, totals.used, totals.cooling];
+            for (state, count) in ADDRESS_STATES.into_iter().zip(values) {
                 self.addresses
-                    .with_label_values(&[&**pool, family.as_str(), state])
+                    .with_label_values(&[pool.as_str(), &family, state])
                     .set(count as f64);
             }
-            seen.insert((pool.to_string(), family));
+            current.insert((pool, family));
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        for (pool, family) in known.union(&seen).filter(|it| !ending.contains(it)) {
+        // An error of `remove_label_values` means that there is no such series, so nothing has to be removed.
+        for (pool, family) in known
+            .union(&current)
+            .filter(|it| !with_forecast.contains(it))
+        {
             let _ = self.exhausts.remove_label_values(&[pool, family]);
         }
-        for (pool, family) in known.difference(&seen) {
-            for gauge in self.counts() {
-                // An error means that there is no such series, so nothing has to be removed.
+        for (pool, family) in known.difference(&current) {
+            for gauge in &self.counts {
                 let _ = gauge.remove_label_values(&[pool, family]);
             }
-            for state in ["allocated", "used", "cooling"] {
+            for state in ADDRESS_STATES {
                 let _ = self.addresses.remove_label_values(&[pool, family, state]);
             }
-            if !seen.iter().any(|(name, _)| name == pool) {
+            if !current.iter().any(|(name, _)| name == pool) {
                 let _ = self.waiting.remove_label_values(&[pool]);
             }
         }
-        *known = seen;
-    }
-
-    /// Returns the gauges that count a pool's blocks.
-    fn counts(&self) -> [&GaugeVec; 5] {
-        [
-            &self.capacity,
-            &self.allocated,
-            &self.free,
-            &self.quarantined,
-            &self.utilization,
-        ]
+        *known = current;
     }
 }
+
+/// Values of the label `state` of `cadastre_pool_addresses`.
+const ADDRESS_STATES: [&str; 3] = ["allocated", "used", "cooling"];
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::FamilyCounts;
-    use cadastre_core::Family;
+
+    fn text(registry: &Registry) -> String {
+        let encoder = prometheus::TextEncoder::new();
+        encoder.encode_to_string(&registry.gather()).unwrap()
+    }
 
     #[test]
-    fn counts_of_any_size_are_told() {
+    fn counts_of_any_size_are_exported() {
         let registry = Registry::new();
         let metrics = PoolMetrics::register(&registry).unwrap();
         let figures = FamilyCounts {
@@ -185,31 +180,26 @@ mod tests {
             addresses: vec![("a".into(), Family::V6, totals)],
             ..ControllerView::default()
         });
-        let encoder = prometheus::TextEncoder::new();
-        let text = encoder.encode_to_string(&registry.gather()).unwrap();
-        let told = |series: &str| {
+        let text = text(&registry);
+        let value = |series: &str| {
             let line = text.lines().find_map(|it| it.strip_prefix(series));
             line.unwrap().trim().parse::<f64>().unwrap().to_bits()
         };
         let labels = "{family=\"ipv6\",pool=\"a\"}";
         assert_eq!(
-            told(&format!("cadastre_pool_blocks_capacity{labels}")),
+            value(&format!("cadastre_pool_blocks_capacity{labels}")),
             2_f64.powi(120).to_bits()
         );
         assert_eq!(
-            told(&format!("cadastre_pool_utilization_ratio{labels}")),
+            value(&format!("cadastre_pool_utilization_ratio{labels}")),
             0.25_f64.to_bits()
         );
         let addresses = "cadastre_pool_addresses{family=\"ipv6\",pool=\"a\",state=\"allocated\"}";
-        assert_eq!(told(addresses), 2_f64.powi(128).to_bits());
+        assert_eq!(value(addresses), 2_f64.powi(128).to_bits());
     }
 
     #[test]
     fn the_series_of_a_pool_go_with_the_pool() {
-        let text = |registry: &Registry| {
-            let encoder = prometheus::TextEncoder::new();
-            encoder.encode_to_string(&registry.gather()).unwrap()
-        };
         let registry = Registry::new();
         let metrics = PoolMetrics::register(&registry).unwrap();
         let figures = FamilyCounts {

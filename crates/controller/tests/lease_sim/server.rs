@@ -7,21 +7,21 @@ use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord, T
 /// True time in microseconds.
 pub type Time = u64;
 
-/// How a tenure truly began.
+/// How a term of leadership truly began.
 #[derive(Clone, Copy, Debug)]
-pub struct Origin {
-    /// What an elector with full knowledge should call it; a first start and a start after a deletion are not told
-    /// apart.
+pub struct TermStart {
+    /// The takeover that an elector with full knowledge would report; a start after a deletion counts as a first start.
     pub takeover: Takeover,
+    /// Whether the write created the Lease.
     pub created: bool,
     /// When the write took effect.
     pub at: Time,
 }
 
-/// What watches deliver.
+/// An event that watches of the Lease deliver.
 #[derive(Clone, Debug)]
-pub enum News {
-    Is(LeaseRecord),
+pub enum LeaseEvent {
+    Written(LeaseRecord),
     /// With the version of the deletion
     Deleted(LeaseRecord),
 }
@@ -29,15 +29,15 @@ pub enum News {
 #[derive(Default)]
 pub struct Server {
     pub lease: Option<LeaseRecord>,
-    /// In the order in which it happened
-    pub news: Vec<News>,
+    /// Events that the watches have not got yet, the oldest first.
+    pub events: Vec<LeaseEvent>,
     revision: u64,
     /// Whether the Lease is free because its last holder released it.
     released: bool,
     /// When the Lease was deleted.
     pub deleted: Option<Time>,
-    /// Beginnings of tenures, by holder and count of transitions.
-    pub reigns: BTreeMap<(String, i64), Origin>,
+    /// How each term began, by holder and `spec.leaseTransitions`.
+    pub term_starts: BTreeMap<(String, i64), TermStart>,
     pub conflicts: u64,
     pub cleared: u64,
 }
@@ -69,24 +69,21 @@ impl Server {
                 Some(_) => Takeover::Unclean,
             };
             let key = (holder, wanted.transitions);
-            let goes_on = before.as_ref().is_some_and(|lease| {
+            let is_renewal = before.as_ref().is_some_and(|lease| {
                 (lease.holder.as_ref(), lease.transitions) == (Some(&key.0), key.1)
             });
-            if !goes_on {
+            if !is_renewal {
                 let known = before.as_ref().map_or(0, |lease| lease.transitions);
                 assert!(
                     wanted.transitions > known,
                     "a new holder without a transition: {wanted:?}"
                 );
-                let created = before.is_none();
-                self.reigns.insert(
-                    key,
-                    Origin {
-                        takeover,
-                        created,
-                        at: now,
-                    },
-                );
+                let start = TermStart {
+                    takeover,
+                    created: before.is_none(),
+                    at: now,
+                };
+                self.term_starts.insert(key, start);
             }
         }
         self.released = wanted.holder.is_none();
@@ -96,7 +93,7 @@ impl Server {
             ..wanted
         };
         self.lease = Some(stored.clone());
-        self.news.push(News::Is(stored.clone()));
+        self.events.push(LeaseEvent::Written(stored.clone()));
         LeaseAnswer::Written(stored)
     }
 
@@ -110,11 +107,11 @@ impl Server {
         if let Some(lease) = &mut self.lease {
             lease.resource_version = self.revision.to_string();
             how(lease);
-            self.news.push(News::Is(lease.clone()));
+            self.events.push(LeaseEvent::Written(lease.clone()));
         }
     }
 
-    /// Clears the holder, as somebody might do by hand; the holder does not know.
+    /// Clears the holder without its knowledge, as a user might do by hand.
     pub fn clear(&mut self) {
         let mut cleared = false;
         self.change(|lease| cleared = lease.holder.take().is_some());
@@ -125,7 +122,7 @@ impl Server {
         if let Some(lease) = self.lease.take() {
             self.deleted = Some(now);
             self.revision += 1;
-            self.news.push(News::Deleted(LeaseRecord {
+            self.events.push(LeaseEvent::Deleted(LeaseRecord {
                 resource_version: self.revision.to_string(),
                 ..lease
             }));

@@ -1,16 +1,15 @@
 //! The processes, the network between them and the server, and the faults.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
 use std::time::Duration;
 
 use cadastre_controller::cluster::lease::{
     Elector, Leadership, LeaseAnswer, LeaseCall, LeaseSettings, Mono, Takeover,
 };
 
-use crate::check::{Checks, Claimant};
+use crate::check::{Checks, LeaderFacts};
 use crate::rng::Rng;
-use crate::server::{News, Server, Time};
+use crate::server::{LeaseEvent, Server, Time};
 
 const MS: Time = 1_000;
 const SECOND: Time = 1_000 * MS;
@@ -23,94 +22,64 @@ const STEADY: Time = QUIET + 30 * SECOND;
 const HANDED_OVER: Time = STEADY + SECOND;
 /// How long a process waits for an answer, by its own clock.
 const PATIENCE: Mono = Duration::from_secs(4);
+pub const RENEW_DEADLINE: Mono = Duration::from_secs(10);
 
-/// Counts of what was tried, so that a run that tries nothing fails.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    pub steps: u64,
-    first: u64,
-    clean: u64,
-    unclean: u64,
-    /// How often the Lease of a leader expired and the same leader continued its term
-    resumed: u64,
-    conflicts: u64,
-    lost: u64,
-    late: u64,
-    deletions: u64,
-    cleared: u64,
-    /// Versions of the Lease from watches: accepted; and ignored, because they were outdated or a write was under way
-    taken: u64,
-    passed_over: u64,
-    /// Standbys in quiet times: with a watch, and without one
-    watchers: u64,
-    lookers: u64,
-    /// Starts after a deletion that nobody could tell from a first start
-    blind: u64,
-}
+/// Counts of events, so that a run without faults or takeovers fails.
+#[derive(Clone, Debug, Default)]
+pub struct Counts(BTreeMap<&'static str, u64>);
 
-impl AddAssign for Tally {
-    fn add_assign(&mut self, one: Tally) {
-        self.steps += one.steps;
-        self.first += one.first;
-        self.clean += one.clean;
-        self.unclean += one.unclean;
-        self.resumed += one.resumed;
-        self.conflicts += one.conflicts;
-        self.lost += one.lost;
-        self.late += one.late;
-        self.deletions += one.deletions;
-        self.cleared += one.cleared;
-        self.taken += one.taken;
-        self.passed_over += one.passed_over;
-        self.watchers += one.watchers;
-        self.lookers += one.lookers;
-        self.blind += one.blind;
+/// Each of these must happen often enough in all seeds together.
+const COUNTED: [&str; 13] = [
+    "first starts",
+    "clean hand-overs",
+    "unclean takeovers",
+    "expired terms that were continued",
+    "conflicts",
+    "lost calls",
+    "late calls",
+    "deletions",
+    "cleared holders",
+    "watch events accepted",
+    "watch events ignored",
+    "standbys with a watch in quiet times",
+    "standbys without a watch in quiet times",
+];
+
+impl Counts {
+    fn add(&mut self, what: &'static str, count: u64) {
+        *self.0.entry(what).or_default() += count;
     }
-}
 
-impl Tally {
+    pub fn add_all(&mut self, other: &Counts) {
+        for (what, count) in &other.0 {
+            self.add(what, *count);
+        }
+    }
+
     pub fn assert_every_rule_was_tried(&self) {
-        let all = [
-            self.first,
-            self.clean,
-            self.unclean,
-            self.resumed,
-            self.conflicts,
-            self.lost,
-            self.late,
-            self.deletions,
-            self.cleared,
-            self.taken,
-            self.passed_over,
-            self.watchers,
-            self.lookers,
-        ];
-        assert!(
-            all.iter().all(|count| *count >= 50),
-            "some rule was hardly tried: {self:?}"
-        );
+        assert!(self.0["steps"] >= 200_000, "too few steps: {self:?}");
+        for what in COUNTED {
+            let count = self.0.get(what).copied().unwrap_or(0);
+            assert!(count >= 50, "only {count} {what}: {self:?}");
+        }
     }
+}
+
+/// A call of a process to the server.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    process: usize,
+    number: u64,
 }
 
 #[derive(Debug)]
 enum Event {
     Wake(usize),
-    Arrive {
-        process: usize,
-        call: u64,
-        ask: LeaseCall,
-        answered: bool,
-    },
-    Return {
-        process: usize,
-        call: u64,
-        answer: LeaseAnswer,
-    },
-    Shown {
-        process: usize,
-        birth: u64,
-        news: News,
-    },
+    /// A call reaches the server. Its answer is lost unless the flag is set.
+    Arrive(Call, LeaseCall, bool),
+    Return(Call, LeaseAnswer),
+    /// A watch event reaches a process, given by its index and its `birth`.
+    Shown(usize, u64, LeaseEvent),
     Fault,
     Steady,
     HandOver,
@@ -125,28 +94,21 @@ struct Process {
     rate: Time,
     paused_until: Time,
     cut_off_until: Time,
-    /// Tells it from its predecessor.
+    /// Number of this start of a process; a restart gets a new one.
     birth: u64,
-    /// Whether it may watch the Lease; until when its watch delivers nothing.
+    /// Whether the process may watch the Lease, and until when the watch delivers nothing.
     may_watch: bool,
     silent_until: Time,
     /// Calls since quiet times began.
     calls: u64,
     call: Option<u64>,
     wake: Option<Time>,
-    /// Times of its calls of the last second.
+    /// Times of the calls in the last second.
     recent: Vec<Time>,
-    /// Whether it was ever shown that a Lease exists.
+    /// Whether an answer has ever shown that a Lease exists.
     has_seen: bool,
-    effect: Effect,
-}
-
-/// The last write of a process that took effect while it held the Lease.
-#[derive(Clone, Copy, Default)]
-struct Effect {
-    at: Mono,
-    asked: Time,
-    had_seen: bool,
+    /// The last write that took effect while this process held the Lease.
+    last_write: Sent,
 }
 
 impl Process {
@@ -161,6 +123,8 @@ impl Process {
     }
 }
 
+/// When a call was sent, by the process's own clock and in true time; and whether the process had seen a Lease by then.
+#[derive(Clone, Copy, Default)]
 struct Sent {
     own: Mono,
     at: Time,
@@ -178,7 +142,7 @@ pub struct World {
     calls: u64,
     births: u64,
     may_delete: bool,
-    tally: Tally,
+    counts: Counts,
     handed_over: Option<(usize, bool)>,
     steady: Option<String>,
     /// Until this time every write fails at once.
@@ -190,7 +154,7 @@ fn settings(nonce: String) -> LeaseSettings {
         identity: "controller".into(),
         nonce,
         lease_duration: Duration::from_secs(15),
-        renew_deadline: Duration::from_secs(10),
+        renew_deadline: RENEW_DEADLINE,
         retry_period: Duration::from_secs(2),
     }
 }
@@ -211,7 +175,7 @@ impl World {
             calls: 0,
             births: 0,
             may_delete,
-            tally: Tally::default(),
+            counts: Counts::default(),
             handed_over: None,
             steady: None,
             failing_until: 0,
@@ -250,7 +214,7 @@ impl World {
             wake: None,
             recent: Vec::new(),
             has_seen: false,
-            effect: Effect::default(),
+            last_write: Sent::default(),
         }
     }
 
@@ -259,26 +223,28 @@ impl World {
         self.events.insert((time.max(self.now), self.calls), event);
     }
 
-    pub fn run(mut self) -> Tally {
+    pub fn run(mut self) -> Counts {
         while let Some(((time, _), event)) = self.events.pop_first() {
             self.now = time;
-            self.tally.steps += 1;
+            self.counts.add("steps", 1);
             if self.step(event) {
                 break;
             }
         }
         let [first, clean, unclean] = self.checks.takeovers;
-        Tally {
-            first,
-            clean,
-            unclean,
-            resumed: self.checks.resumed,
-            blind: self.checks.blind,
-            conflicts: self.server.conflicts,
-            cleared: self.server.cleared,
-            deletions: self.server.deleted.is_some().into(),
-            ..self.tally
+        for (what, count) in [
+            ("first starts", first),
+            ("clean hand-overs", clean),
+            ("unclean takeovers", unclean),
+            ("expired terms that were continued", self.checks.resumed),
+            ("undetectable starts", self.checks.undetectable),
+            ("conflicts", self.server.conflicts),
+            ("cleared holders", self.server.cleared),
+            ("deletions", self.server.deleted.is_some().into()),
+        ] {
+            self.counts.add(what, count);
         }
+        self.counts
     }
 
     /// Returns whether the run is over.
@@ -290,22 +256,9 @@ impl World {
                     self.drive(process);
                 }
             }
-            Event::Arrive {
-                process,
-                call,
-                ask,
-                answered,
-            } => self.arrive(process, call, ask, answered),
-            Event::Return {
-                process,
-                call,
-                answer,
-            } => self.answer(process, call, answer),
-            Event::Shown {
-                process,
-                birth,
-                news,
-            } => self.show(process, birth, news),
+            Event::Arrive(call, ask, answered) => self.arrive(call, ask, answered),
+            Event::Return(call, answer) => self.answer(call, answer),
+            Event::Shown(process, birth, event) => self.show(process, birth, event),
             Event::Fault if self.now < FAULTY => {
                 self.fault();
                 let pause = self.rng.between(SECOND, 15 * SECOND);
@@ -326,7 +279,7 @@ impl World {
                     Some(&term),
                     "leaders change though nothing happens"
                 );
-                self.check_calm(process);
+                self.check_standbys(process);
                 let settled = self.rng.percent(50);
                 self.handed_over = Some((process, settled));
                 self.release(process, settled);
@@ -340,11 +293,11 @@ impl World {
                 } else {
                     Takeover::Unclean
                 };
-                let Leadership::Leading(tenure) = self.processes[process].elector.leadership()
+                let Leadership::Leading(leading) = self.processes[process].elector.leadership()
                 else {
                     unreachable!()
                 };
-                assert_eq!(tenure.takeover, expected);
+                assert_eq!(leading.takeover, expected);
                 return true;
             }
         }
@@ -352,30 +305,31 @@ impl World {
     }
 
     /// Checks that in quiet times standbys with a watch hardly call the server.
-    fn check_calm(&mut self, leader: usize) {
+    fn check_standbys(&mut self, leader: usize) {
         let standbys = self.processes.iter().enumerate();
         for (_, process) in standbys.filter(|(index, _)| *index != leader) {
             let calls = process.calls;
             if process.may_watch {
-                self.tally.watchers += 1;
+                self.counts.add("standbys with a watch in quiet times", 1);
                 assert!(calls <= 4, "{calls} calls in spite of a watch");
             } else {
-                self.tally.lookers += 1;
+                self.counts
+                    .add("standbys without a watch in quiet times", 1);
                 assert!(calls >= 40, "{calls} calls without a watch");
             }
         }
     }
 
     /// Delivers changes of the Lease to the watches of candidates.
-    fn tell_watches(&mut self) {
-        for news in std::mem::take(&mut self.server.news) {
+    fn deliver_watch_events(&mut self) {
+        for event in std::mem::take(&mut self.server.events) {
             for index in 0..self.processes.len() {
-                self.tell_watch(index, news.clone());
+                self.deliver(index, event.clone());
             }
         }
     }
 
-    fn tell_watch(&mut self, index: usize, news: News) {
+    fn deliver(&mut self, index: usize, event: LeaseEvent) {
         let now = self.now;
         let process = &self.processes[index];
         let is_cut = process.cut_off_until.max(process.silent_until) > now;
@@ -390,15 +344,10 @@ impl World {
             15..30 => self.rng.between(500 * MS, 40 * SECOND),
             _ => self.rng.between(MS, 100 * MS),
         };
-        let shown = Event::Shown {
-            process: index,
-            birth,
-            news,
-        };
-        self.at(now + delay, shown);
+        self.at(now + delay, Event::Shown(index, birth, event));
     }
 
-    fn show(&mut self, index: usize, birth: u64, news: News) {
+    fn show(&mut self, index: usize, birth: u64, event: LeaseEvent) {
         let now = self.now;
         let process = &mut self.processes[index];
         if process.birth != birth {
@@ -408,27 +357,25 @@ impl World {
         let busy = process.call.map_or(0, |_| now + 50 * MS);
         let later = process.paused_until.max(busy);
         if later > now {
-            let shown = Event::Shown {
-                process: index,
-                birth,
-                news,
-            };
-            return self.at(later, shown);
+            return self.at(later, Event::Shown(index, birth, event));
         }
         let own = process.own(now);
-        let is_taken = match news {
-            News::Is(record) => process.elector.shown(&record, own),
-            News::Deleted(record) => {
-                process.elector.shown_deleted(&record, own);
+        let is_accepted = match event {
+            LeaseEvent::Written(record) => process.elector.watch_applied(&record, own),
+            LeaseEvent::Deleted(record) => {
+                process.elector.watch_deleted(&record, own);
                 false
             }
         };
-        *if is_taken {
-            &mut self.tally.taken
-        } else {
-            &mut self.tally.passed_over
-        } += 1;
-        self.judge(index);
+        self.counts.add(
+            if is_accepted {
+                "watch events accepted"
+            } else {
+                "watch events ignored"
+            },
+            1,
+        );
+        self.check(index);
         self.drive(index);
     }
 
@@ -480,9 +427,13 @@ impl World {
 
     fn send(&mut self, index: usize, ask: LeaseCall) {
         self.calls += 1;
-        let (call, now) = (self.calls, self.now);
+        let now = self.now;
+        let call = Call {
+            process: index,
+            number: self.calls,
+        };
         let process = &mut self.processes[index];
-        process.call = Some(call);
+        process.call = Some(call.number);
         process.calls += 1;
         process.recent.retain(|at| *at + SECOND > now);
         process.recent.push(now);
@@ -497,133 +448,65 @@ impl World {
             had_seen: process.has_seen,
         };
         let patience = process.when(own + PATIENCE);
-        self.sent.insert(call, sent);
-        self.at(
-            patience,
-            Event::Return {
-                process: index,
-                call,
-                answer: LeaseAnswer::Unclear,
-            },
-        );
+        self.sent.insert(call.number, sent);
+        self.at(patience, Event::Return(call, LeaseAnswer::Unclear));
         let slow = if now >= FAULTY { 20 } else { 100 };
         let there = self.rng.between(MS, slow * MS);
         if now >= FAULTY {
-            return self.at(
-                now + there,
-                Event::Arrive {
-                    process: index,
-                    call,
-                    ask,
-                    answered: true,
-                },
-            );
+            return self.at(now + there, Event::Arrive(call, ask, true));
         }
-        let unclear = Event::Return {
-            process: index,
-            call,
-            answer: LeaseAnswer::Unclear,
-        };
+        let unclear = Event::Return(call, LeaseAnswer::Unclear);
         let cut_off = self.processes[index].cut_off_until > now;
         match self.rng.below(100) {
-            _ if cut_off => self.tally.lost += 1,
+            _ if cut_off => self.counts.add("lost calls", 1),
             _ if self.failing_until > now && !matches!(ask, LeaseCall::Get) => {
                 self.at(now + MS, unclear);
             }
             0..7 => {
-                self.tally.lost += 1;
+                self.counts.add("lost calls", 1);
                 self.at(now + there, unclear);
             }
-            7..10 => self.at(
-                now + there,
-                Event::Return {
-                    process: index,
-                    call,
-                    answer: LeaseAnswer::Failed,
-                },
-            ),
+            7..10 => self.at(now + there, Event::Return(call, LeaseAnswer::Failed)),
             10..17 => {
-                self.tally.lost += 1;
-                self.at(
-                    now + there,
-                    Event::Arrive {
-                        process: index,
-                        call,
-                        ask,
-                        answered: false,
-                    },
-                );
+                self.counts.add("lost calls", 1);
+                self.at(now + there, Event::Arrive(call, ask, false));
                 self.at(now + 2 * there, unclear);
             }
             17..24 => {
-                self.tally.late += 1;
+                self.counts.add("late calls", 1);
                 let late = self.rng.between(500 * MS, 40 * SECOND);
-                self.at(
-                    now + late,
-                    Event::Arrive {
-                        process: index,
-                        call,
-                        ask,
-                        answered: true,
-                    },
-                );
+                self.at(now + late, Event::Arrive(call, ask, true));
             }
-            _ => self.at(
-                now + there,
-                Event::Arrive {
-                    process: index,
-                    call,
-                    ask,
-                    answered: true,
-                },
-            ),
+            _ => self.at(now + there, Event::Arrive(call, ask, true)),
         }
     }
 
-    fn arrive(&mut self, index: usize, call: u64, ask: LeaseCall, answered: bool) {
+    fn arrive(&mut self, call: Call, ask: LeaseCall, answered: bool) {
         let answer = self.server.execute(ask, self.now);
-        self.tell_watches();
-        let sent = &self.sent[&call];
-        let process = &mut self.processes[index];
+        self.deliver_watch_events();
+        let sent = self.sent[&call.number];
+        let process = &mut self.processes[call.process];
         if let LeaseAnswer::Written(record) = &answer
             && record.holder.as_ref() == Some(&process.holder)
-            && sent.own >= process.effect.at
+            && sent.own >= process.last_write.own
         {
-            process.effect = Effect {
-                at: sent.own,
-                asked: sent.at,
-                had_seen: sent.had_seen,
-            };
+            process.last_write = sent;
         }
         if answered {
             let back = self.rng.between(MS, 100 * MS);
-            self.at(
-                self.now + back,
-                Event::Return {
-                    process: index,
-                    call,
-                    answer,
-                },
-            );
+            self.at(self.now + back, Event::Return(call, answer));
         }
     }
 
-    fn answer(&mut self, index: usize, call: u64, answer: LeaseAnswer) {
+    fn answer(&mut self, call: Call, answer: LeaseAnswer) {
         let now = self.now;
-        let process = &mut self.processes[index];
-        if process.call != Some(call) {
+        let process = &mut self.processes[call.process];
+        if process.call != Some(call.number) {
             return;
         }
         if process.paused_until > now {
             let until = process.paused_until;
-            return self.at(
-                until,
-                Event::Return {
-                    process: index,
-                    call,
-                    answer,
-                },
-            );
+            return self.at(until, Event::Return(call, answer));
         }
         process.call = None;
         process.has_seen |= matches!(
@@ -631,31 +514,25 @@ impl World {
             LeaseAnswer::Found(_) | LeaseAnswer::Written(_) | LeaseAnswer::Conflict
         );
         process.elector.answer(answer, process.own(now));
-        self.judge(index);
-        self.drive(index);
+        self.check(call.process);
+        self.drive(call.process);
     }
 
-    fn judge(&mut self, index: usize) {
+    fn check(&mut self, index: usize) {
         let process = &self.processes[index];
-        let Leadership::Leading(tenure) = process.elector.leadership() else {
+        let Leadership::Leading(leading) = process.elector.leadership() else {
             return self.checks.leads_no_more(index);
         };
-        let who = Claimant {
+        let facts = LeaderFacts {
             process: index,
             holder: &process.holder,
-            has_seen: process.effect.had_seen,
-            last_effect: process.effect.at,
-            last_effect_asked: process.effect.asked,
+            has_seen: process.last_write.had_seen,
+            last_write: process.last_write.own,
+            last_write_sent: process.last_write.at,
         };
-        let until = process.when(tenure.valid_until);
-        self.checks.leads(
-            &who,
-            &tenure,
-            Duration::from_secs(10),
-            until,
-            &self.server,
-            self.now,
-        );
+        let until = process.when(leading.valid_until);
+        self.checks
+            .leads(&facts, &leading, until, &self.server, self.now);
     }
 
     fn fault(&mut self) {
@@ -690,7 +567,7 @@ impl World {
             let silent = self.rng.between(SECOND, 60 * SECOND);
             self.processes[index].silent_until = (now + silent).min(FAULTY);
         }
-        self.tell_watches();
+        self.deliver_watch_events();
     }
 
     fn release(&mut self, index: usize, settled: bool) {
@@ -699,7 +576,7 @@ impl World {
             return;
         }
         process.elector.release(settled);
-        self.judge(index);
+        self.check(index);
         self.drive(index);
     }
 

@@ -76,10 +76,8 @@ pub struct Holdings(pub Vec<(HoldingId, Holding)>);
 
 impl Holdings {
     pub fn find(&mut self, id: HoldingId) -> Option<&mut Holding> {
-        self.0
-            .iter_mut()
-            .find(|(own, _)| *own == id)
-            .map(|(_, holding)| holding)
+        let found = self.0.iter_mut().find(|(own, _)| *own == id);
+        found.map(|(_, holding)| holding)
     }
 
     pub fn remove(&mut self, id: HoldingId) -> Option<Holding> {
@@ -115,17 +113,14 @@ pub struct Pool {
 impl Pool {
     pub fn set_ranges(&mut self, ranges: Dual<Option<FamilyRanges>>) {
         for family in Family::ALL {
-            let had = self.ranges.get(family).is_some();
-            let cidrs = ranges
-                .get(family)
-                .as_ref()
-                .map_or(&[][..], |ranges| &ranges.cidrs);
+            let cidrs = cidrs_of(ranges.get(family).as_ref());
             let cursor = self.cursors.get_mut(family);
             let addr = Addr {
                 family,
                 value: *cursor,
             };
-            if !had || !cidrs.iter().any(|cidr| cidr.contains_addr(addr)) {
+            let is_inside = cidrs.iter().any(|cidr| cidr.contains_addr(addr));
+            if !is_inside || self.ranges.get(family).is_none() {
                 *cursor = top(cidrs);
             }
         }
@@ -145,11 +140,8 @@ impl Pool {
         let Some(ranges) = self.ranges.get(family) else {
             return blocks;
         };
-        for cidr in ranges
-            .cidrs
-            .iter()
-            .filter(|cidr| cidr.len() <= ranges.block_len)
-        {
+        let cidrs = ranges.cidrs.iter();
+        for cidr in cidrs.filter(|cidr| cidr.len() <= ranges.block_len) {
             let size = 1 << (family.bits() - ranges.block_len);
             for n in 0..1 << (ranges.block_len - cidr.len()) {
                 let addr = Addr {
@@ -182,32 +174,26 @@ impl Pool {
             .collect()
     }
 
-    pub fn room(&self, holdings: &Holdings, family: Family) -> BlockCounts {
+    pub fn block_counts(&self, holdings: &Holdings, family: Family) -> BlockCounts {
         let capacity = self.blocks(family).len() as u128;
         let free = self.free(holdings, family).len() as u128;
         BlockCounts { capacity, free }
     }
 
-    pub fn resting(&self, holdings: &Holdings, family: Family) -> usize {
-        let Some(ranges) = self.ranges.get(family) else {
-            return 0;
-        };
-        let touches = |holding: &Holding| ranges.cidrs.iter().any(|cidr| meet(cidr, &holding.cidr));
-        holdings
+    pub fn quarantined(&self, holdings: &Holdings, family: Family) -> usize {
+        let in_pool =
+            |holding: &Holding| holding.cidr.family() == family && self.touches(&holding.cidr);
+        let quarantined = holdings
             .0
             .iter()
-            .filter(|(_, holding)| holding.state == HoldingState::Quarantined && touches(holding))
-            .count()
+            .filter(|(_, holding)| holding.state == HoldingState::Quarantined && in_pool(holding));
+        quarantined.count()
     }
 
     /// Moves the cursor to the next lower address of the pool below the block.
     pub fn pass(&mut self, block: &Cidr) {
         let family = block.family();
-        let cidrs = self
-            .ranges
-            .get(family)
-            .as_ref()
-            .map_or(&[][..], |ranges| &ranges.cidrs);
+        let cidrs = cidrs_of(self.ranges.get(family).as_ref());
         let below = cidrs.iter().filter(|cidr| cidr.first() < block.first());
         let below = below
             .map(|cidr| cidr.last().value.min(block.first().value - 1))
@@ -216,20 +202,19 @@ impl Pool {
     }
 
     pub fn covers(&self, cidr: &Cidr) -> bool {
-        self.cidrs(cidr.family())
+        cidrs_of(self.ranges.get(cidr.family()).as_ref())
+            .iter()
             .any(|own| own.first() <= cidr.first() && cidr.last() <= own.last())
     }
 
     pub fn touches(&self, cidr: &Cidr) -> bool {
-        self.cidrs(cidr.family()).any(|own| meet(own, cidr))
+        let cidrs = cidrs_of(self.ranges.get(cidr.family()).as_ref());
+        cidrs.iter().any(|own| meet(own, cidr))
     }
+}
 
-    fn cidrs(&self, family: Family) -> impl Iterator<Item = &Cidr> {
-        self.ranges
-            .get(family)
-            .iter()
-            .flat_map(|ranges| &ranges.cidrs)
-    }
+fn cidrs_of(ranges: Option<&FamilyRanges>) -> &[Cidr] {
+    ranges.map_or(&[], |ranges| &ranges.cidrs)
 }
 
 fn top(cidrs: &[Cidr]) -> u128 {

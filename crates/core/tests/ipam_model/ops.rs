@@ -1,8 +1,8 @@
 //! Random operations that are applied to the ledger and to the model.
 
 use cadastre_core::{
-    Addr, BlockCounts, Cidr, Dual, Family, FamilyRanges, Holder, Holding, HoldingId, HoldingState,
-    IpRange, Pool, PoolExhausted, RangeLedger,
+    Addr, Cidr, Dual, Family, FamilyRanges, Holder, Holding, HoldingId, HoldingState, IpRange,
+    Pool, PoolExhausted, RangeLedger,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,52 +13,32 @@ use crate::model::{self, Place, Universe};
 const POOLS: usize = 2;
 const HOLDERS: u32 = 6;
 
+/// Places in which a pool has CIDRs of one family, and by how much its blocks are larger than half a unit.
+type Ranges = (Vec<Place>, u8);
+
+/// An operation. A pool is given by its index.
 #[derive(Clone, Debug)]
 pub enum Op {
-    Record {
-        place: Place,
-        holder: u32,
-        state: HoldingState,
-    },
-    Carve {
-        pool: usize,
-        holder: u32,
-        avoid: Vec<Place>,
-    },
+    Record(Place, Holder, HoldingState),
+    /// Carves from a pool, but no block that contains the first address of any of these places.
+    Carve(usize, Holder, Vec<Place>),
     /// Releases the holding of any id that was ever returned; most of these holdings no longer exist.
-    Release {
-        any: usize,
-    },
-    ReleaseLive {
-        live: usize,
-    },
-    ReleaseAllOf {
-        holder: u32,
-    },
-    SetState {
-        any: usize,
-        state: HoldingState,
-    },
-    SetHolder {
-        live: usize,
-        holder: u32,
-    },
-    SetBlocked {
-        pool: usize,
-        spans: Vec<(Place, Place)>,
-    },
-    SetRanges {
-        pool: usize,
-        v4: Option<(Vec<Place>, u8)>,
-        v6: Option<(Vec<Place>, u8)>,
-    },
-    Ask {
-        place: Place,
-    },
+    Release(usize),
+    ReleaseLive(usize),
+    ReleaseAllOf(Holder),
+    /// Sets the state of the holding of any id that was ever returned.
+    SetState(usize, HoldingState),
+    /// Moves a live holding to another holder.
+    SetHolder(usize, Holder),
+    SetBlocked(usize, Vec<(Place, Place)>),
+    /// Sets the ranges of a pool: those of IPv4, then those of IPv6.
+    SetRanges(usize, Option<Ranges>, Option<Ranges>),
+    Query(Place),
 }
 
 pub fn op() -> impl Strategy<Value = Op> {
-    let (pool, holder, index) = (0..POOLS, 0..HOLDERS, any::<u16>().prop_map(usize::from));
+    let (pool, index) = (0..POOLS, any::<u16>().prop_map(usize::from));
+    let holder = (0..HOLDERS).prop_map(Holder);
     // Most holdings are at most as large as a window, some up to sixteen times as large, and few a whole family.
     let recorded = prop_oneof![30 => 0..=6_u8, 1 => 7..=10_u8, 1 => Just(200)];
     let record = (place(recorded), holder.clone(), state());
@@ -69,16 +49,16 @@ pub fn op() -> impl Strategy<Value = Op> {
     );
     let span = (place(0..=4_u8), place(0..=4_u8));
     prop_oneof![
-        6 => record.prop_map(|(place, holder, state)| Op::Record { place, holder, state }),
-        20 => carve.prop_map(|(pool, holder, avoid)| Op::Carve { pool, holder, avoid }),
-        2 => index.clone().prop_map(|any| Op::Release { any }),
-        18 => index.clone().prop_map(|live| Op::ReleaseLive { live }),
-        1 => holder.clone().prop_map(|holder| Op::ReleaseAllOf { holder }),
-        4 => (index.clone(), state()).prop_map(|(any, state)| Op::SetState { any, state }),
-        4 => (index, holder).prop_map(|(live, holder)| Op::SetHolder { live, holder }),
-        1 => (pool.clone(), vec(span, 0..5)).prop_map(|(pool, spans)| Op::SetBlocked { pool, spans }),
-        1 => (pool, ranges(Family::V4), ranges(Family::V6)).prop_map(|(pool, v4, v6)| Op::SetRanges { pool, v4, v6 }),
-        8 => place(0..=7_u8).prop_map(|place| Op::Ask { place }),
+        6 => record.prop_map(|(place, holder, state)| Op::Record(place, holder, state)),
+        20 => carve.prop_map(|(pool, holder, avoid)| Op::Carve(pool, holder, avoid)),
+        2 => index.clone().prop_map(Op::Release),
+        18 => index.clone().prop_map(Op::ReleaseLive),
+        1 => holder.clone().prop_map(Op::ReleaseAllOf),
+        4 => (index.clone(), state()).prop_map(|(any, state)| Op::SetState(any, state)),
+        4 => (index, holder).prop_map(|(live, holder)| Op::SetHolder(live, holder)),
+        1 => (pool.clone(), vec(span, 0..5)).prop_map(|(pool, spans)| Op::SetBlocked(pool, spans)),
+        1 => (pool, ranges(Family::V4), ranges(Family::V6)).prop_map(|(pool, v4, v6)| Op::SetRanges(pool, v4, v6)),
+        8 => place(0..=7_u8).prop_map(Op::Query),
     ]
 }
 
@@ -103,7 +83,7 @@ fn state() -> impl Strategy<Value = HoldingState> {
     ]
 }
 
-fn ranges(family: Family) -> impl Strategy<Value = Option<(Vec<Place>, u8)>> {
+fn ranges(family: Family) -> impl Strategy<Value = Option<Ranges>> {
     let places = vec(place(1..=6_u8), 0..4).prop_map(move |mut places| {
         for place in &mut places {
             place.family = family;
@@ -143,77 +123,55 @@ impl Pair {
                 size: 6,
             }]
         };
-        pair.set_ranges(
-            0,
-            Some(&(window(Family::V4, 1), 0)),
-            Some(&(window(Family::V6, 3), 0)),
-        );
-        pair.set_ranges(
-            1,
-            Some(&(window(Family::V4, 1), 1)),
-            Some(&(window(Family::V6, 0), 2)),
-        );
+        let (v4, v6) = (window(Family::V4, 1), window(Family::V6, 3));
+        pair.set_ranges(0, Some(&(v4.clone(), 0)), Some(&(v6, 0)));
+        let v6 = window(Family::V6, 0);
+        pair.set_ranges(1, Some(&(v4, 1)), Some(&(v6, 2)));
         pair
     }
 
     pub fn apply(&mut self, op: &Op) -> Checked {
         match op {
-            Op::Record {
-                place,
-                holder,
-                state,
-            } => {
+            Op::Record(place, holder, state) => {
                 let holding = Holding {
-                    holder: Holder(*holder),
+                    holder: *holder,
                     cidr: self.universe.cidr(*place),
                     state: *state,
                 };
-                let id = self
-                    .ledger
-                    .record(holding.holder, holding.cidr, holding.state);
+                let id = self.ledger.record(*holder, holding.cidr, *state);
                 self.add(id, holding)?;
             }
-            Op::Carve {
-                pool,
-                holder,
-                avoid,
-            } => self.carve(*pool, Holder(*holder), avoid)?,
-            Op::Release { any } => self.release(self.any(*any))?,
-            Op::ReleaseLive { live } => self.release(self.live(*live))?,
-            Op::ReleaseAllOf { holder } => {
-                let all: Vec<_> = self.ledger.of(Holder(*holder)).map(|(id, _)| id).collect();
+            Op::Carve(pool, holder, avoid) => self.carve(*pool, *holder, avoid)?,
+            Op::Release(any) => self.release(self.any(*any))?,
+            Op::ReleaseLive(live) => self.release(self.live(*live))?,
+            Op::ReleaseAllOf(holder) => {
+                let all: Vec<_> = self.ledger.of(*holder).map(|(id, _)| id).collect();
                 all.into_iter().try_for_each(|id| self.release(Some(id)))?;
             }
-            Op::SetState { any, state } => {
+            Op::SetState(any, state) => {
                 let Some(id) = self.any(*any) else {
                     return Ok(());
                 };
-                let found = self
-                    .holdings
-                    .find(id)
-                    .map(|holding| holding.state = *state)
-                    .is_some();
+                let found = self.holdings.find(id);
+                let found = found.map(|holding| holding.state = *state).is_some();
                 prop_assert_eq!(self.ledger.set_state(id, *state), found);
             }
-            Op::SetHolder { live, holder } => {
+            Op::SetHolder(live, holder) => {
                 let Some(id) = self.live(*live) else {
                     return Ok(());
                 };
-                let found = self
-                    .holdings
-                    .find(id)
-                    .map(|holding| holding.holder = Holder(*holder))
-                    .is_some();
-                prop_assert_eq!(self.ledger.set_holder(id, Holder(*holder)), found);
+                let found = self.holdings.find(id);
+                let found = found.map(|holding| holding.holder = *holder).is_some();
+                prop_assert_eq!(self.ledger.set_holder(id, *holder), found);
             }
-            Op::SetBlocked { pool, spans } => {
+            Op::SetBlocked(pool, spans) => {
                 let spans: Vec<_> = spans.iter().filter_map(|ends| self.span(*ends)).collect();
                 let (pool, model) = &mut self.pools[*pool];
                 model.blocked.clone_from(&spans);
                 pool.set_blocked(spans);
             }
-            Op::SetRanges { pool, v4, v6 } => self.set_ranges(*pool, v4.as_ref(), v6.as_ref()),
-            Op::Ask { place } => self.ask(&self.universe.cidr(*place))?,
+            Op::SetRanges(pool, v4, v6) => self.set_ranges(*pool, v4.as_ref(), v6.as_ref()),
+            Op::Query(place) => self.query(&self.universe.cidr(*place))?,
         }
         prop_assert_eq!(self.ledger.len(), self.holdings.0.len());
         Ok(())
@@ -234,15 +192,15 @@ impl Pair {
                 expected.push(*block);
                 continue;
             }
-            let capacity = model.room(&self.holdings, family).capacity;
+            let capacity = model.block_counts(&self.holdings, family).capacity;
             let avoided = free.len() as u128;
             let full = PoolExhausted {
                 family,
                 block_len: pool.block_len(family).unwrap(),
                 capacity,
-                held: capacity - avoided,
+                covered: capacity - avoided,
                 avoided,
-                quarantined: model.resting(&self.holdings, family),
+                quarantined: model.quarantined(&self.holdings, family),
             };
             prop_assert_eq!(answer, Err(full));
             return Ok(());
@@ -255,14 +213,12 @@ impl Pair {
             model.pass(block);
         }
         for (id, cidr) in ids.into_iter().zip(expected) {
-            self.add(
-                id,
-                Holding {
-                    holder,
-                    cidr,
-                    state: HoldingState::InFlight,
-                },
-            )?;
+            let holding = Holding {
+                holder,
+                cidr,
+                state: HoldingState::InFlight,
+            };
+            self.add(id, holding)?;
         }
         Ok(())
     }
@@ -298,20 +254,12 @@ impl Pair {
         IpRange::new(low.first(), high.last()).or_else(|| Some(low.into()))
     }
 
-    fn set_ranges(
-        &mut self,
-        pool: usize,
-        v4: Option<&(Vec<Place>, u8)>,
-        v6: Option<&(Vec<Place>, u8)>,
-    ) {
-        let ranges = |family, part: Option<&(Vec<Place>, u8)>| {
+    fn set_ranges(&mut self, pool: usize, v4: Option<&Ranges>, v6: Option<&Ranges>) {
+        let ranges = |family, part: Option<&Ranges>| {
             let (places, shorter) = part?;
-            let cidrs = places
-                .iter()
-                .map(|place| self.universe.cidr(*place))
-                .collect();
+            let cidrs = places.iter().map(|place| self.universe.cidr(*place));
             Some(FamilyRanges {
-                cidrs,
+                cidrs: cidrs.collect(),
                 block_len: (self.universe.unit.get(family) + 1 - shorter).min(family.bits()),
             })
         };
@@ -324,12 +272,9 @@ impl Pair {
         pool.set_ranges(ranges);
     }
 
-    fn ask(&self, cidr: &Cidr) -> Checked {
-        let mut answer: Vec<_> = self
-            .ledger
-            .overlapping(cidr)
-            .map(|(id, holding)| (holding.cidr, id))
-            .collect();
+    fn query(&self, cidr: &Cidr) -> Checked {
+        let answer = self.ledger.overlapping(cidr);
+        let mut answer: Vec<_> = answer.map(|(id, holding)| (holding.cidr, id)).collect();
         prop_assert!(answer.is_sorted_by_key(|(cidr, _)| *cidr), "{answer:?}");
         answer.sort_unstable();
         prop_assert_eq!(answer, self.holdings.overlapping(cidr));
@@ -342,45 +287,34 @@ impl Pair {
 
     /// Compares the results of all queries.
     pub fn compare_all(&self) -> Checked {
+        let all = &self.holdings.0;
         for id in &self.ids {
-            let expected = self
-                .holdings
-                .0
-                .iter()
-                .find(|(own, _)| own == id)
-                .map(|(_, holding)| *holding);
-            prop_assert_eq!(self.ledger.get(*id), expected);
+            let expected = all.iter().find(|(own, _)| own == id);
+            prop_assert_eq!(self.ledger.get(*id), expected.map(|(_, holding)| *holding));
         }
         for holder in (0..HOLDERS).map(Holder) {
-            let mut of: Vec<_> = self.ledger.of(holder).map(|(id, _)| id).collect();
-            of.sort_unstable();
-            let held = self
-                .holdings
-                .0
-                .iter()
-                .filter(|(_, holding)| holding.holder == holder);
-            let mut held: Vec<_> = held.map(|(id, _)| *id).collect();
-            held.sort_unstable();
-            prop_assert_eq!(of, held);
+            let mut of_holder: Vec<_> = self.ledger.of(holder).map(|(id, _)| id).collect();
+            of_holder.sort_unstable();
+            let expected = all.iter().filter(|(_, holding)| holding.holder == holder);
+            let mut expected: Vec<_> = expected.map(|(id, _)| *id).collect();
+            expected.sort_unstable();
+            prop_assert_eq!(of_holder, expected);
         }
         for family in Family::ALL {
             for (pool, model) in &self.pools {
-                let room: BlockCounts = self.ledger.block_counts(pool, family);
-                prop_assert_eq!(room, model.room(&self.holdings, family));
+                let counts = self.ledger.block_counts(pool, family);
+                prop_assert_eq!(counts, model.block_counts(&self.holdings, family));
             }
             for window in 0..Universe::WINDOWS {
                 for unit in 0..Universe::UNITS {
                     let addr = self.universe.addr(family, window, unit);
-                    let mut at: Vec<_> = self
-                        .ledger
-                        .at(addr)
-                        .map(|(id, holding)| (holding.cidr, id))
-                        .collect();
+                    let at = self.ledger.at(addr);
+                    let mut at: Vec<_> = at.map(|(id, holding)| (holding.cidr, id)).collect();
                     at.sort_unstable();
                     prop_assert_eq!(at, self.holdings.overlapping(&Cidr::host(addr)));
                 }
             }
-            self.ask(&Cidr::new(Addr { family, value: 0 }, 0).unwrap())?;
+            self.query(&Cidr::new(Addr { family, value: 0 }, 0).unwrap())?;
         }
         Ok(())
     }

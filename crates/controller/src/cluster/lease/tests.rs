@@ -7,6 +7,10 @@ const fn s(seconds: u64) -> Mono {
     Duration::from_secs(seconds)
 }
 
+const fn ms(milliseconds: u64) -> Mono {
+    Duration::from_millis(milliseconds)
+}
+
 fn settings(nonce: &str) -> LeaseSettings {
     LeaseSettings {
         identity: "c".into(),
@@ -22,8 +26,8 @@ fn settings(nonce: &str) -> LeaseSettings {
 struct Server(Option<LeaseRecord>, u64);
 
 impl Server {
-    fn answer(&mut self, ask: LeaseCall) -> LeaseAnswer {
-        match (ask, &self.0) {
+    fn answer(&mut self, call: LeaseCall) -> LeaseAnswer {
+        match (call, &self.0) {
             (LeaseCall::Get, None) => LeaseAnswer::Missing,
             (LeaseCall::Get, Some(record)) => LeaseAnswer::Found(record.clone()),
             (LeaseCall::Create(record), None) => self.write(record),
@@ -49,41 +53,53 @@ impl Server {
 
 /// Makes and answers all calls of the elector that are due.
 fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
-    while let Some(ask) = elector.poll(now) {
-        let answer = server.answer(ask);
+    while let Some(call) = elector.poll(now) {
+        let answer = server.answer(call);
         elector.answer(answer, now);
     }
 }
 
-/// Returns two candidates and a server without a Lease.
-fn two() -> (Elector, Elector, Server) {
-    let [a, b] = ["a", "b"].map(|nonce| Elector::new(settings(nonce)));
-    (a, b, Server::default())
+/// Returns a candidate and a server without a Lease.
+fn candidate() -> (Elector, Server) {
+    (Elector::new(settings("a")), Server::default())
 }
 
-fn tenure(elector: &Elector) -> Tenure {
+/// Returns a process that has led since 0 s.
+fn leader() -> (Elector, Server) {
+    let (mut a, mut server) = candidate();
+    settle(&mut a, &mut server, s(0));
+    (a, server)
+}
+
+/// Returns a leader `a` and a standby `b` that has read the Lease, at 0 s.
+fn leader_and_standby() -> (Elector, Elector, Server) {
+    let (a, mut server) = leader();
+    let mut b = Elector::new(settings("b"));
+    settle(&mut b, &mut server, s(0));
+    (a, b, server)
+}
+
+fn term(elector: &Elector) -> LeadershipTerm {
     match elector.leadership() {
-        Leadership::Leading(tenure) => tenure,
+        Leadership::Leading(term) => term,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn the_first_ever_creates_the_lease_and_may_write_for_the_renew_deadline() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+fn the_first_candidate_creates_the_lease_and_may_write_for_the_renew_deadline() {
+    let (mut a, mut server) = candidate();
     settle(&mut a, &mut server, s(100));
-    let tenure = tenure(&a);
+    let term = term(&a);
     assert_eq!(
-        (tenure.takeover, tenure.valid_until, &*tenure.term),
+        (term.takeover, term.valid_until, &*term.id),
         (Takeover::First, s(110), "1-a")
     );
 }
 
 #[test]
 fn a_candidate_waits_a_full_lease_after_the_last_change() {
-    let (mut a, mut b, mut server) = two();
-    settle(&mut a, &mut server, s(0));
-    settle(&mut b, &mut server, s(1));
+    let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     for t in 2..17 {
         settle(&mut b, &mut server, s(t));
@@ -93,11 +109,11 @@ fn a_candidate_waits_a_full_lease_after_the_last_change() {
         );
     }
     settle(&mut b, &mut server, s(17));
-    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
-    assert_eq!(&*tenure(&b).term, "2-b");
+    assert_eq!(term(&b).takeover, Takeover::Unclean);
+    assert_eq!(&*term(&b).id, "2-b");
     assert!(
-        tenure(&a).valid_until <= s(12),
-        "the old leader stopped writing long before"
+        term(&a).valid_until <= s(12),
+        "the earlier leader stopped writing before"
     );
     settle(&mut a, &mut server, s(19));
     assert_eq!(
@@ -109,15 +125,9 @@ fn a_candidate_waits_a_full_lease_after_the_last_change() {
 }
 
 #[test]
-fn a_clean_release_hands_over_at_once_and_an_unsettled_one_says_so() {
+fn a_released_lease_says_whether_all_writes_were_settled() {
     for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
-        let (mut a, mut b, mut server) = (
-            Elector::new(settings("a")),
-            Elector::new(settings("b")),
-            Server::default(),
-        );
-        settle(&mut a, &mut server, s(0));
-        settle(&mut b, &mut server, s(0));
+        let (mut a, mut b, mut server) = leader_and_standby();
         a.release(settled);
         assert_eq!(
             a.leadership(),
@@ -126,7 +136,7 @@ fn a_clean_release_hands_over_at_once_and_an_unsettled_one_says_so() {
         );
         settle(&mut a, &mut server, s(1));
         settle(&mut b, &mut server, s(1));
-        assert_eq!(tenure(&b).takeover, takeover);
+        assert_eq!(term(&b).takeover, takeover);
         settle(&mut a, &mut server, s(2));
         assert_eq!(a.leadership(), Leadership::Released, "for good");
     }
@@ -134,36 +144,34 @@ fn a_clean_release_hands_over_at_once_and_an_unsettled_one_says_so() {
 
 #[test]
 fn an_acquisition_whose_answer_was_lost_counts_from_its_start() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    let (mut a, mut server) = candidate();
     let missing = server.answer(a.poll(s(0)).unwrap());
     a.answer(missing, s(0));
     let create = a.poll(s(1)).unwrap();
     server.answer(create);
     a.answer(LeaseAnswer::Unclear, s(4));
     settle(&mut a, &mut server, s(5));
-    assert_eq!(tenure(&a).takeover, Takeover::First);
+    assert_eq!(term(&a).takeover, Takeover::First);
     assert!(
-        tenure(&a).valid_until >= s(11),
+        term(&a).valid_until >= s(11),
         "from the write at 1 s, or from the renewal at 5 s"
     );
 }
 
 #[test]
-fn a_tenure_that_ran_out_goes_on_if_nobody_came_between() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
-    let term = tenure(&a).term;
+fn a_term_that_ran_out_continues_if_no_other_process_led_in_between() {
+    let (mut a, mut server) = leader();
+    let id = term(&a).id;
     a.poll(s(2));
     a.answer(LeaseAnswer::Unclear, s(30));
-    assert!(tenure(&a).valid_until < s(30));
+    assert!(term(&a).valid_until < s(30));
     settle(&mut a, &mut server, s(30));
-    assert_eq!((tenure(&a).term, tenure(&a).valid_until), (term, s(40)));
+    assert_eq!((term(&a).id, term(&a).valid_until), (id, s(40)));
 }
 
 #[test]
-fn a_lease_deleted_under_us_ends_the_tenure_and_is_waited_out_like_any_change() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+fn a_deleted_lease_ends_the_term_and_is_acquired_after_a_lease_duration() {
+    let (mut a, mut server) = leader();
     server.0 = None;
     for t in 2..17 {
         settle(&mut a, &mut server, s(t));
@@ -175,15 +183,15 @@ fn a_lease_deleted_under_us_ends_the_tenure_and_is_waited_out_like_any_change() 
     }
     settle(&mut a, &mut server, s(17));
     assert_eq!(
-        (tenure(&a).takeover, &*tenure(&a).term),
+        (term(&a).takeover, &*term(&a).id),
         (Takeover::Unclean, "2-a")
     );
 }
 
 #[test]
-fn a_holder_cleared_by_hand_has_released_nothing() {
-    let (mut a, mut b, mut server) = two();
-    settle(&mut a, &mut server, s(0));
+fn a_holder_cleared_by_hand_has_not_released_the_lease() {
+    let (_, mut server) = leader();
+    let mut b = Elector::new(settings("b"));
     let cleared = LeaseRecord {
         holder: None,
         ..server.0.clone().unwrap()
@@ -193,12 +201,13 @@ fn a_holder_cleared_by_hand_has_released_nothing() {
     settle(&mut b, &mut server, s(15));
     assert_eq!(b.leadership(), Leadership::Standby { leader: None });
     settle(&mut b, &mut server, s(16));
-    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+    assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 
 #[test]
-fn a_creation_that_lost_its_race_is_not_called_a_first_start_later() {
-    let (mut a, mut b, mut server) = two();
+fn a_candidate_that_lost_the_creation_never_reports_a_first_start() {
+    let (mut a, mut server) = candidate();
+    let mut b = Elector::new(settings("b"));
     let missing = server.answer(a.poll(s(0)).unwrap());
     a.answer(missing, s(0));
     a.poll(s(0)).unwrap();
@@ -209,19 +218,18 @@ fn a_creation_that_lost_its_race_is_not_called_a_first_start_later() {
     for t in 5..=30 {
         settle(&mut a, &mut server, s(t));
     }
-    assert_eq!(tenure(&a).takeover, Takeover::Unclean);
+    assert_eq!(term(&a).takeover, Takeover::Unclean);
 }
 
 #[test]
-fn a_server_that_fails_at_once_is_not_pressed() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+fn writes_are_limited_while_a_server_fails_at_once() {
+    let (mut a, mut server) = leader();
     let mut writes = 0;
     for ms in 2000..3000 {
         let now = Duration::from_millis(ms);
-        while let Some(ask) = a.poll(now) {
-            let answer = match ask {
-                LeaseCall::Get => server.answer(ask),
+        while let Some(call) = a.poll(now) {
+            let answer = match call {
+                LeaseCall::Get => server.answer(call),
                 LeaseCall::Create(_) | LeaseCall::Replace(_) => {
                     writes += 1;
                     LeaseAnswer::Unclear
@@ -235,8 +243,7 @@ fn a_server_that_fails_at_once_is_not_pressed() {
 
 #[test]
 fn a_release_does_not_wait_for_the_next_renewal() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+    let (mut a, mut server) = leader();
     let renewal = a.poll(s(2)).unwrap();
     a.release(true);
     let renewed = server.answer(renewal);
@@ -246,9 +253,8 @@ fn a_release_does_not_wait_for_the_next_renewal() {
 }
 
 #[test]
-fn a_release_whose_answer_was_lost_is_looked_after() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+fn a_release_without_an_answer_is_read_and_repeated() {
+    let (mut a, mut server) = leader();
     a.release(true);
     a.poll(s(1)).unwrap();
     a.answer(LeaseAnswer::Unclear, s(1));
@@ -258,13 +264,9 @@ fn a_release_whose_answer_was_lost_is_looked_after() {
 }
 
 #[test]
-fn the_same_identity_with_another_nonce_is_somebody_else() {
-    let (mut a, mut again, mut server) = (
-        Elector::new(settings("a")),
-        Elector::new(settings("a2")),
-        Server::default(),
-    );
-    settle(&mut a, &mut server, s(0));
+fn a_restarted_process_is_another_holder() {
+    let (_, mut server) = leader();
+    let mut again = Elector::new(settings("a2"));
     settle(&mut again, &mut server, s(1));
     assert_eq!(
         again.leadership(),
@@ -275,46 +277,26 @@ fn the_same_identity_with_another_nonce_is_somebody_else() {
 }
 
 #[test]
-fn settings_that_cannot_work_are_refused_with_the_reason() {
-    let good = settings("a");
-    assert_eq!(good.validate(), Ok(()));
-    let short = LeaseSettings {
-        lease_duration: s(10),
-        ..good.clone()
-    };
-    assert!(
-        short
-            .validate()
-            .unwrap_err()
-            .to_string()
-            .contains("must stop before others start")
-    );
-    let late = LeaseSettings {
-        renew_deadline: s(2),
-        ..good.clone()
-    };
-    assert!(
-        late.validate()
-            .unwrap_err()
-            .to_string()
-            .contains("1.2 times")
-    );
-    let odd = LeaseSettings {
-        lease_duration: Duration::from_millis(15_500),
-        ..good
-    };
-    assert!(
-        odd.validate()
-            .unwrap_err()
-            .to_string()
-            .contains("whole number")
-    );
+fn invalid_settings_are_rejected_with_the_reason() {
+    assert_eq!(settings("a").validate(), Ok(()));
+    for (lease, renew, reason) in [
+        (s(10), s(10), "must stop before others start"),
+        (s(15), s(2), "1.2 times"),
+        (ms(15_500), s(10), "whole number"),
+    ] {
+        let settings = LeaseSettings {
+            lease_duration: lease,
+            renew_deadline: renew,
+            ..settings("a")
+        };
+        let error = settings.validate().unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
 }
 
 #[test]
-fn a_late_creation_of_our_own_does_not_prolong_another_tenure() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+fn a_late_creation_of_its_own_does_not_prolong_a_term() {
+    let (mut a, mut server) = leader();
     let late = LeaseRecord {
         transitions: 7,
         ..server.0.clone().unwrap()
@@ -326,22 +308,25 @@ fn a_late_creation_of_our_own_does_not_prolong_another_tenure() {
 
 #[test]
 fn a_renewal_counts_from_its_start() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+    let (mut a, mut server) = leader();
     let answer = server.answer(a.poll(s(2)).unwrap());
     a.answer(answer, s(5));
-    assert_eq!(tenure(&a).valid_until, s(12));
+    assert_eq!(term(&a).valid_until, s(12));
 }
 
 #[test]
-fn a_tenure_counts_from_the_first_try_to_acquire_the_lease() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+fn a_term_counts_from_the_first_try_to_acquire_the_lease() {
+    let (mut a, mut server) = candidate();
     let missing = server.answer(a.poll(s(0)).unwrap());
     a.answer(missing, s(0));
     assert!(matches!(a.poll(s(1)), Some(LeaseCall::Create(_))));
     a.answer(LeaseAnswer::Unclear, s(4));
     settle(&mut a, &mut server, s(5));
-    assert_eq!(tenure(&a).valid_until, s(11), "it may have come through");
+    assert_eq!(
+        term(&a).valid_until,
+        s(11),
+        "the first write may have succeeded"
+    );
 }
 
 fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
@@ -351,7 +336,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
         cidrs: Vec::new(),
     };
     LeaseContent {
-        term: tenure(elector).term,
+        term: term(elector).id,
         number,
         intents: Some(Arc::new(WriteIntents {
             assignments: [intent].into(),
@@ -362,51 +347,52 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
 }
 
 #[test]
-fn what_somebody_waits_for_is_written_at_once_and_only_a_write_begun_later_counts() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+fn wanted_content_is_written_at_once_and_only_by_a_later_write() {
+    let (mut a, mut server) = leader();
     // A renewal is in flight when the content is set, so that renewal does not contain it.
-    let ask = a.poll(s(2)).unwrap();
+    let call = a.poll(s(2)).unwrap();
     a.want(wanted(&a, 1, "n"), s(2));
-    let answer = server.answer(ask);
+    let answer = server.answer(call);
     a.answer(answer, s(2));
-    assert_eq!(tenure(&a).named, 0);
+    assert_eq!(term(&a).named, 0);
     let soon = s(2) + Duration::from_millis(20);
     assert_eq!(a.wake_at(), Some(soon));
     settle(&mut a, &mut server, soon);
-    assert_eq!(tenure(&a).named, 1);
+    assert_eq!(term(&a).named, 1);
     let named = server.0.clone().unwrap().intents.unwrap();
     assert_eq!(named.assignments.len(), 1);
 }
 
 #[test]
-fn an_unclear_write_names_nothing_until_another_came_through() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+fn an_indeterminate_write_does_not_count_as_written() {
+    let (mut a, mut server) = leader();
     a.want(wanted(&a, 1, "n"), s(1));
-    let ask = a.poll(s(1)).unwrap();
-    server.answer(ask);
+    let call = a.poll(s(1)).unwrap();
+    server.answer(call);
     a.answer(LeaseAnswer::Unclear, s(1));
-    let look = a.poll(s(1)).unwrap();
-    assert_eq!(look, LeaseCall::Get);
-    let answer = server.answer(look);
+    let read = a.poll(s(1)).unwrap();
+    assert_eq!(read, LeaseCall::Get);
+    let answer = server.answer(read);
     a.answer(answer, s(1));
-    assert_eq!(tenure(&a).named, 0, "it is there, and may be another one's");
+    assert_eq!(
+        term(&a).named,
+        0,
+        "the Lease may have been written by another process"
+    );
     settle(&mut a, &mut server, s(2));
-    assert_eq!(tenure(&a).named, 1);
+    assert_eq!(term(&a).named, 1);
 }
 
 #[test]
-fn who_takes_over_has_what_was_named_and_keeps_it_named() {
-    let (mut a, mut b, mut server) = two();
-    settle(&mut a, &mut server, s(0));
-    assert_eq!(tenure(&a).inherited, None);
+fn a_new_leader_inherits_intents_and_keeps_them_in_the_lease() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    assert_eq!(term(&a).inherited, None);
     a.want(wanted(&a, 1, "n"), s(1));
     settle(&mut a, &mut server, s(1));
     let named = server.0.clone().unwrap().intents;
     settle(&mut b, &mut server, s(2));
     settle(&mut b, &mut server, s(17));
-    assert_eq!(tenure(&b).inherited, named);
+    assert_eq!(term(&b).inherited, named);
     assert_eq!(server.0.clone().unwrap().intents, named);
     // Content that is wanted in another term is ignored, so the Lease keeps the inherited assignments.
     b.want(wanted(&a, 9, "m"), s(18));
@@ -414,13 +400,16 @@ fn who_takes_over_has_what_was_named_and_keeps_it_named() {
     assert_eq!(server.0.clone().unwrap().intents, named);
     b.release(false);
     settle(&mut b, &mut server, s(31));
-    assert_eq!(server.0.clone().unwrap().intents, named, "left unsettled");
+    assert_eq!(
+        server.0.clone().unwrap().intents,
+        named,
+        "an unsettled release keeps the intents"
+    );
 }
 
 #[test]
-fn a_clean_hand_over_says_that_nothing_is_in_flight() {
-    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-    settle(&mut a, &mut server, s(0));
+fn a_clean_release_writes_empty_intents() {
+    let (mut a, mut server) = leader();
     a.want(wanted(&a, 1, "n"), s(1));
     settle(&mut a, &mut server, s(1));
     a.release(true);
@@ -430,15 +419,15 @@ fn a_clean_hand_over_says_that_nothing_is_in_flight() {
 }
 
 #[test]
-fn a_leader_knows_since_when_the_api_server_has_answered_all_along() {
-    let since = |looks: &[(u64, bool)]| {
-        let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+fn a_leader_knows_since_when_the_api_server_has_answered_without_a_gap() {
+    let since = |calls: &[(u64, bool)]| {
+        let (mut a, mut server) = candidate();
         let (mut b, mut at) = (Elector::new(settings("b")), s(0));
         settle(&mut b, &mut server, at);
-        for (second, is_answered) in looks {
+        for (second, is_answered) in calls {
             at = s(*second);
-            let ask = a.poll(at).unwrap();
-            let answer = server.answer(ask);
+            let call = a.poll(at).unwrap();
+            let answer = server.answer(call);
             a.answer(
                 if *is_answered {
                     answer
@@ -452,27 +441,19 @@ fn a_leader_knows_since_when_the_api_server_has_answered_all_along() {
             let at = at + s(second);
             settle(&mut a, &mut server, at);
             if matches!(a.leadership(), Leadership::Leading(_)) {
-                return tenure(&a).answered_since;
+                return term(&a).answered_since;
             }
         }
         panic!("it does not lead");
     };
     assert_eq!(since(&[(1, true), (2, true)]), s(0));
-    assert_eq!(since(&[(20, true)]), s(0), "it knew nothing before");
+    assert_eq!(
+        since(&[(20, true)]),
+        s(0),
+        "the time before the first answer is no gap"
+    );
     assert_eq!(since(&[(1, true), (2, false), (3, true)]), s(3));
     assert_eq!(since(&[(1, true), (12, true)]), s(12), "too far apart");
-}
-
-const fn ms(milliseconds: u64) -> Mono {
-    Duration::from_millis(milliseconds)
-}
-
-/// Returns a leader `a` and a standby `b` that has seen it, at 0 s.
-fn leader_and_standby() -> (Elector, Elector, Server) {
-    let (mut a, mut b, mut server) = two();
-    settle(&mut a, &mut server, s(0));
-    settle(&mut b, &mut server, s(0));
-    (a, b, server)
 }
 
 /// Returns the record that a working watch shows now.
@@ -481,65 +462,65 @@ fn newest(server: &Server) -> LeaseRecord {
 }
 
 #[test]
-fn a_candidate_whose_watch_shows_each_renewal_looks_now_and_then() {
+fn a_candidate_with_a_working_watch_reads_rarely() {
     let (mut a, mut b, mut server) = leader_and_standby();
-    let mut looks = 0;
+    let mut reads = 0;
     for t in 1..=600 {
         let now = ms(t * 100);
         if a.wake_at().is_some_and(|at| at <= now) {
             settle(&mut a, &mut server, now);
-            assert!(b.shown(&newest(&server), now));
+            assert!(b.watch_applied(&newest(&server), now));
         }
-        while let Some(ask) = b.poll(now) {
-            assert_eq!(ask, LeaseCall::Get);
-            looks += 1;
-            let answer = server.answer(ask);
+        while let Some(call) = b.poll(now) {
+            assert_eq!(call, LeaseCall::Get);
+            reads += 1;
+            let answer = server.answer(call);
             b.answer(answer, now);
         }
     }
     // The first few reads happen before the watch has shown anything, so there are a few more than one in 10 s.
-    assert!((7..=11).contains(&looks), "{looks} looks in a minute");
+    assert!((7..=11).contains(&reads), "{reads} reads in a minute");
 }
 
 #[test]
-fn a_candidate_that_is_shown_nothing_looks_as_often_as_ever() {
+fn a_candidate_with_a_silent_watch_reads_as_often_as_without() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
-    assert!(b.shown(&newest(&server), s(2)));
+    assert!(b.watch_applied(&newest(&server), s(2)));
     assert_eq!(b.wake_at(), Some(s(5)));
     settle(&mut b, &mut server, s(5));
     assert_eq!(b.wake_at(), Some(s(5) + CANDIDATE_PAUSE));
 }
 
 #[test]
-fn a_release_that_a_watch_shows_hands_over_at_once() {
+fn a_candidate_acquires_at_once_when_its_watch_shows_a_release() {
     for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
         let (mut a, mut b, mut server) = leader_and_standby();
         a.release(settled);
         settle(&mut a, &mut server, ms(100));
-        assert!(b.shown(&newest(&server), ms(110)));
+        assert!(b.watch_applied(&newest(&server), ms(110)));
         assert!(matches!(b.poll(ms(110)), Some(LeaseCall::Replace(_))));
         let written = server.answer(LeaseCall::Replace(b.attempt.clone().unwrap().record));
         b.answer(written, ms(120));
-        assert_eq!(tenure(&b).takeover, takeover);
+        assert_eq!(term(&b).takeover, takeover);
     }
 }
 
 #[test]
-fn a_renewal_that_a_watch_shows_late_only_postpones() {
+fn a_late_watch_event_only_delays_a_takeover() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
-    assert!(b.shown(&newest(&server), s(10)));
+    assert!(b.watch_applied(&newest(&server), s(10)));
     for t in 11..25 {
         settle(&mut b, &mut server, s(t));
         assert!(matches!(b.leadership(), Leadership::Standby { .. }), "{t}");
     }
     settle(&mut b, &mut server, s(25));
-    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+    assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 
 #[test]
-fn what_a_watch_shows_late_is_no_news() {
+fn an_outdated_watch_event_changes_nothing() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     let late = newest(&server);
@@ -547,30 +528,30 @@ fn what_a_watch_shows_late_is_no_news() {
     settle(&mut b, &mut server, s(4));
     let due = b.wake_at();
     let soon = ms(4_399);
-    assert!(!b.shown(&late, soon));
-    b.shown_deleted(&late, soon);
+    assert!(!b.watch_applied(&late, soon));
+    b.watch_deleted(&late, soon);
     assert_eq!(b.wake_at(), due);
     let latest = newest(&server);
     settle(&mut b, &mut server, ms(4_400));
     let due = b.wake_at();
-    assert!(!b.shown(&latest, ms(4_401)));
+    assert!(!b.watch_applied(&latest, ms(4_401)));
     assert_eq!(b.wake_at(), due);
 }
 
 #[test]
-fn a_watch_that_a_look_was_faster_than_still_spares_looks() {
+fn a_watch_event_of_a_version_just_read_saves_reads() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     settle(&mut b, &mut server, s(2));
-    assert!(!b.shown(&newest(&server), ms(2_100)));
+    assert!(!b.watch_applied(&newest(&server), ms(2_100)));
     assert_eq!(b.wake_at(), Some(ms(5_100)));
 }
 
 #[test]
-fn a_watch_that_fell_silent_wins_nothing_without_a_look() {
+fn a_candidate_with_a_silent_watch_reads_before_it_acquires() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
-    assert!(b.shown(&newest(&server), s(2)));
+    assert!(b.watch_applied(&newest(&server), s(2)));
     settle(&mut a, &mut server, s(16));
     // The process was suspended from 2 s to 17 s, so the watch showed nothing of the renewal at 16 s.
     assert_eq!(b.poll(s(17)), Some(LeaseCall::Get));
@@ -579,14 +560,14 @@ fn a_watch_that_fell_silent_wins_nothing_without_a_look() {
     settle(&mut b, &mut server, s(31));
     assert!(matches!(b.leadership(), Leadership::Standby { .. }));
     settle(&mut b, &mut server, s(32));
-    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+    assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 
 #[test]
-fn a_lease_that_ran_out_is_sought_at_that_moment_whatever_was_shown() {
+fn a_candidate_acquires_an_expired_lease_at_once() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, ms(2_100));
-    assert!(b.shown(&newest(&server), ms(2_100)));
+    assert!(b.watch_applied(&newest(&server), ms(2_100)));
     while !matches!(b.leadership(), Leadership::Leading(_)) {
         let due = b.wake_at().unwrap();
         assert!(due <= ms(17_100), "{due:?}");
@@ -595,7 +576,7 @@ fn a_lease_that_ran_out_is_sought_at_that_moment_whatever_was_shown() {
 }
 
 #[test]
-fn a_deletion_that_a_watch_shows_is_looked_at_and_waited_out() {
+fn a_candidate_reads_the_lease_after_a_deletion_and_waits() {
     let (_, mut b, mut server) = leader_and_standby();
     settle(&mut b, &mut server, s(1));
     let gone = LeaseRecord {
@@ -603,57 +584,61 @@ fn a_deletion_that_a_watch_shows_is_looked_at_and_waited_out() {
         ..newest(&server)
     };
     server.0 = None;
-    b.shown_deleted(&gone, ms(1_300));
-    assert_eq!(b.wake_at(), Some(s(1) + CANDIDATE_PAUSE), "no sooner");
+    b.watch_deleted(&gone, ms(1_300));
+    assert_eq!(
+        b.wake_at(),
+        Some(s(1) + CANDIDATE_PAUSE),
+        "the interval between reads is kept"
+    );
     settle(&mut b, &mut server, ms(1_400));
     settle(&mut b, &mut server, ms(16_300));
     assert_eq!(b.leadership(), Leadership::Standby { leader: None });
     settle(&mut b, &mut server, ms(16_400));
-    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+    assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 
 #[test]
-fn nobody_is_shown_anything_in_doubt_or_while_it_leads() {
+fn watch_events_are_ignored_while_leading_or_in_doubt() {
     let (mut a, mut b, mut server) = leader_and_standby();
     let other = LeaseRecord {
         holder: Some("c_z".into()),
         resource_version: "99".into(),
         ..newest(&server)
     };
-    assert!(!a.shown(&other, s(1)), "it leads");
+    assert!(!a.watch_applied(&other, s(1)), "it leads");
     assert!(
-        !Elector::new(settings("c")).shown(&other, s(1)),
-        "first look"
+        !Elector::new(settings("c")).watch_applied(&other, s(1)),
+        "it has not read the Lease yet"
     );
     assert_eq!(b.poll(s(1)), Some(LeaseCall::Get));
-    assert!(!b.shown(&other, s(1)), "a look is under way");
+    assert!(!b.watch_applied(&other, s(1)), "a read is in flight");
     let answer = server.answer(LeaseCall::Get);
     b.answer(answer, s(1));
     let mine = LeaseRecord {
         holder: Some("c_b".into()),
         ..other
     };
-    assert!(!b.shown(&mine, s(1)));
+    assert!(!b.watch_applied(&mine, s(1)));
     assert_eq!(
         b.poll(s(1) + CANDIDATE_PAUSE),
         Some(LeaseCall::Get),
-        "its own"
+        "a record of its own must be read"
     );
 }
 
 #[test]
-fn what_a_watch_shows_tells_that_the_api_server_answers() {
+fn watch_events_count_as_answers_of_the_api_server() {
     let (mut a, mut b, mut server) = leader_and_standby();
     for t in 1..=300 {
         let now = ms(t * 100);
         if a.wake_at().is_some_and(|at| at <= now) {
             settle(&mut a, &mut server, now);
-            b.shown(&newest(&server), now);
+            b.watch_applied(&newest(&server), now);
         }
         settle(&mut b, &mut server, now);
     }
     for t in 301..=600 {
         settle(&mut b, &mut server, ms(t * 100));
     }
-    assert_eq!(tenure(&b).answered_since, s(0));
+    assert_eq!(term(&b).answered_since, s(0));
 }

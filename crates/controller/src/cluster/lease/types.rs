@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadastre_core::mutation::Mutation;
-use thiserror::Error;
 
 use crate::cluster::intents::WriteIntents;
-use crate::cluster::names::LeaderTerm;
+use crate::cluster::names::TermId;
 
 /// Monotonic time since an arbitrary start, as the caller measures it.
 pub type Mono = Duration;
@@ -30,39 +29,25 @@ pub struct LeaseSettings {
     pub retry_period: Duration,
 }
 
-/// Why settings are invalid.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[expect(missing_docs, reason = "fields named for what they are")]
-pub enum LeaseSettingsError {
-    /// `lease` must exceed `renew`.
-    #[error(
-        "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
-    )]
-    LeaseTooShort { lease: Duration, renew: Duration },
-    /// The renew deadline is too short: there would be no time to retry a renewal.
-    #[error(
-        "renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})"
-    )]
-    DeadlineTooShort { renew: Duration, retry: Duration },
-    /// The lease duration cannot be stored, because the Lease stores whole seconds.
-    #[error("lease duration ({0:?}) must be a whole number of seconds, at least 1")]
-    NotWholeSeconds(Duration),
-}
-
 impl LeaseSettings {
     /// Checks that the leader stops before others start, and that a renewal can be retried.
-    pub fn validate(&self) -> Result<(), LeaseSettingsError> {
+    /// Also checks that the Lease, which stores whole seconds, can store the lease duration.
+    pub fn validate(&self) -> Result<(), String> {
         let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
-        if lease.subsec_nanos() != 0 || lease.is_zero() {
-            return Err(LeaseSettingsError::NotWholeSeconds(lease));
-        }
-        if lease <= renew {
-            return Err(LeaseSettingsError::LeaseTooShort { lease, renew });
-        }
-        if renew <= retry.mul_f64(1.2) {
-            return Err(LeaseSettingsError::DeadlineTooShort { renew, retry });
-        }
-        Ok(())
+        let problem = if lease.subsec_nanos() != 0 || lease.is_zero() {
+            format!("lease duration ({lease:?}) must be a whole number of seconds, at least 1")
+        } else if lease <= renew {
+            format!(
+                "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
+            )
+        } else if renew <= retry.mul_f64(1.2) {
+            format!(
+                "renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(problem)
     }
 
     /// Returns the holder identity in the record while this process leads.
@@ -138,17 +123,17 @@ pub enum Leadership {
         /// The leader, if it is known
         leader: Option<String>,
     },
-    /// This process leads, until [`Tenure::valid_until`].
-    Leading(Tenure),
+    /// This process leads, until [`LeadershipTerm::valid_until`].
+    Leading(LeadershipTerm),
     /// This process gave up leadership for good.
     Released,
 }
 
-/// One term: a period of leadership, from its beginning to its end.
+/// A term: one period of leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tenure {
-    /// The id of the term; never used twice
-    pub term: LeaderTerm,
+pub struct LeadershipTerm {
+    /// Never used twice
+    pub id: TermId,
     /// How the term began
     pub takeover: Takeover,
     /// From this time on nothing may be written; each renewal postpones it
@@ -158,7 +143,8 @@ pub struct Tenure {
     pub vacant: Duration,
     /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if unknown
     pub inherited: Option<Arc<WriteIntents>>,
-    /// Since when the API server has answered without a gap. Lists from before may show a state that was lost since
+    /// Since when the API server has answered without a gap. It may have been restored to an older state before, so
+    /// earlier lists do not count
     pub answered_since: Mono,
     /// The highest [`LeaseContent::number`] for which the Lease was written in this term
     pub named: u64,
@@ -168,7 +154,7 @@ pub struct Tenure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseContent {
     /// The term for which this was decided; ignored in any other term
-    pub term: LeaderTerm,
+    pub term: TermId,
     /// Grows with each request that waits for a write of the Lease. A higher number than before makes a write due at
     /// once
     pub number: u64,
@@ -181,7 +167,7 @@ pub struct LeaseContent {
 /// If there was no leader for longer than this, there was a gap: a healthy standby always takes over sooner.
 pub(in crate::cluster) const LONG_VACANT: Duration = Duration::from_secs(60);
 
-impl Tenure {
+impl LeadershipTerm {
     /// Returns whether there had been no leader for so long that the API server may have been restored to an older
     /// state.
     pub fn follows_a_gap(&self) -> bool {
@@ -189,12 +175,28 @@ impl Tenure {
     }
 }
 
-/// How a tenure began.
+#[cfg(test)]
+impl LeadershipTerm {
+    /// Returns a term that never runs out. Its Lease names no inherited writes, and was not written since.
+    pub(crate) fn of(id: &str, takeover: Takeover) -> Self {
+        LeadershipTerm {
+            id: id.into(),
+            takeover,
+            valid_until: Duration::MAX,
+            vacant: Duration::ZERO,
+            inherited: None,
+            answered_since: Duration::ZERO,
+            named: 0,
+        }
+    }
+}
+
+/// How a term began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
-    /// The Lease did not exist, and as far as this process knows never had.
+    /// The Lease did not exist, and this process had never seen it.
     First,
-    /// The last holder released the Lease when the outcome of all its writes was known.
+    /// The last holder released the Lease, and knew the outcome of all its writes.
     Clean,
     /// The last holder may have left writes in flight.
     Unclean,

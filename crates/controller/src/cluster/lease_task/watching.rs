@@ -1,7 +1,7 @@
 //! The watch of a candidate on the Lease. It runs in a task of its own so that a watch that hangs does not delay reads.
 //!
-//! If the watch is silent, the candidate reads the Lease by itself, and no administrator has to act. Therefore this
-//! watch does not count in `cadastre_watch_silent_seconds`.
+//! If the watch is silent, the candidate reads the Lease, and no administrator has to act. Therefore this watch does
+//! not count in `cadastre_watch_silent_seconds`.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use cadastre_daemon::watch::{
     LEASES, LastHeard, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
 };
 
-/// First and longest pause of the watch after an error, without jitter. During the pause the candidate reads the Lease.
+/// First and longest delay of the watch after an error, without jitter. Meanwhile the candidate reads the Lease.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// At most this many watch events wait for the election.
+/// Maximum number of watch events that wait for the election.
 const BACKLOG: usize = 16;
 
 /// A running watch; dropping it ends the watch.
@@ -89,9 +89,9 @@ pub(super) fn take_in(
     now: Mono,
 ) -> Option<Lease> {
     match change {
-        ObjectEvent::Applied(lease) => elector.shown(&record(&lease), now).then_some(lease),
+        ObjectEvent::Applied(lease) => elector.watch_applied(&record(&lease), now).then_some(lease),
         ObjectEvent::Deleted(lease) => {
-            elector.shown_deleted(&record(&lease), now);
+            elector.watch_deleted(&record(&lease), now);
             None
         }
         ObjectEvent::Restarted { .. } | ObjectEvent::Listed | ObjectEvent::Reached(_) => None,

@@ -1,0 +1,156 @@
+//! A controller to which tests play a sequence of events, and whose requests they check.
+
+use super::*;
+use crate::cluster::lease::{LeadershipTerm, Takeover};
+use crate::cluster::names::NodeName;
+use crate::cluster::request::ObjectSpec;
+use crate::demand::tests::{NOW, node, objects, pool, subnet};
+
+/// The objects of a cluster.
+#[derive(Clone)]
+pub(super) struct Cluster {
+    pub nodes: Vec<Node>,
+    pub pools: Vec<Pool>,
+    pub subnets: Vec<Subnet>,
+    pub blocks: Vec<Block>,
+}
+
+impl Cluster {
+    /// Builds one node per NodeSubnet, the blocks that the NodeSubnets list, and pool `p` with this range.
+    pub(super) fn new(range: &str, subnets: Vec<Subnet>) -> Self {
+        Cluster {
+            nodes: subnets.iter().map(|it| node(&it.name)).collect(),
+            pools: vec![pool("p", range)],
+            blocks: subnets.iter().flat_map(objects).collect(),
+            subnets,
+        }
+    }
+}
+
+pub(super) struct Script {
+    pub controller: Controller,
+    pub now: Now,
+    /// The term in which the controller leads.
+    pub term: LeadershipTerm,
+    /// NodeSubnets as last written or reported.
+    pub subnets: BTreeMap<NodeName, Subnet>,
+}
+
+impl Script {
+    /// Returns a controller without any list that does not lead.
+    pub(super) fn new(term: LeadershipTerm) -> Self {
+        Script {
+            controller: Controller::new(ControllerSettings::default()),
+            now: NOW,
+            term,
+            subnets: BTreeMap::new(),
+        }
+    }
+
+    /// Returns a leader that has received all lists. Nobody led for the time `vacant` before it.
+    pub(super) fn leading(cluster: Cluster, vacant: Duration) -> Self {
+        let mut script = Script::new(LeadershipTerm {
+            vacant,
+            ..LeadershipTerm::of("1", Takeover::Clean)
+        });
+        script.leads();
+        script.list_all(cluster);
+        script
+    }
+
+    /// Makes the controller lead, or renews its Lease.
+    pub(super) fn leads(&mut self) {
+        let term = self.term.clone();
+        self.on(ControllerEvent::Leadership(Leadership::Leading(term)));
+    }
+
+    pub(super) fn on(&mut self, event: ControllerEvent) {
+        self.controller.on(event, self.now);
+    }
+
+    pub(super) fn answer(&mut self, id: RequestId, outcome: RequestOutcome) {
+        self.on(ControllerEvent::Answer(id, outcome));
+    }
+
+    pub(super) fn list_all(&mut self, cluster: Cluster) {
+        for it in &cluster.subnets {
+            self.subnets.insert(it.name.clone(), it.clone());
+        }
+        self.list(cluster.nodes, ControllerEvent::Nodes);
+        self.list(cluster.pools, ControllerEvent::Pools);
+        self.list(cluster.subnets, ControllerEvent::Subnets);
+        self.list(cluster.blocks, ControllerEvent::Blocks);
+        self.list(Vec::new(), ControllerEvent::ServiceRanges);
+        self.list(Vec::new(), ControllerEvent::Pods);
+    }
+
+    fn list<T>(&mut self, objects: Vec<T>, event: impl Fn(ObjectEvent<T>) -> ControllerEvent) {
+        let asked = self.now.mono;
+        self.on(event(ObjectEvent::Restarted { asked }));
+        for object in objects {
+            self.on(event(ObjectEvent::Applied(object)));
+        }
+        self.on(event(ObjectEvent::Listed));
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now.mono += time;
+    }
+
+    /// Returns all requests that the controller wants to send now.
+    pub(super) fn poll(&mut self) -> Vec<OutgoingRequest> {
+        std::iter::from_fn(|| self.controller.poll(self.now)).collect()
+    }
+
+    /// Returns the one request that fulfils `kind` among all requests that the controller wants to send now.
+    pub(super) fn poll_for(&mut self, kind: impl Fn(&ApiRequest) -> bool) -> OutgoingRequest {
+        let out = self.poll();
+        let texts = format!("{out:?}");
+        let mut found = out.into_iter().filter(|it| kind(&it.request));
+        let one = found.next().unwrap_or_else(|| panic!("not in {texts}"));
+        assert!(found.next().is_none(), "more than one in {texts}");
+        one
+    }
+
+    /// Answers the wanted write of the Lease with success.
+    pub(super) fn write_lease(&mut self) {
+        self.term.named = self.controller.take_wanted().unwrap().number;
+        self.leads();
+    }
+
+    /// Returns the names of the nodes for which blocks are to be created now.
+    pub(super) fn creations(&mut self) -> Vec<String> {
+        let out = self.poll();
+        let creations = out.iter().filter_map(|it| match &it.request {
+            ApiRequest::Create(_, ObjectSpec::Block(spec)) => Some(spec.owner.name.to_string()),
+            _ => None,
+        });
+        creations.collect()
+    }
+
+    /// Answers all writes of NodeSubnets with success. Returns the names of their nodes and the blocks that they list.
+    pub(super) fn write_subnets(&mut self) -> Vec<(String, Vec<String>)> {
+        let mut written = Vec::new();
+        for OutgoingRequest { id, request, .. } in self.poll() {
+            let (name, spec) = match request {
+                ApiRequest::Create(name, ObjectSpec::Subnet(spec)) => (name, spec),
+                ApiRequest::Replace(known, ObjectSpec::Subnet(spec)) => (known.name, spec),
+                _ => continue,
+            };
+            let blocks = spec.blocks.iter().map(|it| it.cidr.clone());
+            written.push((name.to_string(), blocks.collect()));
+            let new = subnet(&name, &[], 0);
+            let known = self.subnets.entry((*name).into()).or_insert(new);
+            (known.spec, known.version) = (Ok(spec), known.version + 1);
+            let outcome = RequestOutcome::Subnet(known.clone());
+            self.answer(id, outcome);
+        }
+        written
+    }
+
+    pub(super) fn delete_node(&mut self, name: &str) {
+        let mut gone = node(name);
+        gone.version = 9;
+        self.on(ControllerEvent::Nodes(ObjectEvent::Deleted(gone)));
+    }
+}
