@@ -85,11 +85,11 @@ pub fn proof(mutation: Mutation) -> Proof {
         ReturnedRangesShared => unit(
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
-        ImpossibleHoldingKept => {
-            unit("controller::allocations::tests::a_holding_that_can_no_longer_come_true_is_free")
-        }
+        ImpossibleHoldingKept => unit(
+            "controller::allocations::tests::a_holding_is_released_if_the_node_has_another_range",
+        ),
         RevivedNodeLosesHolding => unit(
-            "controller::allocations::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
+            "controller::allocations::tests::a_node_that_was_mistaken_for_deleted_keeps_the_range_it_may_get",
         ),
         OverlapsNotReported => {
             unit("controller::allocations::tests::two_nodes_with_common_addresses_are_a_pair")
@@ -104,7 +104,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::allocations::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
         ContestedPodCidrAllocated => unit(
-            "controller::allocations::foreign::tests::of_what_another_node_has_nothing_is_given",
+            "controller::allocations::foreign::tests::a_podcidr_that_contains_another_nodes_block_is_withheld",
         ),
 
         // Leader election
@@ -150,11 +150,11 @@ pub fn proof(mutation: Mutation) -> Proof {
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeletionNotQuarantined => sim(AsDrawn, 500),
         UnrecordedDeathForgotten => unit(
-            "controller::allocations::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
+            "controller::allocations::quarantined::tests::a_range_that_a_standby_saw_go_is_quarantined_unless_another_node_has_all_of_it",
         ),
         RecordedQuarantineNotBounded => sim(AsDrawn, 10_000),
         ShortestQuarantineCounts => unit(
-            "controller::allocations::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
+            "controller::allocations::quarantined::tests::the_longest_quarantine_of_the_pools_counts",
         ),
         PodsNotLookedAt => sim(AsDrawn, 2_000),
         PodIndexNotLookedAt => unit(
@@ -167,7 +167,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
         ),
         ReturnedRangeStillQuarantined => unit(
-            "controller::allocations::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
+            "controller::allocations::quarantined::tests::a_quarantine_ends_if_a_live_node_of_the_name_has_all_the_ranges",
         ),
 
         // Blocks
@@ -187,20 +187,20 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::allocations::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
         ),
         ListedBlocksNotRead => unit(
-            "controller::allocations::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
+            "controller::allocations::blocks::tests::a_block_that_is_listed_for_a_live_node_is_its_own_whatever_the_object_says",
         ),
         LateListIgnored => unit(
-            "controller::allocations::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
+            "controller::allocations::blocks::tests::a_block_that_a_late_write_lists_belongs_to_the_live_node",
         ),
         DroppedBlockKeepsItsHolding => unit(
-            "controller::allocations::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
+            "controller::allocations::blocks::tests::a_block_that_was_not_requested_yet_is_free_when_its_node_is_deleted",
         ),
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedBlockQuarantineIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotAdopted => duplicate(Restored, 1_000),
         HeldBlockAdopted => unit(
-            "controller::allocations::adopt::tests::what_another_node_holds_waits_until_that_ends",
+            "controller::allocations::adopt::tests::a_block_that_another_node_holds_waits_until_that_ends",
         ),
         AgentGraceSkipped => duplicate(Restored, 1_000),
         ProvisionalBlocksNotCounted => {

@@ -51,6 +51,8 @@ pub mod events;
 pub mod failing_calls;
 pub mod fence;
 pub mod figures;
+#[cfg(test)]
+mod fixtures;
 pub mod forecast;
 mod in_flight;
 mod intents;

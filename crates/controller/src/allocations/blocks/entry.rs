@@ -94,7 +94,7 @@ impl BlockEntry {
 
     /// Returns whether the owner's agent has released the block.
     pub(crate) fn is_released(&self, report: Option<&AgentReport>) -> bool {
-        self.report_for(report).is_some_and(|word| word.released)
+        self.report_for(report).is_some_and(|it| it.released)
     }
 
     /// Returns the spec that the block's object should have.
