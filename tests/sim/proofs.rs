@@ -158,13 +158,13 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
         PodsNotLookedAt => sim(AsDrawn, 2_000),
         PodIndexNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_rests_while_any_pod_reports_an_address_of_it",
+            "controller::quarantine::tests::a_range_stays_quarantined_while_any_pod_reports_an_address_of_it",
         ),
         BoundPodsNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_rests_while_a_consistent_look_shows_an_address_of_it",
+            "controller::quarantine::tests::a_range_stays_quarantined_while_a_consistent_list_shows_an_address_of_it",
         ),
         FreedWhileNamed => unit(
-            "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
+            "controller::quarantine::tests::a_range_stays_quarantined_while_a_node_subnet_names_the_deleted_node",
         ),
         ReturnedRangeStillQuarantined => unit(
             "controller::allocations::quarantined::tests::a_quarantine_ends_if_a_live_node_of_the_name_has_all_the_ranges",
@@ -227,16 +227,16 @@ pub fn proof(mutation: Mutation) -> Proof {
             "node::ledger::tests::a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such",
         ),
         ReportedAddressSuspected => {
-            unit("controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected")
+            unit("controller::leaks::tests::an_address_that_any_pod_reports_is_no_orphan")
         }
-        EmptySubnetDeleted => unit(
-            "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
-        ),
+        EmptySubnetDeleted => {
+            unit("controller::subnet::tests::an_empty_node_subnet_of_a_live_node_stays")
+        }
         OthersConditionsWiped => {
             unit("controller::subnet::tests::conditions_of_others_stay_as_they_are")
         }
         RejectionsOfPredecessorForgotten => unit(
-            "controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
+            "controller::subnet::tests::rejections_that_an_earlier_leader_reported_stay_until_the_outcome_of_a_write_is_known",
         ),
         AddressListIgnored => {
             unit("agent::rebuild::tests::what_was_published_comes_back_as_it_was")
