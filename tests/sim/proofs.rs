@@ -98,7 +98,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
         ),
         PoolThatGoesKeepsRanges => unit(
-            "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
+            "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_loses_its_finalizer_at_a_time",
         ),
         WidePodCidrCounts => unit(
             "controller::allocations::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
