@@ -83,7 +83,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
         PodCidrWaitersNotWoken => liveness(AsDrawn, 5_000),
         ReturnedRangesShared => unit(
-            "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
+            "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_another_node_holds_some_of_them",
         ),
         ImpossibleHoldingKept => unit(
             "controller::allocations::tests::a_holding_is_released_if_the_node_has_another_range",
@@ -95,7 +95,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("controller::allocations::tests::two_nodes_with_common_addresses_are_a_pair")
         }
         ForeignAllocatorIgnored => unit(
-            "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
+            "controller::pools::tests::a_pool_pauses_for_a_while_if_a_foreign_allocator_writes_in_its_range",
         ),
         PoolThatGoesKeepsRanges => unit(
             "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_loses_its_finalizer_at_a_time",
