@@ -158,7 +158,8 @@ impl BlockLoop {
     fn look_at_quarantine(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
         let entry = cx.allocations.blocks.get(&cidr);
         let entry = entry.filter(|entry| entry.owner.quarantined);
-        let Some((entry, until)) = entry.and_then(|entry| Some((entry, entry.rests_until?))) else {
+        let Some((entry, until)) = entry.and_then(|entry| Some((entry, entry.quarantined_until?)))
+        else {
             return KeyDecision::Done;
         };
         if until > cx.now.mono {
@@ -206,7 +207,7 @@ impl BlockLoop {
         let over = |entry: &&BlockEntry| {
             entry.owner.quarantined
                 && entry.step == Step::Settled
-                && entry.rests_until.is_some_and(|until| until <= now)
+                && entry.quarantined_until.is_some_and(|until| until <= now)
         };
         let due = cx.allocations.blocks.of(uid).filter(over);
         let due = due.map(|entry| (entry.cidr, entry.owner.name.clone()));

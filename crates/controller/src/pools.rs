@@ -162,7 +162,7 @@ pub struct PoolStates {
     states: BTreeMap<PoolName, PoolState>,
     /// Names of all pools, oldest first. NodeCIDR pools that are being deleted come last.
     by_age: Vec<PoolName>,
-    /// Finds pools by range; gives each as its position in `by_age`.
+    /// Finds the positions in `by_age` of the pools over a range
     index: PoolRangeIndex,
     /// Names of the pools that allocate, best first. Pools of equal rank are ordered by name, not by their free room.
     by_rank: Vec<PoolName>,

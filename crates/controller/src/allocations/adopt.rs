@@ -329,7 +329,7 @@ mod tests {
         let mut allocations = rebuilt(&cache);
         allocations.quarantine_reported(&cache, NOW);
         let entry = allocations.blocks.get(&cidr(BLOCK)).unwrap();
-        assert!(entry.owner.quarantined && entry.rests_until.is_some());
+        assert!(entry.owner.quarantined && entry.quarantined_until.is_some());
     }
 
     #[test]

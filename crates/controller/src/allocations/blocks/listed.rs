@@ -108,7 +108,7 @@ impl AllocationState {
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.recall = listed.recall;
             if is_reassigned {
-                (entry.until, entry.rests_until) = (None, None);
+                (entry.until, entry.quarantined_until) = (None, None);
                 entry.step = Step::Replace;
             }
         }

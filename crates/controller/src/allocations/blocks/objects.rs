@@ -133,7 +133,7 @@ impl AllocationState {
         let entry = BlockEntry {
             since: spec.since,
             until: spec.until,
-            rests_until: owner.quarantined.then_some(now.mono + left),
+            quarantined_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
             // Only objects of confirmed blocks are written as quarantined, so a quarantined block was confirmed.
             confirmed: owner.quarantined,

@@ -100,7 +100,7 @@ impl AllocationState {
             if let Some(entry) = self.blocks.get_mut(cidr) {
                 entry.since = whole_seconds(now.wall);
                 entry.until = None;
-                entry.rests_until = None;
+                entry.quarantined_until = None;
                 entry.step = Step::Replace;
             }
         }
@@ -174,7 +174,7 @@ impl AllocationState {
             let quarantine = quarantine_of(&self.pools, &entry.pool);
             entry.since = whole_seconds(now.wall);
             entry.until = now.wall.saturating_add(quarantine).ok().map(whole_seconds);
-            entry.rests_until = Some(now.mono + quarantine);
+            entry.quarantined_until = Some(now.mono + quarantine);
             entry.recall = None;
         }
     }
