@@ -119,7 +119,7 @@ pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
         .into_iter()
 }
 
-/// Counts for the status of one pool that are made less often than the status.
+/// Counts for the status of one pool that the pool loop keeps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolCounts {
     /// Number of nodes that wait for blocks of the pool
@@ -362,7 +362,7 @@ fn exhausted(facts: &PoolFacts) -> Problem {
         ..
     } = counted;
     let text = format!(
-        "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
+        "no free {family} block of /{len} ({capacity} in all; {held} ranges of any size allocated, {quarantined} in quarantine, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
     );
     Some(("NoFreeBlock", text))
 }
@@ -402,4 +402,25 @@ fn terminating(facts: &PoolFacts) -> Problem {
         "{nodes} nodes still hold ranges of it, those of {deleted} dead nodes rest: it goes with the last one"
     );
     Some(("InUse", text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{NOW, cluster, node_with, pool, rebuilt};
+
+    #[test]
+    fn smaller_ranges_are_not_counted_as_whole_blocks() {
+        let halves = [("a", "10.0.0.0/29"), ("b", "10.0.0.8/29")];
+        let nodes = halves.map(|(name, range)| node_with(name, &[range]));
+        let cache = cluster(vec![pool("p", "10.0.0.0/28")], nodes.into());
+        let allocations = rebuilt(&cache);
+        let state = allocations.pools.get("p").unwrap();
+        let pool = cache.pools.get("p").unwrap();
+        let status = status(pool, state, PoolCounts::default(), &allocations, NOW);
+        let mut conditions = status.conditions.iter();
+        let exhausted = conditions.find(|it| it.type_ == "Exhausted").unwrap();
+        let expected = "no free IPv4 block of /28 (1 in all; 2 ranges of any size allocated, 0 in quarantine, 0 nodes wait)";
+        assert!(exhausted.message.starts_with(expected), "{exhausted:?}");
+    }
 }
