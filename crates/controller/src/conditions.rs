@@ -106,7 +106,7 @@ static PROBLEMS: [ProblemType; 10] = [
     ProblemType {
         name: TERMINATING,
         events: ["Terminating", "NotTerminating"],
-        find: terminating,
+        find: |facts| Some(terminating(facts)),
         otherwise: ["", ""],
     },
 ];
@@ -395,13 +395,13 @@ fn foreign_allocator(facts: &PoolFacts) -> Problem {
     Some(("PodCIDRsWrittenByOthers", text))
 }
 
-fn terminating(facts: &PoolFacts) -> Problem {
+fn terminating(facts: &PoolFacts) -> (&'static str, String) {
     let nodes = facts.live_nodes();
     let deleted = facts.holders.len() - nodes;
     let text = format!(
         "{nodes} nodes still hold ranges of it, those of {deleted} dead nodes rest: it goes with the last one"
     );
-    Some(("InUse", text))
+    ("InUse", text)
 }
 
 #[cfg(test)]

@@ -97,19 +97,19 @@ pub(crate) fn pool_with(name: &str, cidr: &str, change: impl FnOnce(&mut IPPoolS
     pool
 }
 
-pub(crate) fn ipv6_ranges(cidr: &str, block_size: u32) -> Option<IPv6Ranges> {
-    Some(IPv6Ranges {
+pub(crate) fn ipv6_ranges(cidr: &str, block_size: u32) -> IPv6Ranges {
+    IPv6Ranges {
         cidrs: vec![cidr.to_owned()],
         block_size: Some(block_size),
         gateway: None,
-    })
+    }
 }
 
 /// Returns a pool with one IPv6 range and no IPv4 range.
 pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
     pool_with(name, "10.0.0.0/24", |spec| {
         spec.ipv4 = None;
-        spec.ipv6 = ipv6_ranges(range, block_size);
+        spec.ipv6 = Some(ipv6_ranges(range, block_size));
     })
 }
 

@@ -534,7 +534,7 @@ mod tests {
                 created: 1,
                 ..pool_with("six", "10.1.0.0/24", |spec| {
                     spec.ipv4 = None;
-                    spec.ipv6 = crate::fixtures::ipv6_ranges("fd00::/64", 122);
+                    spec.ipv6 = Some(crate::fixtures::ipv6_ranges("fd00::/64", 122));
                     spec.priority = priority;
                 })
             };

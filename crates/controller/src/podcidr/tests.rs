@@ -100,7 +100,7 @@ fn the_first_podcidr_is_of_the_clusters_primary_family() {
     ] {
         let pool = pool_with("p", "10.0.0.0/24", |spec| {
             spec.allocation_mode = AllocationMode::NodeCIDR;
-            spec.ipv6 = ipv6_ranges("fd00::/64", 124);
+            spec.ipv6 = Some(ipv6_ranges("fd00::/64", 124));
         });
         let mut nodes = vec![node("a")];
         nodes.extend((!before.is_empty()).then(|| node_with("z", before)));
