@@ -83,28 +83,28 @@ pub fn proof(mutation: Mutation) -> Proof {
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
         PodCidrWaitersNotWoken => liveness(AsDrawn, 5_000),
         ReturnedRangesShared => unit(
-            "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
+            "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_another_node_holds_some_of_them",
         ),
-        ImpossibleHoldingKept => {
-            unit("controller::allocations::tests::a_holding_that_can_no_longer_come_true_is_free")
-        }
+        ImpossibleHoldingKept => unit(
+            "controller::allocations::tests::a_holding_is_released_if_the_node_has_another_range",
+        ),
         RevivedNodeLosesHolding => unit(
-            "controller::allocations::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
+            "controller::allocations::tests::a_node_that_was_mistaken_for_deleted_keeps_the_range_it_may_get",
         ),
         OverlapsNotReported => {
             unit("controller::allocations::tests::two_nodes_with_common_addresses_are_a_pair")
         }
         ForeignAllocatorIgnored => unit(
-            "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
+            "controller::pools::tests::a_pool_pauses_for_a_while_if_a_foreign_allocator_writes_in_its_range",
         ),
         PoolThatGoesKeepsRanges => unit(
-            "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
+            "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_loses_its_finalizer_at_a_time",
         ),
         WidePodCidrCounts => unit(
             "controller::allocations::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
         ContestedPodCidrAllocated => unit(
-            "controller::allocations::foreign::tests::of_what_another_node_has_nothing_is_given",
+            "controller::allocations::foreign::tests::a_podcidr_that_contains_another_nodes_block_is_withheld",
         ),
 
         // Leader election
@@ -150,24 +150,24 @@ pub fn proof(mutation: Mutation) -> Proof {
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeletionNotQuarantined => sim(AsDrawn, 500),
         UnrecordedDeathForgotten => unit(
-            "controller::allocations::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
+            "controller::allocations::quarantined::tests::a_range_that_a_standby_saw_go_is_quarantined_unless_another_node_has_all_of_it",
         ),
         RecordedQuarantineNotBounded => sim(AsDrawn, 10_000),
         ShortestQuarantineCounts => unit(
-            "controller::allocations::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
+            "controller::allocations::quarantined::tests::the_longest_quarantine_of_the_pools_counts",
         ),
         PodsNotLookedAt => sim(AsDrawn, 2_000),
         PodIndexNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_rests_while_any_pod_reports_an_address_of_it",
+            "controller::quarantine::tests::a_range_stays_quarantined_while_any_pod_reports_an_address_of_it",
         ),
         BoundPodsNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_rests_while_a_consistent_look_shows_an_address_of_it",
+            "controller::quarantine::tests::a_range_stays_quarantined_while_a_consistent_list_shows_an_address_of_it",
         ),
         FreedWhileNamed => unit(
-            "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
+            "controller::quarantine::tests::a_range_stays_quarantined_while_a_node_subnet_names_the_deleted_node",
         ),
         ReturnedRangeStillQuarantined => unit(
-            "controller::allocations::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
+            "controller::allocations::quarantined::tests::a_quarantine_ends_if_a_live_node_of_the_name_has_all_the_ranges",
         ),
 
         // Blocks
@@ -187,20 +187,20 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::allocations::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
         ),
         ListedBlocksNotRead => unit(
-            "controller::allocations::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
+            "controller::allocations::blocks::tests::a_block_that_is_listed_for_a_live_node_is_its_own_whatever_the_object_says",
         ),
         LateListIgnored => unit(
-            "controller::allocations::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
+            "controller::allocations::blocks::tests::a_block_that_a_late_write_lists_belongs_to_the_live_node",
         ),
         DroppedBlockKeepsItsHolding => unit(
-            "controller::allocations::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
+            "controller::allocations::blocks::tests::a_block_that_was_not_requested_yet_is_free_when_its_node_is_deleted",
         ),
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedBlockQuarantineIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotAdopted => duplicate(Restored, 1_000),
         HeldBlockAdopted => unit(
-            "controller::allocations::adopt::tests::what_another_node_holds_waits_until_that_ends",
+            "controller::allocations::adopt::tests::a_block_that_another_node_holds_waits_until_that_ends",
         ),
         AgentGraceSkipped => duplicate(Restored, 1_000),
         ProvisionalBlocksNotCounted => {
@@ -227,16 +227,16 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("node::ledger::tests::an_unknown_pod_waits_unless_its_pool_serves_unknown_pods")
         }
         ReportedAddressSuspected => {
-            unit("controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected")
+            unit("controller::leaks::tests::an_address_that_any_pod_reports_is_no_orphan")
         }
-        EmptySubnetDeleted => unit(
-            "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
-        ),
+        EmptySubnetDeleted => {
+            unit("controller::subnet::tests::an_empty_node_subnet_of_a_live_node_stays")
+        }
         OthersConditionsWiped => {
             unit("controller::subnet::tests::conditions_of_others_stay_as_they_are")
         }
         RejectionsOfPredecessorForgotten => unit(
-            "controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
+            "controller::subnet::tests::rejections_that_an_earlier_leader_reported_stay_until_the_outcome_of_a_write_is_known",
         ),
         AddressListIgnored => {
             unit("agent::rebuild::tests::what_was_published_comes_back_as_it_was")

@@ -37,7 +37,7 @@ pub(crate) struct BlockLoop {
     /// All other blocks
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
-    checking: BTreeSet<ObjectUid>,
+    listing_pods: BTreeSet<ObjectUid>,
     /// Blocks for which an event has reported that they stay in quarantine beyond its end
     kept: BTreeSet<Cidr>,
 }
@@ -128,7 +128,7 @@ impl BlockLoop {
         let object = object.filter(|object| entry.uid.as_ref() == Some(&object.uid));
         let step = entry.step;
         let request = match (step, object) {
-            (Step::Settled, _) => return self.rest(cidr, cx),
+            (Step::Settled, _) => return self.look_at_quarantine(cidr, cx),
             // The object was created or read recently, so the watch should show it soon.
             (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
@@ -155,12 +155,11 @@ impl BlockLoop {
 
     /// Handles a block whose object is as it should be. If the block's quarantine is over, checks whether it may be
     /// deleted.
-    fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
+    fn look_at_quarantine(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
         let entry = cx.allocations.blocks.get(&cidr);
-        let Some(entry) = entry.filter(|entry| entry.owner.quarantined) else {
-            return KeyDecision::Done;
-        };
-        let Some(until) = entry.rests_until else {
+        let entry = entry.filter(|entry| entry.owner.quarantined);
+        let Some((entry, until)) = entry.and_then(|entry| Some((entry, entry.quarantined_until?)))
+        else {
             return KeyDecision::Done;
         };
         if until > cx.now.mono {
@@ -168,39 +167,34 @@ impl BlockLoop {
             return KeyDecision::Done;
         }
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
-        let unseen = Mutation::PodsOfBlockNotLookedAt.is_on();
-        let by_pod = cx
-            .cache
-            .pods
-            .any_in_range_of(&name, &cidr)
-            .filter(|_| !unseen);
-        if let Some(what) = still_used(&cidr, by_pod, cx.allocations) {
-            self.keep(cidr, &what, cx);
+        let by_pod = cx.cache.pods.any_in_range_of(&name, &cidr);
+        if let Some(why) = still_used(&cidr, by_pod, cx.allocations) {
+            self.keep(cidr, &why, cx);
             return KeyDecision::Done;
         }
         if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
             self.queue.add_at(cidr, at);
             return KeyDecision::Done;
         }
-        if !self.checking.insert(uid.clone()) {
+        if !self.listing_pods.insert(uid.clone()) {
             return KeyDecision::Done;
         }
-        let purpose = Purpose::BlockPods {
-            name: name.clone(),
-            uid,
-        };
-        KeyDecision::Send(ApiRequest::ListPodsOf { node: name }, purpose)
+        let node = name.clone();
+        KeyDecision::Send(
+            ApiRequest::ListPodsOf { node },
+            Purpose::BlockPods { name, uid },
+        )
     }
 
     /// Keeps a block in quarantine: schedules the next check, and reports the reason once.
-    fn keep(&mut self, cidr: Cidr, what: &str, cx: &mut Context) {
+    fn keep(&mut self, cidr: Cidr, why: &str, cx: &mut Context) {
         self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
         let Some(uid) = cx.allocations.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
             return;
         };
         if self.kept.insert(cidr) {
             let about = Regarding::new(ObjectKind::Block, block_name(&cidr), &uid);
-            let note = format!("its node is gone and its quarantine is over, but {what}");
+            let note = format!("its node is gone and its quarantine is over, but {why}");
             cx.reports.push(EventRecord::info(about, KEPT, note));
         }
     }
@@ -208,31 +202,26 @@ impl BlockLoop {
     /// Handles the answer to the list of a deleted node's pods: the node's blocks that no pod uses and whose quarantine
     /// is over are deleted.
     fn looked_at_pods(&mut self, uid: &ObjectUid, outcome: &RequestOutcome, cx: &mut Context) {
-        self.checking.remove(uid);
+        self.listing_pods.remove(uid);
         let now = cx.now.mono;
         let over = |entry: &&BlockEntry| {
             entry.owner.quarantined
                 && entry.step == Step::Settled
-                && entry.rests_until.is_some_and(|until| until <= now)
+                && entry.quarantined_until.is_some_and(|until| until <= now)
         };
-        let due: Vec<(Cidr, NodeName)> = cx
-            .allocations
-            .blocks
-            .of(uid)
-            .filter(over)
-            .map(|entry| (entry.cidr, entry.owner.name.clone()))
-            .collect();
+        let due = cx.allocations.blocks.of(uid).filter(over);
+        let due = due.map(|entry| (entry.cidr, entry.owner.name.clone()));
+        let due: Vec<(Cidr, NodeName)> = due.collect();
         for (cidr, name) in due {
             let RequestOutcome::Pods(pods) = outcome else {
                 self.queue.add(cidr);
                 continue;
             };
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
-            let used = reported.find(|addr| cidr.contains_addr(*addr));
-            let used = used.or_else(|| cx.cache.pods.any_in_range_of(&name, &cidr));
-            let by_pod = used.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on());
-            if let Some(what) = still_used(&cidr, by_pod, cx.allocations) {
-                self.keep(cidr, &what, cx);
+            let by_pod = reported.find(|addr| cidr.contains_addr(*addr));
+            let by_pod = by_pod.or_else(|| cx.cache.pods.any_in_range_of(&name, &cidr));
+            if let Some(why) = still_used(&cidr, by_pod, cx.allocations) {
+                self.keep(cidr, &why, cx);
                 continue;
             }
             self.kept.remove(&cidr);
@@ -253,15 +242,15 @@ impl BlockLoop {
         cx: &mut Context,
     ) -> AffectedLoops {
         let now = cx.now.mono;
-        let mut noted = AffectedLoops::default();
+        let mut affected = AffectedLoops::default();
         let entry = cx.allocations.blocks.get_mut(cidr);
         let any = Mutation::AnswerToEarlierBlockCounts.is_on();
         let Some(entry) = entry.filter(|entry| entry.holding == holding || any) else {
-            return noted;
+            return affected;
         };
         entry.in_flight = false;
-        let (owner, resting) = (entry.owner.clone(), entry.owner.quarantined);
-        let queue = if resting {
+        let (owner, quarantined) = (entry.owner.clone(), entry.owner.quarantined);
+        let queue = if quarantined {
             &mut self.queue
         } else {
             &mut self.urgent
@@ -271,7 +260,7 @@ impl BlockLoop {
                 created(entry, block, now);
                 if entry.confirmed {
                     // An object that was created again has another UID, which the NodeSubnet must list.
-                    noted.nodes.push(owner.name);
+                    affected.nodes.push(owner.name);
                 }
                 self.queue.add(*cidr);
             }
@@ -279,24 +268,24 @@ impl BlockLoop {
                 entry.to_read = false;
                 entry.await_until = now + AWAIT;
                 queue.add(*cidr);
-                cx.allocations.block_spoiled(block, cx.now, &mut noted);
+                cx.allocations.block_spoiled(block, cx.now, &mut affected);
             }
             (None, RequestOutcome::Block(block)) => {
                 entry.to_read = false;
                 entry.found(block, now);
-                noted.nodes.push(owner.name);
+                affected.nodes.push(owner.name);
                 self.queue.add(*cidr);
             }
             (None, RequestOutcome::Rejected(Rejection::Missing)) => {
                 entry.to_read = false;
-                if entry.is_leaving() || resting && !entry.confirmed {
+                if entry.is_leaving() || quarantined && !entry.confirmed {
                     cx.allocations.drop_block(cidr);
-                    noted.freed = true;
+                    affected.freed = true;
                 } else {
                     entry.step = Step::Create;
                     self.urgent.add(*cidr);
                 }
-                noted.nodes.push(owner.name);
+                affected.nodes.push(owner.name);
             }
             (Some(Step::Replace), RequestOutcome::Block(block)) => {
                 // A write that changed nothing causes no watch event, so the block is settled here.
@@ -309,13 +298,13 @@ impl BlockLoop {
             // The creation was rejected and the node was deleted meanwhile. No node ever had the block, so it is
             // dropped.
             (Some(Step::Create), RequestOutcome::Rejected(refusal))
-                if resting
+                if quarantined
                     && !entry.confirmed
                     && entry.step == Step::Create
                     && !matches!(refusal, Rejection::Guard(_)) =>
             {
                 cx.allocations.drop_block(cidr);
-                noted.freed = true;
+                affected.freed = true;
             }
             (
                 _,
@@ -330,13 +319,13 @@ impl BlockLoop {
                 queue.add(*cidr);
             }
         }
-        noted
+        affected
     }
 }
 
 /// Returns why a block stays in quarantine: a pod reports an address of it, or an agent reports that it uses one.
 fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState) -> Option<String> {
-    if let Some(addr) = by_pod {
+    if let Some(addr) = by_pod.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on()) {
         return Some(format!(
             "a pod still reports {addr}: it goes with that pod (kubectl get pods -A -o wide | grep -w {addr})"
         ));
@@ -350,11 +339,8 @@ fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState)
 /// Records that the object exists. The watch will show which node owns it, and whether anything older overlaps it.
 fn created(entry: &mut BlockEntry, block: &Block, now: Duration) {
     if entry.step == Step::Create || entry.step == Step::Await {
-        let ours = block
-            .spec
-            .as_ref()
-            .is_ok_and(|spec| spec.owner.uid == entry.owner.uid);
-        if ours {
+        let spec = block.spec.as_ref();
+        if spec.is_ok_and(|spec| spec.owner.uid == entry.owner.uid) {
             entry.uid = Some(block.uid.clone());
         }
         entry.step = Step::Await;
@@ -393,141 +379,121 @@ mod tests {
     use crate::Now;
     use crate::allocations::holders::HolderUse;
     use crate::cluster::cache::ClusterCache;
+    use crate::cluster::objects::{BlockSpec, Owner};
+    use crate::fixtures::{NOW, at, block, cidr, in_step, node};
     use cadastre_core::HoldingState;
 
-    /// Records a block for node `n1`. No request for its object is sent.
-    fn begun(allocations: &mut AllocationState, now: Now) -> (Cidr, HoldingId) {
-        let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
-        let node = crate::demand::tests::node("n1");
-        let holder = allocations
-            .holders
-            .intern(HolderUse::Blocks, &node.name, &node.uid);
-        let holding = allocations
-            .ledger
-            .record(holder, cidr, HoldingState::InFlight);
-        allocations.begin_block(holding, cidr, &"p".into(), &node, now);
-        (cidr, holding)
+    const BLOCK: &str = "10.0.0.0/26";
+
+    /// Returns the object of the block, with this spec.
+    fn object(spec: Result<BlockSpec, String>) -> Block {
+        Block {
+            spec,
+            ..block(BLOCK, Owner::node(&"n1".into(), &"n1".into()))
+        }
     }
 
-    /// Returns the next step of a block when a read finds another object under its name.
-    fn step_after(
-        found: Result<crate::cluster::objects::BlockSpec, String>,
-        confirmed: bool,
-    ) -> Step {
-        let now = Now {
-            mono: Duration::ZERO,
-            wall: jiff::Timestamp::UNIX_EPOCH,
-        };
-        let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
-        let (cidr, holding) = begun(&mut allocations, now);
-        allocations.blocks.get_mut(&cidr).unwrap().confirmed = confirmed;
-        let block = Block {
-            name: block_name(&cidr).into(),
-            uid: "found".into(),
-            version: 1,
-            touched: false,
-            spec: found,
-        };
-        let mut reports = Vec::new();
-        let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
-        BlockLoop::default().written_or_read(
-            (&cidr, holding),
-            None,
-            &RequestOutcome::Block(block),
-            &mut cx,
-        );
-        let entry = allocations.blocks.get(&cidr).unwrap();
-        assert!(entry.step == Step::Await || entry.uid.as_deref() == Some("found"));
-        entry.step
+    /// A block of node `n1`. No request for its object is sent yet.
+    struct Fixture {
+        allocations: AllocationState,
+        blocks: BlockLoop,
+        holding: HoldingId,
+    }
+
+    impl Fixture {
+        fn new(now: Now) -> Self {
+            let mut allocations = AllocationState::default();
+            let node = node("n1");
+            let holder = allocations
+                .holders
+                .intern(HolderUse::Blocks, &node.name, &node.uid);
+            let holding = allocations
+                .ledger
+                .record(holder, cidr(BLOCK), HoldingState::InFlight);
+            allocations.begin_block(holding, cidr(BLOCK), &"p".into(), &node, now);
+            Fixture {
+                allocations,
+                blocks: BlockLoop::default(),
+                holding,
+            }
+        }
+
+        fn entry(&mut self) -> &mut BlockEntry {
+            self.allocations.blocks.get_mut(&cidr(BLOCK)).unwrap()
+        }
+
+        /// Passes the answer to a request for this step, or to a read.
+        fn answer(&mut self, step: Option<Step>, object: Block, now: Now) {
+            let (key, outcome) = ((&cidr(BLOCK), self.holding), RequestOutcome::Block(object));
+            let answered = |cx: &mut Context| self.blocks.written_or_read(key, step, &outcome, cx);
+            in_step(
+                &ClusterCache::default(),
+                &mut self.allocations,
+                now,
+                answered,
+            );
+        }
     }
 
     #[test]
-    fn an_object_that_nobody_can_read_does_not_lock_its_name() {
-        let unreadable = || Err("no spec".to_owned());
-        // It is unknown which node had the provisional block, so it is quarantined as it is, then deleted.
-        assert_eq!(step_after(unreadable(), false), Step::Settled);
-        assert_eq!(step_after(unreadable(), true), Step::Replace);
-        let spec = crate::cluster::objects::BlockSpec {
-            cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
-            pool: "p".into(),
-            owner: crate::cluster::objects::Owner {
-                quarantined: false,
-                name: "n2".into(),
-                uid: "u2".into(),
-                machine: crate::cluster::objects::MachineIdentity::default(),
-            },
-            since: jiff::Timestamp::UNIX_EPOCH,
-            until: None,
+    fn an_invalid_object_does_not_keep_other_blocks_from_its_name() {
+        let step_after = |spec: Result<BlockSpec, String>, confirmed| {
+            let mut fixture = Fixture::new(NOW);
+            fixture.entry().confirmed = confirmed;
+            fixture.answer(None, object(spec), NOW);
+            let entry = fixture.entry();
+            assert!(entry.step == Step::Await || entry.uid.as_deref() == Some(BLOCK));
+            entry.step
         };
+        let invalid = || Err("no spec".to_owned());
+        // It is unknown which node had the provisional block, so it is quarantined as it is, then deleted.
+        assert_eq!(step_after(invalid(), false), Step::Settled);
+        assert_eq!(step_after(invalid(), true), Step::Replace);
         // The object has another owner. A provisional block waits for the watch, a confirmed one is written again.
-        assert_eq!(step_after(Ok(spec.clone()), false), Step::Await);
-        assert_eq!(step_after(Ok(spec), true), Step::Replace);
+        let of_another = || block(BLOCK, Owner::node(&"n2".into(), &"u2".into())).spec;
+        assert_eq!(step_after(of_another(), false), Step::Await);
+        assert_eq!(step_after(of_another(), true), Step::Replace);
     }
 
     #[test]
     fn a_write_that_changed_nothing_is_done() {
-        let now = Now {
-            mono: Duration::ZERO,
-            wall: jiff::Timestamp::UNIX_EPOCH,
-        };
         for owner in ["n1", "n2"] {
-            let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
-            let (cidr, holding) = begun(&mut allocations, now);
-            let entry = allocations.blocks.get_mut(&cidr).unwrap();
+            let mut fixture = Fixture::new(NOW);
+            let entry = fixture.entry();
             (entry.confirmed, entry.step) = (true, Step::Replace);
             let mut spec = entry.spec();
             spec.owner.name = owner.into();
-            let kept = Block {
-                name: block_name(&cidr).into(),
-                uid: "b".into(),
-                version: 1,
-                touched: false,
-                spec: Ok(spec),
-            };
-            let mut reports = Vec::new();
-            let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
-            let (step, outcome) = (Some(Step::Replace), RequestOutcome::Block(kept));
-            BlockLoop::default().written_or_read((&cidr, holding), step, &outcome, &mut cx);
-            let is_done = allocations.blocks.get(&cidr).unwrap().step == Step::Settled;
+            fixture.answer(Some(Step::Replace), object(Ok(spec)), NOW);
+            let is_done = fixture.entry().step == Step::Settled;
             assert_eq!(is_done, owner == "n1");
         }
     }
 
     #[test]
     fn a_block_is_not_read_again_at_once_while_the_watch_is_behind() {
-        let mut now = Now {
-            mono: Duration::from_secs(60),
-            wall: jiff::Timestamp::UNIX_EPOCH,
-        };
-        let (cache, mut allocations) = (ClusterCache::default(), AllocationState::default());
-        let (cidr, holding) = begun(&mut allocations, now);
-        let entry = allocations.blocks.get_mut(&cidr).unwrap();
-        (entry.confirmed, entry.step, entry.uid) = (true, Step::Await, Some("b".into()));
-        let found = Block {
-            name: block_name(&cidr).into(),
-            uid: "b".into(),
-            version: 1,
-            touched: false,
-            spec: Ok(entry.spec()),
-        };
-        let mut blocks = BlockLoop::default();
-        blocks.queue.add(cidr);
-        let unreadable = Block {
-            spec: Err("no owner".to_owned()),
-            ..found.clone()
-        };
-        for found in [found, unreadable] {
-            let mut reports = Vec::new();
-            let mut cx = Context::new(&cache, &mut allocations, &mut reports, now);
-            let read = blocks.next(&mut cx).map(|(request, _)| request);
-            assert!(
-                matches!(read, Some(ApiRequest::Read(ObjectKind::Block, _))),
-                "{read:?}"
-            );
-            let outcome = RequestOutcome::Block(found);
-            blocks.written_or_read((&cidr, holding), None, &outcome, &mut cx);
-            assert!(blocks.next_urgent(&mut cx, false).is_none());
-            assert!(blocks.next(&mut cx).is_none(), "it has just been read");
+        let mut now = at(60);
+        let mut fixture = Fixture::new(now);
+        let entry = fixture.entry();
+        (entry.confirmed, entry.step, entry.uid) = (true, Step::Await, Some(BLOCK.into()));
+        let specs = [Ok(entry.spec()), Err("no owner".to_owned())];
+        fixture.blocks.queue.add(cidr(BLOCK));
+        for spec in specs {
+            let requests = |fixture: &mut Fixture| {
+                let Fixture {
+                    allocations,
+                    blocks,
+                    ..
+                } = fixture;
+                in_step(&ClusterCache::default(), allocations, now, |cx| {
+                    let urgent = blocks.next_urgent(cx, false);
+                    urgent.or_else(|| blocks.next(cx))
+                })
+            };
+            let request = requests(&mut fixture).map(|(request, _)| request);
+            let is_read = matches!(request, Some(ApiRequest::Read(ObjectKind::Block, _)));
+            assert!(is_read, "{request:?}");
+            fixture.answer(None, object(spec), now);
+            assert!(requests(&mut fixture).is_none(), "it has just been read");
             now.mono += AWAIT;
         }
     }

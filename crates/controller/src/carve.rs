@@ -23,32 +23,27 @@ pub(super) fn carve(
     let Some(state) = allocations.pools.get_mut(pool) else {
         return Ok(Vec::new());
     };
-    let strays = &allocations.unadopted;
-    let spoken_for = |range: &Cidr| {
-        cache
-            .pods
-            .any_in_free(range)
-            .or_else(|| strays.any_in(range))
+    let unadopted = &allocations.unadopted;
+    let address_in_use = |range: &Cidr| {
+        let of_pod = cache.pods.any_in_free(range);
+        of_pod.or_else(|| unadopted.any_in(range))
     };
-    let mut carved = allocations
-        .ledger
-        .carve(&mut state.space, holder, spoken_for);
+    let ledger = &mut allocations.ledger;
+    let mut carved = ledger.carve(&mut state.space, holder, address_in_use);
     let mut lens = Dual::from_fn(|family| state.space.block_len(family));
     let whole = lens;
     let mut avoided = 0;
     while let Err(full) = &carved {
         let family = full.family;
         let len = lens.get_mut(family);
-        let longest = whole
-            .get(family)
-            .map_or(0, |len| len + SMALLER)
-            .min(family.bits());
+        let longest = whole.get(family).map_or(0, |len| len + SMALLER);
+        let longest = longest.min(family.bits());
         *len = len.map(|len| len + 1).filter(|len| *len <= longest);
         if len.is_none() {
             break;
         }
         let mut smaller = state.space.refitted(lens);
-        match allocations.ledger.carve(&mut smaller, holder, spoken_for) {
+        match ledger.carve(&mut smaller, holder, address_in_use) {
             Ok(holdings) => carved = Ok(holdings),
             Err(other) if other.family != family => carved = Err(other),
             Err(smaller) => avoided = smaller.avoided.max(avoided),

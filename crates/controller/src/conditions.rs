@@ -1,5 +1,8 @@
 //! Builds the status of a pool: its counts, its forecast and its conditions.
 
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::Now;
@@ -13,63 +16,112 @@ use crate::allocations::foreign::{ADVICE, too_wide_text};
 use crate::cluster::objects::Pool;
 use crate::purpose::Step;
 use cadastre_api::{AllocationMode, FamilyStatus, IPPoolStatus};
-use cadastre_core::{Dual, Family};
+use cadastre_core::{Dual, Family, Holder};
 
-const READY: &str = "Ready";
-const OVERLAPPING: &str = "Overlapping";
-const EXHAUSTED: &str = "Exhausted";
-const NEARLY_EXHAUSTED: &str = "NearlyExhausted";
-const SHRINKING: &str = "Shrinking";
-const FOREIGN_ALLOCATOR: &str = "ForeignAllocator";
-const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
-const BESIDE_OTHER_FAMILY: &str = "BesideOtherFamily";
-const TERMINATING: &str = "Terminating";
-const WRITES_REJECTED: &str = "WritesRejected";
+/// Reason and message of a condition that is True; `None` if the condition is False.
+type Problem = Option<(&'static str, String)>;
 
-/// Conditions whose changes are reported as events. `Ready` is left out, because it repeats other conditions.
-pub(crate) const REPORTED: &[&str] = &[
-    INVALID,
-    OVERLAPPING,
-    NEARLY_EXHAUSTED,
-    EXHAUSTED,
-    SHRINKING,
-    FOREIGN_ALLOCATOR,
-    PODCIDR_TOO_WIDE,
-    BESIDE_OTHER_FAMILY,
-    TERMINATING,
-    WRITES_REJECTED,
-];
-const INVALID: &str = "Invalid";
-
-/// Returns the reason of the event that reports that this condition became True (`bad`) or False.
-pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
-    match (kind, bad) {
-        (INVALID, true) => "InvalidSpec",
-        (INVALID, false) => "SpecIsValid",
-        (OVERLAPPING, true) => "Overlapping",
-        (OVERLAPPING, false) => "NoLongerOverlapping",
-        (EXHAUSTED, true) => "PoolExhausted",
-        (EXHAUSTED, false) => "PoolHasRoom",
-        (NEARLY_EXHAUSTED, true) => "PoolNearlyExhausted",
-        (NEARLY_EXHAUSTED, false) => "PoolHasRoomAgain",
-        (SHRINKING, true) => "Shrinking",
-        (SHRINKING, false) => "Shrunk",
-        (FOREIGN_ALLOCATOR, true) => "ForeignAllocator",
-        (FOREIGN_ALLOCATOR, false) => "ForeignAllocatorQuiet",
-        (PODCIDR_TOO_WIDE, true) => "PodCIDRTooWide",
-        (PODCIDR_TOO_WIDE, false) => "NoPodCIDRTooWide",
-        (BESIDE_OTHER_FAMILY, true) => "BesideOtherFamily",
-        (BESIDE_OTHER_FAMILY, false) => "NotBesideOtherFamily",
-        (WRITES_REJECTED, true) => "WritesRejected",
-        (WRITES_REJECTED, false) => "WritesAccepted",
-        (_, true) => "Terminating",
-        (_, false) => "NotTerminating",
-    }
+/// A type of condition that is True if there is a problem. `Ready` has no entry: it is True if there is none, and no
+/// event reports it, because it repeats other conditions.
+pub(crate) struct ProblemType {
+    /// `type` of the condition
+    pub name: &'static str,
+    /// Reasons of the events that report that the condition became True, and that it became False
+    pub events: [&'static str; 2],
+    find: fn(&PoolFacts) -> Problem,
+    /// Reason and message of the condition while it is False
+    otherwise: [&'static str; 2],
 }
 
-/// Counts for the status of one pool, made from all nodes and blocks before the status is written.
+const TERMINATING: &str = "Terminating";
+
+/// All types, in the order in which a status lists them.
+static PROBLEMS: [ProblemType; 10] = [
+    ProblemType {
+        name: "Invalid",
+        events: ["InvalidSpec", "SpecIsValid"],
+        find: invalid,
+        otherwise: ["SpecIsValid", "the spec can be used"],
+    },
+    ProblemType {
+        name: "Overlapping",
+        events: ["Overlapping", "NoLongerOverlapping"],
+        find: overlapping,
+        otherwise: [
+            "NoOverlap",
+            "no other pool, service range or node address lies in it",
+        ],
+    },
+    ProblemType {
+        name: "Exhausted",
+        events: ["PoolExhausted", "PoolHasRoom"],
+        find: exhausted,
+        otherwise: ["HasRoom", "there is a free block of every family"],
+    },
+    ProblemType {
+        name: "NearlyExhausted",
+        events: ["PoolNearlyExhausted", "PoolHasRoomAgain"],
+        find: nearly_exhausted,
+        otherwise: ["HasRoom", "less is used than spec.nearlyExhaustedPercent"],
+    },
+    ProblemType {
+        name: "Shrinking",
+        events: ["Shrinking", "Shrunk"],
+        find: shrinking,
+        otherwise: [
+            "NothingOutside",
+            "no block lies outside of what the spec names",
+        ],
+    },
+    ProblemType {
+        name: "ForeignAllocator",
+        events: ["ForeignAllocator", "ForeignAllocatorQuiet"],
+        find: foreign_allocator,
+        otherwise: ["OnlyWriter", "nobody else writes podCIDRs in its range"],
+    },
+    ProblemType {
+        name: "PodCIDRTooWide",
+        events: ["PodCIDRTooWide", "NoPodCIDRTooWide"],
+        find: podcidr_too_wide,
+        otherwise: [
+            "NoPodCIDRTooWide",
+            "no node has a podCIDR over it that no node could have been given",
+        ],
+    },
+    ProblemType {
+        name: "BesideOtherFamily",
+        events: ["BesideOtherFamily", "NotBesideOtherFamily"],
+        find: beside_other_family,
+        otherwise: [
+            "NotBesideOtherFamily",
+            "no older pool for the same nodes and pods gives a family that it lacks",
+        ],
+    },
+    ProblemType {
+        name: "WritesRejected",
+        events: ["WritesRejected", "WritesAccepted"],
+        find: |facts| facts.rejected.clone(),
+        otherwise: ["Accepted", "the API server takes what is written for it"],
+    },
+    ProblemType {
+        name: TERMINATING,
+        events: ["Terminating", "NotTerminating"],
+        find: |facts| Some(terminating(facts)),
+        otherwise: ["", ""],
+    },
+];
+
+/// Returns all types in the order in which events report their changes. For example, a pool is nearly exhausted before
+/// it is exhausted.
+pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
+    [0, 1, 3, 2, 4, 5, 6, 7, 9, 8]
+        .map(|at| &PROBLEMS[at])
+        .into_iter()
+}
+
+/// Counts for the status of one pool that the pool loop keeps.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PoolCounts {
+pub(crate) struct PoolCounts {
     /// Number of nodes that wait for blocks of the pool
     pub waiting: i64,
     /// Whether nodes exist but the pool selects none
@@ -78,146 +130,100 @@ pub struct PoolCounts {
     pub totals: Dual<Totals>,
 }
 
+/// What the conditions of a pool depend on.
+struct PoolFacts<'a> {
+    pool: &'a Pool,
+    state: &'a PoolState,
+    allocations: &'a AllocationState,
+    counts: PoolCounts,
+    families: Vec<(Family, FamilyCounts)>,
+    holders: BTreeMap<Holder, bool>,
+    rejected: Problem,
+}
+
 /// Builds the status that a pool should have.
-pub fn status(
+pub(crate) fn status(
     pool: &Pool,
     state: &PoolState,
-    counted: PoolCounts,
+    counts: PoolCounts,
     allocations: &AllocationState,
     now: Now,
 ) -> IPPoolStatus {
-    let addresses = |family: Family| {
-        (state.allocation_mode == AllocationMode::Blocks)
-            .then(|| counted.totals.get(family).status())
+    let families = state.space.families();
+    let facts = PoolFacts {
+        pool,
+        state,
+        allocations,
+        counts,
+        families: families
+            .map(|family| (family, figures(state, family, allocations)))
+            .collect(),
+        holders: holders(state, allocations),
+        rejected: rejected(state, allocations),
     };
-    let families: Vec<(Family, FamilyCounts)> = state
-        .space
-        .families()
-        .map(|family| (family, figures(state, family, allocations)))
-        .collect();
-    let of = |wanted: Family| {
-        families
-            .iter()
-            .find(|(f, _)| *f == wanted)
-            .map(|(_, figures)| {
-                let mut status = figures.status(state.space.block_len(wanted), addresses(wanted));
-                foretell(&mut status, pool, wanted, *figures, now);
-                status
-            })
+    let of_family = |wanted: Family| {
+        let (_, counted) = facts.families.iter().find(|(it, _)| *it == wanted)?;
+        Some(family_status(&facts, wanted, *counted, now))
     };
-    let holders = holders(state, allocations);
-    let nodes = holders.values().filter(|live| **live).count();
-    let refused = refused(state, allocations);
-    let mut conditions = vec![
-        ready(state, counted.selects_none, refused.as_ref()),
-        flag(
-            INVALID,
-            invalid(state),
-            "SpecIsValid",
-            "the spec can be used",
-        ),
-        flag(
-            OVERLAPPING,
-            overlapping(state),
-            "NoOverlap",
-            "no other pool, service range or node address lies in it",
-        ),
-        flag(
-            EXHAUSTED,
-            exhausted(state, &families, counted.waiting),
-            "HasRoom",
-            "there is a free block of every family",
-        ),
-        flag(
-            NEARLY_EXHAUSTED,
-            nearly_exhausted(state, &families),
-            "HasRoom",
-            "less is used than spec.nearlyExhaustedPercent",
-        ),
-        flag(
-            SHRINKING,
-            shrinking(state, counted),
-            "NothingOutside",
-            "no block lies outside of what the spec names",
-        ),
-        flag(
-            FOREIGN_ALLOCATOR,
-            foreign_allocator(state),
-            "OnlyWriter",
-            "nobody else writes podCIDRs in its range",
-        ),
-        flag(
-            PODCIDR_TOO_WIDE,
-            podcidr_too_wide(state, allocations),
-            "NoPodCIDRTooWide",
-            "no node has a podCIDR over it that no node could have been given",
-        ),
-        flag(
-            BESIDE_OTHER_FAMILY,
-            beside_other_family(state, allocations),
-            "NotBesideOtherFamily",
-            "no older pool for the same nodes and pods gives a family that it lacks",
-        ),
-        flag(
-            WRITES_REJECTED,
-            refused,
-            "Accepted",
-            "the API server takes what is written for it",
-        ),
-    ];
-    if pool.deleting {
-        let resting = holders.len() - nodes;
-        let message = format!(
-            "{nodes} nodes still hold ranges of it, those of {resting} dead nodes rest: it goes with the last one"
-        );
-        conditions.push(flag(TERMINATING, Some(("InUse", message)), "", ""));
-    }
-    let before = pool
-        .status
-        .as_ref()
-        .map(|status| status.conditions.as_slice())
-        .unwrap_or_default();
+    let is_due = |it: &&ProblemType| it.name != TERMINATING || pool.deleting;
+    let problems = PROBLEMS.iter().filter(is_due);
+    let problems = problems.map(|it| match (it.find)(&facts) {
+        Some((reason, message)) => condition(it.name, true, reason, message),
+        None => condition(it.name, false, it.otherwise[0], it.otherwise[1].to_owned()),
+    });
+    let mut conditions: Vec<Condition> = [ready(&facts)].into_iter().chain(problems).collect();
+    let before = pool.status.iter().flat_map(|status| &status.conditions);
+    let whole = Timestamp::from_second(now.wall.as_second()).unwrap_or(now.wall);
     for condition in &mut conditions {
-        let same = before
-            .iter()
-            .find(|b| b.type_ == condition.type_ && b.status == condition.status);
-        let whole = jiff::Timestamp::from_second(now.wall.as_second()).unwrap_or(now.wall);
+        let mut before = before.clone();
+        let same = before.find(|it| it.type_ == condition.type_ && it.status == condition.status);
         condition.last_transition_time =
-            same.map_or(Time(whole), |b| b.last_transition_time.clone());
+            same.map_or(Time(whole), |it| it.last_transition_time.clone());
         condition.observed_generation = Some(pool.generation);
     }
     IPPoolStatus {
         observed_generation: Some(pool.generation),
-        ipv4: of(Family::V4),
-        ipv6: of(Family::V6),
-        nodes: i64::try_from(nodes).ok(),
-        waiting: Some(counted.waiting),
+        ipv4: of_family(Family::V4),
+        ipv6: of_family(Family::V6),
+        nodes: i64::try_from(facts.live_nodes()).ok(),
+        waiting: Some(counts.waiting),
         conditions,
     }
 }
 
-/// Adds the forecast to the status. The trend is continued from the last written status, so it survives restarts.
-fn foretell(
-    status: &mut FamilyStatus,
-    pool: &Pool,
+impl PoolFacts<'_> {
+    fn live_nodes(&self) -> usize {
+        self.holders.values().filter(|live| **live).count()
+    }
+}
+
+/// Returns the counts of one family with a forecast. The trend is continued from the last written status, so it
+/// survives restarts.
+fn family_status(
+    facts: &PoolFacts,
     family: Family,
-    figures: FamilyCounts,
+    counted: FamilyCounts,
     now: Now,
-) {
-    let before = pool.status.as_ref().and_then(|status| match family {
+) -> FamilyStatus {
+    let has_addresses = facts.state.allocation_mode == AllocationMode::Blocks;
+    let addresses = has_addresses.then(|| facts.counts.totals.get(family).status());
+    let before = facts.pool.status.as_ref();
+    let before = before.and_then(|status| match family {
         Family::V4 => status.ipv4.as_ref(),
         Family::V6 => status.ipv6.as_ref(),
     });
-    let taken = figures.capacity.saturating_sub(figures.free);
-    let known = before.and_then(|before| Trend::read(before.trend.as_ref()?));
-    let trend = match known {
-        Some(trend) => trend.observe(taken, now.wall),
-        None => Trend::start(taken, now.wall),
+    let used = counted.capacity.saturating_sub(counted.free);
+    let trend = match before.and_then(|before| Trend::read(before.trend.as_ref()?)) {
+        Some(trend) => trend.observe(used, now.wall),
+        None => Trend::start(used, now.wall),
     };
-    let told = before.and_then(|before| before.exhausts_at.as_ref());
-    let at = trend.exhausts_at(figures.free, now.wall, told.map(|at| at.0));
-    status.trend = Some(trend.status());
-    status.exhausts_at = at.map(Time);
+    let forecast = before.and_then(|before| before.exhausts_at.as_ref());
+    let forecast = trend.exhausts_at(counted.free, now.wall, forecast.map(|at| at.0));
+    FamilyStatus {
+        trend: Some(trend.status()),
+        exhausts_at: forecast.map(Time),
+        ..counted.status(facts.state.space.block_len(family), addresses)
+    }
 }
 
 fn condition(kind: &str, status: bool, reason: &str, message: String) -> Condition {
@@ -226,58 +232,36 @@ fn condition(kind: &str, status: bool, reason: &str, message: String) -> Conditi
         status: if status { "True" } else { "False" }.to_owned(),
         reason: reason.to_owned(),
         message,
-        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
         observed_generation: None,
     }
 }
 
-/// Returns a condition. If `told` has a reason and a message, the condition is True with them. Otherwise it is False
-/// with the other texts.
-fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str) -> Condition {
-    match told {
-        Some((reason, message)) => condition(kind, true, reason, message),
-        None => condition(kind, false, otherwise, message.to_owned()),
-    }
-}
-
-fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>) -> Condition {
-    let reason = match (&state.phase, refused) {
+fn ready(facts: &PoolFacts) -> Condition {
+    let phase = &facts.state.phase;
+    let carves_nothing = || format!("carves nothing: {phase}");
+    let (is_ready, reason, message) = match (phase, &facts.rejected) {
         (PoolPhase::Serving | PoolPhase::Starting, Some((reason, why))) => {
-            return condition(READY, false, reason, why.clone());
+            (false, *reason, why.clone())
         }
-        (verdict, _) => verdict,
-    };
-    let reason = match reason {
         // This is no error, but perhaps a mistake of the user.
-        PoolPhase::Serving if selects_none => {
+        (PoolPhase::Serving, None) if facts.counts.selects_none => {
             let message = "would serve the nodes it selects, and its nodeSelector matches none";
-            return condition(READY, true, "SelectsNoNode", message.to_owned());
+            (true, "SelectsNoNode", message.to_owned())
         }
-        PoolPhase::Serving => {
-            return condition(
-                READY,
-                true,
-                "Serving",
-                "serves the nodes it selects".to_owned(),
-            );
-        }
-        PoolPhase::Invalid(_) => "InvalidSpec",
-        PoolPhase::Terminating => "Terminating",
-        PoolPhase::Disabled => "Disabled",
-        PoolPhase::Starting => "Starting",
-        PoolPhase::Overlaps { .. } => "OverlapsOlderPool",
-        PoolPhase::ForeignAllocator => "ForeignAllocator",
+        (PoolPhase::Serving, None) => (true, "Serving", "serves the nodes it selects".to_owned()),
+        (PoolPhase::Invalid(_), _) => (false, "InvalidSpec", carves_nothing()),
+        (PoolPhase::Terminating, _) => (false, TERMINATING, carves_nothing()),
+        (PoolPhase::Disabled, _) => (false, "Disabled", carves_nothing()),
+        (PoolPhase::Starting, None) => (false, "Starting", carves_nothing()),
+        (PoolPhase::Overlaps { .. }, _) => (false, "OverlapsOlderPool", carves_nothing()),
+        (PoolPhase::ForeignAllocator, _) => (false, "ForeignAllocator", carves_nothing()),
     };
-    condition(
-        READY,
-        false,
-        reason,
-        format!("carves nothing: {}", state.phase),
-    )
+    condition("Ready", is_ready, reason, message)
 }
 
 /// Returns reason and message if the API server keeps rejecting the pool's finalizers or the creation of its blocks.
-fn refused(state: &PoolState, allocations: &AllocationState) -> Option<(&'static str, String)> {
+fn rejected(state: &PoolState, allocations: &AllocationState) -> Problem {
     const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
     let refusals = &allocations.refusals;
     if let Some(why) = refusals.why(&ObjectCall::SetPoolFinalizers(state.name.clone())) {
@@ -295,83 +279,68 @@ fn refused(state: &PoolState, allocations: &AllocationState) -> Option<(&'static
         ours.then_some((cidr, why))
     });
     let (cidr, why) = blocks.next()?;
-    let text = match blocks.count() {
-        0 => format!("the API server does not take its block {cidr}: {why}: {ADVICE}"),
-        more => format!(
-            "the API server does not take its block {cidr} and {more} more: {why}: {ADVICE}"
-        ),
+    let more = match blocks.count() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
     };
+    let text = format!("the API server does not take its block {cidr}{more}: {why}: {ADVICE}");
     Some(("BlocksRefused", text))
 }
 
-fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
-    match &state.phase {
+fn invalid(facts: &PoolFacts) -> Problem {
+    match &facts.state.phase {
         PoolPhase::Invalid(why) => Some(("InvalidSpec", why.clone())),
         _ => None,
     }
 }
 
-fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
+fn overlapping(facts: &PoolFacts) -> Problem {
     /// At most this many ranges are named in the message.
     const NAMED: usize = 5;
+    let state = facts.state;
     if let PoolPhase::Overlaps { .. } = state.phase {
-        return Some((
-            "OverlapsOlderPool",
-            format!("carves nothing: {}", state.phase),
-        ));
+        let text = format!("carves nothing: {}", state.phase);
+        return Some(("OverlapsOlderPool", text));
     }
     if state.left_out.is_empty() {
         return None;
     }
-    let more = state.left_out.len().saturating_sub(NAMED);
-    let mut list = state
-        .left_out
-        .iter()
-        .take(NAMED)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
-    if more > 0 {
-        list = format!("{list} and {more} more");
+    let named = &state.left_out[..state.left_out.len().min(NAMED)];
+    let more = match state.left_out.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let text = format!(
+        "leaves out what is not free to give: {}{more}: choose CIDRs apart from these",
+        named.join(", ")
+    );
+    Some(("LeavesOut", text))
+}
+
+fn nearly_exhausted(facts: &PoolFacts) -> Problem {
+    let percent = facts.state.nearly_exhausted;
+    let limit = f64::from(percent) / 100.0;
+    let is_near = |it: &FamilyCounts| it.capacity > 0 && it.utilization() >= limit;
+    let (family, counted) = facts.families.iter().find(|(_, it)| is_near(it))?;
+    let FamilyCounts { capacity, free, .. } = counted;
+    let field = field(*family);
+    let text = format!(
+        "{free} of {capacity} {family} blocks are free, spec.nearlyExhaustedPercent is {percent}: add a CIDR to spec.{field}.cidrs in time, or a pool"
+    );
+    Some(("LittleRoom", text))
+}
+
+fn shrinking(facts: &PoolFacts) -> Problem {
+    let totals = facts.counts.totals.iter();
+    let outside: usize = totals.map(|(_, it)| it.outside).sum();
+    // If the spec is invalid, its ranges are unknown, so no block is said to lie outside of them.
+    if outside == 0 || matches!(facts.state.phase, PoolPhase::Invalid(_)) {
+        return None;
     }
-    Some((
-        "LeavesOut",
-        format!("leaves out what is not free to give: {list}: choose CIDRs apart from these"),
-    ))
-}
-
-fn nearly_exhausted(
-    state: &PoolState,
-    families: &[(Family, FamilyCounts)],
-) -> Option<(&'static str, String)> {
-    let limit = f64::from(state.nearly_exhausted) / 100.0;
-    let (family, figures) = families
-        .iter()
-        .find(|(_, figures)| figures.capacity > 0 && figures.utilization() >= limit)?;
-    Some((
-        "LittleRoom",
-        format!(
-            "{} of {} {family} blocks are free, spec.nearlyExhaustedPercent is {}: add a CIDR to spec.{}.cidrs in time, or a pool",
-            figures.free,
-            figures.capacity,
-            state.nearly_exhausted,
-            field(*family),
-        ),
-    ))
-}
-
-fn shrinking(state: &PoolState, counted: PoolCounts) -> Option<(&'static str, String)> {
-    let outside: usize = counted.totals.iter().map(|(_, t)| t.outside).sum();
-    // If the spec is invalid, its ranges are unknown, so nothing is said to lie outside of them.
-    let readable = !matches!(state.phase, PoolPhase::Invalid(_));
-    (outside > 0 && readable).then(|| {
-        (
-            "BlocksOutside",
-            format!(
-                "{outside} blocks lie outside of what the spec names: they give no new address and go when they are empty; to be faster, move their pods (kubectl get ipamblocks.cadastre.dev --field-selector spec.pool=...)"
-            ),
-        )
-    })
+    let text = format!(
+        "{outside} blocks lie outside of what the spec names: they give no new address and go when they are empty; to be faster, move their pods (kubectl get ipamblocks.cadastre.dev --field-selector spec.pool=...)"
+    );
+    Some(("BlocksOutside", text))
 }
 
 fn field(family: Family) -> &'static str {
@@ -381,66 +350,77 @@ fn field(family: Family) -> &'static str {
     }
 }
 
-fn exhausted(
-    state: &PoolState,
-    families: &[(Family, FamilyCounts)],
-    waiting: i64,
-) -> Option<(&'static str, String)> {
-    let (family, figures) = families.iter().find(|(_, figures)| figures.free == 0)?;
+fn exhausted(facts: &PoolFacts) -> Problem {
+    let (family, counted) = facts.families.iter().find(|(_, it)| it.free == 0)?;
     let field = field(*family);
-    let len = state.space.block_len(*family).unwrap_or_default();
+    let len = facts.state.space.block_len(*family).unwrap_or_default();
+    let waiting = facts.counts.waiting;
     let FamilyCounts {
         capacity,
         held,
         quarantined,
         ..
-    } = figures;
-    Some((
-        "NoFreeBlock",
-        format!(
-            "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
-        ),
-    ))
+    } = counted;
+    let text = format!(
+        "no free {family} block of /{len} ({capacity} in all; {held} ranges of any size allocated, {quarantined} in quarantine, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
+    );
+    Some(("NoFreeBlock", text))
 }
 
-fn podcidr_too_wide(
-    state: &PoolState,
-    allocations: &AllocationState,
-) -> Option<(&'static str, String)> {
-    let mut over = allocations
-        .too_wide()
-        .filter(|(_, cidr)| state.space.touches(cidr));
+fn podcidr_too_wide(facts: &PoolFacts) -> Problem {
+    let all = facts.allocations.too_wide();
+    let mut over = all.filter(|(_, cidr)| facts.state.space.touches(cidr));
     let (name, cidr) = over.next()?;
     let more = match over.count() {
         0 => String::new(),
         more => format!(" ({more} more such)"),
     };
     let text = too_wide_text(cidr);
-    Some((
-        "WrittenByOthers",
-        format!("node \"{name}\"{more}: {text}: {ADVICE}"),
-    ))
+    let text = format!("node \"{name}\"{more}: {text}: {ADVICE}");
+    Some(("WrittenByOthers", text))
 }
 
-fn beside_other_family(
-    state: &PoolState,
-    allocations: &AllocationState,
-) -> Option<(&'static str, String)> {
-    let (older, family) = allocations.pools.older_of_other_family(state)?;
-    let (field, name, older) = (field(family), &state.name, &older.name);
-    Some((
-        "OlderPoolOfOtherFamily",
-        format!(
-            "serves only who asks for it by name: it gives no {family}, and the older pool \"{older}\", for the same nodes and pods, does. For both families make one pool of both: delete this one, and add its ranges to \"{older}\" (kubectl edit ippools.cadastre.dev {older}), or add {field} ranges here and delete \"{older}\". To use both as they are, tell them apart by priority or selectors (kubectl edit ippools.cadastre.dev {name})"
-        ),
-    ))
+fn beside_other_family(facts: &PoolFacts) -> Problem {
+    let (older, family) = facts.allocations.pools.older_of_other_family(facts.state)?;
+    let (field, name, older) = (field(family), &facts.state.name, &older.name);
+    let text = format!(
+        "serves only who asks for it by name: it gives no {family}, and the older pool \"{older}\", for the same nodes and pods, does. For both families make one pool of both: delete this one, and add its ranges to \"{older}\" (kubectl edit ippools.cadastre.dev {older}), or add {field} ranges here and delete \"{older}\". To use both as they are, tell them apart by priority or selectors (kubectl edit ippools.cadastre.dev {name})"
+    );
+    Some(("OlderPoolOfOtherFamily", text))
 }
 
-fn foreign_allocator(state: &PoolState) -> Option<(&'static str, String)> {
-    (state.paused_until.is_some()).then(|| {
-        (
-            "PodCIDRsWrittenByOthers",
-            PoolPhase::ForeignAllocator.to_string(),
-        )
-    })
+fn foreign_allocator(facts: &PoolFacts) -> Problem {
+    facts.state.paused_until?;
+    let text = PoolPhase::ForeignAllocator.to_string();
+    Some(("PodCIDRsWrittenByOthers", text))
+}
+
+fn terminating(facts: &PoolFacts) -> (&'static str, String) {
+    let nodes = facts.live_nodes();
+    let deleted = facts.holders.len() - nodes;
+    let text = format!(
+        "{nodes} nodes still hold ranges of it, those of {deleted} dead nodes rest: it goes with the last one"
+    );
+    ("InUse", text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{NOW, cluster, node_with, pool, rebuilt};
+
+    #[test]
+    fn smaller_ranges_are_not_counted_as_whole_blocks() {
+        let halves = [("a", "10.0.0.0/29"), ("b", "10.0.0.8/29")];
+        let nodes = halves.map(|(name, range)| node_with(name, &[range]));
+        let cache = cluster(vec![pool("p", "10.0.0.0/28")], nodes.into());
+        let allocations = rebuilt(&cache);
+        let state = allocations.pools.get("p").unwrap();
+        let pool = cache.pools.get("p").unwrap();
+        let status = status(pool, state, PoolCounts::default(), &allocations, NOW);
+        let mut conditions = status.conditions.iter();
+        let exhausted = conditions.find(|it| it.type_ == "Exhausted").unwrap();
+        let expected = "no free IPv4 block of /28 (1 in all; 2 ranges of any size allocated, 0 in quarantine, 0 nodes wait)";
+        assert!(exhausted.message.starts_with(expected), "{exhausted:?}");
+    }
 }

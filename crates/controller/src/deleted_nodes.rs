@@ -28,7 +28,7 @@ const MOST: usize = 16_384;
 #[derive(Debug, Default)]
 pub(crate) struct DeletedNodes(VecDeque<DeletedNode>);
 
-/// What must be known of a deleted node to quarantine its podCIDRs.
+/// A deleted node, with the data that the quarantine of its podCIDRs needs.
 #[derive(Clone, Debug)]
 pub(crate) struct DeletedNode {
     pub name: NodeName,
@@ -63,25 +63,15 @@ impl DeletedNodes {
 
     /// Forgets the nodes that the NodeSubnet recorded before this change and no longer does: their quarantine is over.
     pub(crate) fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>) {
-        if self.0.is_empty() {
-            return;
-        }
-        let Some(Ok(before)) = delta.before.as_ref().map(|subnet| &subnet.spec) else {
-            return;
+        let Some(before) = &delta.before else { return };
+        let was_recorded = |uid: &ObjectUid| before.spec.as_ref().is_ok_and(|it| records(it, uid));
+        // An invalid spec may record any node, so no node is forgotten.
+        let is_recorded = |uid: &ObjectUid| match &delta.after {
+            Some(after) => after.spec.as_ref().map_or(true, |it| records(it, uid)),
+            None => false,
         };
-        let after = match &delta.after {
-            Some(subnet) => match &subnet.spec {
-                Ok(spec) => Some(spec),
-                // An invalid spec may record any node, so no node is forgotten.
-                Err(_) => return,
-            },
-            None => None,
-        };
-        let name = delta.before.as_ref().map(|subnet| &subnet.name);
         self.0.retain(|gone| {
-            Some(&gone.name) != name
-                || !rests(before, &gone.uid)
-                || after.is_some_and(|after| rests(after, &gone.uid))
+            gone.name != before.name || !was_recorded(&gone.uid) || is_recorded(&gone.uid)
         });
     }
 
@@ -91,7 +81,7 @@ impl DeletedNodes {
     }
 }
 
-fn rests(spec: &NodeSubnetSpec, uid: &ObjectUid) -> bool {
+fn records(spec: &NodeSubnetSpec, uid: &ObjectUid) -> bool {
     spec.quarantined.iter().any(|it| it.node_uid == **uid)
 }
 
@@ -104,70 +94,60 @@ mod tests {
 
     use super::*;
     use crate::cluster::cache::ClusterCache;
-    use crate::demand::tests::{node, subnet};
+    use crate::fixtures::{node, node_with, subnet};
     use cadastre_api::QuarantinedNode;
     use cadastre_daemon::watch::ObjectEvent;
 
-    fn seconds(seconds: u64) -> Duration {
-        Duration::from_secs(seconds)
-    }
-
-    fn gone(name: &str) -> ObjectUpdate<Node> {
-        let before = Node {
-            pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
-            ..node(name)
-        };
+    fn update(before: Node, after: Option<Node>) -> ObjectUpdate<Node> {
         ObjectUpdate {
             before: Some(Arc::new(before)),
-            after: None,
+            after: after.map(Arc::new),
         }
     }
 
-    fn names_of(departed: &DeletedNodes) -> Vec<&str> {
-        departed.iter().map(|it| &*it.name).collect()
+    fn with_podcidr(name: &str) -> Node {
+        node_with(name, &["10.0.0.0/28"])
+    }
+
+    fn names_of(deleted: &DeletedNodes) -> Vec<&str> {
+        deleted.iter().map(|it| &*it.name).collect()
     }
 
     #[test]
-    fn who_went_with_podcidrs_is_kept() {
-        let mut departed = DeletedNodes::default();
-        departed.node_changed(&gone("n1"), seconds(0));
-        let empty = ObjectUpdate {
-            before: Some(Arc::new(node("n2"))),
-            after: None,
+    fn nodes_that_were_deleted_with_podcidrs_are_remembered() {
+        let mut deleted = DeletedNodes::default();
+        let created_again = Node {
+            uid: "another".into(),
+            ..node("n3")
         };
-        departed.node_changed(&empty, seconds(1));
-        let anew = ObjectUpdate {
-            after: Some(Arc::new(Node {
-                uid: "another".into(),
-                ..node("n3")
-            })),
-            ..gone("n3")
-        };
-        departed.node_changed(&anew, seconds(2));
-        let stays = ObjectUpdate {
-            after: gone("n4").before,
-            ..gone("n4")
-        };
-        departed.node_changed(&stays, seconds(3));
-        assert_eq!(names_of(&departed), ["n1", "n3"]);
+        for (second, (before, after)) in (0..).zip([
+            (with_podcidr("n1"), None),
+            (node("n2"), None),
+            (with_podcidr("n3"), Some(created_again)),
+            (with_podcidr("n4"), Some(with_podcidr("n4"))),
+        ]) {
+            deleted.node_changed(&update(before, after), Duration::from_secs(second));
+        }
+        assert_eq!(names_of(&deleted), ["n1", "n3"]);
     }
 
     #[test]
-    fn no_more_are_kept_than_there_is_room_for() {
-        let mut departed = DeletedNodes::default();
+    fn the_oldest_node_is_forgotten_beyond_the_maximum() {
+        let mut deleted = DeletedNodes::default();
         for index in 0..=MOST {
-            departed.node_changed(&gone(&format!("n{index}")), seconds(0));
+            let gone = update(with_podcidr(&format!("n{index}")), None);
+            deleted.node_changed(&gone, Duration::ZERO);
         }
-        assert_eq!(departed.iter().count(), MOST);
-        assert_eq!(&*departed.iter().next().unwrap().name, "n1");
+        assert_eq!(deleted.iter().count(), MOST);
+        assert_eq!(&*deleted.iter().next().unwrap().name, "n1");
     }
 
     #[test]
-    fn whose_record_has_left_the_node_subnet_has_rested() {
-        let mut departed = DeletedNodes::default();
-        departed.node_changed(&gone("n1"), seconds(0));
-        let mut told = subnet("n1", &[], 0);
-        let spec = told.spec.as_mut().unwrap();
+    fn a_node_that_its_node_subnet_no_longer_records_is_forgotten() {
+        let mut deleted = DeletedNodes::default();
+        deleted.node_changed(&update(with_podcidr("n1"), None), Duration::ZERO);
+        let mut recording = subnet("n1", &[], 0);
+        let spec = recording.spec.as_mut().unwrap();
         spec.node_uid = None;
         spec.quarantined = vec![QuarantinedNode {
             node_uid: "n1".to_owned(),
@@ -177,14 +157,14 @@ mod tests {
             until: Time(Timestamp::UNIX_EPOCH),
         }];
         let mut cache = ClusterCache::default();
-        let mut tell = |departed: &mut DeletedNodes, change| {
-            for delta in cache.subnets.change(change) {
-                departed.subnet_changed(&delta);
+        let mut change = |deleted: &mut DeletedNodes, event| {
+            for delta in cache.subnets.change(event) {
+                deleted.subnet_changed(&delta);
             }
         };
-        tell(&mut departed, ObjectEvent::Applied(told.clone()));
-        assert_eq!(names_of(&departed), ["n1"]);
-        tell(&mut departed, ObjectEvent::Deleted(told));
-        assert!(names_of(&departed).is_empty());
+        change(&mut deleted, ObjectEvent::Applied(recording.clone()));
+        assert_eq!(names_of(&deleted), ["n1"]);
+        change(&mut deleted, ObjectEvent::Deleted(recording));
+        assert!(names_of(&deleted).is_empty());
     }
 }

@@ -27,17 +27,16 @@ use super::report::{
     BLOCK_ALLOCATED, BLOCK_LIMIT, EventRecord, RecentReports, Regarding, WAITING_FOR_BLOCK,
 };
 use crate::allocations::blocks::AffectedLoops;
-use crate::cluster::cache::ClusterCache;
-use crate::cluster::cache::report_of;
+use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, Node};
 use cadastre_api::{AllocationMode, MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 
 /// At most this many blocks of one pool are allocated to a node before other nodes are handled.
-const AT_ONCE: usize = 16;
+const AT_ONCE_PER_NODE: usize = 16;
 /// Once this many blocks are allocated, no further node is handled until the requests for them are sent.
-const CARVED: usize = 64;
+const AT_ONCE: usize = 64;
 /// Minimum interval between two rounds in which empty blocks are recalled for waiting nodes.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 
@@ -64,6 +63,7 @@ pub struct Demand {
     first: Queue<NodeName>,
     /// Nodes with blocks
     more: Queue<NodeName>,
+    /// Waiting nodes of each pool
     waiting: BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>,
     /// Exhausted pools, with the message for events; emptied when space may have become free
     full: BTreeMap<PoolName, String>,
@@ -72,9 +72,11 @@ pub struct Demand {
     /// Recent events about nodes and pools, so that they are not repeated. While pods fail and are created again, the
     /// demand comes and goes every few seconds.
     recent: RecentReports,
+    /// Monotonic time of the next round of recalls for waiting nodes
     recall_at: Option<Duration>,
     /// Whether space may have become free, so that all waiting nodes must be handled
     woken: bool,
+    /// Whether `waiting` has changed since [`Demand::take_recount`] was last called
     recount: bool,
 }
 
@@ -163,10 +165,8 @@ impl Demand {
     fn requeue_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());
-        let mut names: Vec<(NodeNeed, Duration, &NodeName, bool)> = self
-            .waiting
-            .values()
-            .flat_map(BTreeMap::iter)
+        let waits = self.waiting.values().flatten();
+        let mut names: Vec<(NodeNeed, Duration, &NodeName, bool)> = waits
             .map(|(name, wait)| (wait.need, wait.since, name, wait.has_some))
             .collect();
         names.sort_unstable();
@@ -223,33 +223,33 @@ impl Demand {
     /// Handles queued nodes until enough blocks are allocated for this round, then recalls blocks for waiting nodes.
     /// Returns which blocks and nodes other loops must check.
     pub fn work(&mut self, cx: &mut Context) -> AffectedLoops {
-        let mut noted = AffectedLoops::default();
+        let mut affected = AffectedLoops::default();
         if std::mem::take(&mut self.woken) {
             self.requeue_all();
         }
-        while noted.blocks.len() < CARVED {
+        while affected.blocks.len() < AT_ONCE {
             let now = cx.now.mono;
             let Some(name) = self.first.pop(now).or_else(|| self.more.pop(now)) else {
                 break;
             };
             if let Some(node) = cx.cache.nodes.get(&name).cloned() {
-                self.look(&node, cx, &mut noted);
+                self.look(&node, cx, &mut affected);
             }
         }
         if self.is_anyone_waiting() && self.recall_at.is_none_or(|at| at <= cx.now.mono) {
             self.recall_at = Some(cx.now.mono + RECALL_PAUSE);
-            self.recall_for_waiting(cx, &mut noted);
+            self.recall_for_waiting(cx, &mut affected);
         }
-        noted
+        affected
     }
 
-    fn look(&mut self, node: &Node, cx: &mut Context, noted: &mut AffectedLoops) {
+    fn look(&mut self, node: &Node, cx: &mut Context, affected: &mut AffectedLoops) {
         let report = report_of(node, cx.cache);
         if self.recall_surplus(node, report, cx) {
-            noted.nodes.push(node.name.clone());
+            affected.nodes.push(node.name.clone());
         }
         if !node.deleting {
-            self.provide(node, report, cx, noted);
+            self.provide(node, report, cx, affected);
         }
     }
 
@@ -259,7 +259,7 @@ impl Demand {
         node: &Node,
         report: Option<&AgentReport>,
         cx: &mut Context,
-        noted: &mut AffectedLoops,
+        affected: &mut AffectedLoops,
     ) {
         let allocations = &mut *cx.allocations;
         let mode = AllocationMode::Blocks;
@@ -278,11 +278,11 @@ impl Demand {
             let state = cx.allocations.pools.get(&pool);
             let pools = &cx.allocations.pools;
             let soon = pools.starting_before(mode, node, Some(&pool)).next();
-            let on_sight = state.is_some_and(|it| it.terms.first_immediate);
-            let unasked = lacks_first && on_sight && !by_name && soon.is_none();
-            let asked = demand(report, &pool);
-            let wanted = asked.max(u64::from(unasked));
-            let lacking = if asked == 0 && unasked && self.is_needed_elsewhere(&pool, node) {
+            let is_immediate = state.is_some_and(|it| it.terms.first_immediate);
+            let gets_first = lacks_first && is_immediate && !by_name && soon.is_none();
+            let demanded = demand(report, &pool);
+            let wanted = demanded.max(u64::from(gets_first));
+            let lacking = if demanded == 0 && gets_first && self.is_needed_elsewhere(&pool, node) {
                 Some(Lacking {
                     missing: 1,
                     need: NodeNeed::Unused,
@@ -290,12 +290,12 @@ impl Demand {
                     note: format!("pool \"{pool}\": pods of other nodes wait for what comes free"),
                 })
             } else {
-                self.provide_from(&pool, wanted, node, report, cx, noted)
+                self.provide_from(&pool, wanted, node, report, cx, affected)
             };
             lacks_first &= !has_any(cx);
-            if asked == 0 && !lacks_first {
+            if demanded == 0 && !lacks_first {
                 self.no_longer_waits(&pool, node, cx);
-            } else if asked > 0 {
+            } else if demanded > 0 {
                 done.insert(pool.clone());
                 if let Some(lacking) = lacking {
                     self.waits(&pool, node, lacking, cx);
@@ -322,15 +322,15 @@ impl Demand {
         node: &Node,
         report: Option<&AgentReport>,
         cx: &mut Context,
-        noted: &mut AffectedLoops,
+        affected: &mut AffectedLoops,
     ) -> Option<Lacking> {
         let mut carved = 0;
         let first = !cx.allocations.blocks.has(&node.uid);
         loop {
-            let account = node_balance(pool, wanted, node, report, cx.allocations);
+            let balance = node_balance(pool, wanted, node, report, cx.allocations);
             let state = cx.allocations.pools.get(pool)?;
-            let missing = account.missing(state);
-            let limited = account.is_at_limit(state);
+            let missing = balance.missing(state);
+            let limited = balance.is_at_limit(state);
             if missing == 0 || limited {
                 self.report_limit(pool, node, missing > 0 && limited, cx);
                 self.no_longer_waits(pool, node, cx);
@@ -338,16 +338,16 @@ impl Demand {
             }
             // A node without blocks gets only one. It gets more after all other nodes without blocks have got theirs.
             let is_first_only = first && self.first.has_ready(cx.now.mono);
-            if carved >= AT_ONCE || (carved > 0 && is_first_only) {
+            if carved >= AT_ONCE_PER_NODE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
                 return None;
             }
-            let (need, has_some) = (account.need(state), account.has_some());
+            let (need, has_some) = (balance.need(state), balance.has_some());
             let note = match self.full.get(pool) {
                 Some(note) => note.clone(),
                 None => match carve(pool, node, cx) {
                     Ok(cidrs) => {
-                        noted.blocks.extend(cidrs);
+                        affected.blocks.extend(cidrs);
                         carved += 1;
                         continue;
                     }
@@ -383,47 +383,35 @@ impl Demand {
             let note = format!(
                 "wants more addresses of pool \"{pool}\" than its blocks hold, but has as many blocks as it may: raise spec.maxBlocksPerNode (at most {MOST_BLOCKS}), or use larger blocks"
             );
-            cx.reports.push(EventRecord::warning(
-                Regarding::node(node),
-                BLOCK_LIMIT,
-                note,
-            ));
+            let about = Regarding::node(node);
+            cx.reports
+                .push(EventRecord::warning(about, BLOCK_LIMIT, note));
         }
     }
 
     fn waits(&mut self, pool: &PoolName, node: &Node, lacking: Lacking, cx: &mut Context) {
-        let Lacking {
-            missing,
-            need,
-            has_some,
-            note,
-        } = lacking;
         let waits = self.waiting.entry(pool.clone()).or_default();
-        let known = waits.get(&node.name).filter(|w| w.uid == node.uid);
-        let since = known.map_or(cx.now.mono, |wait| wait.since);
-        let blocks = known.map_or_else(|| blocks_of(pool, node, cx), |wait| wait.blocks);
-        if known.is_none() && self.recent.is_due(node, pool, WAITING_FOR_BLOCK, cx.now) {
-            let note = format!(
-                "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
-                cx.allocations
-                    .pools
-                    .explain(AllocationMode::Blocks, node, &cx.allocations.ledger)
-            );
-            cx.reports.push(EventRecord::warning(
-                Regarding::node(node),
-                WAITING_FOR_BLOCK,
-                note,
-            ));
-        }
-        self.recount |= known.is_none_or(|wait| wait.missing != missing);
+        let before = waits.get(&node.name).filter(|it| it.uid == node.uid);
         let wait = WaitingNode {
             uid: node.uid.clone(),
-            since,
-            missing,
-            need,
-            has_some,
-            blocks,
+            since: before.map_or(cx.now.mono, |it| it.since),
+            missing: lacking.missing,
+            need: lacking.need,
+            has_some: lacking.has_some,
+            blocks: before.map_or_else(|| blocks_of(pool, node, cx), |it| it.blocks),
         };
+        if before.is_none() && self.recent.is_due(node, pool, WAITING_FOR_BLOCK, cx.now) {
+            let (missing, why) = (lacking.missing, lacking.note);
+            let (pools, ledger) = (&cx.allocations.pools, &cx.allocations.ledger);
+            let pools = pools.explain(AllocationMode::Blocks, node, ledger);
+            let note = format!(
+                "waits for a block, {missing} addresses are lacking: {why}. Pools: {pools}"
+            );
+            let about = Regarding::node(node);
+            cx.reports
+                .push(EventRecord::warning(about, WAITING_FOR_BLOCK, note));
+        }
+        self.recount |= before.is_none_or(|it| it.missing != wait.missing);
         waits.insert(node.name.clone(), wait);
     }
 
@@ -437,11 +425,9 @@ impl Demand {
         }
         if self.recent.end(node, pool, WAITING_FOR_BLOCK) {
             let note = format!("has blocks of pool \"{pool}\" after a wait");
-            cx.reports.push(EventRecord::info(
-                Regarding::node(node),
-                BLOCK_ALLOCATED,
-                note,
-            ));
+            let about = Regarding::node(node);
+            cx.reports
+                .push(EventRecord::info(about, BLOCK_ALLOCATED, note));
         }
     }
 }

@@ -6,7 +6,7 @@ use super::allocations::AllocationState;
 use super::pools::PoolState;
 use cadastre_api::{AddressStatus, FamilyStatus};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Family, Holder, HoldingState};
+use cadastre_core::{Cidr, Family, Holder, Holding, HoldingState};
 
 /// Counts of one pool and family. `capacity` and `free` count blocks of the pool's block size, `held` and `quarantined`
 /// count ranges of any size.
@@ -56,6 +56,17 @@ impl FamilyCounts {
     }
 }
 
+/// Returns the holdings that overlap the pool's ranges of one family.
+fn holdings<'a>(
+    state: &'a PoolState,
+    family: Family,
+    allocations: &'a AllocationState,
+) -> impl Iterator<Item = Holding> {
+    let cidrs = state.space.cidrs(family).iter();
+    let holdings = cidrs.flat_map(|cidr| allocations.ledger.overlapping(cidr));
+    holdings.map(|(_, holding)| holding)
+}
+
 /// Returns the counts of one family of a pool.
 pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) -> FamilyCounts {
     let room = allocations.ledger.block_counts(&pool.space, family);
@@ -65,13 +76,11 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
         quarantined: 0,
         free: room.free,
     };
-    for cidr in pool.space.cidrs(family) {
-        for (_, holding) in allocations.ledger.overlapping(cidr) {
-            if holding.state == HoldingState::Quarantined {
-                figures.quarantined += 1;
-            } else {
-                figures.held += 1;
-            }
+    for holding in holdings(pool, family, allocations) {
+        if holding.state == HoldingState::Quarantined {
+            figures.quarantined += 1;
+        } else {
+            figures.held += 1;
         }
     }
     figures
@@ -86,48 +95,30 @@ pub fn may_go(
     allocations: &AllocationState,
     may_lose_it: impl Fn(&PoolState) -> bool,
 ) -> bool {
-    if allocations
-        .blocks
-        .iter()
-        .any(|entry| entry.pool == state.name)
-    {
+    let mut blocks = allocations.blocks.iter();
+    if blocks.any(|entry| entry.pool == state.name) {
         return false;
     }
-    let kept = |range: &Cidr| {
-        let keeper = allocations.pools.guarding_pool(range);
-        keeper.is_some_and(|pool| pool.name != state.name && !may_lose_it(pool))
+    let is_guarded = |range: &Cidr| {
+        let pool = allocations.pools.guarding_pool(range);
+        pool.is_some_and(|pool| pool.name != state.name && !may_lose_it(pool))
     };
-    state
-        .space
-        .families()
-        .flat_map(|family| state.space.cidrs(family))
-        .all(|cidr| {
-            let mut holdings = allocations.ledger.overlapping(cidr);
-            let goes = Mutation::FinalizerRemovedDuringQuarantine.is_on();
-            holdings.all(|(_, holding)| {
-                kept(&holding.cidr) || goes && holding.state == HoldingState::Quarantined
-            })
-        })
+    let goes = Mutation::FinalizerRemovedDuringQuarantine.is_on();
+    let families = Family::ALL.into_iter();
+    let mut holdings = families.flat_map(|family| holdings(state, family, allocations));
+    holdings.all(|it| is_guarded(&it.cidr) || goes && it.state == HoldingState::Quarantined)
 }
 
 /// Returns the holders of ranges that count against the pool. The value is true if a live node has at least one of
 /// them.
 pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
-    for cidr in state
-        .space
-        .families()
-        .flat_map(|family| state.space.cidrs(family))
-    {
-        for (_, holding) in allocations.ledger.overlapping(cidr) {
-            if allocations
-                .pools
-                .of(&holding.cidr)
-                .is_none_or(|pool| pool.name == state.name)
-            {
-                *holders.entry(holding.holder).or_default() |=
-                    holding.state != HoldingState::Quarantined;
-            }
+    let families = Family::ALL.into_iter();
+    for holding in families.flat_map(|family| holdings(state, family, allocations)) {
+        let pool = allocations.pools.of(&holding.cidr);
+        if pool.is_none_or(|pool| pool.name == state.name) {
+            let is_live = holding.state != HoldingState::Quarantined;
+            *holders.entry(holding.holder).or_default() |= is_live;
         }
     }
     holders
@@ -136,66 +127,55 @@ pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Hol
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::cache::ClusterCache;
-    use crate::cluster::objects::Node;
-    use crate::demand::tests::{NOW, list, node, pool, pool_of_v6};
-
-    /// Returns the status of an IPv6 pool from which the range `held` is allocated.
-    fn told(range: &str, block_size: u32, held: &str) -> FamilyStatus {
-        let mut cache = ClusterCache::default();
-        list(&mut cache.pools, vec![pool_of_v6("p", range, block_size)]);
-        let mut allocations = AllocationState::rebuild(&cache, &[], NOW).0;
-        let held = Cidr::parse_strict(held).unwrap();
-        allocations
-            .ledger
-            .record(Holder(1), held, HoldingState::Allocated);
-        let pool = allocations.pools.get("p").unwrap();
-        figures(pool, Family::V6, &allocations).status(None, None)
-    }
+    use crate::fixtures::{cidr, cluster, node_with, pool, pool_of_v6, rebuilt};
 
     #[test]
     fn pools_of_any_size_are_counted_and_none_that_has_room_is_said_to_be_full() {
+        // Returns capacity, free blocks and utilization of an IPv6 pool from which the range `held` is allocated.
         let counts = |range, block_size, held| {
-            let told = told(range, block_size, held);
-            assert_eq!(told.allocated, "1");
-            (told.capacity, told.free, told.utilization)
+            let pools = vec![pool_of_v6("p", range, block_size)];
+            let mut allocations = rebuilt(&cluster(pools, Vec::new()));
+            allocations
+                .ledger
+                .record(Holder(1), cidr(held), HoldingState::Allocated);
+            let pool = allocations.pools.get("p").unwrap();
+            let status = figures(pool, Family::V6, &allocations).status(None, None);
+            assert_eq!(status.allocated, "1");
+            (status.capacity, status.free, status.utilization)
         };
         let exactly = |capacity: u128, free: u128, percent: &str| {
             (capacity.to_string(), free.to_string(), percent.to_owned())
         };
-        assert_eq!(
-            counts("fd00::/40", 48, "fd00::/48"),
-            exactly(256, 255, "0%")
-        );
-        assert_eq!(counts("fd00::/40", 40, "fd00::/48"), exactly(1, 0, "100%"));
-        assert_eq!(
-            counts("fd00::/8", 128, "fd00::/48"),
-            exactly(1 << 120, (1 << 120) - (1 << 80), "0%")
-        );
-        assert_eq!(
-            counts("fc00::/7", 128, "fc00::/8"),
-            exactly(1 << 121, 1 << 120, "50%")
-        );
+        for (range, block_size, held, expected) in [
+            ("fd00::/40", 48, "fd00::/48", exactly(256, 255, "0%")),
+            ("fd00::/40", 40, "fd00::/48", exactly(1, 0, "100%")),
+            (
+                "fd00::/8",
+                128,
+                "fd00::/48",
+                exactly(1 << 120, (1 << 120) - (1 << 80), "0%"),
+            ),
+            (
+                "fc00::/7",
+                128,
+                "fc00::/8",
+                exactly(1 << 121, 1 << 120, "50%"),
+            ),
+            ("::/0", 64, "::/0", exactly(1 << 64, 0, "100%")),
+        ] {
+            assert_eq!(counts(range, block_size, held), expected);
+        }
         // The IPv6 space has one address more than a u128 can count, so the count saturates.
-        let all = counts("::/0", 128, "fd00::/48");
-        assert_eq!(all.0, u128::MAX.to_string());
-        assert_eq!(all.2, "0%");
-        assert_eq!(counts("::/0", 64, "::/0"), exactly(1 << 64, 0, "100%"));
+        let (capacity, _, utilization) = counts("::/0", 128, "fd00::/48");
+        assert_eq!((capacity, &*utilization), (u128::MAX.to_string(), "0%"));
     }
 
     #[test]
-    fn holders_of_all_pools_are_found_without_asking_every_pool_about_every_range() {
+    fn holders_of_all_pools_are_found_without_a_visit_to_every_pool_for_every_range() {
         const POOLS: usize = 200;
-        let names = |n| (format!("p{n}"), format!("n{n}"));
-        let mut cache = ClusterCache::default();
-        let pools = (0..POOLS).map(|n| pool(&names(n).0, &format!("10.0.{n}.0/24")));
-        list(&mut cache.pools, pools.collect());
-        let nodes = (0..POOLS).map(|n| Node {
-            pod_cidrs: [Cidr::parse_strict(&format!("10.0.{n}.16/28")).unwrap()].into(),
-            ..node(&names(n).1)
-        });
-        list(&mut cache.nodes, nodes.collect());
-        let allocations = AllocationState::rebuild(&cache, &[], NOW).0;
+        let pools = (0..POOLS).map(|n| pool(&format!("p{n}"), &format!("10.0.{n}.0/24")));
+        let nodes = (0..POOLS).map(|n| node_with(&format!("n{n}"), &[&format!("10.0.{n}.16/28")]));
+        let allocations = rebuilt(&cluster(pools.collect(), nodes.collect()));
         let before = allocations.pools.looks();
         for state in allocations.pools.iter() {
             let holders: Vec<bool> = holders(state, &allocations).into_values().collect();

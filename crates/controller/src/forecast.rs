@@ -1,4 +1,4 @@
-//! Forecast of when a pool will be exhausted, from how fast its use grows.
+//! Forecast of when a pool will be exhausted, based on the growth of its use.
 //!
 //! A [`Trend`] is small enough for the pool's status, so the next leader can continue it. It contains the growth per
 //! hour, as an exponentially weighted mean of samples with a time constant of [`MEMORY_HOURS`]. So changes of a day ago
@@ -16,8 +16,8 @@
 //! - Growth is recognised only after some time. A forecast appears after about an hour, from a rate that is still far
 //!   too low. After 6 hours of steady growth the rate is two thirds of the true one; after a day only 2 % are missing.
 //! - Use that goes up and down over days looks like growth each time it rises.
-//! - Growth by less than one block per hour, for example by an occasional new node, gives no forecast: in so short a
-//!   memory it looks like single jumps.
+//! - Growth by less than one block per hour, for example by an occasional new node, gives no forecast: within
+//!   [`MEMORY_HOURS`] it looks like single jumps.
 //! - Changes in a time of more than [`GAP_HOURS`] without samples do not count.
 
 use jiff::{SignedDuration, Timestamp};
@@ -118,7 +118,7 @@ impl Trend {
         let change = approximately(used.abs_diff(self.used)) / hours;
         let growth = if used < self.used { -change } else { change };
         let kept = (-hours / MEMORY_HOURS).exp();
-        let smoothed = |known: f64, new: f64| known * kept + new * (1.0 - kept);
+        let smoothed = |old: f64, new: f64| old * kept + new * (1.0 - kept);
         Trend {
             at: now,
             used,
@@ -128,7 +128,7 @@ impl Trend {
     }
 
     /// Returns when the pool will be exhausted if its use continues to grow at this rate. `free` is the number of free
-    /// blocks now. `told` is the last forecast, which is returned again while it is about right.
+    /// blocks now. `last` is the last forecast, which is returned again while it is about right.
     ///
     /// Returns `None` in four cases: use does not grow, its growth may be chance, exhaustion is more than a year away,
     /// or nothing is free now. The returned time is rounded to the hour if it is more than a day away, else to ten
@@ -137,18 +137,18 @@ impl Trend {
         &self,
         free: u128,
         now: Timestamp,
-        told: Option<Timestamp>,
+        last: Option<Timestamp>,
     ) -> Option<Timestamp> {
-        let told = told.filter(|at| *at > now);
-        let needed = if told.is_some() { STILL_SURE } else { SURE };
+        let last = last.filter(|at| *at > now);
+        let needed = if last.is_some() { STILL_SURE } else { SURE };
         if free == 0 || self.per_hour <= 0.0 || self.per_hour < self.swing * needed.sqrt() {
             return None;
         }
         let left = approximately(free) / self.per_hour;
-        if let Some(told) = told {
-            let said = told.duration_since(now).as_secs_f64() / 3600.0;
-            if (said - left).abs() <= left * ABOUT {
-                return Some(told);
+        if let Some(last) = last {
+            let left_at_last = last.duration_since(now).as_secs_f64() / 3600.0;
+            if (left_at_last - left).abs() <= left * ABOUT {
+                return Some(last);
             }
         }
         if left > HORIZON_HOURS {

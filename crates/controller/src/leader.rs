@@ -93,7 +93,7 @@ impl Leader {
         self.allocations.after_gap = self.term.follows_a_gap();
         self.allocations.quarantine_deleted(departed, cache, now);
         if self.allocations.after_gap {
-            self.allocations.keep_of_dead_for_rest(cache, now);
+            self.allocations.quarantine_reported(cache, now);
         }
         self.allocating = true;
         self.loops.listening.begin(now.mono);

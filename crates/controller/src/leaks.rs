@@ -23,7 +23,7 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::report_of;
 use crate::cluster::names::{NodeName, ObjectUid};
-use crate::cluster::objects::{AgentReport, Node, PodUid, Subnet};
+use crate::cluster::objects::{AgentReport, PodUid, Subnet};
 use crate::cluster::request::{ApiRequest, ObjectKind, RequestOutcome};
 use cadastre_api::LeakCandidate;
 use cadastre_core::mutation::Mutation;
@@ -32,9 +32,12 @@ use cadastre_core::{Addr, Cidr};
 /// Shortest and longest interval between two comparisons of agents' reports with the pods.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Shortest interval between two lists of one node's pods. A list right after another would prove nothing more.
-const LOOK_PAUSE: Duration = Duration::from_secs(3);
+const LIST_PAUSE: Duration = Duration::from_secs(3);
 /// A NodeSubnet lists at most this many leak candidates at once.
 const AT_ONCE: usize = 256;
+
+/// An address in use, and the UID of the pod for which it was assigned.
+type Orphan = (Addr, PodUid);
 
 /// State of the leak loop.
 #[derive(Debug, Default)]
@@ -43,14 +46,15 @@ pub struct Leaks {
     grace: Duration,
     /// Nodes whose pods are to be listed, because addresses of theirs may have become leak candidates
     pub queue: Queue<NodeName>,
-    /// Addresses without a pod, by node, with the monotonic time since when that is known
-    since: BTreeMap<NodeName, BTreeMap<(Addr, PodUid), Duration>>,
+    /// Addresses without a pod, by node, with the monotonic time at which the controller found that
+    since: BTreeMap<NodeName, BTreeMap<Orphan, Duration>>,
+    /// Monotonic time of the next comparison of agents' reports with the pods
     scan_at: Duration,
     /// Monotonic time of the last list of a node's pods
-    looked_at: BTreeMap<NodeName, Duration>,
+    listed_at: BTreeMap<NodeName, Duration>,
     /// Addresses that several pods reported at the last scan. The value is true if the scan before found the same, so
-    /// that it is reported already
-    doubled: BTreeMap<Addr, bool>,
+    /// that an event has reported the address already
+    duplicates: BTreeMap<Addr, bool>,
 }
 
 impl Loop for Leaks {
@@ -70,46 +74,39 @@ impl Loop for Leaks {
 
     /// Handles a list of a node's pods: decides which addresses become leak candidates.
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
-        let mut noted = AffectedLoops::default();
+        let mut affected = AffectedLoops::default();
         let Purpose::LeakPods { name, uid } = answer.purpose else {
-            return noted;
+            return affected;
         };
         let RequestOutcome::Pods(pods) = answer.outcome else {
             self.queue.add(name.clone());
-            return noted;
+            return affected;
         };
         if cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid) {
-            return noted;
+            return affected;
         }
-        let bound: BTreeSet<PodUid> = pods
-            .iter()
-            .filter(|pod| !pod.finished)
-            .map(|pod| PodUid::read(&pod.uid))
-            .collect();
-        let reported: BTreeSet<Addr> = pods
-            .iter()
-            .flat_map(|pod| pod.addresses.iter().copied())
-            .collect();
+        let running = pods.iter().filter(|pod| !pod.finished);
+        let running: BTreeSet<PodUid> = running.map(|pod| PodUid::read(&pod.uid)).collect();
+        let reported: BTreeSet<Addr> = pods.iter().flat_map(|pod| pod.addresses.clone()).collect();
         let named = cx.cache.subnets.get(name).map(|subnet| named(subnet));
         let named = named.unwrap_or_default();
         let orphans = self.since.get(name).into_iter().flatten();
-        let proven: Vec<(Addr, PodUid)> = orphans
-            .filter(|(held, since)| **since + self.grace <= cx.now.mono || named.contains(held))
-            .map(|(held, _)| *held)
-            .filter(|held| is_orphan(*held, name, cx))
-            .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
+        let due = orphans.filter(|(orphan, since)| {
+            **since + self.grace <= cx.now.mono || named.contains(orphan)
+        });
+        let due = due.map(|(orphan, _)| *orphan);
+        let proven: Vec<Orphan> = due
+            .filter(|orphan| is_orphan(*orphan, name, cx))
+            .filter(|(addr, pod)| !running.contains(pod) && !reported.contains(addr))
             .collect();
-        let asked = cx
-            .allocations
-            .leak_candidates
-            .entry(uid.clone())
-            .or_default();
-        let before = asked.len();
-        asked.extend(proven);
-        if asked.len() > before {
-            noted.subnets.push(name.clone());
+        let all = &mut cx.allocations.leak_candidates;
+        let candidates = all.entry(uid.clone()).or_default();
+        let before = candidates.len();
+        candidates.extend(proven);
+        if candidates.len() > before {
+            affected.subnets.push(name.clone());
         }
-        noted
+        affected
     }
 }
 
@@ -131,7 +128,7 @@ impl Leaks {
     }
 
     /// Makes the next scan due at once, because a user waits for its result.
-    pub(crate) fn look_soon(&mut self) {
+    pub(crate) fn scan_soon(&mut self) {
         self.scan_at = Duration::ZERO;
     }
 
@@ -142,7 +139,7 @@ impl Leaks {
         if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
             return KeyDecision::Later(at);
         }
-        self.looked_at.insert(name.clone(), cx.now.mono);
+        self.listed_at.insert(name.clone(), cx.now.mono);
         let (node, name, uid) = (name.clone(), name.clone(), node.uid.clone());
         KeyDecision::Send(
             ApiRequest::ListPodsOf { node },
@@ -164,26 +161,24 @@ impl Leaks {
             };
             live.insert(node.uid.clone());
             let known = before.remove(&node.name).unwrap_or_default();
-            let orphans: BTreeMap<(Addr, PodUid), Duration> = report
-                .orphans
-                .iter()
-                .filter(|held| {
-                    is_orphan(**held, &node.name, cx) && is_own(held.0, node, cx.allocations)
-                })
-                .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
+            let orphans = report.orphans.iter().filter(|orphan| {
+                is_orphan(**orphan, &node.name, cx) && cx.allocations.is_in_range_of(node, orphan.0)
+            });
+            let orphans: BTreeMap<Orphan, Duration> = orphans
+                .map(|orphan| (*orphan, known.get(orphan).copied().unwrap_or(now)))
                 .collect();
-            if let Some(asked) = cx.allocations.leak_candidates.get_mut(&node.uid) {
-                asked.retain(|held| report.orphans.binary_search(held).is_ok());
+            if let Some(candidates) = cx.allocations.leak_candidates.get_mut(&node.uid) {
+                candidates.retain(|orphan| report.orphans.binary_search(orphan).is_ok());
             }
             let named = named(subnet);
-            let asked = cx.allocations.leak_candidates.get(&node.uid);
-            let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
-            let due = |(held, since): (&(Addr, PodUid), &Duration)| {
-                (*since + grace <= now || named.contains(held)) && is_new(held)
+            let candidates = cx.allocations.leak_candidates.get(&node.uid);
+            let is_due = |(orphan, since): (&Orphan, &Duration)| {
+                let is_new = !candidates.is_some_and(|it| it.contains(orphan));
+                (*since + grace <= now || named.contains(orphan)) && is_new
             };
-            if orphans.iter().any(due) {
-                let looked_at = self.looked_at.get(&node.name);
-                let at = looked_at.map_or(now, |at| *at + LOOK_PAUSE);
+            if orphans.iter().any(is_due) {
+                let listed_at = self.listed_at.get(&node.name);
+                let at = listed_at.map_or(now, |at| *at + LIST_PAUSE);
                 self.queue.add_at(node.name.clone(), at);
             }
             if !orphans.is_empty() {
@@ -194,53 +189,42 @@ impl Leaks {
             .leak_candidates
             .retain(|uid, _| live.contains(uid));
         let since = &self.since;
-        self.looked_at.retain(|name, _| since.contains_key(name));
+        self.listed_at.retain(|name, _| since.contains_key(name));
         self.report_duplicates(cx);
     }
 
     /// Reports addresses that several pods reported in two scans in a row.
     fn report_duplicates(&mut self, cx: &mut Context) {
-        let before = std::mem::take(&mut self.doubled);
+        let before = std::mem::take(&mut self.duplicates);
         for addr in cx.cache.pods.doubled() {
-            let told = before.get(addr).copied();
-            if told == Some(false) {
-                let range = Cidr::host(*addr);
-                if let Some(pool) = cx.allocations.pools.of(&range) {
-                    let about = Regarding::new(ObjectKind::Pool, pool.name.clone(), &pool.uid);
-                    let note = format!(
-                        "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
-                    );
-                    cx.reports
-                        .push(EventRecord::warning(about, DUPLICATE_ADDRESS, note));
-                }
+            let is_reported = before.get(addr).copied();
+            if is_reported == Some(false)
+                && let Some(pool) = cx.allocations.pools.of(&Cidr::host(*addr))
+            {
+                let about = Regarding::new(ObjectKind::Pool, pool.name.clone(), &pool.uid);
+                let note = format!(
+                    "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
+                );
+                let report = EventRecord::warning(about, DUPLICATE_ADDRESS, note);
+                cx.reports.push(report);
             }
-            self.doubled.insert(*addr, told.is_some());
+            self.duplicates.insert(*addr, is_reported.is_some());
         }
     }
 }
 
 /// Returns the addresses that users asked to release without the grace period.
-fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
+fn named(subnet: &Subnet) -> BTreeSet<Orphan> {
     let named = subnet.requests.release.iter();
-    named
-        .map(|(addr, pod)| (*addr, PodUid::read(pod)))
-        .collect()
+    let named = named.map(|(addr, pod)| (*addr, PodUid::read(pod)));
+    named.collect()
 }
 
 /// Returns whether the address is an orphan: the UID is known, the pod with that UID is gone or has finished, and no
 /// pod reports the address.
-fn is_orphan((addr, uid): (Addr, PodUid), node: &NodeName, cx: &Context) -> bool {
+fn is_orphan((addr, uid): Orphan, node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
-}
-
-/// Returns whether the address lies in a range of the node.
-fn is_own(addr: Addr, node: &Node, allocations: &AllocationState) -> bool {
-    let mut blocks = allocations.blocks.of(&node.uid);
-    blocks.any(|entry| entry.cidr.contains_addr(addr))
-        || allocations
-            .pod_cidrs(node)
-            .any(|cidr| cidr.contains_addr(addr))
 }
 
 impl AllocationState {
@@ -253,16 +237,13 @@ impl AllocationState {
         let Some(report) = report else {
             return Vec::new();
         };
-        let asked = self.leak_candidates.get(uid).into_iter().flatten();
-        let still = |held: &&(Addr, PodUid)| report.orphans.binary_search(held).is_ok();
-        asked
-            .filter(still)
-            .take(AT_ONCE)
-            .map(|(addr, uid)| LeakCandidate {
-                address: addr.to_string(),
-                pod_uid: uid.to_string(),
-            })
-            .collect()
+        let all = self.leak_candidates.get(uid).into_iter().flatten();
+        let reported = all.filter(|orphan| report.orphans.binary_search(orphan).is_ok());
+        let candidates = reported.map(|(addr, uid)| LeakCandidate {
+            address: addr.to_string(),
+            pod_uid: uid.to_string(),
+        });
+        candidates.take(AT_ONCE).collect()
     }
 }
 
@@ -271,101 +252,74 @@ mod tests {
     use super::*;
     use crate::Now;
     use crate::cluster::cache::ClusterCache;
-    use crate::cluster::objects::Pod;
-    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use crate::fixtures::{NOW, cluster_of, in_step, list, pod, pool, rebuilt, subnet};
     use cadastre_daemon::watch::ObjectEvent;
 
-    /// Returns node `n`, whose agent reports an address of a pod that is gone.
-    fn with_an_orphan() -> (Addr, ClusterCache) {
-        let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
-        let mut told = subnet("n", &["10.0.0.16/28"], 0);
-        told.report.as_mut().unwrap().orphans = [(addr, PodUid::read("gone"))].into();
-        let mut cache = ClusterCache::default();
-        list(&mut cache.nodes, vec![node("n")]);
-        list(&mut cache.blocks, objects(&told));
-        list(&mut cache.subnets, vec![told]);
-        let asked = Duration::ZERO;
+    /// Returns an address of node `n` whose pod is gone.
+    fn orphan(n: u8) -> Orphan {
+        let addr = Addr::from(std::net::IpAddr::from([10, 0, 0, n]));
+        (addr, PodUid::read(&format!("gone {n}")))
+    }
+
+    /// Returns node `n`, whose agent reports an orphan.
+    fn with_an_orphan() -> (Subnet, ClusterCache) {
+        let mut subnet = subnet("n", &["10.0.0.16/28"], 0);
+        subnet.report.as_mut().unwrap().orphans = [orphan(17)].into();
+        let pools = vec![pool("p", "10.0.0.0/24")];
+        let mut cache = cluster_of(pools, vec![subnet.clone()]);
+        let asked = NOW.mono;
         cache.pods.change(ObjectEvent::Restarted { asked });
         cache.pods.change(ObjectEvent::Listed);
-        (addr, cache)
+        (subnet, cache)
     }
 
     #[test]
-    fn an_address_that_any_pod_reports_is_not_suspected() {
-        let (addr, mut cache) = with_an_orphan();
-        for reported in [false, true] {
-            if reported {
-                cache.pods.change(ObjectEvent::Applied(Pod {
-                    name: "default/other".into(),
-                    uid: "other".into(),
-                    version: 1,
-                    finished: false,
-                    mirror_of: None,
-                    addresses: [addr].into(),
-                }));
+    fn an_address_that_any_pod_reports_is_no_orphan() {
+        let (_, mut cache) = with_an_orphan();
+        for is_reported in [false, true] {
+            if is_reported {
+                let pod = pod(1, &["10.0.0.17"]);
+                cache.pods.change(ObjectEvent::Applied(pod));
             }
-            let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
-            let mut reports = Vec::new();
-            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
-            let looks = Leaks::default().next(&mut cx).is_some();
-            assert_eq!(looks, !reported);
+            let next = |cx: &mut Context| Leaks::default().next(cx);
+            let request = in_step(&cache, &mut rebuilt(&cache), NOW, next);
+            assert_eq!(request.is_some(), !is_reported);
         }
     }
 
     #[test]
-    fn what_a_look_did_not_prove_is_not_looked_at_again_at_once() {
+    fn pods_of_one_node_are_not_listed_again_at_once() {
         let (_, cache) = with_an_orphan();
-        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        let mut allocations = rebuilt(&cache);
         let mut leaks = Leaks::default();
-        let mut looks = |after: Duration| {
-            let mut reports = Vec::new();
-            let mut cx = Context::new(
-                &cache,
-                &mut allocations,
-                &mut reports,
-                Now {
-                    mono: NOW.mono + after,
-                    ..NOW
-                },
-            );
-            // A user asks for the scan each time, so only the pause between two lists can prevent the next list.
-            leaks.look_soon();
-            leaks.next(&mut cx).is_some()
+        let mut lists = |after: Duration| {
+            let mono = NOW.mono + after;
+            in_step(&cache, &mut allocations, Now { mono, ..NOW }, |cx| {
+                // A user asks for the scan each time, so only the pause between two lists can prevent the next list.
+                leaks.scan_soon();
+                leaks.next(cx).is_some()
+            })
         };
-        assert!(looks(Duration::ZERO));
-        assert!(!looks(Duration::from_millis(100)));
-        assert!(!looks(LOOK_PAUSE / 2));
-        assert!(looks(LOOK_PAUSE));
+        assert!(lists(Duration::ZERO));
+        assert!(!lists(Duration::from_millis(100)));
+        assert!(!lists(LIST_PAUSE / 2));
+        assert!(lists(LIST_PAUSE));
     }
 
     #[test]
-    fn what_a_live_node_no_longer_reports_is_forgotten() {
-        let held = |n: u8| {
-            let uid = format!("00000000-0000-0000-0000-0000000000{n:02x}");
-            (
-                Addr::from(std::net::IpAddr::from([10, 0, 0, n])),
-                PodUid::read(&uid),
-            )
-        };
-        let mut told = subnet("n", &["10.0.0.0/28"], 0);
-        let mut cache = ClusterCache::default();
-        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
-        list(&mut cache.nodes, vec![node("n")]);
-        list(&mut cache.blocks, objects(&told));
-        cache.pods.change(ObjectEvent::Listed);
-        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+    fn a_candidate_that_the_agent_no_longer_reports_is_forgotten() {
+        let (mut subnet, mut cache) = with_an_orphan();
+        let mut allocations = rebuilt(&cache);
         let mut leaks = Leaks::after(Duration::from_secs(60));
-        for n in 1..9 {
-            told.version += 1;
-            told.report.as_mut().unwrap().orphans = [held(n)].into();
-            list(&mut cache.subnets, vec![told.clone()]);
-            let asked = allocations.leak_candidates.entry("n".into()).or_default();
-            asked.insert(held(n));
-            let mut reports = Vec::new();
-            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
-            leaks.scan(&mut cx);
-            let asked: Vec<_> = allocations.leak_candidates["n"].iter().copied().collect();
-            assert_eq!(asked, [held(n)]);
+        for n in 17..25 {
+            subnet.version += 1;
+            subnet.report.as_mut().unwrap().orphans = [orphan(n)].into();
+            list(&mut cache.subnets, vec![subnet.clone()]);
+            let candidates = allocations.leak_candidates.entry("n".into());
+            candidates.or_default().insert(orphan(n));
+            in_step(&cache, &mut allocations, NOW, |cx| leaks.scan(cx));
+            let candidates = &allocations.leak_candidates["n"];
+            assert_eq!(candidates.iter().collect::<Vec<_>>(), [&orphan(n)]);
         }
     }
 }

@@ -22,7 +22,7 @@
 //! | [`pools`] | which ranges each pool may allocate now, and to which nodes |
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
-//! | [`figures`], [`totals`], [`conditions`], [`forecast`] | the parts of a pool's status |
+//! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | a work queue of keys with back-off; reports to be emitted as Kubernetes events |
 //! | [`failing_calls`] | calls to the API server that failed: when they may be repeated, how they are reported |
@@ -42,7 +42,7 @@ pub mod block;
 pub(crate) mod bootstrap;
 mod carve;
 pub mod cluster;
-pub mod conditions;
+mod conditions;
 mod context;
 pub mod default_pool;
 mod deleted_nodes;
@@ -51,6 +51,8 @@ pub mod events;
 pub mod failing_calls;
 pub mod fence;
 pub mod figures;
+#[cfg(test)]
+mod fixtures;
 pub mod forecast;
 mod in_flight;
 mod intents;

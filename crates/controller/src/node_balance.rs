@@ -41,7 +41,7 @@ pub(super) struct NodeBalance {
     count: Dual<usize>,
     wanted: u64,
     /// The part of `wanted` that the agent reports as demand
-    asked: u64,
+    demanded: u64,
 }
 
 impl NodeBalance {
@@ -58,18 +58,15 @@ impl NodeBalance {
     }
 
     pub(super) fn has_some(&self) -> bool {
-        Family::ALL
-            .into_iter()
-            .any(|family| *self.count.get(family) > 0)
+        self.count.iter().any(|(_, count)| *count > 0)
     }
 
     /// Returns how urgently the node needs the missing addresses.
     pub(super) fn need(&self, pool: &PoolState) -> NodeNeed {
-        let in_use = self.in_use.iter().map(|(_, in_use)| *in_use);
-        let in_use = in_use.max().unwrap_or(0);
-        if self.asked > 0 && !self.has_some() {
+        let in_use = self.in_use.v4.max(self.in_use.v6);
+        if self.demanded > 0 && !self.has_some() {
             NodeNeed::First
-        } else if self.asked > in_use.saturating_add(pool.reserve()) {
+        } else if self.demanded > in_use.saturating_add(pool.reserve()) {
             NodeNeed::Pods
         } else if in_use > 0 {
             NodeNeed::Reserve
@@ -89,14 +86,14 @@ pub(super) fn demand(report: Option<&AgentReport>, pool: &PoolName) -> u64 {
 
 /// Returns how many addresses of a block the node can use: the number that its agent reports, or a number computed from
 /// the block's size if the agent has not reported the block. Returns 0 if the agent has released the block.
-pub(super) fn keep_value(
+pub(super) fn usable_addresses(
     entry: &BlockEntry,
     report: Option<&AgentReport>,
     allocations: &AllocationState,
 ) -> u64 {
     match entry.report_for(report) {
-        Some(word) if word.released && !Mutation::ReleasedBlocksCounted.is_on() => 0,
-        Some(word) => word.busy().saturating_add(word.free),
+        Some(it) if it.released && !Mutation::ReleasedBlocksCounted.is_on() => 0,
+        Some(it) => it.busy().saturating_add(it.free),
         None => {
             let usable = allocations.usable(&entry.cidr, &entry.pool);
             let usable = u64::try_from(usable).unwrap_or(u64::MAX);
@@ -113,7 +110,7 @@ pub(super) fn add(sum: &mut u64, more: u64) {
 
 /// Returns how many addresses of a block its agent never assigns: network, gateway and broadcast address, unless the
 /// pool names a gateway. If these were counted as usable, a node would get too few small blocks for its demand at
-/// first, and the rest only in later rounds.
+/// first, and further ones only in later rounds.
 fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     let ranges = pool.and_then(|pool| match block.family() {
         Family::V4 => pool.node_view.ipv4.as_ref(),
@@ -138,33 +135,31 @@ pub(super) fn node_balance(
     report: Option<&AgentReport>,
     allocations: &AllocationState,
 ) -> NodeBalance {
-    let mut account = NodeBalance {
+    let mut balance = NodeBalance {
         capacity: Dual::default(),
         in_use: Dual::default(),
         count: Dual::default(),
         wanted,
-        asked: demand(report, pool),
+        demanded: demand(report, pool),
     };
-    let unseen =
+    let is_ignored =
         |entry: &BlockEntry| !entry.confirmed && Mutation::ProvisionalBlocksNotCounted.is_on();
     let counts = |entry: &&BlockEntry| {
-        !unseen(entry)
+        !is_ignored(entry)
             && entry.pool == *pool
             && !entry.is_leaving()
             && entry.recall != Some(Recall::Drain)
     };
     for entry in allocations.blocks.of(&node.uid).filter(counts) {
         let family = entry.cidr.family();
-        add(
-            account.capacity.get_mut(family),
-            keep_value(entry, report, allocations),
-        );
-        if let Some(word) = entry.report_for(report).filter(|word| !word.released) {
-            add(account.in_use.get_mut(family), word.busy());
+        let addresses = usable_addresses(entry, report, allocations);
+        add(balance.capacity.get_mut(family), addresses);
+        if let Some(reported) = entry.report_for(report).filter(|it| !it.released) {
+            add(balance.in_use.get_mut(family), reported.busy());
         }
-        *account.count.get_mut(family) += usize::from(!entry.is_released(report));
+        *balance.count.get_mut(family) += usize::from(!entry.is_released(report));
     }
-    account
+    balance
 }
 
 /// Returns whether a block must be recalled because the pool no longer selects the node, no longer covers the block, or
@@ -214,8 +209,7 @@ pub(super) fn recall_candidate(
     cx: &Context,
 ) -> Option<(u64, Cidr, NodeName, ObjectUid)> {
     let node = cx.cache.nodes.get(name).filter(|node| node.uid == *uid)?;
-    let report = report_of(node, cx.cache)?;
-    let report = Some(report);
+    let report = Some(report_of(node, cx.cache)?);
     let spare = |entry: &&BlockEntry| {
         entry.pool == pool.name && entry.confirmed && !entry.is_leaving() && entry.recall.is_none()
     };
@@ -225,25 +219,24 @@ pub(super) fn recall_candidate(
     let mut sums: Dual<(u64, u64, usize)> = Dual::default();
     for entry in entries() {
         let sum = sums.get_mut(entry.cidr.family());
-        add(&mut sum.0, keep_value(entry, report, cx.allocations));
+        add(&mut sum.0, usable_addresses(entry, report, cx.allocations));
         add(&mut sum.1, in_use(entry).unwrap_or(0));
         sum.2 += 1;
     }
-    let most_used = Family::ALL.into_iter().map(|family| sums.get(family).1);
-    let most_used = most_used.max().unwrap_or(0);
-    let asked = demand(report, &pool.name);
+    let most_used = sums.v4.1.max(sums.v6.1);
+    let demanded = demand(report, &pool.name);
     let wanted = match need {
         NodeNeed::First => 0,
-        NodeNeed::Pods if asked <= most_used.saturating_add(pool.reserve()) => 0,
-        _ => asked,
+        NodeNeed::Pods if demanded <= most_used.saturating_add(pool.reserve()) => 0,
+        _ => demanded,
     };
     let empty = entries().filter(|it| in_use(it) == Some(0) && !it.is_released(report));
     let best = empty.filter_map(|entry| {
         let (capacity, used, count) = *sums.get(entry.cidr.family());
-        let left = capacity.saturating_sub(keep_value(entry, report, cx.allocations));
+        let left = capacity.saturating_sub(usable_addresses(entry, report, cx.allocations));
         let last = count == 1 && !Mutation::LastBlockRecalled.is_on();
-        let gives = !last && left >= wanted.max(used);
-        gives.then(|| (capacity.saturating_sub(used), entry.cidr))
+        let is_spare = !last && left >= wanted.max(used);
+        is_spare.then(|| (capacity.saturating_sub(used), entry.cidr))
     });
     best.max()
         .map(|(free, cidr)| (free, cidr, name.clone(), uid.clone()))

@@ -4,11 +4,14 @@
 //! or was touched by a later leader. The request is sent only after the Lease names it.
 //!
 //! # Guarantees
-//! - A range is allocated to one node only: it is held in the ledger before the Lease names it, and the Lease names
-//!   it before the request is sent.
-//! - After an indeterminate write the range stays held, and only the same write is repeated, until a read shows
-//!   which podCIDRs the node has.
+//! - A range is allocated to one node only: the ledger records the holding before the Lease names the range, and the
+//!   Lease names the range before the request is sent.
+//! - After an indeterminate write the holding stays, and only the same write is repeated, until a read shows which
+//!   podCIDRs the node has.
 //! - An event reports why a node waits, once per reason.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,7 +34,7 @@ use crate::cluster::request::{
 };
 use cadastre_api::AllocationMode;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Addr, Cidr, Family, HoldingState, PoolExhausted};
+use cadastre_core::{Addr, Cidr, Family, HoldingState};
 
 /// State of the podCIDR loop.
 #[derive(Debug, Default)]
@@ -211,15 +214,11 @@ impl PodCidrs {
             return unserved(node, allocations);
         }
         let holder = allocations.holder(&node.name, &node.uid);
-        let strays = &allocations.unadopted;
-        let spoken_for = |range: &Cidr| -> Option<Addr> {
+        let unadopted = &allocations.unadopted;
+        let address_in_use = |range: &Cidr| -> Option<Addr> {
+            let of_pod = cache.pods.any_in_free(range);
             let of_node = || cache.node_addresses.within(range).next();
-            let of_agent = || strays.any_in(range);
-            let used = cache
-                .pods
-                .any_in_free(range)
-                .or_else(of_node)
-                .or_else(of_agent);
+            let used = of_pod.or_else(of_node).or_else(|| unadopted.any_in(range));
             used.filter(|_| !Mutation::UsedAddressesNotAvoided.is_on())
         };
         let mut notes = Vec::new();
@@ -235,55 +234,48 @@ impl PodCidrs {
             let Some(pool) = allocations.pools.get_mut(name) else {
                 continue;
             };
-            match allocations
-                .ledger
-                .carve(&mut pool.space, holder, spoken_for)
-            {
+            let ledger = &mut allocations.ledger;
+            let full = match ledger.carve(&mut pool.space, holder, address_in_use) {
                 Ok(holdings) => {
                     let ids = holdings.iter().filter_map(|(_, id)| *id);
                     let holdings = ids.filter_map(|id| allocations.ledger.get(id));
                     let cidrs = holdings.map(|holding| holding.cidr);
                     return write(cidrs, allocations, cache);
                 }
-                Err(full) if full.avoided > 0 => {
-                    // No watch event tells when the addresses in the last free blocks are no longer in use, so the node
-                    // is queued for a later look.
-                    self.queue
-                        .add_at(node.name.clone(), cx.now.mono + IN_USE_PAUSE);
-                    notes.push(exhausted_note(name, &full));
-                }
-                Err(full) => {
-                    let note = exhausted_note(name, &full);
-                    self.full.insert(name.clone(), note.clone());
-                    notes.push(note);
-                }
+                Err(full) => full,
+            };
+            let note = format!("pool \"{name}\": {full}");
+            if full.avoided > 0 {
+                // No watch event tells when the addresses in the last free blocks are no longer in use, so the node is
+                // queued for a later check.
+                let at = cx.now.mono + IN_USE_PAUSE;
+                self.queue.add_at(node.name.clone(), at);
+            } else {
+                self.full.insert(name.clone(), note.clone());
             }
+            notes.push(note);
         }
         PodCidrDecision::Wait(WaitReason::Full { pools: choices }, notes.join("; "))
     }
 
     /// Records that a node waits, and reports the reason by an event unless the note is empty.
     fn wait(&mut self, node: &Node, reason: WaitReason, note: String, cx: &mut Context) {
-        let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid);
-        let again = known.is_some_and(|w| w.reason == reason);
-        let told = !note.is_empty();
-        if told && !again {
-            cx.reports
-                .push(EventRecord::warning(Regarding::node(node), WAITING, note));
+        let before = self.waiting.get(&node.name);
+        let before = before.filter(|it| it.uid == node.uid);
+        let is_same = before.is_some_and(|it| it.reason == reason);
+        let lacking = before.filter(|it| it.reason != WaitReason::Unmanaged);
+        let waiting = Waiting {
+            uid: node.uid.clone(),
+            reason,
+            since: lacking.map_or(cx.now.mono, |it| it.since),
+            reported: !note.is_empty() || before.is_some_and(|it| it.reported),
+        };
+        if !note.is_empty() && !is_same {
+            let about = Regarding::node(node);
+            cx.reports.push(EventRecord::warning(about, WAITING, note));
         }
-        let told = told || known.is_some_and(|w| w.reported);
-        let lacking = known.filter(|w| w.reason != WaitReason::Unmanaged);
-        let since = lacking.map_or(cx.now.mono, |w| w.since);
-        self.recount |= !again;
-        self.waiting.insert(
-            node.name.clone(),
-            Waiting {
-                uid: node.uid.clone(),
-                reason,
-                since,
-                reported: told,
-            },
-        );
+        self.recount |= !is_same;
+        self.waiting.insert(node.name.clone(), waiting);
     }
 
     fn forget_waiting(&mut self, name: &NodeName) {
@@ -295,8 +287,8 @@ impl PodCidrs {
         std::mem::take(&mut self.recount)
     }
 
-    /// Returns whether the Node with this UID is gone, and forgets its requests then. Its holdings are in quarantine, and
-    /// no write for that UID can succeed any more.
+    /// Returns whether the Node with this UID is gone, and forgets its requests then. Its holdings are in quarantine,
+    /// and no write for that UID can succeed any more.
     fn is_over(&mut self, name: &NodeName, uid: &ObjectUid, cx: &Context) -> bool {
         let gone = cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
@@ -314,22 +306,16 @@ impl PodCidrs {
         if waiting.uid == node.uid && waiting.reported {
             let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
             let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
-            reports.push(EventRecord::info(
-                Regarding::node(node),
-                POD_CIDR_ALLOCATED,
-                note,
-            ));
+            let about = Regarding::node(node);
+            reports.push(EventRecord::info(about, POD_CIDR_ALLOCATED, note));
         }
     }
 
     /// Removes all records of a Node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.requests.forget(&node.uid);
-        if self
-            .waiting
-            .get(&node.name)
-            .is_some_and(|w| w.uid == node.uid)
-        {
+        let waiting = self.waiting.get(&node.name);
+        if waiting.is_some_and(|it| it.uid == node.uid) {
             self.waiting.remove(&node.name);
         }
     }
@@ -369,11 +355,8 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
         RequestOutcome::Node(node) if node.uid == *uid => {}
         RequestOutcome::Rejected(Rejection::Guard(_)) => {}
         RequestOutcome::Rejected(_) => {
-            let holdings = allocations.holdings_of(uid);
-            if !holdings
-                .iter()
-                .any(|(_, _, state)| *state == HoldingState::Indeterminate)
-            {
+            let mut holdings = allocations.holdings_of(uid).into_iter();
+            if holdings.all(|(_, _, state)| state != HoldingState::Indeterminate) {
                 // The write had no effect, so the Lease need not name it until it is sent again. So a write that keeps
                 // being rejected takes no room in the Lease from others.
                 allocations.intents.settled(uid);
@@ -384,9 +367,8 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
                 if Mutation::IndeterminateAllocationFreed.is_on() {
                     allocations.ledger.release(id);
                 } else if state == HoldingState::InFlight {
-                    allocations
-                        .ledger
-                        .set_state(id, HoldingState::Indeterminate);
+                    let state = HoldingState::Indeterminate;
+                    allocations.ledger.set_state(id, state);
                 }
             }
             if Mutation::NameRemovedWhileIndeterminate.is_on() {
@@ -440,226 +422,49 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;
+    let is_available = |range: &Cidr| pool.space.covers(range) && !pool.space.is_blocked(range);
+    let mut pairs = ranges.windows(2);
     let fits = pool.allocation_mode == AllocationMode::NodeCIDR
         && pool.is_serving()
-        && pool.selector.matches(&node.labels)
+        && pool.selects(node)
         && pool.space.families().count() == ranges.len()
-        && ranges
-            .iter()
-            .all(|range| pool.space.covers(range) && !pool.space.is_blocked(range))
-        && ranges
-            .windows(2)
-            .all(|pair| pair[0].family() != pair[1].family());
+        && ranges.iter().all(is_available)
+        && pairs.all(|pair| pair[0].family() != pair[1].family());
     // Another node may have had the same addresses through a foreign allocator, so other holdings may overlap these
     // ranges. The ranges are returned only if all these holdings are quarantines of this machine under this name.
-    let own = |holder| {
-        let key = allocations
-            .node_of(holder)
-            .filter(|(name, _)| *name == node.name);
-        key.and_then(|key| allocations.quarantined.get(key))
-            .is_some_and(|rest| rest.machine.same(&node.machine))
+    let is_own = |holder| {
+        let key = allocations.node_of(holder);
+        let key = key.filter(|(name, _)| *name == node.name);
+        let quarantined = key.and_then(|key| allocations.quarantined.get(key));
+        quarantined.is_some_and(|it| it.machine.same(&node.machine))
     };
-    let alone = |range: &Cidr| {
-        allocations
-            .ledger
-            .overlapping(range)
-            .all(|(_, holding)| own(holding.holder))
+    let is_alone = |range: &Cidr| {
+        let mut holdings = allocations.ledger.overlapping(range);
+        holdings.all(|(_, it)| is_own(it.holder)) || Mutation::ReturnedRangesShared.is_on()
     };
-    let alone = |range: &Cidr| alone(range) || Mutation::ReturnedRangesShared.is_on();
-    if !fits || !ranges.iter().all(alone) {
+    if !fits || !ranges.iter().all(is_alone) {
         return None;
     }
     let holder = allocations.holder(&node.name, &node.uid);
     for range in &ranges {
-        allocations
-            .ledger
-            .record(holder, *range, HoldingState::InFlight);
+        let state = HoldingState::InFlight;
+        allocations.ledger.record(holder, *range, state);
     }
     Some(ranges)
 }
 
-fn exhausted_note(pool: &PoolName, full: &PoolExhausted) -> String {
-    format!("pool \"{pool}\": {full}")
-}
-
 fn unserved(node: &Node, allocations: &AllocationState) -> PodCidrDecision {
-    let barred: Vec<_> = allocations
-        .pools
-        .not_serving(AllocationMode::NodeCIDR, node)
-        .collect();
+    let mode = AllocationMode::NodeCIDR;
+    let barred: Vec<_> = allocations.pools.not_serving(mode, node).collect();
     if barred.is_empty() {
         return PodCidrDecision::Wait(WaitReason::Unmanaged, String::new());
     }
     let pools = barred.iter().map(|state| state.name.clone()).collect();
     // A pool that is about to allocate is no problem, so no event mentions it.
-    let lasting = barred
-        .iter()
-        .filter(|state| state.phase != PoolPhase::Starting);
-    let notes: Vec<String> = lasting
+    let others = barred.iter();
+    let others = others.filter(|state| state.phase != PoolPhase::Starting);
+    let notes: Vec<String> = others
         .map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.phase))
         .collect();
     PodCidrDecision::Wait(WaitReason::Barred { pools }, notes.join("; "))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cluster::objects::{MachineIdentity, Pod, ServiceRange};
-    use crate::demand::tests::{NOW, list, node, pool};
-    use cadastre_daemon::watch::ObjectEvent;
-
-    fn range(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
-    }
-
-    /// Builds a cluster with these nodes and a pool in mode NodeCIDR, which allocates /28 ranges.
-    fn cache(cidr: &str, nodes: Vec<Node>) -> ClusterCache {
-        let mut cache = ClusterCache::default();
-        let mut pool = pool("p", cidr);
-        pool.spec.as_mut().unwrap().allocation_mode = AllocationMode::NodeCIDR;
-        list(&mut cache.pools, vec![pool]);
-        list(&mut cache.nodes, nodes);
-        cache
-    }
-
-    /// Returns the ranges that the node gets, or `None` if it gets none now.
-    fn allocated(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
-        loops.queue.add(name.into());
-        let (request, _) = loops.next_urgent(cx, false)?;
-        let ApiRequest::AssignPodCidrs(assignment) = request else {
-            panic!("{request:?}");
-        };
-        assert_eq!(&*assignment.name, name);
-        Some(assignment.cidrs)
-    }
-
-    #[test]
-    fn a_range_stays_taken_after_a_write_of_unclear_outcome() {
-        let cache = cache("10.0.0.0/28", vec![node("a"), node("b")]);
-        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
-        let mut loops = PodCidrs::default();
-        let mut reports = Vec::new();
-        let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
-        assert!(allocated("a", &mut loops, &mut cx).is_some());
-        let (name, uid) = ("a".into(), "a".into());
-        let (purpose, unclear) = (
-            Purpose::Assign { name, uid },
-            RequestOutcome::Indeterminate("no answer".to_owned()),
-        );
-        loops.answered(&RequestAnswer::to_write(&purpose, &unclear), &mut cx);
-        let read = loops
-            .next_urgent(&mut cx, false)
-            .map(|(request, _)| request);
-        assert!(matches!(read, Some(ApiRequest::Read(ObjectKind::Node, name)) if &*name == "a"));
-        assert_eq!(allocated("b", &mut loops, &mut cx), None);
-        assert_eq!(cx.allocations.indeterminate(), 1);
-    }
-
-    #[test]
-    fn a_range_with_an_address_in_use_is_not_dealt() {
-        let mut cache = cache("10.0.0.0/27", vec![node("a")]);
-        let address = range("10.0.0.20/32").first();
-        cache.pods.change(ObjectEvent::Applied(Pod {
-            name: "default/p".into(),
-            uid: "p".into(),
-            version: 1,
-            finished: false,
-            mirror_of: None,
-            addresses: [address].into(),
-        }));
-        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
-        let mut reports = Vec::new();
-        let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
-        let cidrs = allocated("a", &mut PodCidrs::default(), &mut cx);
-        assert_eq!(cidrs, Some(vec![range("10.0.0.0/28")]));
-    }
-
-    #[test]
-    fn a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them() {
-        let machine = |uid: &str, ranges: &[&str]| Node {
-            uid: uid.into(),
-            pod_cidrs: ranges.iter().map(|text| range(text)).collect(),
-            machine: MachineIdentity {
-                provider_id: None,
-                machine_id: Some("m".into()),
-            },
-            ..node("a")
-        };
-        let had = "10.0.0.0/28";
-        for (theirs, gets) in [("10.1.0.0/28", had), (had, "10.0.0.16/28")] {
-            let other = Node {
-                pod_cidrs: [range(theirs)].into(),
-                ..node("x")
-            };
-            let cache = cache("10.0.0.0/27", vec![machine("new", &[]), other]);
-            let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
-            let old = machine("old", &[had]);
-            allocations.sync(&old, None);
-            allocations.quarantine(&old, NOW);
-            let mut reports = Vec::new();
-            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
-            let cidrs = allocated("a", &mut PodCidrs::default(), &mut cx);
-            assert_eq!(cidrs, Some(vec![range(gets)]), "beside {theirs}");
-        }
-    }
-
-    #[test]
-    fn the_first_podcidr_is_of_the_clusters_first_family() {
-        let both = |order: [&str; 2]| Node {
-            pod_cidrs: order.iter().map(|text| range(text)).collect(),
-            ..node("z")
-        };
-        let services = |cidrs: &[&str]| ServiceRange {
-            name: "kubernetes".into(),
-            uid: "s".into(),
-            version: 1,
-            cidrs: cidrs.iter().map(|text| range(text)).collect(),
-        };
-        let (v4, v6) = ("10.9.0.0/28", "fd00:9::/124");
-        for (flag, found, before, first) in [
-            (None, None, None, Family::V4),
-            (Some("fd00:1::/112"), None, None, Family::V6),
-            (
-                Some("10.8.0.0/16"),
-                Some(["fd00:1::/112", "10.8.0.0/16"]),
-                None,
-                Family::V6,
-            ),
-            (
-                None,
-                Some(["10.8.0.0/16", "fd00:1::/112"]),
-                Some([v6, v4]),
-                Family::V4,
-            ),
-            (None, None, Some([v6, v4]), Family::V6),
-        ] {
-            let nodes = before.map(both).into_iter().chain([node("a")]);
-            let mut cache = cache("10.0.0.0/24", nodes.collect());
-            let mut dual = pool("p", "10.0.0.0/24");
-            dual.version = 2;
-            let spec = dual.spec.as_mut().unwrap();
-            spec.allocation_mode = AllocationMode::NodeCIDR;
-            spec.ipv6 = Some(cadastre_api::IPv6Ranges {
-                cidrs: vec!["fd00::/64".to_owned()],
-                block_size: Some(124),
-                gateway: None,
-            });
-            list(&mut cache.pools, vec![dual]);
-            list(
-                &mut cache.services,
-                found.map(|it| services(&it)).into_iter().collect(),
-            );
-            let flags: Vec<Cidr> = flag.map(range).into_iter().collect();
-            let (mut allocations, _) = AllocationState::rebuild(&cache, &flags, NOW);
-            let mut reports = Vec::new();
-            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
-            let cidrs = allocated("a", &mut PodCidrs::default(), &mut cx).unwrap();
-            let families: Vec<Family> = cidrs.iter().map(Cidr::family).collect();
-            assert_eq!(
-                (families.len(), families[0]),
-                (2, first),
-                "{flag:?} {found:?} {before:?}"
-            );
-        }
-    }
 }

@@ -1,14 +1,14 @@
 //! The pool loop: finalizer, conditions and counts of every IPPool.
 //!
 //! A pool allocates only once it has its finalizer. The finalizer is removed only if the pool has no blocks any more,
-//! and another pool keeps all other held ranges in it (allocated, in flight, indeterminate or in quarantine). Counts
-//! are computed from the ledger each time. A status is written if it has changed, at most once in [`STATUS_PAUSE`] per
-//! pool. An event is emitted only if a condition has changed; a restart of the controller is no change.
+//! and another pool guards all other ranges in it that are not free (see [`may_go`]). Counts are computed from the
+//! ledger each time. A status is written if it has changed, at most once in [`STATUS_PAUSE`] per pool. An event is
+//! emitted only if a condition has changed; a restart of the controller is no change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::conditions::{PoolCounts, REPORTED, event_reason, status};
+use super::conditions::{PoolCounts, problem_types, status};
 use super::failing_calls::ObjectCall;
 use super::figures::may_go;
 use super::in_flight::InFlight;
@@ -176,12 +176,12 @@ impl PoolLoop {
             return KeyDecision::Later(at);
         }
         let of = |family| self.totals.get(&(name.clone(), family)).copied();
-        let counted = PoolCounts {
+        let counts = PoolCounts {
             waiting: self.waiting.get(&name).copied().unwrap_or(0),
             selects_none: state.selects_none(cx.cache),
             totals: Dual::from_fn(|family| of(family).unwrap_or_default()),
         };
-        let status = status(pool, state, counted, cx.allocations, cx.now);
+        let status = status(pool, state, counts, cx.allocations, cx.now);
         if pool.status.as_ref() == Some(&status) {
             return KeyDecision::Done;
         }
@@ -197,9 +197,9 @@ impl PoolLoop {
         for pool in pools {
             let pool = pool.as_ref();
             for condition in pool.status.iter().flat_map(|status| &status.conditions) {
-                if let Some(kind) = REPORTED.iter().find(|kind| **kind == condition.type_) {
+                if let Some(kind) = problem_types().find(|it| it.name == condition.type_) {
                     let state = (condition.status.clone(), condition.reason.clone());
-                    self.reported.insert((pool.uid.clone(), kind), state);
+                    self.reported.insert((pool.uid.clone(), kind.name), state);
                 }
             }
         }
@@ -225,24 +225,23 @@ impl PoolLoop {
         status: &IPPoolStatus,
         reports: &mut Vec<EventRecord>,
     ) {
-        for kind in REPORTED {
-            let Some(condition) = status.conditions.iter().find(|c| c.type_ == *kind) else {
+        for kind in problem_types() {
+            let mut conditions = status.conditions.iter();
+            let Some(condition) = conditions.find(|it| it.type_ == kind.name) else {
                 continue;
             };
-            let key = (pool.uid.clone(), *kind);
             let state = (condition.status.clone(), condition.reason.clone());
+            let key = (pool.uid.clone(), kind.name);
             let before = self.reported.insert(key, state.clone());
-            let bad = condition.status == "True";
-            let was_bad = before.as_ref().is_some_and(|(status, _)| status == "True");
-            if before.as_ref() == Some(&state) || !(bad || was_bad) {
+            let is_true = condition.status == "True";
+            let was_true = before.as_ref().is_some_and(|(status, _)| status == "True");
+            if before.as_ref() == Some(&state) || !(is_true || was_true) {
                 continue;
             }
-            let about = Regarding::new(ObjectKind::Pool, pool.name.clone(), &pool.uid);
-            let reason = event_reason(kind, bad);
             reports.push(EventRecord {
-                about,
-                warning: bad,
-                reason,
+                about: Regarding::new(ObjectKind::Pool, pool.name.clone(), &pool.uid),
+                warning: is_true,
+                reason: kind.events[usize::from(!is_true)],
                 note: condition.message.clone(),
             });
         }
@@ -252,117 +251,100 @@ impl PoolLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Now;
-    use crate::allocations::AllocationState;
     use crate::cluster::cache::ClusterCache;
-    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use crate::cluster::objects::Node;
+    use crate::fixtures::{
+        NOW, at, cluster, cluster_of, in_step, node, node_with, pool, pool_with, rebuilt, subnet,
+    };
+    use cadastre_api::AllocationMode;
     use cadastre_daemon::watch::ObjectEvent;
 
     #[test]
-    fn of_two_pools_over_a_range_in_use_only_one_goes_at_a_time() {
-        let mut cache = ClusterCache::default();
-        let going = |name: &str, created: i64, deleting: bool| {
-            let mut pool = pool(name, "10.0.0.0/24");
-            (pool.created, pool.deleting) = (created, deleting);
-            pool.version = 1 + u64::from(deleting);
-            pool.spec.as_mut().unwrap().allocation_mode = cadastre_api::AllocationMode::NodeCIDR;
-            pool
+    fn of_two_pools_over_a_range_in_use_only_one_loses_its_finalizer_at_a_time() {
+        let pool = |name: &str, created: i64, deleting: bool| Pool {
+            created,
+            deleting,
+            version: 1 + u64::from(deleting),
+            ..pool_with(name, "10.0.0.0/24", |spec| {
+                spec.allocation_mode = AllocationMode::NodeCIDR;
+            })
         };
-        let held = crate::cluster::objects::Node {
-            pod_cidrs: [cadastre_core::Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
-            ..node("n")
-        };
-        list(&mut cache.nodes, vec![held]);
-        list(
-            &mut cache.pools,
-            vec![going("p", 0, true), going("q", 1, false)],
-        );
-        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+        let all = vec![pool("p", 0, true), pool("q", 1, false)];
+        let mut cache = cluster(all, vec![node_with("n", &["10.0.0.0/28"])]);
+        let mut allocations = rebuilt(&cache);
         allocations.intents = crate::intents::IntentBook::of_leader(true);
         let mut pools = PoolLoop::default();
-        let mut dropped = |pools: &mut PoolLoop, cache: &ClusterCache, second| -> Vec<PoolName> {
+        let mut released = |pools: &mut PoolLoop, cache: &ClusterCache, second| -> Vec<PoolName> {
             pools.mark();
-            let mono = Duration::from_secs(second);
-            allocations.pools.evaluate(cache, &[], mono);
-            let mut reports = Vec::new();
-            let mut cx = Context::new(cache, &mut allocations, &mut reports, Now { mono, ..NOW });
+            let now = at(second);
+            allocations.pools.evaluate(cache, &[], now.mono);
             let mut names = Vec::new();
-            while let Some((request, _)) = pools.next(&mut cx) {
-                match request {
-                    ApiRequest::SetPoolFinalizers(pool, _) => names.push((*pool.name).into()),
-                    ApiRequest::SetPoolStatus(pool, _) => {
-                        let name: PoolName = (*pool.name).into();
-                        pools.requests.forget(&name);
-                        pools.written_at.insert(name, mono);
+            in_step(cache, &mut allocations, now, |cx| {
+                while let Some((request, _)) = pools.next(cx) {
+                    match request {
+                        ApiRequest::SetPoolFinalizers(pool, _) => names.push((*pool.name).into()),
+                        ApiRequest::SetPoolStatus(pool, _) => {
+                            let name: PoolName = (*pool.name).into();
+                            pools.requests.forget(&name);
+                            pools.written_at.insert(name, now.mono);
+                        }
+                        other => panic!("{other:?}"),
                     }
-                    other => panic!("{other:?}"),
                 }
-            }
+            });
             names
         };
-        assert_eq!(dropped(&mut pools, &cache, 0), ["p".into()], "q keeps it");
-        cache
-            .pools
-            .change(ObjectEvent::Applied(going("q", 1, true)));
+        assert_eq!(released(&mut pools, &cache, 0), ["p".into()], "q keeps it");
+        let change = ObjectEvent::Applied(pool("q", 1, true));
+        cache.pools.change(change);
         let none: [PoolName; 0] = [];
-        assert_eq!(dropped(&mut pools, &cache, 10), none, "who knows of p");
+        let unknown = "the outcome for p is unknown";
+        assert_eq!(released(&mut pools, &cache, 10), none, "{unknown}");
         let gone = RequestAnswer::to_write(&Purpose::DefaultPool, &RequestOutcome::Gone);
         pools.requests.answered(&"p".into(), &gone);
-        cache
-            .pools
-            .change(ObjectEvent::Deleted(going("p", 0, true)));
-        assert_eq!(dropped(&mut pools, &cache, 20), none, "it keeps it now");
+        let deletion = ObjectEvent::Deleted(pool("p", 0, true));
+        cache.pools.change(deletion);
+        assert_eq!(released(&mut pools, &cache, 20), none, "q keeps it now");
     }
 
     #[test]
-    fn a_pool_that_selects_no_node_says_so_and_is_ready() {
-        let ready = |label: &str, nodes: Vec<crate::cluster::objects::Node>| {
-            let mut cache = ClusterCache::default();
-            let mut chosen = pool("p", "10.0.0.0/24");
+    fn a_pool_that_selects_no_node_is_ready_and_says_so() {
+        let ready = |label: &str, nodes: Vec<Node>| {
             let selector = serde_json::json!({"matchLabels": {"class": label}});
-            chosen.spec.as_mut().unwrap().node_selector = serde_json::from_value(selector).unwrap();
-            list(&mut cache.pools, vec![chosen]);
-            list(&mut cache.nodes, nodes);
-            let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+            let pool = pool_with("p", "10.0.0.0/24", |spec| {
+                spec.node_selector = serde_json::from_value(selector).unwrap();
+            });
+            let cache = cluster(vec![pool], nodes);
             let mut pools = PoolLoop::default();
             pools.mark();
-            let mut reports = Vec::new();
-            let mut cx = Context::new(&cache, &mut allocations, &mut reports, NOW);
-            let (request, _) = pools.next(&mut cx).unwrap();
+            let next = |cx: &mut Context| pools.next(cx).unwrap();
+            let (request, _) = in_step(&cache, &mut rebuilt(&cache), NOW, next);
             let ApiRequest::SetPoolStatus(_, status) = request else {
                 panic!("{request:?}");
             };
             let ready = status.conditions.into_iter().find(|it| it.type_ == "Ready");
             ready.map(|it| (it.status, it.reason)).unwrap()
         };
-        let told = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
-        let of_class = || crate::cluster::objects::Node {
+        let is_true = |reason: &str| ("True".to_owned(), reason.to_owned());
+        let of_class = || Node {
             labels: [("class".into(), "a".into())].into(),
             ..node("n")
         };
-        assert_eq!(ready("a", vec![of_class()]), told("True", "Serving"));
-        assert_eq!(ready("b", vec![of_class()]), told("True", "SelectsNoNode"));
-        assert_eq!(ready("b", Vec::new()), told("True", "Serving"));
+        assert_eq!(ready("a", vec![of_class()]), is_true("Serving"));
+        assert_eq!(ready("b", vec![of_class()]), is_true("SelectsNoNode"));
+        assert_eq!(ready("b", Vec::new()), is_true("Serving"));
     }
 
     #[test]
-    fn what_changes_right_after_a_count_is_counted_later() {
-        let mut told = subnet("n", &["10.0.0.16/28"], 0);
-        let mut cache = ClusterCache::default();
-        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
-        list(&mut cache.nodes, vec![node("n")]);
-        list(&mut cache.blocks, objects(&told));
-        list(&mut cache.subnets, vec![told.clone()]);
-        let (mut allocations, _) = AllocationState::rebuild(&cache, &[], NOW);
+    fn a_change_right_after_a_count_is_counted_later() {
+        let mut changed = subnet("n", &["10.0.0.16/28"], 0);
+        let pools = vec![pool("p", "10.0.0.0/24")];
+        let mut cache = cluster_of(pools, vec![changed.clone()]);
+        let mut allocations = rebuilt(&cache);
         let mut pools = PoolLoop::default();
         let mut used = |pools: &mut PoolLoop, cache: &mut ClusterCache, second: u64| {
-            let mut reports = Vec::new();
-            let now = Now {
-                mono: Duration::from_secs(second),
-                ..NOW
-            };
-            let mut cx = Context::new(cache, &mut allocations, &mut reports, now);
-            let (request, purpose) = pools.next(&mut cx)?;
+            let next = |cx: &mut Context| pools.next(cx);
+            let (request, purpose) = in_step(cache, &mut allocations, at(second), next)?;
             let ApiRequest::SetPoolStatus(_, status) = request else {
                 panic!("{request:?} for {purpose:?}");
             };
@@ -372,17 +354,15 @@ mod tests {
             let outcome = RequestOutcome::Pool(pool.clone());
             cache.pools.change(ObjectEvent::Applied(pool));
             let answer = RequestAnswer::to_write(&purpose, &outcome);
-            pools.answered(
-                &answer,
-                &mut Context::new(cache, &mut allocations, &mut reports, now),
-            );
+            let answered = |cx: &mut Context| pools.answered(&answer, cx);
+            in_step(cache, &mut allocations, at(second), answered);
             Some(used)
         };
         pools.mark();
         assert_eq!(used(&mut pools, &mut cache, 0).as_deref(), Some("0"));
-        told.version += 1;
-        told.report.as_mut().unwrap().blocks[0].used = 5;
-        cache.subnets.change(ObjectEvent::Applied(told));
+        changed.version += 1;
+        changed.report.as_mut().unwrap().blocks[0].used = 5;
+        cache.subnets.change(ObjectEvent::Applied(changed));
         pools.mark();
         assert_eq!(used(&mut pools, &mut cache, 2), None);
         let due = pools.load().next_at.unwrap();

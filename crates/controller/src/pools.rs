@@ -162,7 +162,7 @@ pub struct PoolStates {
     states: BTreeMap<PoolName, PoolState>,
     /// Names of all pools, oldest first. NodeCIDR pools that are being deleted come last.
     by_age: Vec<PoolName>,
-    /// Finds pools by range; gives each as its position in `by_age`.
+    /// Finds the positions in `by_age` of the pools over a range
     index: PoolRangeIndex,
     /// Names of the pools that allocate, best first. Pools of equal rank are ordered by name, not by their free room.
     by_rank: Vec<PoolName>,
@@ -180,27 +180,20 @@ impl PoolStates {
     /// Evaluates all pools from the cache again; only cursors and pauses are kept.
     pub(crate) fn evaluate(&mut self, cache: &ClusterCache, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
-        let mut seen: Vec<&Pool> = cache.pools.iter().map(AsRef::as_ref).collect();
+        let mut pools_by_age: Vec<&Pool> = cache.pools.iter().map(AsRef::as_ref).collect();
         // podCIDRs remain when their pool is gone, so a NodeCIDR pool that is being deleted must not keep a newer pool
         // from allocating.
-        let leaves = |it: &Pool| {
-            let gives = |spec: &IPPoolSpec| spec.allocation_mode == AllocationMode::NodeCIDR;
-            it.deleting && it.spec.as_ref().is_ok_and(gives)
+        let is_last = |it: &Pool| {
+            let is_node_cidr = |spec: &IPPoolSpec| spec.allocation_mode == AllocationMode::NodeCIDR;
+            it.deleting && it.spec.as_ref().is_ok_and(is_node_cidr)
         };
-        let age = |it: &Pool| (leaves(it), it.created, it.name.clone());
-        seen.sort_by_cached_key(|it| age(it));
-        let services: Vec<Cidr> = cache
-            .services
-            .iter()
-            .flat_map(|s| s.cidrs.iter())
-            .chain(flag_services)
-            .copied()
-            .collect();
+        pools_by_age.sort_by_cached_key(|it| (is_last(it), it.created, it.name.clone()));
+        let services = cache.services.iter().flat_map(|it| &it.cidrs);
+        let services: Vec<Cidr> = services.chain(flag_services).copied().collect();
         let mut older = Older::default();
-        for pool in &seen {
-            let kept = previous
-                .remove(&pool.name)
-                .filter(|state| state.uid == pool.uid);
+        for pool in &pools_by_age {
+            let kept = previous.remove(&pool.name);
+            let kept = kept.filter(|state| state.uid == pool.uid);
             let state = evaluate_pool(pool, kept, &services, cache, &mut older, now);
             self.states.insert(pool.name.clone(), state);
         }
@@ -208,7 +201,7 @@ impl PoolStates {
         let first = kubernetes.and_then(|it| it.cidrs.first());
         let first = first.or(flag_services.first()).or(services.first());
         self.service_family = first.map(Cidr::family);
-        self.by_age = seen.iter().map(|pool| pool.name.clone()).collect();
+        self.by_age = pools_by_age.iter().map(|pool| pool.name.clone()).collect();
         let places = self.by_age.iter().enumerate();
         self.index = PoolRangeIndex::new(places.flat_map(|(place, name)| {
             let space = self.states.get(name).map(|state| &state.space);
@@ -218,16 +211,13 @@ impl PoolStates {
             });
             ranges.map(move |range| (place, range))
         }));
-        let mut rank: Vec<&PoolState> = self
-            .states
-            .values()
-            .filter(|state| state.is_serving())
-            .collect();
+        let serving = self.states.values().filter(|state| state.is_serving());
+        let mut rank: Vec<&PoolState> = serving.collect();
         rank.sort_by(|a, b| b.rank().cmp(&a.rank()).then_with(|| a.name.cmp(&b.name)));
         self.by_rank = rank.into_iter().map(|state| state.name.clone()).collect();
-        let told = self.states.values().map(|state| &state.node_view);
-        let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
-        let ranges = sides.flat_map(|side| &side.cidrs);
+        let views = self.states.values().map(|state| &state.node_view);
+        let ranges = views.flat_map(|view| view.ipv4.iter().chain(&view.ipv6));
+        let ranges = ranges.flat_map(|ranges| &ranges.cidrs);
         let ranges = Cidr::merged(ranges.filter_map(|text| Cidr::parse_strict(text).ok()));
         let texts = ranges.iter().map(ToString::to_string);
         self.pod_ranges = texts.take(MOST_POD_RANGES).collect();
@@ -407,25 +397,23 @@ impl PoolStates {
             !state.is_serving()
                 && state.allocation_mode == allocate
                 && !matches!(state.phase, PoolPhase::Invalid(_))
-                && state.selector.matches(&node.labels)
+                && state.selects(node)
         })
     }
 
     /// Pauses every pool that shares an address with the range, until the monotonic time `until`.
     pub fn pause(&mut self, range: &Cidr, until: Duration) {
-        for state in self.states.values_mut().filter(|state| {
-            state.space.touches(range) && !Mutation::ForeignAllocatorIgnored.is_on()
-        }) {
-            state.paused_until = Some(until);
+        for state in self.states.values_mut() {
+            if state.space.touches(range) && !Mutation::ForeignAllocatorIgnored.is_on() {
+                state.paused_until = Some(until);
+            }
         }
     }
 
     /// Returns the monotonic time at which the first pause ends; the pools have to be evaluated then.
     pub fn next_at(&self) -> Option<Duration> {
-        self.states
-            .values()
-            .filter_map(|state| state.paused_until)
-            .min()
+        let pauses = self.states.values();
+        pauses.filter_map(|state| state.paused_until).min()
     }
 }
 
@@ -437,11 +425,7 @@ impl PoolState {
 
     /// Returns the families of the pool's ranges.
     pub fn families(&self) -> Dual<bool> {
-        let mut families = Dual::default();
-        for family in self.space.families() {
-            *families.get_mut(family) = true;
-        }
-        families
+        Dual::from_fn(|family| self.space.block_len(family).is_some())
     }
 
     /// Converts to a candidate for the choice of the pools that a node may use. Pools with `assignment: Manual` count
@@ -465,11 +449,9 @@ impl PoolState {
 
     /// Returns the number of free blocks, in the family that has fewer.
     fn room(&self, ledger: &RangeLedger) -> u128 {
-        self.space
-            .families()
-            .map(|family| ledger.block_counts(&self.space, family).free)
-            .min()
-            .unwrap_or(0)
+        let families = self.space.families();
+        let free = families.map(|family| ledger.block_counts(&self.space, family).free);
+        free.min().unwrap_or(0)
     }
 }
 
@@ -484,20 +466,29 @@ fn whole(node: &Node) -> Requester<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demand::tests::{list, pool};
+    use crate::fixtures::{cidr, cluster, node, pool, pool_with};
+
+    /// Evaluates these pools.
+    fn evaluated(pools: Vec<Pool>) -> PoolStates {
+        let mut states = PoolStates::default();
+        states.evaluate(&cluster(pools, Vec::new()), &[], Duration::ZERO);
+        states
+    }
+
+    fn serves(pools: &PoolStates, name: &str) -> bool {
+        pools.get(name).unwrap().is_serving()
+    }
 
     #[test]
-    fn a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range() {
-        let mut cache = ClusterCache::default();
-        list(&mut cache.pools, vec![pool("p", "10.0.0.0/24")]);
+    fn a_pool_pauses_for_a_while_if_a_foreign_allocator_writes_in_its_range() {
+        let cache = cluster(vec![pool("p", "10.0.0.0/24")], Vec::new());
         let mut pools = PoolStates::default();
-        let foreign = Cidr::parse_strict("10.0.0.16/28").unwrap();
         let seconds = Duration::from_secs;
         pools.evaluate(&cache, &[], seconds(0));
-        pools.pause(&foreign, seconds(60));
-        for (now, serves) in [(1, false), (61, true)] {
+        pools.pause(&cidr("10.0.0.16/28"), seconds(60));
+        for (now, is_serving) in [(1, false), (61, true)] {
             pools.evaluate(&cache, &[], seconds(now));
-            assert_eq!(pools.get("p").unwrap().is_serving(), serves, "at {now} s");
+            assert_eq!(serves(&pools, "p"), is_serving, "at {now} s");
         }
     }
 
@@ -508,75 +499,52 @@ mod tests {
             ("10.0.0.64/26", "10.0.0.0/24"),
             ("10.0.0.0/24", "10.0.0.0/24"),
         ] {
-            let mut new = pool("a", newer);
-            new.created = 1;
-            let mut cache = ClusterCache::default();
-            list(&mut cache.pools, vec![new, pool("z", older)]);
-            let mut pools = PoolStates::default();
-            pools.evaluate(&cache, &[], Duration::ZERO);
-            let serves = |name| pools.get(name).unwrap().is_serving();
-            assert!(serves("z") && !serves("a"), "{older} and {newer}");
+            let newer_pool = Pool {
+                created: 1,
+                ..pool("a", newer)
+            };
+            let pools = evaluated(vec![newer_pool, pool("z", older)]);
+            let (older_serves, newer_serves) = (serves(&pools, "z"), serves(&pools, "a"));
+            assert!(older_serves && !newer_serves, "{older} and {newer}");
         }
     }
 
     #[test]
-    fn a_pool_of_podcidrs_that_goes_bars_no_other() {
-        for (allocate, serves) in [
+    fn a_node_cidr_pool_that_is_being_deleted_keeps_no_newer_pool_from_serving() {
+        for (mode, newer_serves) in [
             (AllocationMode::NodeCIDR, true),
             (AllocationMode::Blocks, false),
         ] {
-            let mut old = pool("z", "10.0.0.0/24");
-            old.deleting = true;
-            old.spec.as_mut().unwrap().allocation_mode = allocate;
-            let mut new = pool("a", "10.0.0.0/24");
-            new.created = 1;
-            new.spec.as_mut().unwrap().allocation_mode = allocate;
-            let mut cache = ClusterCache::default();
-            list(&mut cache.pools, vec![new, old]);
-            let mut pools = PoolStates::default();
-            pools.evaluate(&cache, &[], Duration::ZERO);
-            assert_eq!(pools.get("a").unwrap().is_serving(), serves, "{allocate:?}");
-            let keeper = pools.guarding_pool(&Cidr::parse_strict("10.0.0.0/28").unwrap());
-            assert_eq!(
-                &*keeper.unwrap().name == "a",
-                serves,
-                "what is held is of the new one"
-            );
+            let pool = |name: &str, created: i64, deleting: bool| Pool {
+                created,
+                deleting,
+                ..pool_with(name, "10.0.0.0/24", |spec| spec.allocation_mode = mode)
+            };
+            let pools = evaluated(vec![pool("a", 1, false), pool("z", 0, true)]);
+            assert_eq!(serves(&pools, "a"), newer_serves, "{mode:?}");
+            let guarding = pools.guarding_pool(&cidr("10.0.0.0/28")).unwrap();
+            assert_eq!(&*guarding.name == "a", newer_serves, "{mode:?}");
         }
     }
 
     #[test]
-    fn a_pool_beside_an_older_one_of_another_family_says_so() {
-        let mut six = pool("six", "10.1.0.0/24");
-        six.created = 1;
-        let spec = six.spec.as_mut().unwrap();
-        spec.ipv4 = None;
-        spec.ipv6 = Some(cadastre_api::IPv6Ranges {
-            cidrs: vec!["fd00::/64".to_owned()],
-            block_size: None,
-            gateway: None,
-        });
-        let mut cache = ClusterCache::default();
-        let four = pool("four", "10.0.0.0/24");
-        let told = |cache: &ClusterCache| {
-            let mut pools = PoolStates::default();
-            pools.evaluate(cache, &[], Duration::ZERO);
-            let node = crate::demand::tests::node("n");
+    fn a_pool_beside_an_older_one_of_another_family_is_used_by_name_only() {
+        for (priority, is_beside) in [(0, true), (1, false)] {
+            let six = Pool {
+                created: 1,
+                ..pool_with("six", "10.1.0.0/24", |spec| {
+                    spec.ipv4 = None;
+                    spec.ipv6 = Some(crate::fixtures::ipv6_ranges("fd00::/64", 122));
+                    spec.priority = priority;
+                })
+            };
+            let pools = evaluated(vec![six, pool("four", "10.0.0.0/24")]);
+            let node = node("n");
             let by_name: Vec<bool> = pools.block_pools(&node).iter().map(|it| it.1).collect();
-            let state = pools.get("six").unwrap();
-            let older = pools.older_of_other_family(state);
-            let older = older.map(|(older, family)| (older.name.to_string(), family));
-            (older, by_name)
-        };
-        list(&mut cache.pools, vec![six.clone(), four.clone()]);
-        assert_eq!(
-            told(&cache),
-            (Some(("four".to_owned(), Family::V4)), vec![false, true])
-        );
-        let mut first = six;
-        first.version = 2;
-        first.spec.as_mut().unwrap().priority = 1;
-        list(&mut cache.pools, vec![first, four]);
-        assert_eq!(told(&cache), (None, vec![false, false]));
+            assert_eq!(by_name, [false, is_beside]);
+            let older = pools.older_of_other_family(pools.get("six").unwrap());
+            let older = older.map(|(older, family)| (&*older.name, family));
+            assert_eq!(older, is_beside.then_some(("four", Family::V4)));
+        }
     }
 }

@@ -14,10 +14,10 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid};
-use crate::cluster::objects::Pod;
+use crate::cluster::objects::{Pod, Subnet};
 use crate::cluster::request::{ApiRequest, RequestOutcome};
-use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr};
 
 /// State of the quarantine loop.
 #[derive(Debug, Default)]
@@ -36,50 +36,52 @@ impl Loop for Quarantine {
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    /// Handles the list of the pods that are bound to the node's name. If none of them uses the ranges, the
-    /// quarantine's record may be removed from the NodeSubnet. Else the loop checks again later.
+    /// Handles the list of the pods that are bound to the node's name. If no pod uses the ranges, the quarantine's
+    /// record may be removed from the NodeSubnet. Otherwise the loop checks again later.
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
-        let mut noted = AffectedLoops::default();
+        let mut affected = AffectedLoops::default();
         let Purpose::Quarantine { name, uid } = answer.purpose else {
-            return noted;
+            return affected;
         };
         let key = (name.clone(), uid.clone());
-        let Some(rest) = cx.allocations.quarantined.get_mut(&key) else {
-            return noted;
+        let Some(quarantined) = cx.allocations.quarantined.get_mut(&key) else {
+            return affected;
         };
+        let ranges = &quarantined.ranges;
         match answer.outcome {
             RequestOutcome::Pods(pods)
-                if in_use(name, &rest.ranges, cx.cache) || used_by(pods, &rest.ranges) =>
+                if in_use(name, ranges, cx.cache) || used_by(pods, ranges) =>
             {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
             }
             RequestOutcome::Pods(_) => {
-                rest.released = true;
-                noted.subnets.push(name.clone());
+                quarantined.released = true;
+                affected.subnets.push(name.clone());
             }
             _ => self.queue.add(key),
         }
-        noted
+        affected
     }
 }
 
 impl Quarantine {
     /// Queues the quarantine for the time at which it may end.
     pub fn watch(&mut self, key: QuarantineKey, allocations: &AllocationState) {
-        if let Some(rest) = allocations.quarantined.get(&key) {
-            self.queue.add_at(key, rest.until);
+        if let Some(quarantined) = allocations.quarantined.get(&key) {
+            self.queue.add_at(key, quarantined.until);
         }
     }
 
-    fn look((name, uid): &QuarantineKey, cx: &mut Context) -> KeyDecision {
-        let rest = cx.allocations.quarantined.get(&(name.clone(), uid.clone()));
-        let Some(rest) = rest.filter(|rest| !rest.released) else {
+    fn look(key: &QuarantineKey, cx: &mut Context) -> KeyDecision {
+        let quarantined = cx.allocations.quarantined.get(key);
+        let Some(quarantined) = quarantined.filter(|it| !it.released) else {
             return KeyDecision::Done;
         };
-        if rest.until > cx.now.mono {
-            return KeyDecision::Later(rest.until);
+        if quarantined.until > cx.now.mono {
+            return KeyDecision::Later(quarantined.until);
         }
-        if in_use(name, &rest.ranges, cx.cache) {
+        let (name, uid) = key;
+        if in_use(name, &quarantined.ranges, cx.cache) {
             return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
         }
         if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
@@ -99,19 +101,14 @@ impl Quarantine {
         cache: &ClusterCache,
         allocations: &mut AllocationState,
     ) -> bool {
-        let mentioned = |uid: &ObjectUid| {
-            cache
-                .subnets
-                .get(name)
-                .is_some_and(|subnet| mentions(subnet, uid))
+        let subnet = cache.subnets.get(name);
+        let is_recorded = |uid: &ObjectUid| {
+            let named = subnet.is_some_and(|subnet| names(subnet, uid));
+            named && !Mutation::FreedWhileNamed.is_on()
         };
-        let over: Vec<QuarantineKey> = allocations
-            .quarantined_of(name)
-            .filter(|((_, uid), rest)| {
-                rest.released && (!mentioned(uid) || Mutation::FreedWhileNamed.is_on())
-            })
-            .map(|(key, _)| key.clone())
-            .collect();
+        let over = allocations.quarantined_of(name);
+        let over = over.filter(|((_, uid), it)| it.released && !is_recorded(uid));
+        let over: Vec<QuarantineKey> = over.map(|(key, _)| key.clone()).collect();
         for key in &over {
             allocations.release(key);
         }
@@ -119,8 +116,9 @@ impl Quarantine {
     }
 }
 
-fn mentions(subnet: &crate::cluster::objects::Subnet, uid: &ObjectUid) -> bool {
-    // If the spec cannot be read, it may name this UID.
+/// Returns whether the NodeSubnet names the UID, as that of its node or of a deleted one. An invalid spec may name any
+/// UID.
+fn names(subnet: &Subnet, uid: &ObjectUid) -> bool {
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)
             || spec.quarantined.iter().any(|p| p.node_uid == **uid)
@@ -129,55 +127,32 @@ fn mentions(subnet: &crate::cluster::objects::Subnet, uid: &ObjectUid) -> bool {
 
 fn in_use(node: &NodeName, ranges: &[Cidr], cache: &ClusterCache) -> bool {
     let unseen = Mutation::PodIndexNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
-    let mut used = ranges
-        .iter()
-        .map(|range| cache.pods.any_in_range_of(node, range));
-    !unseen && used.any(|addr| addr.is_some())
+    let is_used = |range: &Cidr| cache.pods.any_in_range_of(node, range).is_some();
+    !unseen && ranges.iter().any(is_used)
 }
 
 fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
     let unseen = Mutation::BoundPodsNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
-    pods.iter()
-        .filter(|_| !unseen)
-        .flat_map(|pod| pod.addresses.iter())
-        .any(|addr| ranges.iter().any(|range| range.contains_addr(*addr)))
+    let mut reported = pods.iter().flat_map(|pod| &pod.addresses);
+    let is_inside = |addr: &Addr| ranges.iter().any(|range| range.contains_addr(*addr));
+    !unseen && reported.any(is_inside)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::Now;
-    use crate::cluster::objects::Node;
-    use crate::demand::tests::{NOW, node, subnet};
-    use cadastre_core::Addr;
+    use crate::fixtures::{NOW, at, in_step, node_with, pod, subnet};
     use cadastre_daemon::watch::ObjectEvent;
 
-    /// A time at which every quarantine is over.
-    const LATER: Now = Now {
-        mono: Duration::from_secs(600),
-        ..NOW
-    };
-
-    fn pod(address: &str) -> Pod {
-        let address = Addr::from(address.parse::<std::net::IpAddr>().unwrap());
-        Pod {
-            name: "default/p".into(),
-            uid: "p".into(),
-            version: 1,
-            finished: false,
-            mirror_of: None,
-            addresses: [address].into(),
-        }
+    /// Returns a time at which every quarantine is over.
+    fn later() -> Now {
+        at(600)
     }
 
     /// Returns the allocations and the loop after the deletion of node `n`, which had 10.0.0.0/28.
-    fn resting() -> (AllocationState, Quarantine) {
-        let gone = Node {
-            pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
-            ..node("n")
-        };
+    fn quarantined() -> (AllocationState, Quarantine) {
+        let gone = node_with("n", &["10.0.0.0/28"]);
         let mut allocations = AllocationState::default();
         allocations.sync(&gone, None);
         allocations.quarantine(&gone, NOW);
@@ -186,51 +161,49 @@ mod tests {
         (allocations, quarantine)
     }
 
-    fn looks(cache: &ClusterCache) -> bool {
-        let (mut allocations, mut quarantine) = resting();
-        let mut reports = Vec::new();
-        let mut cx = Context::new(cache, &mut allocations, &mut reports, LATER);
-        quarantine.next(&mut cx).is_some()
-    }
-
     #[test]
-    fn a_range_rests_while_any_pod_reports_an_address_of_it() {
+    fn a_range_stays_quarantined_while_any_pod_reports_an_address_of_it() {
         let mut cache = ClusterCache::default();
-        assert!(looks(&cache), "over, and nobody uses it");
-        cache.pods.change(ObjectEvent::Applied(pod("10.0.0.7")));
-        assert!(!looks(&cache), "on whatever node it runs");
+        let lists_pods = |cache: &ClusterCache| {
+            let (mut allocations, mut quarantine) = quarantined();
+            let next = |cx: &mut Context| quarantine.next(cx).is_some();
+            in_step(cache, &mut allocations, later(), next)
+        };
+        assert!(lists_pods(&cache), "over, and nobody uses it");
+        let pod = pod(1, &["10.0.0.7"]);
+        cache.pods.change(ObjectEvent::Applied(pod));
+        assert!(!lists_pods(&cache), "on whatever node it runs");
     }
 
     #[test]
-    fn a_range_rests_while_a_consistent_look_shows_an_address_of_it() {
+    fn a_range_stays_quarantined_while_a_consistent_list_shows_an_address_of_it() {
         let cache = ClusterCache::default();
-        let (mut allocations, mut quarantine) = resting();
-        let mut reports = Vec::new();
-        let mut cx = Context::new(&cache, &mut allocations, &mut reports, LATER);
+        let (mut allocations, mut quarantine) = quarantined();
         let (name, uid) = ("n".into(), "n".into());
         let purpose = Purpose::Quarantine { name, uid };
-        for (pods, free) in [(vec![pod("10.0.0.7")], false), (Vec::new(), true)] {
+        for (pods, is_free) in [(vec![pod(1, &["10.0.0.7"])], false), (Vec::new(), true)] {
             let outcome = RequestOutcome::Pods(pods);
             let answer = RequestAnswer {
                 wrote: false,
                 ..RequestAnswer::to_write(&purpose, &outcome)
             };
-            let noted = quarantine.answered(&answer, &mut cx);
-            assert_eq!(noted.subnets.is_empty(), !free);
+            let answered = |cx: &mut Context| quarantine.answered(&answer, cx);
+            let affected = in_step(&cache, &mut allocations, later(), answered);
+            assert_eq!(affected.subnets.is_empty(), !is_free);
         }
     }
 
     #[test]
-    fn a_range_rests_while_a_node_subnet_names_who_had_it() {
-        let (mut allocations, _) = resting();
-        for rest in allocations.quarantined.values_mut() {
-            rest.released = true;
+    fn a_range_stays_quarantined_while_a_node_subnet_names_the_deleted_node() {
+        let (mut allocations, _) = quarantined();
+        for it in allocations.quarantined.values_mut() {
+            it.released = true;
         }
         let mut cache = ClusterCache::default();
-        let told = subnet("n", &[], 0);
-        cache.subnets.change(ObjectEvent::Applied(told.clone()));
+        let naming = subnet("n", &[], 0);
+        cache.subnets.change(ObjectEvent::Applied(naming.clone()));
         assert!(!Quarantine::release(&"n".into(), &cache, &mut allocations));
-        cache.subnets.change(ObjectEvent::Deleted(told));
+        cache.subnets.change(ObjectEvent::Deleted(naming));
         assert!(Quarantine::release(&"n".into(), &cache, &mut allocations));
         assert!(allocations.quarantined.is_empty());
     }

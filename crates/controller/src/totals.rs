@@ -1,13 +1,10 @@
-//! Counts the addresses of each pool by state: as the agents report them, or as the pods report them if an agent
-//! reports nothing of a block.
-//!
-//! Each count starts from zero and visits all blocks once.
+//! Counts the addresses of each pool by state: as the agents report them, or as the pods report them if no agent
+//! reports the block. Each count visits all blocks once.
 
 use std::collections::BTreeMap;
 
 use super::allocations::AllocationState;
-use crate::cluster::cache::ClusterCache;
-use crate::cluster::cache::report_of;
+use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::PoolName;
 use cadastre_api::AddressStatus;
 use cadastre_core::Family;
@@ -54,9 +51,9 @@ pub fn totals(
         totals.held = totals.held.saturating_add(usable);
         let node = cache.nodes.get(&entry.owner.name);
         let report = node.and_then(|node| report_of(node, cache));
-        if let Some(word) = entry.report_for(report) {
-            totals.used += u128::from(word.used);
-            totals.cooling += u128::from(word.cooling);
+        if let Some(reported) = entry.report_for(report) {
+            totals.used += u128::from(reported.used);
+            totals.cooling += u128::from(reported.cooling);
         } else {
             totals.used += cache.pods.count_in(&entry.cidr) as u128;
         }
@@ -67,24 +64,18 @@ pub fn totals(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demand::tests::{NOW, list, node, objects, pool_of_v6, subnet};
+    use crate::fixtures::{cluster_of, pool_of_v6, rebuilt, subnet};
 
     #[test]
     fn addresses_of_wide_blocks_are_counted_exactly() {
-        let mut cache = ClusterCache::default();
         let mut wide = pool_of_v6("p", "fd00::/40", 48);
-        let spec = wide.spec.as_mut().unwrap();
-        spec.reserved = vec!["fd00::/56".to_owned()];
-        list(&mut cache.pools, vec![wide]);
-        list(&mut cache.nodes, vec![node("a")]);
+        wide.spec.as_mut().unwrap().reserved = vec!["fd00::/56".to_owned()];
         let mut own = subnet("a", &["fd00::/48", "fd00:0:1::/48"], 0);
-        for word in &mut own.report.as_mut().unwrap().blocks {
-            (word.used, word.cooling) = (u64::MAX / 2, u64::MAX / 2);
+        for block in &mut own.report.as_mut().unwrap().blocks {
+            (block.used, block.cooling) = (u64::MAX / 2, u64::MAX / 2);
         }
-        list(&mut cache.blocks, objects(&own));
-        list(&mut cache.subnets, vec![own]);
-        let allocations = AllocationState::rebuild(&cache, &[], NOW).0;
-        let totals = totals(&cache, &allocations)[&("p".into(), Family::V6)];
+        let cache = cluster_of(vec![wide], vec![own]);
+        let totals = totals(&cache, &rebuilt(&cache))[&("p".into(), Family::V6)];
         assert_eq!(totals.held, (2 << 80) - (1 << 72));
         let most = u128::from(u64::MAX - 1);
         assert_eq!((totals.used, totals.cooling), (most, most));

@@ -1,7 +1,7 @@
 //! Blocks: which node has which block, and which stage of its life each block has reached.
 //!
-//! A new block is at first only a holding in the ledger, the controller's record of ranges in memory. Then its object is created, the watch shows the object, and the
-//! owner's NodeSubnet lists the block. At the end the block is recalled, the agent releases it, the NodeSubnet no
+//! A new block is at first only a holding in the ledger. Then its object is created, the watch shows the object, and
+//! the owner's NodeSubnet lists the block. At the end the block is recalled, the agent releases it, the NodeSubnet no
 //! longer lists it, and its object is deleted.
 //!
 //! # Guarantees
@@ -9,9 +9,9 @@
 //!   lists a provisional block, so the owner cannot use it.
 //! - Of two overlapping blocks, the one that a NodeSubnet lists stays. If no NodeSubnet lists either, the one that was
 //!   created first stays. The object of the other block is deleted.
-//! - A listed block stays held until its agent has released it and its NodeSubnet was written without it. If the
-//!   node's UID is gone instead, the block stays held until the quarantine is over and no pod has an address in it.
-//!   If a user deletes or edits the block's object meanwhile, the controller restores the object.
+//! - A listed block is not free until its agent has released it and its NodeSubnet was written without it. If the
+//!   node's UID is gone instead, the block is not free until the quarantine is over and no pod has an address in it. If
+//!   a user deletes or edits the block's object meanwhile, the controller restores the object.
 
 use std::collections::{BTreeMap, BTreeSet};
 

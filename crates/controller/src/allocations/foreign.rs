@@ -58,8 +58,8 @@ impl AllocationState {
 
     /// Returns whether a Node's podCIDR counts against pools. `listed` is the NodeSubnet of the Node's name.
     pub(crate) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
-        let of_pool = |held: &AllocatedRange| held.pool.is_some();
-        self.could_be_allocated(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
+        let has_pool = |range: &AllocatedRange| range.pool.is_some();
+        self.could_be_allocated(cidr) || listed_as(listed, node, cidr).is_some_and(has_pool)
     }
 
     /// Records which podCIDRs of a Node are too wide to count.
@@ -68,13 +68,11 @@ impl AllocationState {
             self.too_wide.remove(&node.uid);
             return;
         }
-        let known = self.too_wide.get(&node.uid);
-        let told = known.is_some_and(|it| it.reported && it.cidrs == cidrs);
-        let name = node.name.clone();
+        let before = self.too_wide.get(&node.uid);
         let entry = TooWide {
-            name,
+            name: node.name.clone(),
+            reported: before.is_some_and(|it| it.reported && it.cidrs == cidrs),
             cidrs,
-            reported: told,
         };
         self.too_wide.insert(node.uid.clone(), entry);
     }
@@ -116,22 +114,23 @@ impl AllocationState {
 
     /// Returns the podCIDRs of a Node that count against pools.
     pub fn pod_cidrs<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Cidr> {
-        let left_out = self.too_wide.get(&node.uid);
-        let counts = move |cidr: &&Cidr| left_out.is_none_or(|it| !it.cidrs.contains(cidr));
-        node.pod_cidrs.iter().filter(counts)
+        let all = node.pod_cidrs.iter();
+        all.filter(|cidr| !self.is_too_wide(cidr, node))
+    }
+
+    fn is_too_wide(&self, cidr: &Cidr, node: &Node) -> bool {
+        let of_node = self.too_wide.get(&node.uid);
+        of_node.is_some_and(|it| it.cidrs.contains(cidr))
     }
 
     /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is its present NodeSubnet.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
-        let left_out = self.too_wide.get(&node.uid);
-        let is_left_out = |cidr: &Cidr| left_out.is_some_and(|it| it.cidrs.contains(cidr));
-        let is_told = |cidr: &Cidr| !is_left_out(cidr) || !self.pools.is_any_over(cidr);
-        let cidrs = node.pod_cidrs.iter().filter(|cidr| is_told(cidr));
-        let cidrs: Vec<Cidr> = cidrs.copied().collect();
+        let mut cidrs = node.pod_cidrs.to_vec();
+        cidrs.retain(|it| !self.is_too_wide(it, node) || !self.pools.is_any_over(it));
         let mut listed = self.allocated_ranges(&cidrs);
         for (range, cidr) in listed.iter_mut().zip(&cidrs) {
-            let is_given = listed_as(is, node, cidr).is_some_and(|it| !it.withheld);
-            range.withheld = !is_given && self.is_of_another(cidr, node);
+            let is_usable = listed_as(is, node, cidr).is_some_and(|it| !it.withheld);
+            range.withheld = !is_usable && self.is_of_another(cidr, node);
         }
         listed
     }
@@ -172,35 +171,18 @@ pub fn too_wide_text(cidr: &Cidr) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::Now;
     use crate::cluster::objects::Pool;
-    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use crate::deleted_nodes::DeletedNodes;
+    use crate::fixtures::{
+        NOW, at, cidr, cluster, list, node, node_with, objects, pool, pool_with, rebuilt, subnet,
+    };
 
     const POOL: &str = "10.0.0.0/24";
 
-    fn cidr(text: &str) -> Cidr {
-        Cidr::parse_strict(text).unwrap()
-    }
-
-    fn has(name: &str, text: &str) -> Node {
-        Node {
-            pod_cidrs: [cidr(text)].into(),
-            ..node(name)
-        }
-    }
-
-    fn cache(nodes: Vec<Node>, pools: Vec<Pool>) -> ClusterCache {
-        let mut cache = ClusterCache::default();
-        list(&mut cache.nodes, nodes);
-        list(&mut cache.pools, pools);
-        cache
-    }
-
-    fn rebuilt(cache: &ClusterCache) -> AllocationState {
-        AllocationState::rebuild(cache, &[], NOW).0
+    /// Returns the cluster's node `wide`.
+    fn wide(cache: &ClusterCache) -> &Node {
+        cache.nodes.get("wide").unwrap()
     }
 
     /// Returns how many addresses of the pool are free.
@@ -209,185 +191,157 @@ mod tests {
         crate::figures::figures(pool, Family::V4, allocations).free
     }
 
-    /// Returns a NodeSubnet of the node `liar` that lists these podCIDRs.
-    fn as_listed(cache: &ClusterCache, listed: &[AllocatedRange]) -> Subnet {
-        let mut subnet = subnet("liar", &[], 0);
-        let spec = subnet.spec.as_mut().unwrap();
-        spec.node_uid = Some("liar".to_owned());
-        spec.pod_cidrs = listed.to_vec();
-        assert!(cache.nodes.get("liar").is_some());
+    /// Returns a NodeSubnet of the node `wide` that lists these podCIDRs.
+    fn listing(pod_cidrs: Vec<AllocatedRange>) -> Subnet {
+        let mut subnet = subnet("wide", &[], 0);
+        subnet.spec.as_mut().unwrap().pod_cidrs = pod_cidrs;
         subnet
     }
 
     #[test]
     fn a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools() {
-        for wide in ["0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/19"] {
-            let cache = cache(vec![has("liar", wide)], vec![pool("p", POOL)]);
+        for range in ["0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/19"] {
+            let cache = cluster(vec![pool("p", POOL)], vec![node_with("wide", &[range])]);
             let mut allocations = rebuilt(&cache);
-            assert_eq!(free(&allocations), 16, "{wide}");
-            let told: Vec<_> = allocations.too_wide().collect();
-            assert_eq!(told, [(&"liar".into(), &cidr(wide))]);
+            assert_eq!(free(&allocations), 16, "{range}");
+            let too_wide: Vec<_> = allocations.too_wide().collect();
+            assert_eq!(too_wide, [(&"wide".into(), &cidr(range))]);
             let mut reports = Vec::new();
             allocations.report_too_wide(&mut reports);
             allocations.report_too_wide(&mut reports);
             let reasons: Vec<_> = reports.iter().map(|it| it.reason).collect();
             assert_eq!(reasons, [PODCIDR_TOO_WIDE], "once");
-            let liar = cache.nodes.get("liar").unwrap();
-            assert_eq!(
-                allocations.listed_pod_cidrs(liar, None),
-                [],
-                "nor is it the agent's"
-            );
-            assert!(!allocations.quarantine(liar, NOW), "nor does it rest");
+            assert_eq!(allocations.listed_pod_cidrs(wide(&cache), None), []);
+            assert!(!allocations.quarantine(wide(&cache), NOW));
             assert_eq!(free(&allocations), 16);
         }
     }
 
     #[test]
     fn a_podcidr_of_another_allocator_counts() {
-        let over = cache(vec![has("n", "10.0.0.0/20")], vec![pool("p", POOL)]);
-        let allocations = rebuilt(&over);
+        let nodes = vec![node_with("n", &["10.0.0.0/20"])];
+        let allocations = rebuilt(&cluster(vec![pool("p", POOL)], nodes));
         assert_eq!(free(&allocations), 0);
         assert_eq!(allocations.too_wide().count(), 0);
     }
 
     /// Returns a pool that allocates /18 blocks.
     fn of_wide_blocks() -> Pool {
-        let mut pool = pool("p", "10.0.0.0/16");
-        let spec = pool.spec.as_mut().unwrap();
-        spec.ipv4.as_mut().unwrap().block_size = Some(18);
-        pool
+        pool_with("p", "10.0.0.0/16", |spec| {
+            spec.ipv4.as_mut().unwrap().block_size = Some(18);
+        })
     }
 
     #[test]
-    fn what_a_pool_gives_counts_and_goes_on_to_count_when_its_pools_give_less() {
-        let mut cache = cache(vec![has("liar", "10.0.64.0/18")], vec![of_wide_blocks()]);
+    fn a_podcidr_that_is_listed_with_a_pool_still_counts_when_blocks_become_smaller() {
+        let nodes = vec![node_with("wide", &["10.0.64.0/18"])];
+        let mut cache = cluster(vec![of_wide_blocks()], nodes);
         let allocations = rebuilt(&cache);
         assert_eq!(free(&allocations), 3);
-        let liar = cache.nodes.get("liar").unwrap();
-        let listed = allocations.listed_pod_cidrs(liar, None);
-        let subnet = as_listed(&cache, &listed);
-        list(
-            &mut cache.pools,
-            vec![Pool {
-                version: 2,
-                ..pool("p", "10.0.0.0/16")
-            }],
-        );
+        let listed = allocations.listed_pod_cidrs(wide(&cache), None);
+        let smaller = Pool {
+            version: 2,
+            ..pool("p", "10.0.0.0/16")
+        };
+        list(&mut cache.pools, vec![smaller]);
         let unlisted = rebuilt(&cache);
         assert_eq!((free(&unlisted), unlisted.too_wide().count()), (4096, 1));
-        list(&mut cache.subnets, vec![subnet]);
+        list(&mut cache.subnets, vec![listing(listed)]);
         assert_eq!(free(&rebuilt(&cache)), 3072);
     }
 
     #[test]
-    fn what_pools_give_by_now_counts_from_then_on() {
-        let mut cache = cache(vec![has("liar", "10.0.0.0/18")], vec![pool("p", POOL)]);
+    fn a_wide_podcidr_counts_once_a_pool_has_blocks_of_its_size() {
+        let nodes = vec![node_with("wide", &["10.0.0.0/18"])];
+        let mut cache = cluster(vec![pool("p", POOL)], nodes);
         let mut allocations = rebuilt(&cache);
         allocations.recount_pod_cidrs(&cache);
         assert_eq!(allocations.too_wide().count(), 1);
-        let wide = Pool {
+        let larger = Pool {
             version: 2,
             ..of_wide_blocks()
         };
-        list(&mut cache.pools, vec![wide]);
-        allocations.pools.evaluate(&cache, &[], Duration::ZERO);
-        assert_eq!(allocations.recount_pod_cidrs(&cache), ["liar".into()]);
+        list(&mut cache.pools, vec![larger]);
+        allocations.pools.evaluate(&cache, &[], NOW.mono);
+        assert_eq!(allocations.recount_pod_cidrs(&cache), ["wide".into()]);
         assert_eq!((free(&allocations), allocations.too_wide().count()), (3, 0));
     }
 
     #[test]
-    fn a_wide_podcidr_does_no_harm_before_there_is_a_pool_nor_when_one_comes() {
-        let mut cache = cache(vec![has("liar", "0.0.0.0/0")], Vec::new());
+    fn a_wide_podcidr_from_before_the_first_pool_does_no_harm() {
+        let mut cache = cluster(Vec::new(), vec![node_with("wide", &["0.0.0.0/0"])]);
         let mut allocations = rebuilt(&cache);
         let mut reports = Vec::new();
         allocations.report_too_wide(&mut reports);
         assert_eq!((reports.len(), allocations.too_wide().count()), (0, 0));
-        let liar = cache.nodes.get("liar").unwrap();
-        let listed = allocations.listed_pod_cidrs(liar, None);
-        assert_eq!(listed.len(), 1, "as it is");
-        let subnet = as_listed(&cache, &listed);
-        list(&mut cache.subnets, vec![subnet]);
+        let listed = allocations.listed_pod_cidrs(wide(&cache), None);
+        assert_eq!(listed.len(), 1, "no pool is there that it could exhaust");
+        list(&mut cache.subnets, vec![listing(listed)]);
         list(&mut cache.pools, vec![pool("p", POOL)]);
-        assert_eq!(free(&rebuilt(&cache)), 16, "to the next leader");
-        let liar = cache.nodes.get("liar").unwrap().as_ref().clone();
+        assert_eq!(free(&rebuilt(&cache)), 16, "for the next leader");
+        let node = wide(&cache).clone();
         list(&mut cache.nodes, Vec::new());
-        assert_eq!(free(&rebuilt(&cache)), 16, "nor does it rest");
-        list(&mut cache.nodes, vec![Node { version: 2, ..liar }]);
-        allocations.pools.evaluate(&cache, &[], Duration::ZERO);
-        assert_eq!(allocations.recount_pod_cidrs(&cache), ["liar".into()]);
+        assert_eq!(free(&rebuilt(&cache)), 16, "not quarantined either");
+        list(&mut cache.nodes, vec![Node { version: 2, ..node }]);
+        allocations.pools.evaluate(&cache, &[], NOW.mono);
+        assert_eq!(allocations.recount_pod_cidrs(&cache), ["wide".into()]);
         allocations.report_too_wide(&mut reports);
         assert_eq!((reports.len(), free(&allocations)), (1, 16));
-        let (liar, is) = (cache.nodes.get("liar"), cache.subnets.get("liar"));
-        let listed = allocations.listed_pod_cidrs(liar.unwrap(), is.map(AsRef::as_ref));
-        assert_eq!(listed, []);
+        let is = cache.subnets.get("wide").map(AsRef::as_ref);
+        assert_eq!(allocations.listed_pod_cidrs(wide(&cache), is), []);
     }
 
     #[test]
-    fn a_wide_podcidr_of_a_node_that_a_standby_saw_go_does_not_rest() {
-        let liar = has("liar", "0.0.0.0/0");
-        let cache = cache(Vec::new(), vec![pool("p", POOL)]);
-        let mut departed = crate::deleted_nodes::DeletedNodes::default();
-        let delta = crate::cluster::object_cache::ObjectUpdate {
-            before: Some(liar.into()),
+    fn a_wide_podcidr_of_a_node_that_a_standby_saw_go_is_not_quarantined() {
+        let cache = cluster(vec![pool("p", POOL)], Vec::new());
+        let mut deleted = DeletedNodes::default();
+        let update = crate::cluster::object_cache::ObjectUpdate {
+            before: Some(node_with("wide", &["0.0.0.0/0"]).into()),
             after: None,
         };
-        departed.node_changed(&delta, Duration::ZERO);
+        deleted.node_changed(&update, NOW.mono);
         let mut allocations = rebuilt(&cache);
-        allocations.quarantine_deleted(&departed, &cache, NOW);
+        allocations.quarantine_deleted(&deleted, &cache, NOW);
         assert_eq!((free(&allocations), allocations.quarantined.len()), (16, 0));
     }
 
     #[test]
-    fn of_what_another_node_has_nothing_is_given() {
-        let victim = subnet("victim", &["10.0.0.16/28"], 0);
-        let mut cache = cache(
-            vec![node("victim"), has("liar", "10.0.0.0/26")],
-            vec![pool("p", POOL)],
-        );
-        list(&mut cache.blocks, objects(&victim));
-        list(&mut cache.subnets, vec![victim]);
+    fn a_podcidr_that_contains_another_nodes_block_is_withheld() {
+        let other = subnet("other", &["10.0.0.16/28"], 0);
+        let nodes = vec![node("other"), node_with("wide", &["10.0.0.0/26"])];
+        let mut cache = cluster(vec![pool("p", POOL)], nodes);
+        list(&mut cache.blocks, objects(&other));
+        list(&mut cache.subnets, vec![other]);
         let mut allocations = rebuilt(&cache);
-        let liar = cache.nodes.get("liar").unwrap();
         let withheld = |allocations: &AllocationState, is: Option<&Subnet>| {
-            let listed = allocations.listed_pod_cidrs(liar, is);
+            let listed = allocations.listed_pod_cidrs(wide(&cache), is);
             listed.iter().map(|it| it.withheld).collect::<Vec<_>>()
         };
         assert_eq!(withheld(&allocations, None), [true]);
-        let listed = allocations.listed_pod_cidrs(liar, None);
-        let is = as_listed(&cache, &listed);
-        assert_eq!(withheld(&allocations, Some(&is)), [true], "still");
         // A range that was listed before the overlap arose stays usable, because pods have addresses of it.
-        let given = AllocatedRange {
-            withheld: false,
-            ..listed[0].clone()
-        };
-        let is = as_listed(&cache, &[given]);
-        assert_eq!(withheld(&allocations, Some(&is)), [false]);
-        let victim = cache.nodes.get("victim").unwrap();
-        let later = Now {
-            mono: Duration::from_secs(1),
-            ..NOW
-        };
-        allocations.quarantine_blocks(&victim.name, &victim.uid, &victim.machine, later);
-        assert_eq!(withheld(&allocations, None), [true], "it rests");
+        for before in [true, false] {
+            let mut listed = allocations.listed_pod_cidrs(wide(&cache), None);
+            listed[0].withheld = before;
+            assert_eq!(withheld(&allocations, Some(&listing(listed))), [before]);
+        }
+        let other = cache.nodes.get("other").unwrap();
+        allocations.quarantine_blocks(&other.name, &other.uid, &other.machine, at(1));
+        assert_eq!(withheld(&allocations, None), [true], "in quarantine");
         allocations.drop_block(&cidr("10.0.0.16/28"));
         assert_eq!(withheld(&allocations, None), [false]);
     }
 
     #[test]
-    fn what_rests_from_an_earlier_node_of_the_name_is_its_own() {
-        let mut cache = cache(vec![has("liar", "10.0.0.0/28")], vec![pool("p", POOL)]);
-        let mut allocations = rebuilt(&cache);
-        allocations.quarantine(cache.nodes.get("liar").unwrap(), NOW);
-        let again = Node {
-            uid: "again".into(),
-            version: 2,
-            ..has("liar", "10.0.0.0/28")
+    fn a_quarantined_range_of_an_earlier_node_of_the_name_is_not_another_nodes() {
+        let mut allocations = AllocationState::default();
+        let earlier = node_with("n", &["10.0.0.0/28"]);
+        allocations.sync(&earlier, None);
+        allocations.quarantine(&earlier, NOW);
+        let later = Node {
+            uid: "later".into(),
+            ..earlier
         };
-        list(&mut cache.nodes, vec![again]);
-        let liar = cache.nodes.get("liar").unwrap();
-        allocations.sync(liar, None);
-        assert!(!allocations.listed_pod_cidrs(liar, None)[0].withheld);
+        allocations.sync(&later, None);
+        assert!(!allocations.listed_pod_cidrs(&later, None)[0].withheld);
     }
 }

@@ -20,9 +20,9 @@ use crate::Context;
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::cluster::cache::report_of;
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
-use crate::cluster::objects::{AgentReport, Node};
+use crate::cluster::objects::{AgentReport, BlockReport, Node};
 use crate::node_balance::{
-    NodeNeed, add, demand, keep_value, must_leave, recall_candidate, unused_since,
+    NodeNeed, add, demand, must_leave, recall_candidate, unused_since, usable_addresses,
 };
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, Family};
@@ -43,30 +43,27 @@ impl Demand {
     ) -> bool {
         let now = cx.now.mono;
         let none = BTreeSet::new();
-        let entries: Vec<BlockEntry> = cx
-            .allocations
-            .blocks
-            .of(&node.uid)
-            .filter(|entry| entry.confirmed && !entry.is_leaving())
-            .cloned()
-            .collect();
+        let own = cx.allocations.blocks.of(&node.uid);
+        let own = own.filter(|entry| entry.confirmed && !entry.is_leaving());
+        let entries: Vec<BlockEntry> = own.cloned().collect();
         let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
-        let mut spared: BTreeMap<(PoolName, Family), (u64, usize)> = BTreeMap::new();
+        // Addresses and number of the blocks that are not recalled, by pool and family.
+        let mut kept: BTreeMap<(PoolName, Family), (u64, usize)> = BTreeMap::new();
         for entry in &entries {
             if entry.recall.is_none() {
                 let key = (entry.pool.clone(), entry.cidr.family());
-                let sum = spared.entry(key).or_default();
-                add(&mut sum.0, keep_value(entry, report, cx.allocations));
+                let sum = kept.entry(key).or_default();
+                add(&mut sum.0, usable_addresses(entry, report, cx.allocations));
                 sum.1 += 1;
             }
         }
         for entry in &entries {
             let pool = cx.allocations.pools.get(&entry.pool);
-            let word = entry.report_for(report);
-            let is_empty = word.is_some_and(|word| word.busy() == 0);
-            let in_use = word.is_some_and(|word| word.busy() > 0);
+            let busy = entry.report_for(report).map(BlockReport::busy);
+            let is_empty = busy == Some(0);
+            let in_use = busy.is_some_and(|busy| busy > 0);
             let mut recall = entry.recall;
             let mut idle_since = entry.idle_since;
             if must_leave(entry, node, pool) || drained.contains(&entry.cidr) {
@@ -78,8 +75,8 @@ impl Demand {
                 let since = *idle_since.get_or_insert(now);
                 let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
                 let key = (entry.pool.clone(), entry.cidr.family());
-                let sum = spared.entry(key).or_default();
-                let own = keep_value(entry, report, cx.allocations);
+                let sum = kept.entry(key).or_default();
+                let own = usable_addresses(entry, report, cx.allocations);
                 let wanted = demand(report, &entry.pool);
                 if sum.1 > 1 && sum.0.saturating_sub(own) >= wanted {
                     if since + idle <= now {
@@ -93,11 +90,11 @@ impl Demand {
             } else if !is_empty {
                 idle_since = None;
             }
-            if let Some(known) = cx.allocations.blocks.get_mut(&entry.cidr) {
-                changed |= known.recall != recall;
-                known.recall = recall;
-                known.recalled_at = known.recalled_at.filter(|_| recall.is_some());
-                known.idle_since = idle_since;
+            if let Some(entry) = cx.allocations.blocks.get_mut(&entry.cidr) {
+                changed |= entry.recall != recall;
+                entry.recall = recall;
+                entry.recalled_at = entry.recalled_at.filter(|_| recall.is_some());
+                entry.idle_since = idle_since;
             }
         }
         changed | self.end_unused(node, report, &entries, cx)
@@ -134,7 +131,7 @@ impl Demand {
 
     /// Recalls empty blocks of each pool until as many are recalled as nodes wait with the most urgent need. Takes them
     /// first from the nodes with the most free addresses, then takes the last blocks of nodes that use none.
-    pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, noted: &mut AffectedLoops) {
+    pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, affected: &mut AffectedLoops) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
             // The most urgent need comes first, even at the expense of nodes that wait with a less urgent one.
@@ -146,20 +143,20 @@ impl Demand {
             };
             let wanted = waits.values().filter(|wait| wait.need == need).count();
             let idle = pool.terms.idle;
-            let held = |entry: &&BlockEntry| {
+            let is_allocated = |entry: &&BlockEntry| {
                 entry.pool == *name && entry.confirmed && !entry.owner.quarantined
             };
-            let held = || cx.allocations.blocks.iter().filter(held);
-            let is_soon = |at: Duration| now < at + PATIENCE;
-            let pending = |entry: &&BlockEntry| {
-                entry.recall == Some(Recall::IfEmpty) && entry.recalled_at.is_none_or(is_soon)
+            let allocated = || cx.allocations.blocks.iter().filter(is_allocated);
+            let is_recent = |at: Duration| now < at + PATIENCE;
+            let is_pending = |entry: &&BlockEntry| {
+                entry.recall == Some(Recall::IfEmpty) && entry.recalled_at.is_none_or(is_recent)
             };
-            let mut asked = held().filter(pending).count();
+            let mut recalled = allocated().filter(is_pending).count();
             let needs_less = |entry: &&BlockEntry| {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
-            let owners: BTreeSet<(NodeName, ObjectUid)> = held()
+            let owners: BTreeSet<(NodeName, ObjectUid)> = allocated()
                 .filter(needs_less)
                 .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
                 .collect();
@@ -167,12 +164,12 @@ impl Demand {
                 .iter()
                 .filter_map(|(node, uid)| recall_candidate(pool, node, uid, need, cx))
                 .collect();
-            while asked < wanted {
+            while recalled < wanted {
                 let Some((_, cidr, node, uid)) = donors.pop() else {
                     break;
                 };
-                asked += usize::from(recall_block(&cidr, cx));
-                noted.nodes.push(node.clone());
+                recalled += usize::from(recall_block(&cidr, cx));
+                affected.nodes.push(node.clone());
                 if let Some(pool) = cx.allocations.pools.get(name) {
                     donors.extend(recall_candidate(pool, &node, &uid, need, cx));
                 }
@@ -184,11 +181,11 @@ impl Demand {
                 NodeNeed::Unused => continue,
             };
             for (_, node, uid) in unused(name, &owners, after, cx) {
-                if asked >= wanted {
+                if recalled >= wanted {
                     break;
                 }
-                asked += recall_all(name, &uid, cx);
-                noted.nodes.push(node);
+                recalled += recall_all(name, &uid, cx);
+                affected.nodes.push(node);
             }
         }
     }
@@ -220,12 +217,12 @@ fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
     let Some(entry) = cx.allocations.blocks.get_mut(cidr) else {
         return false;
     };
-    let is_news = entry.recall.is_none();
-    if is_news {
+    let is_new = entry.recall.is_none();
+    if is_new {
         entry.recall = Some(Recall::IfEmpty);
         entry.recalled_at = Some(now);
     }
-    is_news
+    is_new
 }
 
 /// Recalls all blocks of a pool that a node has. Returns how many were not recalled before.

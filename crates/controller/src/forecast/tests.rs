@@ -17,12 +17,12 @@ fn noise(seed: u64, n: u64) -> u64 {
 /// Returns the trend after samples every ten minutes. `used` gives the use at a minute.
 fn follow(minutes: i64, used: impl Fn(i64) -> u128) -> Trend {
     let start = Trend::start(used(0), minute(0));
-    let looks = (1..=minutes).filter(|m| m % 10 == 0);
-    looks.fold(start, |trend, m| trend.observe(used(m), minute(m)))
+    let samples = (1..=minutes).filter(|m| m % 10 == 0);
+    samples.fold(start, |trend, m| trend.observe(used(m), minute(m)))
 }
 
 #[test]
-fn steady_growth_tells_the_true_end_within_five_percent() {
+fn steady_growth_gives_the_true_end_within_five_percent() {
     const CAPACITY: u128 = 65_536;
     for (per_hour, day) in [(60_u128, 1), (360, 2), (600, 4)] {
         let used = |m: i64| u128::try_from(m).unwrap() * per_hour / 60;
@@ -40,7 +40,7 @@ fn steady_growth_tells_the_true_end_within_five_percent() {
 }
 
 #[test]
-fn what_is_more_than_a_year_away_is_not_told() {
+fn an_end_more_than_a_year_away_is_not_forecast() {
     let trend = follow(2 * 24 * 60, |m| u128::try_from(m).unwrap() / 6);
     let now = minute(2 * 24 * 60);
     assert!(trend.exhausts_at(80_000, now, None).is_some(), "11 months");
@@ -48,7 +48,7 @@ fn what_is_more_than_a_year_away_is_not_told() {
 }
 
 #[test]
-fn growth_is_told_of_within_an_hour() {
+fn growth_gives_a_forecast_within_an_hour() {
     let at = |m: i64| {
         let used = |m| u128::try_from(m).unwrap();
         follow(m, used).exhausts_at(1000, minute(m), None)
@@ -58,7 +58,7 @@ fn growth_is_told_of_within_an_hour() {
 }
 
 #[test]
-fn what_is_told_changes_seldom_and_stays_about_right() {
+fn a_forecast_changes_seldom_and_stays_about_right() {
     const CAPACITY: u128 = 65_536;
     let used = |m: i64| {
         let m = u64::try_from(m).unwrap();
@@ -67,18 +67,18 @@ fn what_is_told_changes_seldom_and_stays_about_right() {
     };
     let begin = 24 * 60;
     let mut trend = follow(begin, used);
-    let (mut told, mut changes) = (None, 0);
+    let (mut last, mut changes) = (None, 0);
     for m in begin..13_000 {
         trend = trend.observe(used(m), minute(m));
         let left = CAPACITY - used(m);
-        let now = trend.exhausts_at(left, minute(m), told);
-        changes += u32::from(now != told);
-        told = now;
+        let now = trend.exhausts_at(left, minute(m), last);
+        changes += u32::from(now != last);
+        last = now;
         let truth = approximately(left) / if m < 3000 { 360.0 } else { 240.0 };
-        let said = hours(minute(m), told.unwrap());
-        let known = !(3000..5000).contains(&m);
+        let said = hours(minute(m), last.unwrap());
+        let is_settled = !(3000..5000).contains(&m);
         assert!(
-            !known || (said - truth).abs() <= truth * 0.2 + 0.2,
+            !is_settled || (said - truth).abs() <= truth * 0.2 + 0.2,
             "at {m}: {said} for {truth}"
         );
     }
@@ -86,7 +86,7 @@ fn what_is_told_changes_seldom_and_stays_about_right() {
 }
 
 #[test]
-fn a_use_that_jitters_has_no_end() {
+fn use_that_fluctuates_gives_no_forecast() {
     let mut trend = Trend::start(50_000, minute(0));
     for look in 1..3000 {
         let used = 50_000 + u128::from(noise(look, 400));
@@ -98,7 +98,7 @@ fn a_use_that_jitters_has_no_end() {
 }
 
 #[test]
-fn growth_shows_through_jitter() {
+fn growth_is_recognised_in_spite_of_fluctuation() {
     let used = |m: i64| {
         let m = u64::try_from(m).unwrap();
         u128::from(m * 2 + noise(m, 40))
@@ -110,7 +110,7 @@ fn growth_shows_through_jitter() {
 }
 
 #[test]
-fn shrinking_and_standing_still_have_no_end() {
+fn shrinking_and_constant_use_give_no_forecast() {
     let shrinks = follow(600, |m| 100_000 - u128::try_from(m).unwrap());
     assert!(shrinks.per_hour < -30.0, "{shrinks:?}");
     assert_eq!(shrinks.exhausts_at(10, minute(600), None), None);
@@ -122,7 +122,7 @@ fn shrinking_and_standing_still_have_no_end() {
 }
 
 #[test]
-fn a_jump_is_no_growth_and_is_forgotten() {
+fn a_single_jump_gives_no_forecast_and_is_forgotten() {
     let used = |m: i64| if m < 600 { 100 } else { 5000 };
     let mut trend = Trend::start(100, minute(0));
     for m in 0..15 * 24 * 60 {
@@ -151,7 +151,7 @@ fn a_restart_at_any_point_changes_nothing() {
         let free = 10_000 << shift;
         let mut kept = Trend::start(used(0), minute(0));
         let mut read = kept;
-        let (mut told, mut read_told, mut m) = (None, None, 0);
+        let (mut last, mut read_last, mut m) = (None, None, 0);
         for look in 1..500 {
             m += i64::try_from(1 + noise(look, 45)).unwrap();
             let json = serde_json::to_string(&read.status()).unwrap();
@@ -159,16 +159,16 @@ fn a_restart_at_any_point_changes_nothing() {
             kept = kept.observe(used(look), minute(m));
             read = read.observe(used(look), minute(m));
             assert_eq!(kept, read, "{json}");
-            told = kept.exhausts_at(free, minute(m), told);
-            read_told = read.exhausts_at(free, minute(m), read_told);
-            assert_eq!(told, read_told);
+            last = kept.exhausts_at(free, minute(m), last);
+            read_last = read.exhausts_at(free, minute(m), read_last);
+            assert_eq!(last, read_last);
         }
-        assert!(told.is_some());
+        assert!(last.is_some());
     }
 }
 
 #[test]
-fn counts_beyond_64_bits_are_counts_like_others() {
+fn counts_beyond_64_bits_give_the_same_forecast() {
     let block = 1_u128 << 64;
     let start = u128::MAX - 10_000 * block;
     let trend = follow(2 * 24 * 60, |m| {
@@ -211,7 +211,7 @@ fn a_clock_set_back_keeps_the_growth_and_a_long_gap_does_not() {
 }
 
 #[test]
-fn a_status_that_cannot_be_read_is_no_trend() {
+fn an_invalid_status_gives_no_trend() {
     let good = follow(600, |m| u128::try_from(m).unwrap()).status();
     assert!(Trend::read(&good).is_some());
     for (used, per_hour) in [

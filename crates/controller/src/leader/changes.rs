@@ -54,7 +54,7 @@ impl Leader {
         let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if changed.requested || changed.reported && is_awaited {
-            self.loops.leaks.look_soon();
+            self.loops.leaks.scan_soon();
         }
         if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);

@@ -41,7 +41,7 @@ impl Leader {
                 self.loops.subnets.queue.add(name.clone());
             }
             if is_settled {
-                self.loops.subnets.heard_of(name);
+                self.loops.subnets.note_outcome(name);
             }
         }
         let report = report.zip(self.subject(&call, purpose, cache));

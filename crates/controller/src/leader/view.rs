@@ -90,7 +90,7 @@ impl Leader {
         let addresses = all.into_iter().map(|((pool, family), t)| (pool, family, t));
         view.addresses = addresses.collect();
         for entry in self.allocations.blocks.iter() {
-            let overdue = entry.rests_until.filter(|until| *until < now.mono);
+            let overdue = entry.quarantined_until.filter(|until| *until < now.mono);
             view.oldest_rest = view
                 .oldest_rest
                 .max(overdue.map_or(Duration::ZERO, |until| now.mono.saturating_sub(until)));

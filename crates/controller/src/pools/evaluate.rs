@@ -25,27 +25,13 @@ impl Older {
     fn overlap(&self, range: &Cidr) -> Option<(Cidr, PoolName)> {
         // CIDRs are ordered by their first address. So a range that overlaps this one either starts inside it, or is
         // one of its shorter prefixes.
-        let inside = self
-            .0
-            .range(*range..)
-            .next()
-            .filter(|(theirs, _)| theirs.overlaps(range));
-        let around = || {
-            let mut wider = range.parent();
-            if Mutation::WiderOlderPoolIgnored.is_on() {
-                return None;
-            }
-            while let Some(parent) = wider {
-                if let Some(name) = self.0.get(&parent) {
-                    return Some((parent, name.clone()));
-                }
-                wider = parent.parent();
-            }
-            None
-        };
-        inside
-            .map(|(theirs, name)| (*theirs, name.clone()))
-            .or_else(around)
+        let next = self.0.range(*range..).next();
+        if let Some((theirs, name)) = next.filter(|(theirs, _)| theirs.overlaps(range)) {
+            return Some((*theirs, name.clone()));
+        }
+        let wider = std::iter::successors(range.parent(), Cidr::parent);
+        let mut wider = wider.filter(|_| !Mutation::WiderOlderPoolIgnored.is_on());
+        wider.find_map(|wider| Some((wider, self.0.get(&wider)?.clone())))
     }
 }
 
@@ -59,24 +45,16 @@ pub(super) fn evaluate_pool(
     older: &mut Older,
     now: Duration,
 ) -> PoolState {
-    let parsed = pool
-        .spec
-        .as_ref()
-        .map_err(Clone::clone)
-        .and_then(Parsed::new);
-    let (parsed, invalid) = match parsed {
+    let spec = pool.spec.as_ref();
+    let (parsed, invalid) = match spec.map_err(Clone::clone).and_then(Parsed::new) {
         Ok(parsed) => (parsed, None),
         Err(why) => (Parsed::default(), Some(why)),
     };
-    let ranges: Vec<Cidr> = parsed
-        .ranges
-        .iter()
-        .flat_map(|(_, r)| r.iter().flat_map(|r| r.cidrs.clone()))
-        .collect();
+    let ranges = parsed.ranges.iter().filter_map(|(_, it)| it.as_ref());
+    let ranges: Vec<Cidr> = ranges.flat_map(|it| it.cidrs.clone()).collect();
     let overlap = ranges.iter().find_map(|range| {
-        older
-            .overlap(range)
-            .map(|(theirs, name)| (*range, theirs, name))
+        let (theirs, name) = older.overlap(range)?;
+        Some((*range, theirs, name))
     });
     for range in &ranges {
         older.0.entry(*range).or_insert_with(|| pool.name.clone());
@@ -97,10 +75,8 @@ pub(super) fn evaluate_pool(
     left_out.sort();
     left_out.dedup();
 
-    let hold_until = kept
-        .as_ref()
-        .and_then(|state| state.paused_until)
-        .filter(|until| *until > now);
+    let paused_until = kept.as_ref().and_then(|state| state.paused_until);
+    let paused_until = paused_until.filter(|until| *until > now);
     let mut space = match kept {
         Some(state) => state.space,
         None => cadastre_core::Pool::new(Dual::default()),
@@ -120,7 +96,8 @@ pub(super) fn evaluate_pool(
     }
     space.set_blocked([reserved.as_slice(), &on_request].concat());
 
-    let verdict = if let Some(why) = invalid {
+    let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
+    let phase = if let Some(why) = invalid {
         PoolPhase::Invalid(why)
     } else if pool.deleting {
         PoolPhase::Terminating
@@ -132,9 +109,9 @@ pub(super) fn evaluate_pool(
         }
     } else if parsed.disabled {
         PoolPhase::Disabled
-    } else if !pool.finalizers.iter().any(|f| f == FINALIZER) {
+    } else if !guarded {
         PoolPhase::Starting
-    } else if hold_until.is_some() {
+    } else if paused_until.is_some() {
         PoolPhase::ForeignAllocator
     } else {
         PoolPhase::Serving
@@ -153,10 +130,10 @@ pub(super) fn evaluate_pool(
         selector: parsed.selector,
         priority: parsed.priority,
         quarantine: parsed.quarantine,
-        guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
-        phase: verdict,
+        guarded,
+        phase,
         left_out,
-        paused_until: hold_until,
+        paused_until,
     }
 }
 
@@ -231,18 +208,12 @@ impl Parsed {
     /// Validates and parses a spec; the error is a text for users. The validation rules of the CRD reject most errors
     /// already. But the API server may have a CRD without these rules, or an object may be older than a rule.
     fn new(spec: &IPPoolSpec) -> Result<Self, String> {
-        let v4 = spec
-            .ipv4
-            .as_ref()
-            .zip(spec.ipv4_block_size())
-            .map(|(r, size)| ranges(Family::V4, "ipv4", &r.cidrs, size))
-            .transpose()?;
-        let v6 = spec
-            .ipv6
-            .as_ref()
-            .zip(spec.ipv6_block_size())
-            .map(|(r, size)| ranges(Family::V6, "ipv6", &r.cidrs, size))
-            .transpose()?;
+        let v4 = spec.ipv4.as_ref().zip(spec.ipv4_block_size());
+        let v4 = v4.map(|(it, size)| ranges(Family::V4, "ipv4", &it.cidrs, size));
+        let v4 = v4.transpose()?;
+        let v6 = spec.ipv6.as_ref().zip(spec.ipv6_block_size());
+        let v6 = v6.map(|(it, size)| ranges(Family::V6, "ipv6", &it.cidrs, size));
+        let v6 = v6.transpose()?;
         if v4.is_none() && v6.is_none() {
             return Err("neither ipv4 nor ipv6 is given: give at least one".into());
         }
@@ -300,13 +271,11 @@ fn ranges(
         }
         cidrs.push(cidr);
     }
-    let block_len = u8::try_from(block_size)
-        .ok()
-        .filter(|len| *len <= family.bits());
+    let most = family.bits();
+    let block_len = u8::try_from(block_size).ok().filter(|len| *len <= most);
     let Some(block_len) = block_len else {
         return Err(format!(
-            "{field}.blockSize: {block_size} is more than {}",
-            family.bits()
+            "{field}.blockSize: {block_size} is more than {most}"
         ));
     };
     if let Some(small) = cidrs.iter().find(|cidr| cidr.len() > block_len) {

@@ -85,18 +85,18 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn it_says_what_asking_each_pool_would(
+        fn the_index_finds_the_same_as_a_visit_to_each_pool(
             ranges in prop::collection::vec((0..6usize, range()), 0..12),
-            asked in range(),
+            wanted in range(),
             left_out in 0..6usize,
         ) {
             let index = PoolRangeIndex::new(ranges.iter().copied());
-            let over = ranges.iter().filter(|(_, range)| range.contains(&asked));
+            let over = ranges.iter().filter(|(_, range)| range.contains(&wanted));
             let over = over.map(|(place, _)| *place).filter(|place| *place != left_out);
-            prop_assert_eq!(index.oldest_over(&asked, |it| it != left_out), over.min());
-            let touching = ranges.iter().filter(|(_, range)| range.overlaps(&asked));
+            prop_assert_eq!(index.oldest_over(&wanted, |it| it != left_out), over.min());
+            let touching = ranges.iter().filter(|(_, range)| range.overlaps(&wanted));
             let touching: BTreeSet<usize> = touching.map(|(place, _)| *place).collect();
-            prop_assert_eq!(index.touching(&asked).collect::<BTreeSet<_>>(), touching);
+            prop_assert_eq!(index.touching(&wanted).collect::<BTreeSet<_>>(), touching);
         }
     }
 }

@@ -26,7 +26,7 @@ pub struct BlockEntry {
     /// Earliest end of the quarantine as wall time, which the object records for users and for the next leader
     pub until: Option<Timestamp>,
     /// The same end by the monotonic clock
-    pub rests_until: Option<Duration>,
+    pub quarantined_until: Option<Duration>,
     /// The block's holding in the ledger
     pub holding: HoldingId,
     /// The last known UID of the block's object; `None` if no object is known yet
@@ -64,7 +64,7 @@ impl BlockEntry {
             owner,
             since: whole_seconds(now.wall),
             until: None,
-            rests_until: None,
+            quarantined_until: None,
             holding,
             uid: None,
             confirmed: false,
@@ -94,7 +94,7 @@ impl BlockEntry {
 
     /// Returns whether the owner's agent has released the block.
     pub(crate) fn is_released(&self, report: Option<&AgentReport>) -> bool {
-        self.report_for(report).is_some_and(|word| word.released)
+        self.report_for(report).is_some_and(|it| it.released)
     }
 
     /// Returns the spec that the block's object should have.

@@ -6,11 +6,11 @@ use super::BlockEntry;
 use crate::Now;
 use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, machine};
-use crate::cluster::cache::ClusterCache;
+use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, MachineIdentity, Owner};
 use crate::purpose::Step;
-use cadastre_api::{AllocatedBlock, MOST_RESERVED};
+use cadastre_api::{AllocatedBlock, MOST_RESERVED, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState, IpRange};
 
@@ -26,22 +26,23 @@ impl AllocationState {
             let subnets = cache.subnets.iter();
             for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
                 let Ok(spec) = &subnet.spec else { continue };
-                let Some(uid) = &spec.node_uid else { continue };
+                let Some(uid) = spec.node_uid.as_deref() else {
+                    continue;
+                };
+                let uid: ObjectUid = uid.into();
                 let node = cache.nodes.get(&subnet.name);
-                if node.is_some_and(|node| *node.uid == **uid) != alive {
+                if node.is_some_and(|node| node.uid == uid) != alive {
                     continue;
                 }
-                for held in &spec.blocks {
-                    let uid = uid.as_str().into();
-                    self.restore_listed(&subnet.name, &uid, held, alive, cache, now);
+                for block in &spec.blocks {
+                    self.restore_listed(&subnet.name, &uid, block, alive, cache, now);
                 }
             }
         }
-        let owners: BTreeSet<(NodeName, ObjectUid)> = self
-            .blocks
-            .iter()
-            .filter(|entry| !entry.owner.quarantined)
-            .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
+        let owners = self.blocks.iter().map(|entry| &entry.owner);
+        let owners = owners.filter(|owner| !owner.quarantined);
+        let owners: BTreeSet<(NodeName, ObjectUid)> = owners
+            .map(|owner| (owner.name.clone(), owner.uid.clone()))
             .collect();
         for (name, uid) in owners {
             let live = cache.nodes.get(&name).is_some_and(|node| node.uid == uid);
@@ -59,54 +60,55 @@ impl AllocationState {
         &mut self,
         name: &NodeName,
         uid: &ObjectUid,
-        held: &AllocatedBlock,
+        listed: &AllocatedBlock,
         alive: bool,
         cache: &ClusterCache,
         now: Now,
     ) {
-        let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
+        let Ok(cidr) = Cidr::parse_strict(&listed.cidr) else {
             return;
         };
-        let known = self.blocks.get(&cidr).map(|entry| entry.owner.clone());
-        let theirs = match &known {
-            Some(known) => known.quarantined || known.uid != *uid,
+        let entry = self.blocks.get(&cidr);
+        let has_other_owner = match entry {
+            Some(entry) => entry.owner.quarantined || entry.owner.uid != *uid,
             None => self.ledger.overlapping(&cidr).next().is_some(),
         };
-        if !alive && theirs {
+        if !alive && has_other_owner {
             return;
         }
         // If the list names an earlier object than the one by which another node got the range, a late write has
         // restored an outdated list. An object of another node that is neither quarantined nor listed does not count:
         // it was created late, and no node used it.
-        let is_earlier = |entry: &BlockEntry| {
-            let is_other = |uid: &ObjectUid| **uid != *held.uid;
-            let is_another = entry.uid.as_ref().is_some_and(is_other);
-            let was_given = entry.owner.quarantined || is_listed(entry, cache);
-            entry.owner.uid != *uid && is_another && was_given
+        let is_outdated = |entry: &BlockEntry| {
+            let is_other = |uid: &ObjectUid| **uid != *listed.uid;
+            let has_other_object = entry.uid.as_ref().is_some_and(is_other);
+            let could_be_used = entry.owner.quarantined || is_listed(entry, cache);
+            entry.owner.uid != *uid && has_other_object && could_be_used
         };
-        if alive && self.blocks.get(&cidr).is_some_and(is_earlier) {
+        if alive && entry.is_some_and(is_outdated) {
             return;
         }
         let owner = Owner::node(name, uid);
-        let Some(known) = known else {
+        let Some(before) = entry.map(|entry| entry.owner.clone()) else {
             let holder = self.holders.intern(HolderUse::Blocks, name, uid);
             let holding = self.ledger.record(holder, cidr, HoldingState::Allocated);
             self.blocks.insert(BlockEntry {
-                uid: Some(held.uid.as_str().into()),
+                uid: Some(listed.uid.as_str().into()),
                 confirmed: true,
-                recall: held.recall,
-                ..BlockEntry::new(cidr, held.pool.as_str().into(), owner, holding, now)
+                recall: listed.recall,
+                ..BlockEntry::new(cidr, listed.pool.as_str().into(), owner, holding, now)
             });
             return;
         };
-        if known != owner {
+        let is_reassigned = before != owner;
+        if is_reassigned {
             self.reassign_block(&cidr, owner);
         }
         self.confirm(&cidr);
         if let Some(entry) = self.blocks.get_mut(&cidr) {
-            entry.recall = held.recall;
-            if known != entry.owner {
-                (entry.until, entry.rests_until) = (None, None);
+            entry.recall = listed.recall;
+            if is_reassigned {
+                (entry.until, entry.quarantined_until) = (None, None);
                 entry.step = Step::Replace;
             }
         }
@@ -121,67 +123,54 @@ impl AllocationState {
         cache: &ClusterCache,
         now: Now,
     ) -> Vec<Cidr> {
-        let subnet = cache.subnets.get(name);
-        let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
+        let Some(node) = cache.nodes.get(name) else {
             return Vec::new();
         };
-        let report = subnet.and_then(|subnet| subnet.report.as_deref());
-        let node = cache.nodes.get(name);
-        let Some(node) = node.filter(|it| spec.node_uid.as_deref() == Some(&*it.uid)) else {
+        let Some(spec) = spec_for(cache, name, &node.uid) else {
             return Vec::new();
         };
-        let mut told = Vec::new();
-        for held in &spec.blocks {
-            let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
+        let report = report_of(node, cache);
+        let mut restored = Vec::new();
+        for block in &spec.blocks {
+            let Ok(cidr) = Cidr::parse_strict(&block.cidr) else {
                 continue;
             };
-            let report = report.filter(|report| report.node_uid == node.uid);
-            let word = report.and_then(|report| report.of_block(&cidr, &held.uid.as_str().into()));
-            let let_go = word.is_some_and(|word| word.released);
-            if Mutation::LateListIgnored.is_on() {
-                continue;
-            }
+            let reported = report.and_then(|it| it.of_block(&cidr, &block.uid.as_str().into()));
+            let is_released = reported.is_some_and(|it| it.released);
             // If the block is quarantined here, the late write gave it back to this node. If it is provisional here,
             // the writer found that no older block overlaps it.
             let is_new = |entry: &BlockEntry| {
                 let own = entry.owner.uid == node.uid;
                 entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
             };
-            if !let_go && self.blocks.get(&cidr).is_none_or(is_new) {
-                self.restore_listed(name, &node.uid, held, true, cache, now);
-                told.push(cidr);
+            let is_new = self.blocks.get(&cidr).is_none_or(is_new);
+            if is_new && !is_released && !Mutation::LateListIgnored.is_on() {
+                self.restore_listed(name, &node.uid, block, true, cache, now);
+                restored.push(cidr);
             }
         }
-        told
+        restored
     }
 
     /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists, and returns
     /// them. One version of the NodeSubnet shows both, so no write that is based on an older version can list the
     /// blocks again.
     pub(crate) fn released_blocks(&mut self, name: &NodeName, cache: &ClusterCache) -> Vec<Cidr> {
-        let Some(node) = cache.nodes.get(name) else {
-            return Vec::new();
-        };
-        let Some(subnet) = cache.subnets.get(name) else {
+        let Some((node, subnet)) = cache.nodes.get(name).zip(cache.subnets.get(name)) else {
             return Vec::new();
         };
         let Ok(spec) = &subnet.spec else {
             return Vec::new();
         };
         let report = subnet.report.as_deref();
-        let listed: BTreeSet<&str> = spec.blocks.iter().map(|held| held.cidr.as_str()).collect();
-        let ends = |entry: &&BlockEntry| {
-            entry.is_held()
-                && entry.is_released(report)
-                && (!listed.contains(entry.cidr.to_string().as_str())
-                    || Mutation::BlockEndsWhileListed.is_on())
+        let listed: BTreeSet<&str> = spec.blocks.iter().map(|it| it.cidr.as_str()).collect();
+        let is_unlisted = |cidr: &Cidr| {
+            !listed.contains(&*cidr.to_string()) || Mutation::BlockEndsWhileListed.is_on()
         };
-        let cidrs: Vec<Cidr> = self
-            .blocks
-            .of(&node.uid)
-            .filter(ends)
-            .map(|e| e.cidr)
-            .collect();
+        let own = self.blocks.of(&node.uid);
+        let released = own.filter(|it| it.is_held() && it.is_released(report));
+        let cidrs = released.map(|it| it.cidr).filter(is_unlisted);
+        let cidrs: Vec<Cidr> = cidrs.collect();
         for cidr in &cidrs {
             if let Some(entry) = self.blocks.get_mut(cidr) {
                 entry.step = Step::Delete;
@@ -197,24 +186,22 @@ impl AllocationState {
         uid: &ObjectUid,
         report: Option<&AgentReport>,
     ) -> Vec<AllocatedBlock> {
-        let stays = |entry: &&BlockEntry| entry.is_held() && !entry.is_released(report);
-        self.blocks
-            .of(uid)
-            .filter(stays)
-            .filter_map(|entry| {
-                let pool = self.pools.get(&entry.pool);
-                let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
-                let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
-                Some(AllocatedBlock {
-                    cidr: entry.cidr.to_string(),
-                    uid: entry.uid.as_ref()?.to_string(),
-                    pool: entry.pool.to_string(),
-                    recall: entry.recall,
-                    reserved: within(&entry.cidr, reserved),
-                    on_request: within(&entry.cidr, on_request),
-                })
+        let own = self.blocks.of(uid);
+        let stay = own.filter(|entry| entry.is_held() && !entry.is_released(report));
+        let listed = stay.filter_map(|entry| {
+            let pool = self.pools.get(&entry.pool);
+            let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
+            let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
+            Some(AllocatedBlock {
+                cidr: entry.cidr.to_string(),
+                uid: entry.uid.as_ref()?.to_string(),
+                pool: entry.pool.to_string(),
+                recall: entry.recall,
+                reserved: within(&entry.cidr, reserved),
+                on_request: within(&entry.cidr, on_request),
             })
-            .collect()
+        });
+        listed.collect()
     }
 
     /// Returns how many addresses of a block can be assigned to pods that do not ask for a particular address. These
@@ -255,15 +242,22 @@ fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
     texts
 }
 
+/// Returns the spec of the NodeSubnet of that name, if the spec is for the node with this UID.
+fn spec_for<'a>(
+    cache: &'a ClusterCache,
+    name: &NodeName,
+    uid: &ObjectUid,
+) -> Option<&'a NodeSubnetSpec> {
+    let spec = cache.subnets.get(name)?.spec.as_ref().ok()?;
+    (spec.node_uid.as_deref() == Some(&**uid)).then_some(spec)
+}
+
 /// Returns whether the NodeSubnet of the block's owner lists the block with the UID of its known object.
 fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
-    let subnet = cache.subnets.get(&entry.owner.name);
-    let spec = subnet.and_then(|it| it.spec.as_ref().ok());
-    let spec = spec.filter(|it| it.node_uid.as_deref() == Some(&*entry.owner.uid));
     let cidr = entry.cidr.to_string();
-    let is_it =
-        |held: &AllocatedBlock| held.cidr == cidr && entry.uid.as_deref() == Some(&*held.uid);
-    spec.is_some_and(|spec| spec.blocks.iter().any(is_it))
+    let is_same = |it: &AllocatedBlock| it.cidr == cidr && entry.uid.as_deref() == Some(&*it.uid);
+    let spec = spec_for(cache, &entry.owner.name, &entry.owner.uid);
+    spec.is_some_and(|spec| spec.blocks.iter().any(is_same))
 }
 
 /// Returns the identity of a deleted node's machine. It is empty if the NodeSubnet does not record that node.
@@ -272,9 +266,8 @@ pub(crate) fn machine_in(
     name: &NodeName,
     uid: &ObjectUid,
 ) -> MachineIdentity {
-    let spec = cache.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
-    let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));
-    spec.map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))
+    spec_for(cache, name, uid)
+        .map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))
         .unwrap_or_default()
 }
 
@@ -284,7 +277,7 @@ mod tests {
     use cadastre_core::Addr;
 
     #[test]
-    fn what_is_reserved_of_a_block_is_listed_or_else_the_whole_block() {
+    fn a_block_with_too_many_reserved_ranges_is_listed_as_reserved_altogether() {
         let block = Cidr::parse_strict("10.0.0.0/20").unwrap();
         let spans = |count: u128| -> Vec<IpRange> {
             let every_other = (0..count).map(|n| Addr {

@@ -1,5 +1,6 @@
 //! Updates the ledger when the watch shows changes of IPAMBlocks, and decides which of two overlapping blocks stays.
 
+use super::owners::quarantine_of;
 use super::{AffectedLoops, BlockEntry};
 use crate::Now;
 use crate::allocations::holders::HolderUse;
@@ -14,60 +15,49 @@ use cadastre_core::{Cidr, HoldingState};
 impl AllocationState {
     /// Handles an object that was created or has changed.
     pub(crate) fn block_seen(&mut self, block: &Block, now: Now) -> AffectedLoops {
-        let mut noted = AffectedLoops::default();
+        let mut affected = AffectedLoops::default();
         let Some(spec) = sound(block) else {
-            self.block_spoiled(block, now, &mut noted);
-            return noted;
+            self.block_spoiled(block, now, &mut affected);
+            return affected;
         };
         let cidr = spec.cidr;
-        let Some(entry) = self.blocks.get(&cidr) else {
-            self.adopt(block, spec, now);
-            noted.blocks.push(cidr);
-            noted.nodes.push(spec.owner.name.clone());
-            return noted;
-        };
-        let ours = entry.owner.uid == spec.owner.uid;
-        let owner = entry.owner.name.clone();
-        if !entry.confirmed && !ours {
+        affected.blocks.push(cidr);
+        let is_for_another =
+            |entry: &BlockEntry| !entry.confirmed && entry.owner.uid != spec.owner.uid;
+        if self.blocks.get(&cidr).is_some_and(is_for_another) {
             // Another writer created the object first, so the block belongs to the owner that the object names. The
-            // node of our holding needs another block.
-            if let Some(entry) = self.drop_block(&cidr) {
-                noted.nodes.push(entry.owner.name);
-            }
-            self.adopt(block, spec, now);
-            noted.nodes.push(spec.owner.name.clone());
-            noted.blocks.push(cidr);
-            return noted;
+            // node for which this block was chosen needs another block.
+            let dropped = self.drop_block(&cidr);
+            affected.nodes.extend(dropped.map(|it| it.owner.name));
         }
-        let wanted = entry.spec();
         let Some(entry) = self.blocks.get_mut(&cidr) else {
-            return noted;
+            self.record_object(block, spec, now);
+            affected.nodes.push(spec.owner.name.clone());
+            return affected;
         };
-        let is_provisional = !entry.confirmed;
         if entry.uid.as_ref() != Some(&block.uid) {
             entry.uid = Some(block.uid.clone());
-            noted.nodes.push(owner);
+            affected.nodes.push(entry.owner.name.clone());
         }
         if entry.step != Step::Delete {
             // The object of a provisional block is not written: a write would hide when the object was created.
-            let differs = entry.confirmed && *spec != wanted;
+            let differs = entry.confirmed && *spec != entry.spec();
             entry.step = if differs {
                 Step::Replace
             } else {
                 Step::Settled
             };
         }
-        if is_provisional {
+        if !entry.confirmed {
             self.blocks.to_judge.insert(cidr);
         }
-        noted.blocks.push(cidr);
-        noted
+        affected
     }
 
     /// Handles an object with an invalid spec. The object of a confirmed block is written again. If the block is
     /// provisional, the range is quarantined, because it is unknown which node the object was for. No NodeSubnet lists
     /// a provisional block, so no node loses addresses in use.
-    pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut AffectedLoops) {
+    pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, affected: &mut AffectedLoops) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
         let known = known.map(|entry| (entry.cidr, entry.confirmed, entry.is_leaving()));
@@ -75,17 +65,16 @@ impl AllocationState {
             return;
         };
         if !confirmed && let Some(entry) = self.blocks.get(&cidr) {
-            noted.nodes.push(entry.owner.name.clone());
+            affected.nodes.push(entry.owner.name.clone());
             let nobody = Owner {
                 quarantined: true,
                 name: "".into(),
                 uid: block.uid.clone(),
                 machine: MachineIdentity::default(),
             };
-            let rest = self.quarantine_of_block(&entry.pool);
             self.reassign_block(&cidr, nobody);
             self.confirm(&cidr);
-            self.set_quarantine(&cidr, rest, now);
+            self.set_quarantine(&cidr, now);
         }
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.uid = Some(block.uid.clone());
@@ -96,36 +85,37 @@ impl AllocationState {
             } else {
                 Step::Settled
             };
-            noted.blocks.push(cidr);
+            affected.blocks.push(cidr);
         }
     }
 
     /// Handles the deletion of an object. The object of a block that must stay is created again; any other block is
     /// dropped.
     pub fn block_gone(&mut self, block: &Block) -> AffectedLoops {
-        let mut noted = AffectedLoops::default();
+        let mut affected = AffectedLoops::default();
         let Some(spec) = sound(block) else {
-            return noted;
+            return affected;
         };
         let cidr = spec.cidr;
         let Some(entry) = self.blocks.get_mut(&cidr) else {
-            return noted;
+            return affected;
         };
         if entry.uid.as_ref().is_some_and(|uid| *uid != block.uid) {
-            return noted;
+            return affected;
         }
-        noted.nodes.push(entry.owner.name.clone());
+        affected.nodes.push(entry.owner.name.clone());
         if entry.is_leaving() || entry.owner.quarantined && !entry.confirmed {
             self.drop_block(&cidr);
-            noted.freed = true;
+            affected.freed = true;
         } else {
             entry.step = Step::Create;
-            noted.blocks.push(cidr);
+            affected.blocks.push(cidr);
         }
-        noted
+        affected
     }
 
-    fn adopt(&mut self, block: &Block, spec: &BlockSpec, now: Now) {
+    /// Records the block of an object that is new to the ledger.
+    fn record_object(&mut self, block: &Block, spec: &BlockSpec, now: Now) {
         let owner = &spec.owner;
         let holder = self
             .holders
@@ -133,17 +123,17 @@ impl AllocationState {
         let holding = self
             .ledger
             .record(holder, spec.cidr, HoldingState::InFlight);
-        let rest = self.quarantine_of_block(&spec.pool);
-        let left = spec.until.map_or(rest, |until| left_of(until, rest, now));
-        let left = if Mutation::RecordedBlockQuarantineIgnored.is_on() {
-            std::time::Duration::ZERO
-        } else {
-            left
-        };
+        let quarantine = quarantine_of(&self.pools, &spec.pool);
+        let mut left = spec
+            .until
+            .map_or(quarantine, |until| left_of(until, quarantine, now));
+        if Mutation::RecordedBlockQuarantineIgnored.is_on() {
+            left = std::time::Duration::ZERO;
+        }
         let entry = BlockEntry {
             since: spec.since,
             until: spec.until,
-            rests_until: owner.quarantined.then_some(now.mono + left),
+            quarantined_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
             // Only objects of confirmed blocks are written as quarantined, so a quarantined block was confirmed.
             confirmed: owner.quarantined,
@@ -161,17 +151,18 @@ impl AllocationState {
     /// overlaps it. Decides nothing while a list is running, because a list does not deliver objects in the order of
     /// their creation.
     pub fn judge_blocks(&mut self, cache: &ClusterCache) -> AffectedLoops {
-        let mut noted = AffectedLoops::default();
+        let mut affected = AffectedLoops::default();
         if cache.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
-            return noted;
+            return affected;
         }
         // Blocks of live nodes come first. Every quarantined block is confirmed below, and a live node's block that
         // comes after an overlapping confirmed one would be deleted.
-        let mut to_judge: Vec<Cidr> = std::mem::take(&mut self.blocks.to_judge)
-            .into_iter()
-            .collect();
-        let rests = |cidr: &Cidr| self.blocks.get(cidr).is_some_and(|it| it.owner.quarantined);
-        to_judge.sort_by_cached_key(rests);
+        let to_judge = std::mem::take(&mut self.blocks.to_judge);
+        let mut to_judge: Vec<Cidr> = to_judge.into_iter().collect();
+        to_judge.sort_by_cached_key(|cidr| {
+            let entry = self.blocks.get(cidr);
+            entry.is_some_and(|it| it.owner.quarantined)
+        });
         for cidr in to_judge {
             let Some(entry) = self.blocks.get(&cidr) else {
                 continue;
@@ -181,23 +172,22 @@ impl AllocationState {
             }
             let name = entry.owner.name.clone();
             // A quarantined block is confirmed whatever overlaps it, because its deleted owner might have used it.
-            let rests = entry.owner.quarantined;
-            if rests || self.is_first(&cidr, cache) {
+            if entry.owner.quarantined || self.is_first(&cidr, cache) {
                 self.confirm(&cidr);
-                let there = cache.blocks.get(&*block_name(&cidr));
-                let there = there.and_then(|block| block.spec.as_ref().ok());
+                let object = cache.blocks.get(&*block_name(&cidr));
+                let spec = object.and_then(|block| block.spec.as_ref().ok());
                 if let Some(entry) = self.blocks.get_mut(&cidr)
-                    && there.is_some_and(|there| *there != entry.spec())
+                    && spec.is_some_and(|spec| *spec != entry.spec())
                 {
                     entry.step = Step::Replace;
                 }
             } else if let Some(entry) = self.blocks.get_mut(&cidr) {
                 entry.step = Step::Delete;
             }
-            noted.nodes.push(name);
-            noted.blocks.push(cidr);
+            affected.nodes.push(name);
+            affected.blocks.push(cidr);
         }
-        noted
+        affected
     }
 
     /// Marks for deletion the provisional blocks that overlap a block in use by another node's agent, and returns them:

@@ -8,7 +8,7 @@ use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, whole_seconds};
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{MachineIdentity, Node, Owner};
-use crate::pools::DEFAULT_QUARANTINE;
+use crate::pools::{DEFAULT_QUARANTINE, PoolStates};
 use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingId, HoldingState};
@@ -28,6 +28,7 @@ impl AllocationState {
         self.blocks.insert(entry);
     }
 
+    /// Ends the provisional state of a block.
     pub(crate) fn confirm(&mut self, cidr: &Cidr) {
         self.blocks.to_judge.remove(cidr);
         if let Some(entry) = self.blocks.get_mut(cidr) {
@@ -61,7 +62,6 @@ impl AllocationState {
                 self.drop_block(cidr);
                 continue;
             }
-            let rest = self.quarantine_of_block(&entry.pool);
             let owner = Owner {
                 quarantined: true,
                 name: name.clone(),
@@ -69,11 +69,11 @@ impl AllocationState {
                 machine: machine.clone(),
             };
             self.reassign_block(cidr, owner);
-            self.set_quarantine(cidr, rest, now);
-            let Some(entry) = self.blocks.get_mut(cidr) else {
-                continue;
-            };
-            if entry.confirmed && entry.step == Step::Settled {
+            self.set_quarantine(cidr, now);
+            if let Some(entry) = self.blocks.get_mut(cidr)
+                && entry.confirmed
+                && entry.step == Step::Settled
+            {
                 entry.step = Step::Replace;
             }
         }
@@ -83,35 +83,28 @@ impl AllocationState {
     /// Drops the blocks for which no request was sent yet and that overlap ranges of a foreign allocator. Returns the
     /// names of the nodes for which the blocks were chosen.
     pub(crate) fn drop_unsent(&mut self, foreign: &[Cidr]) -> Vec<NodeName> {
-        let lies_there = |entry: &&BlockEntry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
-        let given_up = self.blocks.iter().filter(|it| it.is_unsent());
-        let given_up = given_up
-            .filter(|it| !it.owner.quarantined)
-            .filter(lies_there);
-        let given_up: Vec<(Cidr, NodeName)> = given_up
-            .map(|entry| (entry.cidr, entry.owner.name.clone()))
-            .collect();
-        let drop = |(cidr, name): (Cidr, NodeName)| {
-            self.drop_block(&cidr);
-            name
-        };
-        given_up.into_iter().map(drop).collect()
+        let overlaps = |entry: &&BlockEntry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
+        let unsent = self.blocks.iter().filter(|it| it.is_unsent());
+        let unsent = unsent.filter(|it| !it.owner.quarantined).filter(overlaps);
+        let cidrs: Vec<Cidr> = unsent.map(|entry| entry.cidr).collect();
+        let dropped = cidrs.iter().filter_map(|cidr| self.drop_block(cidr));
+        dropped.map(|entry| entry.owner.name).collect()
     }
 
     /// Gives the quarantined blocks of a machine to its new Node, as far as their pools still allow that. Returns the
     /// blocks.
     pub(crate) fn return_blocks(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
-        let resting = self.quarantined_blocks_of(node);
-        for cidr in &resting {
+        let returned = self.quarantined_blocks_of(node);
+        for cidr in &returned {
             self.reassign_block(cidr, Owner::node(&node.name, &node.uid));
             if let Some(entry) = self.blocks.get_mut(cidr) {
                 entry.since = whole_seconds(now.wall);
                 entry.until = None;
-                entry.rests_until = None;
+                entry.quarantined_until = None;
                 entry.step = Step::Replace;
             }
         }
-        resting
+        returned
     }
 
     fn quarantined_blocks_of(&self, node: &Node) -> Vec<Cidr> {
@@ -132,19 +125,19 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether nothing else holds part of the block. Smaller quarantined blocks of the same deleted
-    /// node inside it do not count: they were created late, and stay in quarantine.
+    /// Returns whether no other holding overlaps the block. Smaller quarantined blocks of the same deleted node inside
+    /// the block do not count: they were created late, and stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.holding).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, holding)| {
-            let rests_inside = holding.state == HoldingState::Quarantined
+            let is_quarantined_inside = holding.state == HoldingState::Quarantined
                 && Some(holding.holder) == holder
                 && holding.cidr.len() > entry.cidr.len();
-            id == entry.holding || rests_inside
+            id == entry.holding || is_quarantined_inside
         })
     }
 
-    /// Removes a block and its holding. The range is free then, unless something else holds it too.
+    /// Removes a block and its holding. The range is free then, unless another holding overlaps it.
     pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         let entry = self.blocks.remove(cidr)?;
         self.ledger.release(entry.holding);
@@ -154,6 +147,7 @@ impl AllocationState {
         Some(entry)
     }
 
+    /// Moves a block and its holding to another owner.
     pub(crate) fn reassign_block(&mut self, cidr: &Cidr, owner: Owner) {
         let holder = self
             .holders
@@ -174,18 +168,19 @@ impl AllocationState {
         }
     }
 
-    pub(crate) fn set_quarantine(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
+    /// Begins the quarantine of a block, which lasts as long as the block's pool says.
+    pub(super) fn set_quarantine(&mut self, cidr: &Cidr, now: Now) {
         if let Some(entry) = self.blocks.get_mut(cidr) {
+            let quarantine = quarantine_of(&self.pools, &entry.pool);
             entry.since = whole_seconds(now.wall);
-            entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);
-            entry.rests_until = Some(now.mono + rest);
+            entry.until = now.wall.saturating_add(quarantine).ok().map(whole_seconds);
+            entry.quarantined_until = Some(now.mono + quarantine);
             entry.recall = None;
         }
     }
+}
 
-    pub(crate) fn quarantine_of_block(&self, pool: &PoolName) -> Duration {
-        self.pools
-            .get(pool)
-            .map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
-    }
+pub(super) fn quarantine_of(pools: &PoolStates, pool: &PoolName) -> Duration {
+    let pool = pools.get(pool);
+    pool.map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
 }

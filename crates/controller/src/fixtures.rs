@@ -1,0 +1,242 @@
+//! Objects and clusters for unit tests.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::allocations::AllocationState;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::object_cache::ObjectCache;
+use crate::cluster::objects::{
+    AgentReport, Block, BlockReport, BlockSpec, MachineIdentity, Node, Object, Owner, Pod, Pool,
+    Subnet,
+};
+use crate::report::EventRecord;
+use crate::{Context, Now};
+use cadastre_api::{
+    AllocatedBlock, FINALIZER, IPPoolSpec, IPv6Ranges, NodeSubnetSpec, Requests, block_name,
+};
+use cadastre_core::Cidr;
+use cadastre_daemon::watch::ObjectEvent;
+
+pub(crate) const NOW: Now = Now {
+    mono: Duration::ZERO,
+    wall: jiff::Timestamp::UNIX_EPOCH,
+};
+
+/// Returns a time by its monotonic clock.
+pub(crate) fn at(second: u64) -> Now {
+    Now {
+        mono: Duration::from_secs(second),
+        ..NOW
+    }
+}
+
+pub(crate) fn cidr(text: &str) -> Cidr {
+    Cidr::parse_strict(text).unwrap()
+}
+
+/// Returns a node without podCIDRs. Its UID equals its name.
+pub(crate) fn node(name: &str) -> Node {
+    Node {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        labels: [].into(),
+        term: None,
+        annotated: false,
+        deleting: false,
+        pod_cidrs: [].into(),
+        unreadable: [].into(),
+        addresses: [].into(),
+        machine: MachineIdentity::default(),
+    }
+}
+
+/// Returns a node with these podCIDRs. Its UID equals its name.
+pub(crate) fn node_with(name: &str, pod_cidrs: &[&str]) -> Node {
+    Node {
+        pod_cidrs: pod_cidrs.iter().map(|text| cidr(text)).collect(),
+        ..node(name)
+    }
+}
+
+/// Returns a pod that reports these addresses. All versions have the same name and UID.
+pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
+    let addresses = addresses.iter().map(|text| text.parse().unwrap());
+    Pod {
+        name: "default/pod".into(),
+        uid: "pod".into(),
+        version,
+        finished: false,
+        mirror_of: None,
+        addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
+    }
+}
+
+/// Returns a pool that allocates /28 blocks.
+pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
+    let spec = json!({"ipv4": {"cidrs": [cidr], "blockSize": 28}});
+    Pool {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        generation: 1,
+        created: 0,
+        deleting: false,
+        finalizers: vec![FINALIZER.to_owned()],
+        spec: Ok(serde_json::from_value(spec).unwrap()),
+        status: None,
+    }
+}
+
+/// Returns a pool that allocates /28 blocks, after a change of its spec.
+pub(crate) fn pool_with(name: &str, cidr: &str, change: impl FnOnce(&mut IPPoolSpec)) -> Pool {
+    let mut pool = pool(name, cidr);
+    change(pool.spec.as_mut().unwrap());
+    pool
+}
+
+pub(crate) fn ipv6_ranges(cidr: &str, block_size: u32) -> IPv6Ranges {
+    IPv6Ranges {
+        cidrs: vec![cidr.to_owned()],
+        block_size: Some(block_size),
+        gateway: None,
+    }
+}
+
+/// Returns a pool with one IPv6 range and no IPv4 range.
+pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
+    pool_with(name, "10.0.0.0/24", |spec| {
+        spec.ipv4 = None;
+        spec.ipv6 = Some(ipv6_ranges(range, block_size));
+    })
+}
+
+/// Returns a block of pool `p` as a NodeSubnet lists it. The UID of its object equals its CIDR.
+pub(crate) fn listed_block(cidr: &str) -> AllocatedBlock {
+    AllocatedBlock {
+        cidr: cidr.to_owned(),
+        uid: cidr.to_owned(),
+        pool: "p".to_owned(),
+        recall: None,
+        reserved: Vec::new(),
+        on_request: Vec::new(),
+    }
+}
+
+/// Returns an agent's report of an empty block.
+pub(crate) fn block_report(text: &str) -> BlockReport {
+    BlockReport {
+        cidr: cidr(text),
+        uid: text.into(),
+        used: 0,
+        cooling: 0,
+        free: 16,
+        released: false,
+    }
+}
+
+/// Returns a NodeSubnet with a demand of `wanted` in pool `p`. It lists the blocks, and reports them as empty.
+pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
+    Subnet {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        spec: Ok(NodeSubnetSpec {
+            node_uid: Some(name.to_owned()),
+            blocks: blocks.iter().map(|it| listed_block(it)).collect(),
+            ..NodeSubnetSpec::default()
+        }),
+        is_partial: false,
+        requests: Requests::default(),
+        report: Some(Box::new(AgentReport {
+            node_uid: name.into(),
+            demand: [("p".into(), wanted)].into(),
+            blocks: blocks.iter().map(|it| block_report(it)).collect(),
+            ..AgentReport::default()
+        })),
+    }
+}
+
+/// Returns the object of a block of pool `p`. Its UID equals the CIDR.
+pub(crate) fn block(text: &str, owner: Owner) -> Block {
+    Block {
+        name: block_name(&cidr(text)).into(),
+        uid: text.into(),
+        version: 1,
+        touched: false,
+        spec: Ok(BlockSpec {
+            cidr: cidr(text),
+            pool: "p".into(),
+            owner,
+            since: NOW.wall,
+            until: None,
+        }),
+    }
+}
+
+/// Returns the objects of the blocks that a NodeSubnet lists.
+pub(crate) fn objects(subnet: &Subnet) -> Vec<Block> {
+    let spec = subnet.spec.as_ref().unwrap();
+    let owner = || Owner::node(&subnet.name, &subnet.uid);
+    let object = |it: &AllocatedBlock| Block {
+        uid: it.uid.as_str().into(),
+        ..block(&it.cidr, owner())
+    };
+    spec.blocks.iter().map(object).collect()
+}
+
+/// Applies a complete list of objects to a cache.
+pub(crate) fn list<T: Object>(table: &mut ObjectCache<T>, objects: Vec<T>) {
+    let asked = Duration::ZERO;
+    table.change(ObjectEvent::Restarted { asked });
+    for object in objects {
+        table.change(ObjectEvent::Applied(object));
+    }
+    table.change(ObjectEvent::Listed);
+}
+
+/// Returns a cluster of these pools and nodes.
+pub(crate) fn cluster(pools: Vec<Pool>, nodes: Vec<Node>) -> ClusterCache {
+    let mut cache = ClusterCache::default();
+    list(&mut cache.pools, pools);
+    list(&mut cache.nodes, nodes);
+    cache
+}
+
+/// Returns a cluster of these pools and NodeSubnets, with the nodes and blocks of the NodeSubnets.
+pub(crate) fn cluster_of(pools: Vec<Pool>, subnets: Vec<Subnet>) -> ClusterCache {
+    let nodes = subnets.iter().map(|it| node(&it.name)).collect();
+    let mut cache = cluster(pools, nodes);
+    let blocks = subnets.iter().flat_map(objects).collect();
+    list(&mut cache.blocks, blocks);
+    list(&mut cache.subnets, subnets);
+    cache
+}
+
+pub(crate) fn rebuilt(cache: &ClusterCache) -> AllocationState {
+    AllocationState::rebuild(cache, &[], NOW).0
+}
+
+/// Calls `step` as one step of a loop. Returns its result and the reasons of the events that it reports.
+pub(crate) fn reported<T>(
+    cache: &ClusterCache,
+    allocations: &mut AllocationState,
+    now: Now,
+    step: impl FnOnce(&mut Context) -> T,
+) -> (T, Vec<&'static str>) {
+    let mut reports: Vec<EventRecord> = Vec::new();
+    let result = step(&mut Context::new(cache, allocations, &mut reports, now));
+    (result, reports.iter().map(|it| it.reason).collect())
+}
+
+/// Calls `step` as one step of a loop, and returns its result.
+pub(crate) fn in_step<T>(
+    cache: &ClusterCache,
+    allocations: &mut AllocationState,
+    now: Now,
+    step: impl FnOnce(&mut Context) -> T,
+) -> T {
+    reported(cache, allocations, now, step).0
+}
