@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocationMode, NodeSubnetSpec};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet};
 use cadastre_core::{Addr, Cidr};
 
@@ -38,7 +38,7 @@ pub struct BlockChecks {
     pub died: BTreeMap<ObjectUid, Time>,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 struct Life {
     /// UIDs of the nodes for which the block was listed.
     listed: BTreeSet<ObjectUid>,
@@ -85,7 +85,7 @@ impl Checks {
         &mut self,
         before: Option<&Subnet>,
         after: Option<&Subnet>,
-        author: &Author,
+        author: Author,
         api: &Api,
     ) -> Verdict {
         if let Some(report) = after.and_then(|after| after.report.as_ref()) {
@@ -96,13 +96,13 @@ impl Checks {
                 }
             }
         }
-        if *author == Author::World {
+        if author == Author::World {
             // A NodeSubnet is one of two records of the node's blocks, and a user has changed it.
             for block in listed(before) {
                 self.parcels.lives.entry(block).or_default().edited = true;
             }
         }
-        if !matches!(author, Author::Controller { .. }) {
+        if !matches!(author, Author::Controller(_)) {
             return Ok(());
         }
         let (was, is) = (listed(before), listed(after));
@@ -169,14 +169,14 @@ impl Checks {
         &mut self,
         before: Option<&Block>,
         after: Option<&Block>,
-        author: &Author,
+        author: Author,
         api: &Api,
         now: Time,
     ) -> Verdict {
         if let (None, Some(Ok(spec))) = (before, after.map(|after| &after.spec)) {
             self.block_created(after.map(|it| &it.uid), spec, api);
         }
-        if !matches!(author, Author::Controller { .. }) {
+        if !matches!(author, Author::Controller(_)) {
             let spec = before.and_then(|before| before.spec.as_ref().ok());
             if let (Some(spec), Some(before)) = (spec, before) {
                 let key = (spec.cidr, before.uid.clone());
@@ -269,15 +269,10 @@ impl Checks {
             let never = strange && !life.listed.contains(&owner.uid);
             let fair = let_go || lost || never || remade && !still;
             if !fair {
+                let (name, cidr, uid) = (&owner.name, spec.cidr, &block.uid);
                 let text = format!(
-                    "{} {} of {} ({}) is deleted: listed {:?}, let go {:?}, contested {}",
-                    spec.cidr,
-                    block.uid,
-                    owner.name,
-                    owner.uid,
-                    life.listed,
-                    life.released,
-                    life.contested
+                    "{cidr} {uid} of {name} ({}) is deleted: {life:?}",
+                    owner.uid
                 );
                 return wrong("end of a block", text, names);
             }
@@ -290,33 +285,21 @@ impl Checks {
             life.listed.contains(uid) && addresses.any(|addr| spec.cidr.contains_addr(*addr))
         };
         if held(&owner.uid) {
-            let text = format!(
-                "{} of {} ends while a pod reports an address of it",
-                spec.cidr, owner.uid
-            );
+            let (cidr, uid) = (spec.cidr, &owner.uid);
+            let text = format!("{cidr} of {uid} ends while a pod reports an address of it");
             return wrong("end of a block", text, names);
         }
         // The same host may have released the block as another Node, which may be deleted by now.
         let released = !life.released.is_empty() || !life.listed.contains(&owner.uid);
         let died = self.parcels.died.get(&owner.uid).copied();
-        let rested = died.map(|died| died + self.quarantine_of(&spec.pool));
+        let quarantine = self.quarantine_of(|it| it.name == spec.pool);
+        let rested = died.map(|died| died + quarantine);
         if !released && !self.clocks_lie && rested.is_some_and(|rested| now < rested) {
-            let text = format!(
-                "{} of {} ends {} ms after its node",
-                spec.cidr,
-                owner.uid,
-                (now - died.unwrap_or(now)) / 1000
-            );
+            let (cidr, uid, ms) = (spec.cidr, &owner.uid, (now - died.unwrap_or(now)) / 1000);
+            let text = format!("{cidr} of {uid} ends {ms} ms after its node");
             return wrong("end of a block", text, names);
         }
         Ok(())
-    }
-
-    /// The shortest quarantine of all versions of the pool, as the fastest clock measures it.
-    fn quarantine_of(&self, pool: &PoolName) -> Time {
-        let versions = self.shapes.iter().filter(|shape| shape.name == *pool);
-        let shortest = versions.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
-        shortest - shortest * self.skew * 2 / 1_000_000
     }
 
     /// Checks a new block that a controller requests against what the controller had received.
@@ -395,12 +378,8 @@ impl Checks {
         if let Some(pod) = pods.find(reports) {
             return fail(format!("pod {} was seen there", pod.name));
         }
-        let pools: Vec<Shape> = known
-            .pools
-            .objects
-            .values()
-            .filter_map(Shape::new)
-            .collect();
+        let pools = known.pools.objects.values();
+        let pools: Vec<Shape> = pools.filter_map(Shape::new).collect();
         let Some(own) = pools.iter().find(|shape| shape.name == spec.pool) else {
             return Ok(());
         };
@@ -443,12 +422,8 @@ impl Sim {
             let is_lost = agent.forgotten.contains(&held.node);
             is_current || is_lost && agent.given.values().any(|it| it == *key)
         };
-        agent
-            .blocks
-            .iter()
-            .filter(uses)
-            .map(|(key, _)| key)
-            .collect()
+        let used = agent.blocks.iter().filter(uses);
+        used.map(|(key, _)| key).collect()
     }
 
     /// Checks after a restore that no block is newly listed for a node while another host uses it, even if the server
@@ -458,11 +433,7 @@ impl Sim {
         else {
             return Ok(());
         };
-        let was = if owner_is(before, &uid) {
-            listed(before)
-        } else {
-            Vec::new()
-        };
+        let was = listed(before.filter(|_| owner_is(before, &uid)));
         let own = self.machines.of_node.get(&uid);
         for (cidr, _) in listed(after) {
             if was.iter().any(|it| it.0 == cidr) {
@@ -522,13 +493,8 @@ impl Sim {
                 return says(format!("the agent of {}", theirs.name), theirs.name.clone());
             }
         }
-        for other in self
-            .api
-            .pods
-            .live
-            .values()
-            .filter(|other| other.uid != *pod)
-        {
+        let others = self.api.pods.live.values();
+        for other in others.filter(|other| other.uid != *pod) {
             // Nothing is guaranteed for addresses that no agent assigned, or that an agent assigned too late.
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
                 && !self.checks.ghosts.contains(&other.uid)
@@ -545,10 +511,8 @@ impl Sim {
             }
             if from_agent && !edited && other.addresses.contains(&addr) {
                 let placed = self.api.placed.get(&other.uid).cloned();
-                return says(
-                    format!("pod {} on {placed:?}", other.uid),
-                    placed.unwrap_or_default(),
-                );
+                let who = format!("pod {} on {placed:?}", other.uid);
+                return says(who, placed.unwrap_or_default());
             }
         }
         Ok(())

@@ -53,8 +53,6 @@ pub struct Budget {
     fruitless: BTreeMap<Key, Row>,
     all: BTreeMap<Where, Row>,
     wakes: BTreeMap<Where, Row>,
-    /// The highest counts so far: writes, reads, all requests, wake-ups
-    pub most: [usize; 4],
 }
 
 impl Budget {
@@ -75,7 +73,6 @@ impl Budget {
         now: Time,
     ) -> Verdict {
         let all = self.all.entry(place).or_default().add(now);
-        self.most[2] = self.most[2].max(all);
         if all > ALL * self.pace {
             let text = format!("{place} asks {all} times in a minute");
             return wrong("budget", text, None::<&str>);
@@ -115,8 +112,6 @@ impl Budget {
             .entry((place, kind, name.clone()))
             .or_default();
         let count = row.add(now);
-        let at = usize::from(!write);
-        self.most[at] = self.most[at].max(count);
         if count > most * self.pace {
             let text = format!(
                 "{place} asks {count} times in a minute for what comes to nothing: {}",
@@ -139,7 +134,6 @@ impl Budget {
     /// Counts a wake-up of a process by its clock alone, and checks the count against the limit.
     pub fn woke(&mut self, place: Where, now: Time) -> Verdict {
         let count = self.wakes.entry(place).or_default().add(now);
-        self.most[3] = self.most[3].max(count);
         if count > WAKES * self.pace {
             let text = format!("{place} wakes {count} times in a minute by its clock alone");
             return wrong("budget", text, None::<&str>);

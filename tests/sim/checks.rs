@@ -28,7 +28,7 @@ use cadastre_api::{AllocationMode, FINALIZER, NodeSubnetSpec};
 use cadastre_controller::cluster::intents::WriteIntents;
 use cadastre_controller::cluster::lease::{LeaseContent, LeaseRecord, Takeover};
 use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pool, Subnet, Text};
+use cadastre_controller::cluster::objects::{MachineIdentity, Node, Object, Pool, Subnet, Text};
 use cadastre_controller::cluster::request::{
     ApiRequest, ObjectKind, ObjectSpec, PodCidrAllocation, RequestId, RequestOutcome,
 };
@@ -120,18 +120,13 @@ pub struct Checks {
     pub given_too_late: BTreeSet<ObjectUid>,
     /// Addresses that an agent has released, with the host, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, ObjectUid, Time)>,
-    /// How often each process has sent each report, and the last report of each process about each object.
-    reported: BTreeMap<(Where, String), Told>,
-    last_told: BTreeMap<(Where, String), String>,
+    /// How often each process has sent each report about an object since the last block was allocated to the object,
+    /// after the number of blocks that were allocated to it before.
+    reported: BTreeMap<(Where, String), (u64, u32)>,
+    /// The last report of each process about each object.
+    last_report: BTreeMap<(Where, String), String>,
     /// How many blocks were allocated to the Node of each UID.
     pub allocated: BTreeMap<ObjectUid, u64>,
-}
-
-/// How often a report was sent since the last block was allocated to the node.
-#[derive(Default)]
-struct Told {
-    allocated: u64,
-    times: u32,
 }
 
 impl Checks {
@@ -173,10 +168,8 @@ impl Checks {
     ) -> Verdict {
         let request = &outgoing.request;
         if request.is_write() && (outgoing.term.is_none() || outgoing.term != known.term) {
-            let text = format!(
-                "{place} was told {:?} and writes under {:?}",
-                known.term, outgoing.term
-            );
+            let (led, written) = (&known.term, &outgoing.term);
+            let text = format!("{place} leads under {led:?} and writes under {written:?}");
             return wrong("leader writes", text, None::<&str>);
         }
         if matches!(request, ApiRequest::AssignPodCidrs(_)) {
@@ -334,11 +327,9 @@ impl Checks {
         for node in api.nodes.live.values().filter(|node| node.is_empty()) {
             let born = self.born.get(&node.uid).copied().unwrap_or(Time::MAX);
             if born < self.lease.1 && node.term != known.term {
-                let text = format!(
-                    "{place} deals under {:?} while {} carries {:?}",
-                    known.term, node.name, node.term
-                );
-                return wrong("fence", text, [node.name.clone()]);
+                let (term, name, older) = (&known.term, &node.name, &node.term);
+                let text = format!("{place} allocates under {term:?}, {name} has {older:?}");
+                return wrong("fence", text, [name.clone()]);
             }
         }
         Ok(())
@@ -353,15 +344,12 @@ impl Checks {
         api: &Api,
     ) -> Verdict {
         let wrong = |what: String| {
-            let text = format!(
-                "{place} deals {} to {} ({}): {what}",
-                ranges(&a.cidrs),
-                a.name,
-                a.uid
-            );
+            let (ranges, name, uid) = (ranges(&a.cidrs), &a.name, &a.uid);
+            let text = format!("{place} allocates {ranges} to {name} ({uid}): {what}");
             wrong("policy", text, [a.name.clone()])
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
+        let inside = |addr: &&Addr| a.cidrs.iter().any(|c| c.contains_addr(**addr));
         let returns = self.had_before(a, known);
         if self.dead_nodes.iter().any(|grave| grave.uid == a.uid) && returns {
             // The node is deleted and had these ranges. The process may not know that it is deleted; the server will
@@ -370,9 +358,9 @@ impl Checks {
         }
         let labels = known.labels.get(&a.uid);
         let could = |shape: &&Shape| {
-            labels.into_iter().flatten().any(|labels| {
-                shape.could_deal(&a.cidrs, labels)
-                    || (returns && shape.could_return(&a.cidrs, labels))
+            let mut labels = labels.into_iter().flatten();
+            labels.any(|it| {
+                shape.could_deal(&a.cidrs, it) || returns && shape.could_return(&a.cidrs, it)
             })
         };
         // If several pools have the same ranges, any of them may have allocated them.
@@ -383,63 +371,39 @@ impl Checks {
         let before = |pool: &&Shape| self.starting_before(pool, labels, known, api);
         let better: Option<Vec<PoolName>> = pools.iter().map(before).collect();
         if let (false, Some(better)) = (returns, better) {
+            let better = &better[0];
             return wrong(format!(
-                "of {}, and {} is about to serve it",
-                pool.name, better[0]
+                "of {}, and {better} is about to serve it",
+                pool.name
             ));
         }
-        for node in known
-            .nodes
-            .objects
-            .values()
-            .filter(|node| node.name != a.name)
-        {
-            let lives = api
-                .nodes
-                .get(&node.name)
-                .is_some_and(|live| live.uid == node.uid);
-            if lives && counted(node).any(hits) {
-                return wrong(format!(
-                    "{} was seen with {}",
-                    node.name,
-                    ranges(&node.pod_cidrs)
-                ));
+        let nodes = known.nodes.objects.values();
+        for node in nodes.filter(|node| node.name != a.name) {
+            let live = api.nodes.get(&node.name);
+            if live.is_none_or(|live| live.uid != node.uid) {
+                continue;
             }
-            let own = node
-                .addresses
-                .iter()
-                .find(|addr| a.cidrs.iter().any(|c| c.contains_addr(**addr)));
-            if let Some(addr) = own.filter(|_| lives && !returns) {
-                return wrong(format!("{} was seen with the address {addr}", node.name));
+            let name = &node.name;
+            if counted(node).any(hits) {
+                let podcidrs = ranges(&node.pod_cidrs);
+                return wrong(format!("{name} was seen with {podcidrs}"));
+            }
+            let own = node.addresses.iter().find(inside);
+            if let Some(addr) = own.filter(|_| !returns) {
+                return wrong(format!("{name} was seen with the address {addr}"));
             }
         }
-        if let Some(service) = known
-            .services
-            .objects
-            .values()
-            .find(|s| s.cidrs.iter().any(hits))
-        {
-            return wrong(format!(
-                "the service range {} was seen there",
-                ranges(&service.cidrs)
-            ));
+        let services = known.services.objects.values();
+        let mut services = services.map(|it| &it.cidrs);
+        if let Some(cidrs) = services.find(|cidrs| cidrs.iter().any(hits)) {
+            let cidrs = ranges(cidrs);
+            return wrong(format!("the service range {cidrs} was seen there"));
         }
-        let inside = |pod: &&cadastre_controller::cluster::objects::Pod| {
-            pod.addresses
-                .iter()
-                .any(|addr| a.cidrs.iter().any(|c| c.contains_addr(*addr)))
-        };
-        if let Some(pod) = known
-            .pods
-            .objects
-            .values()
-            .find(inside)
-            .filter(|_| !returns)
-        {
-            return wrong(format!(
-                "pod {} was seen with {:?}",
-                pod.name, pod.addresses
-            ));
+        let mut pods = known.pods.objects.values();
+        let reports = pods.find(|pod| pod.addresses.iter().any(|addr| inside(&addr)));
+        if let Some(pod) = reports.filter(|_| !returns) {
+            let (name, addresses) = (&pod.name, &pod.addresses);
+            return wrong(format!("pod {name} was seen with {addresses:?}"));
         }
         Ok(())
     }
@@ -501,16 +465,10 @@ impl Checks {
     /// Records a list of a dead node's pods that showed none of its addresses. Other requests are ignored.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
         if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
-            for grave in self
-                .dead_nodes
-                .iter_mut()
-                .filter(|grave| grave.name == *node)
-            {
-                let used = pods
-                    .iter()
-                    .flat_map(|p| p.addresses.iter())
-                    .any(|a| grave.ranges.iter().any(|r| r.contains_addr(*a)));
-                if !used {
+            for grave in &mut self.dead_nodes {
+                let mut addresses = pods.iter().flat_map(|pod| pod.addresses.iter());
+                let is_used = |addr: &Addr| grave.ranges.iter().any(|it| it.contains_addr(*addr));
+                if grave.name == *node && !addresses.any(is_used) {
                     grave.looked.push(now);
                 }
             }
@@ -520,13 +478,14 @@ impl Checks {
     pub fn committed(
         &mut self,
         commit: &Commit,
-        author: &Author,
+        author: Author,
         known: Option<&Known>,
         api: &Api,
         (now, decided): (Time, Time),
     ) -> Verdict {
-        if let Author::Controller { process, .. } = author {
-            self.last_write = (now, format!("p{process} {}", describe(commit)));
+        let is_controller = matches!(author, Author::Controller(_));
+        if is_controller {
+            self.last_write = (now, describe(commit));
         }
         match commit {
             Commit::Node(before, after) => {
@@ -544,7 +503,7 @@ impl Checks {
                 }
                 let given = before.as_ref().is_some_and(|b| b.is_empty())
                     && after.as_ref().is_some_and(|a| !a.is_empty());
-                if let (true, Author::Controller { .. }, Some(node)) = (given, author, after) {
+                if let Some(node) = after.as_ref().filter(|_| given && is_controller) {
                     return self.assigned(node, known, api, decided);
                 }
             }
@@ -553,32 +512,27 @@ impl Checks {
                 if let Some(shape) = shape.filter(|shape| !self.shapes.contains(shape)) {
                     self.shapes.push(shape);
                 }
-                if let (Author::Controller { .. }, Some(before)) = (author, before) {
+                if let Some(before) = before.as_ref().filter(|_| is_controller) {
                     return self.pool_written(before, after.as_deref(), known, api, now);
                 }
             }
             Commit::Subnet(before, after) => {
                 self.blocks_listed(before.as_deref(), after.as_deref(), author, api)?;
-                if *author == Author::World {
-                    let name = before
-                        .as_ref()
-                        .or(after.as_ref())
-                        .map(|subnet| subnet.name.clone());
-                    for grave in self
-                        .dead_nodes
-                        .iter_mut()
-                        .filter(|grave| Some(&grave.name) == name.as_ref())
-                    {
-                        (grave.recorded, grave.edited) = (false, true);
+                if author == Author::World {
+                    let name = before.as_ref().or(after.as_ref()).map(|it| &it.name);
+                    for grave in &mut self.dead_nodes {
+                        if Some(&grave.name) == name {
+                            (grave.recorded, grave.edited) = (false, true);
+                        }
                     }
-                } else if let (Author::Controller { .. }, Some(before)) = (author, before) {
+                } else if let Some(before) = before.as_ref().filter(|_| is_controller) {
                     return self.subnet_written(before, after.as_deref(), api, now);
                 }
             }
             Commit::Block(before, after) => {
                 return self.block_written(before.as_deref(), after.as_deref(), author, api, now);
             }
-            Commit::Service | Commit::Pod(..) | Commit::Addresses(..) => {}
+            Commit::ServiceRange(..) | Commit::Pod(..) | Commit::Addresses(..) => {}
         }
         Ok(())
     }
@@ -588,14 +542,14 @@ impl Checks {
         if had.is_empty() {
             return;
         }
-        let told = api
-            .subnets
-            .get(&node.name)
-            .and_then(|subnet| subnet.spec.as_ref().ok());
-        let recorded = told.is_some_and(|spec| {
-            let told = records(spec);
-            had.iter()
-                .all(|range| told.iter().any(|r| r.uid == *node.uid && r.range == *range))
+        let subnet = api.subnets.get(&node.name);
+        let recorded = subnet.is_some_and(|subnet| {
+            let records: Vec<Record> = subnet.spec.iter().flat_map(records).collect();
+            let is_recorded = |range| {
+                let mut all = records.iter();
+                all.any(|it| *it.uid == *node.uid && it.range == range)
+            };
+            had.iter().copied().all(is_recorded)
         });
         self.dead_nodes.push(DeadNode {
             name: node.name.clone(),
@@ -621,13 +575,12 @@ impl Checks {
         let hits = |ranges: &[Cidr]| ranges.iter().any(|r| counted(node).any(|c| c.overlaps(r)));
         for other in api.nodes.live.values() {
             if other.uid != node.uid && self.ours.contains(&other.uid) && hits(&other.pod_cidrs) {
+                let whose = |node: &Node| format!("{} ({})", node.name, node.uid);
                 let text = format!(
-                    "{} ({}) gets {} and {} ({}) has {}",
-                    node.name,
-                    node.uid,
+                    "{} gets {} and {} has {}",
+                    whose(node),
                     ranges(&node.pod_cidrs),
-                    other.name,
-                    other.uid,
+                    whose(other),
                     ranges(&other.pod_cidrs)
                 );
                 return wrong(DUPLICATE, text, [node.name.clone(), other.name.clone()]);
@@ -663,30 +616,18 @@ impl Checks {
             if minded.is_some_and(|graves| !graves.contains(&grave.uid)) {
                 continue;
             }
-            let who = || {
-                format!(
-                    "{} gets {} of {} ({})",
-                    node.name,
-                    ranges(&grave.ranges),
-                    grave.name,
-                    grave.uid
-                )
+            let fail = |why: String| {
+                let lost = ranges(&grave.ranges);
+                let (node, dead, uid) = (&node.name, &grave.name, &grave.uid);
+                let text = format!("{node} gets {lost} of {dead} ({uid}) {why}");
+                wrong("rest", text, [node.clone(), dead.clone()])
             };
-            let names = [node.name.clone(), grave.name.clone()];
             if !self.clocks_lie && decided < self.quarantined_until(grave) {
-                let text = format!(
-                    "{} dead for {} ms only",
-                    who(),
-                    decided.saturating_sub(grave.died) / 1000
-                );
-                return wrong("rest", text, names);
+                let ms = decided.saturating_sub(grave.died) / 1000;
+                return fail(format!("dead for {ms} ms only"));
             }
             if !grave.looked.iter().any(|at| *at <= decided) {
-                return wrong(
-                    "rest",
-                    format!("{} without a look at its pods", who()),
-                    names,
-                );
+                return fail("without a look at its pods".to_owned());
             }
         }
         Ok(())
@@ -694,12 +635,14 @@ impl Checks {
 
     /// Returns when the ranges of a dead node may be allocated again at the earliest.
     pub fn quarantined_until(&self, grave: &DeadNode) -> Time {
-        let pools = self
-            .shapes
-            .iter()
-            .filter(|shape| grave.ranges.iter().any(|r| shape.overlaps(r)));
-        let quarantine = pools.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
-        grave.died + quarantine - quarantine * self.skew * 2 / 1_000_000
+        grave.died + self.quarantine_of(|it| grave.ranges.iter().any(|range| it.overlaps(range)))
+    }
+
+    /// The shortest quarantine of the selected versions of pools, as the fastest clock measures it.
+    pub fn quarantine_of(&self, is_of: impl Fn(&Shape) -> bool) -> Time {
+        let versions = self.shapes.iter().filter(|it| is_of(it));
+        let shortest = versions.map(|it| it.quarantine).min().unwrap_or(0) * SECOND;
+        shortest - shortest * self.skew * 2 / 1_000_000
     }
 
     fn subnet_written(
@@ -709,33 +652,23 @@ impl Checks {
         api: &Api,
         now: Time,
     ) -> Verdict {
-        let (Ok(before_spec), Ok(after_spec)) =
-            (&before.spec, after.map(|s| s.spec.as_ref()).transpose())
-        else {
+        let after = after.map(|subnet| subnet.spec.as_ref()).transpose();
+        let (Ok(was), Ok(is)) = (&before.spec, after) else {
             return Ok(());
         };
-        let (was, is) = (
-            records(before_spec),
-            after_spec.map(records).unwrap_or_default(),
-        );
+        let (was, is) = (records(was), is.map(records).unwrap_or_default());
+        let stays = |it: &Record| is.iter().any(|i| i.uid == it.uid && i.range == it.range);
         let live = api.nodes.get(&before.name);
-        for record in was
-            .iter()
-            .filter(|r| !is.iter().any(|i| i.uid == r.uid && i.range == r.range))
-            .filter(|r| is_counted(&r.range))
-        {
+        let gone = was.iter().filter(|it| !stays(it) && is_counted(&it.range));
+        for record in gone {
             self.tally.freed += 1;
-            let grave = self
-                .dead_nodes
-                .iter()
-                .find(|grave| *grave.uid == *record.uid);
-            let held_on = live.is_some_and(|node| {
-                *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
-            });
+            let mut graves = self.dead_nodes.iter();
+            let grave = graves.find(|grave| *grave.uid == *record.uid);
+            let holder = live.filter(|node| node.pod_cidrs.contains(&record.range));
+            let held_on = holder.is_some_and(|node| *node.uid == *record.uid);
             // The record may vanish if a later node of the name got the range back, even if that node is deleted before
             // the write takes effect.
-            let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range))
-                || is.iter().any(|later| later.range == record.range);
+            let returned = holder.is_some() || is.iter().any(|it| it.range == record.range);
             let early = grave.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
                 && record.until.is_none_or(|until| until > seconds(now));
             if held_on || (early && !returned && !self.clocks_lie) {
@@ -762,61 +695,48 @@ impl Checks {
         let Some(shape) = Shape::new(before).filter(|_| dropped) else {
             return Ok(());
         };
-        let wrong = |name: &str, what: &str| {
-            let text = format!(
-                "pool {} loses its finalizer while {name} {what}",
-                before.name
-            );
+        let fail = |name: &str, what: &str| {
+            let pool = &before.name;
+            let text = format!("pool {pool} loses its finalizer while {name} {what}");
             wrong("finalizer", text, [&before.name, name])
         };
         if !before.deleting {
-            return wrong(&before.name, "lives");
+            return fail(&before.name, "lives");
         }
         // The finalizer may go if another pool contains the range: a pool that exists, or that the process received.
         // If that pool's spec can no longer be parsed, all of its earlier versions count.
         let shown = known.iter().flat_map(|k| k.pools.objects.values());
         let there = api.pools.live.values().map(AsRef::as_ref);
-        let others: Vec<Shape> = there
-            .chain(shown)
-            .filter(|p| p.name != before.name)
-            .flat_map(|p| match Shape::new(p) {
-                Some(shape) => vec![shape],
-                None => self.versions_of(&p.uid),
-            })
-            .collect();
+        let others = there.chain(shown).filter(|pool| pool.name != before.name);
+        let versions = |pool: &Pool| match Shape::new(pool) {
+            Some(shape) => vec![shape],
+            None => self.versions_of(&pool.uid),
+        };
+        let others: Vec<Shape> = others.flat_map(versions).collect();
         let only_here = |range: &Cidr| {
             shape.contains(range) && !others.iter().any(|other| other.contains(range))
         };
-        for node in api
-            .nodes
-            .live
-            .values()
-            .filter(|node| counted(node).any(only_here))
-        {
-            if self.ours.contains(&node.uid) {
-                return wrong(&node.name, "holds a range of it");
-            }
+        let mut nodes = api.nodes.live.values();
+        let holds =
+            |node: &&Arc<Node>| self.ours.contains(&node.uid) && counted(node).any(only_here);
+        if let Some(node) = nodes.find(holds) {
+            return fail(&node.name, "holds a range of it");
         }
         // A node with podCIDRs of its own that appeared after the decision could as well have appeared after the pool's
         // deletion, so its ranges do not count.
-        let decided = self
-            .finalizer_dropped
-            .get(&(before.uid.clone(), before.version));
+        let version = (before.uid.clone(), before.version);
+        let decided = self.finalizer_dropped.get(&version);
         let resting = |grave: &&DeadNode| {
             let born = self.born.get(&grave.uid);
             let came_later = born.zip(decided).is_some_and(|(born, at)| born > at);
             let rests = grave.recorded && now < self.quarantined_until(grave) && !came_later;
             rests && grave.ranges.iter().any(only_here)
         };
-        if let Some(grave) = self
-            .dead_nodes
-            .iter()
-            .find(resting)
-            .filter(|_| !self.clocks_lie)
-        {
-            return wrong(&grave.name, "rests in it");
+        let grave = self.dead_nodes.iter().find(resting);
+        match grave.filter(|_| !self.clocks_lie) {
+            Some(grave) => fail(&grave.name, "rests in it"),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn versions_of(&self, pool: &ObjectUid) -> Vec<Shape> {
@@ -835,18 +755,15 @@ impl Checks {
             return Ok(());
         }
         let about = format!("{:?}", report.about);
-        let before = self.last_told.insert((place, about), text.clone());
+        let before = self.last_report.insert((place, about), text.clone());
         let allocated = self.allocated.get(&report.about.uid).copied();
         let allocated = allocated.unwrap_or_default();
-        let told = self.reported.entry((place, text.clone())).or_default();
-        if told.allocated != allocated {
-            *told = Told {
-                allocated,
-                times: 0,
-            };
-        }
-        told.times += 1;
-        let times = told.times;
+        let count = self.reported.entry((place, text.clone())).or_default();
+        *count = match *count {
+            (since, times) if since == allocated => (since, times + 1),
+            _ => (allocated, 1),
+        };
+        let times = count.1;
         // Blocks come and go, so the limit of a node may be reached, and reported, several times.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
@@ -867,45 +784,38 @@ pub struct Record {
 }
 
 pub fn records(spec: &NodeSubnetSpec) -> Vec<Record> {
-    let read = |text: &str| Cidr::parse_strict(text).ok();
-    let mut all = Vec::new();
-    if let Some(uid) = &spec.node_uid {
-        let held = spec.pod_cidrs.iter().filter_map(|held| read(&held.cidr));
-        all.extend(held.map(|range| Record {
+    let present = spec.node_uid.iter().map(|uid| (uid, &spec.pod_cidrs, None));
+    let quarantined = spec.quarantined.iter().map(|it| {
+        let until = it.until.0.as_second();
+        (&it.node_uid, &it.pod_cidrs, Some(until))
+    });
+    let all = present.chain(quarantined).flat_map(|(uid, held, until)| {
+        let ranges = held
+            .iter()
+            .filter_map(|it| Cidr::parse_strict(&it.cidr).ok());
+        ranges.map(move |range| Record {
             uid: uid.clone(),
             range,
-            until: None,
-        }));
-    }
-    for previous in &spec.quarantined {
-        let until = Some(previous.until.0.as_second());
-        let held = previous
-            .pod_cidrs
-            .iter()
-            .filter_map(|held| read(&held.cidr));
-        all.extend(held.map(|range| Record {
-            uid: previous.node_uid.clone(),
-            range,
             until,
-        }));
-    }
-    all
+        })
+    });
+    all.collect()
 }
 
+/// The kind and the name of a changed object.
 fn describe(commit: &Commit) -> String {
-    fn name<T: cadastre_controller::cluster::objects::Object>(
-        a: Option<&Arc<T>>,
-        b: Option<&Arc<T>>,
-    ) -> String {
-        let name: Option<Text> = a.or(b).map(|o| o.name().clone().into());
-        name.unwrap_or_default().to_string()
+    fn of<T: Object>(kind: &str, before: Option<&Arc<T>>, after: Option<&Arc<T>>) -> String {
+        let name: Option<Text> = before.or(after).map(|it| it.name().clone().into());
+        format!("{kind} {}", name.unwrap_or_default())
     }
     match commit {
-        Commit::Node(a, b) => format!("node {}", name(a.as_ref(), b.as_ref())),
-        Commit::Pool(a, b) => format!("pool {}", name(a.as_ref(), b.as_ref())),
-        Commit::Subnet(a, b) => format!("subnet {}", name(a.as_ref(), b.as_ref())),
-        Commit::Block(a, b) => format!("block {}", name(a.as_ref(), b.as_ref())),
-        Commit::Service | Commit::Pod(..) | Commit::Addresses(..) => String::new(),
+        Commit::Node(a, b) => of("node", a.as_ref(), b.as_ref()),
+        Commit::Pool(a, b) => of("pool", a.as_ref(), b.as_ref()),
+        Commit::Subnet(a, b) => of("subnet", a.as_ref(), b.as_ref()),
+        Commit::Block(a, b) => of("block", a.as_ref(), b.as_ref()),
+        Commit::ServiceRange(a, b) => of("service range", a.as_ref(), b.as_ref()),
+        Commit::Pod(a, b) => of("pod", a.as_ref(), b.as_ref()),
+        Commit::Addresses(node, _) => format!("addresses {node}"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Faults of controller processes and their watches.
 
 use super::clock::{MS, SECOND};
+use super::plan::Faults;
 use super::process::Watched;
 use super::run::{Due, Sim, Where};
 
@@ -9,9 +10,8 @@ impl Sim {
         if !self.rough {
             return;
         }
-        let total = self.plan.faults.total();
-        if total > 0 {
-            self.inject(total);
+        if self.plan.faults != Faults::default() {
+            self.inject();
         }
         let gap = self.rng.stretch(
             (self.plan.fault_every / 64).max(10 * MS),
@@ -20,38 +20,30 @@ impl Sim {
         self.after(gap, Due::Fault);
     }
 
-    fn inject(&mut self, total: u32) {
+    fn inject(&mut self) {
         let process = self.rng.index(self.processes.len());
-        let place = Where {
-            process,
-            incarnation: self.processes[process].incarnation,
-        };
+        let place = self.place(process);
         if !self.is_alive(place) || self.is_paused(place) {
             return;
         }
-        let faults = self.plan.faults.clone();
-        let mut left = u32::try_from(self.rng.below(u64::from(total))).unwrap();
-        let mut falls = |weight: u32| {
-            let hit = left < weight;
-            left = left.saturating_sub(weight);
-            hit && weight > 0
-        };
-        if falls(faults.pause) {
-            self.pause(place);
-        } else if falls(faults.crash) {
-            self.end(place, "crashes");
-        } else if falls(faults.stop) {
-            self.stop(place);
-        } else if falls(faults.relist) {
-            self.relist(place);
-        } else if falls(faults.stall) {
-            self.stall(place);
-        } else if falls(faults.cut) {
-            self.cut(place);
-        } else if falls(faults.wall) {
-            self.jump(place);
-        } else {
-            self.change_pace(place);
+        let faults = &self.plan.faults;
+        let kinds: [(u32, fn(&mut Sim, Where)); 8] = [
+            (faults.pause, Sim::pause),
+            (faults.crash, |sim, place| sim.end(place, "crashes")),
+            (faults.stop, Sim::stop),
+            (faults.relist, Sim::relist),
+            (faults.stall, Sim::stall),
+            (faults.cut, Sim::cut),
+            (faults.wall, Sim::jump),
+            (faults.clock, Sim::change_pace),
+        ];
+        let total = kinds.iter().map(|(weight, _)| u64::from(*weight)).sum();
+        let mut left = self.rng.below(total);
+        for (weight, fault) in kinds {
+            if left < weight.into() {
+                return fault(self, place);
+            }
+            left -= u64::from(weight);
         }
     }
 
@@ -68,14 +60,14 @@ impl Sim {
             return;
         }
         let process = &mut self.processes[place.process];
-        let (rate, until) = (process.clocks.rate(), process.paused_until);
-        process.clocks.set_pace(self.now, rate, until);
+        process.clocks.stop(self.now, process.paused_until);
         self.log(None, || format!("{place}'s clock stands still as long"));
     }
 
     /// Changes the rate of a process's or an agent's monotonic clock, or lets it jump ahead.
     fn change_pace(&mut self, place: Where) {
         let now = self.now;
+        let process = &mut self.processes[place.process];
         if self.rng.chance(3_000) {
             let id = self.rng.index(self.machines.hosts.len().max(1));
             let rate = self.rng.stretch(100_000, 10_000_000);
@@ -87,13 +79,11 @@ impl Sim {
         }
         if self.rng.chance(4_000) {
             let by = self.rng.stretch(SECOND, 600 * SECOND);
-            self.processes[place.process].clocks.jump(by);
+            process.clocks.jump(by);
             self.log(None, || format!("{place}'s clock jumps {by} us ahead"));
         } else {
             let rate = self.rng.stretch(100_000, 10_000_000);
-            self.processes[place.process]
-                .clocks
-                .set_pace(now, rate, now);
+            process.clocks.set_pace(now, rate, now);
             self.log(None, || format!("{place}'s clock runs at {rate} ppm"));
         }
         // The timers of a process follow its clock, so the elector and the controller are called again.
@@ -103,9 +93,7 @@ impl Sim {
 
     fn stop(&mut self, place: Where) {
         let patience = self.rng.stretch(500 * MS, 30 * SECOND);
-        let Some(run) = &mut self.processes[place.process].run else {
-            return;
-        };
+        let run = self.processes[place.process].run();
         if run.stopping.is_none() {
             run.controller.stop();
             run.stopping = Some(self.now + patience);
@@ -119,9 +107,7 @@ impl Sim {
         let all = self.rng.chance(2_000);
         let one = *self.rng.pick(&Watched::ALL);
         for kind in Watched::ALL.into_iter().filter(|kind| all || *kind == one) {
-            if let Some(run) = &mut self.processes[place.process].run {
-                run.relist(kind);
-            }
+            self.processes[place.process].run().feeds.of(kind).relist();
             self.log(None, || format!("{place} lists {kind:?} again"));
             self.schedule_delivery(place, kind);
         }
@@ -131,9 +117,8 @@ impl Sim {
     fn stall(&mut self, place: Where) {
         let kind = *self.rng.pick(&Watched::ALL);
         let until = self.now + self.rng.stretch(500 * MS, 200 * SECOND);
-        if let Some(run) = &mut self.processes[place.process].run {
-            *run.line(kind, &self.api).held_until = until;
-        }
+        let run = self.processes[place.process].run();
+        run.deliveries(kind).held_until = until;
         self.log(None, || {
             format!("{place} hears nothing of {kind:?} until {until}")
         });

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cadastre_controller::ControllerEvent;
 use cadastre_controller::cluster::lease::{Leadership, Takeover};
 use cadastre_controller::cluster::names::{LeaderTerm, NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
@@ -75,43 +76,65 @@ impl Known {
         (self.term, self.takeover) = (term, takeover);
     }
 
-    pub fn nodes(&mut self, change: &ObjectEvent<Node>, api: &Api) {
-        if let ObjectEvent::Applied(node) = change {
+    pub fn nodes(&mut self, change: ObjectEvent<Node>, api: &Api) -> ControllerEvent {
+        if let ObjectEvent::Applied(node) = &change {
             self.node(node);
-            if !node.pod_cidrs.is_empty()
-                && api
-                    .nodes
-                    .get(&node.name)
-                    .is_some_and(|live| live.uid == node.uid)
-            {
+            let live = api.nodes.get(&node.name);
+            if !node.pod_cidrs.is_empty() && live.is_some_and(|live| live.uid == node.uid) {
                 self.met.insert(node.uid.clone());
             }
         }
-        for gone in self.nodes.take(change) {
-            if self.met.contains(&gone.uid) {
-                self.buried.insert(gone.uid);
-            }
-        }
+        let gone = self.nodes.take(&change).into_iter().map(|it| it.uid);
+        self.buried
+            .extend(gone.filter(|uid| self.met.contains(uid)));
+        ControllerEvent::Nodes(change)
     }
 
-    pub fn subnets(&mut self, change: &ObjectEvent<Subnet>) {
-        if let ObjectEvent::Applied(subnet) = change {
+    pub fn subnets(&mut self, change: ObjectEvent<Subnet>) -> ControllerEvent {
+        if let ObjectEvent::Applied(subnet) = &change {
             self.subnet(subnet);
         }
-        self.subnets.take(change);
+        self.subnets.take(&change);
+        ControllerEvent::Subnets(change)
     }
 
-    pub fn blocks(&mut self, change: &ObjectEvent<Block>) {
-        if let ObjectEvent::Applied(block) = change
+    pub fn blocks(&mut self, change: ObjectEvent<Block>) -> ControllerEvent {
+        if let ObjectEvent::Applied(block) = &change
             && let Ok(spec) = &block.spec
         {
             self.had.insert((spec.cidr, spec.owner.name.clone()));
         }
-        self.blocks.take(change);
+        self.blocks.take(&change);
+        ControllerEvent::Blocks(change)
+    }
+
+    pub fn services(&mut self, change: ObjectEvent<ServiceRange>, now: Time) -> ControllerEvent {
+        if let ObjectEvent::Applied(it) = &change {
+            self.note(&it.uid, it.version.cast_signed(), now);
+        }
+        self.services.take(&change);
+        ControllerEvent::ServiceRanges(change)
+    }
+
+    pub fn pods(&mut self, change: ObjectEvent<Pod>, now: Time) -> ControllerEvent {
+        if let ObjectEvent::Applied(it) = &change {
+            self.note(&it.uid, it.version.cast_signed(), now);
+        }
+        self.pods.take(&change);
+        ControllerEvent::Pods(change)
+    }
+
+    pub fn pools(&mut self, change: ObjectEvent<Pool>, now: Time) -> ControllerEvent {
+        if let ObjectEvent::Applied(pool) = &change {
+            self.pool(pool);
+            self.note(&pool.uid, pool.generation, now);
+        }
+        self.pools.take(&change);
+        ControllerEvent::Pools(change)
     }
 
     /// Records the version of an object, and since when the process knows this version.
-    pub fn note(&mut self, uid: &ObjectUid, version: i64, now: Time) {
+    fn note(&mut self, uid: &ObjectUid, version: i64, now: Time) {
         let shown = self.shown.entry(uid.clone()).or_insert((-1, now));
         if shown.0 != version {
             *shown = (version, now);
@@ -123,25 +146,13 @@ impl Known {
         self.shown.get(uid).is_some_and(|(_, at)| *at <= then)
     }
 
-    pub fn pools(&mut self, change: &ObjectEvent<Pool>, now: Time) {
-        if let ObjectEvent::Applied(pool) = change {
-            self.pool(pool);
-            self.note(&pool.uid, pool.generation, now);
-        }
-        self.pools.take(change);
-    }
-
     pub fn answer(&mut self, outcome: &RequestOutcome) {
         match outcome {
             RequestOutcome::Node(node) => self.node(node),
             RequestOutcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
             RequestOutcome::Pool(pool) => self.pool(pool),
             RequestOutcome::Subnet(subnet) => self.subnet(subnet),
-            RequestOutcome::Subnets(subnets) => {
-                for subnet in subnets {
-                    self.subnet(subnet);
-                }
-            }
+            RequestOutcome::Subnets(subnets) => subnets.iter().for_each(|it| self.subnet(it)),
             _ => {}
         }
     }
@@ -151,8 +162,8 @@ impl Known {
     pub fn begins_to_deal(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.deals, true);
         if begins {
-            let live: BTreeSet<&ObjectUid> =
-                api.nodes.live.values().map(|node| &node.uid).collect();
+            let live = api.nodes.live.values();
+            let live: BTreeSet<&ObjectUid> = live.map(|node| &node.uid).collect();
             self.met.retain(|uid| live.contains(uid));
         }
         begins && !self.lists && self.takeover == Some(Takeover::Unclean)
@@ -160,9 +171,7 @@ impl Known {
 
     fn node(&mut self, node: &Node) {
         let labels = self.labels.entry(node.uid.clone()).or_default();
-        if !labels.contains(&node.labels) {
-            labels.insert(node.labels.clone());
-        }
+        labels.insert(node.labels.clone());
     }
 
     fn subnet(&mut self, subnet: &Subnet) {
@@ -174,9 +183,8 @@ impl Known {
 
     /// Whether no newer version of the pool was received than this one.
     pub fn is_newest(&self, pool: &Pool) -> bool {
-        self.newest
-            .get(&pool.uid)
-            .is_none_or(|newest| *newest <= pool.version)
+        let newest = self.newest.get(&pool.uid);
+        newest.is_none_or(|newest| *newest <= pool.version)
     }
 
     fn pool(&mut self, pool: &Pool) {

@@ -158,18 +158,7 @@ impl Sim {
         let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
             return;
         };
-        let uid = self.api.uid();
-        let name: Text = format!("default/pod-{uid}").into();
-        let pod = Pod {
-            name: name.clone(),
-            uid: uid.clone(),
-            version: 0,
-            finished: false,
-            mirror_of: None,
-            addresses: [].into(),
-        };
-        self.log(Some(&node.name), || format!("{name} is bound to it"));
-        self.api.put_pod(pod, node.name.clone(), self.now);
+        let (uid, name) = self.put_new_pod(node, "pod", [].into());
         self.machines
             .of_pod
             .insert(uid.clone(), (id, node.uid.clone()));
@@ -201,7 +190,7 @@ impl Sim {
             ..Pod::clone(&pod)
         };
         self.checks.ghosts.remove(uid);
-        self.api.put_pod(pod, placed, self.now);
+        self.api.put_pod(pod, placed);
         self.publish();
     }
 
@@ -220,7 +209,7 @@ impl Sim {
             addresses: [].into(),
             ..Pod::clone(&pod)
         };
-        self.api.put_pod(pod, placed, self.now);
+        self.api.put_pod(pod, placed);
         self.publish();
         let stays = self.rng.stretch(SECOND, 30 * SECOND);
         self.after(stays, Due::PodGone(name.clone()));

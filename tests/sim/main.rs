@@ -17,7 +17,7 @@
 //! | `process`, `shell` | one controller process: clocks, watches, requests, the Lease |
 //! | `workload`, `faults` | changes of objects, faults of controller processes |
 //! | `restore` | the API server is restored to an older state |
-//! | `lasting` | requests that are rejected or unanswered for long, watches that deliver nothing |
+//! | `persistent_fault` | requests that are always rejected or never answered, watches that deliver nothing |
 //! | `checks`, `known`, `shape` | what must hold after each step |
 //! | `block_checks` | what must hold of blocks after each step |
 //! | `budget` | limits on how often a process may send requests |
@@ -49,12 +49,12 @@ mod describe;
 mod faults;
 mod host;
 mod known;
-mod lasting;
 mod machines;
 #[path = "../common/memory_disk.rs"]
 mod memory_disk;
 mod mutations;
 mod object_log;
+mod persistent_fault;
 mod plan;
 mod process;
 mod proofs;

@@ -1,7 +1,7 @@
 //! What a seed draws before the first step: the size and the length of its run, and how frequent faults are.
 
 use super::clock::{MS, SECOND, Time};
-use super::lasting::Lasting;
+use super::persistent_fault::PersistentFault;
 use super::proofs::Weather;
 use super::rng::Rng;
 
@@ -49,12 +49,11 @@ pub struct Plan {
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
     pub agents: bool,
-    /// Rejections, missing answers and silent watches that last until the faults end.
-    pub lasting: Lasting,
+    pub persistent_fault: Option<PersistentFault>,
 }
 
 /// The chance of each fault of a request or watch.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
     pub lost_before: u32,
     pub lost_after: u32,
@@ -73,15 +72,8 @@ pub struct Network {
     pub lease_lost: u32,
 }
 
-impl Network {
-    fn total(&self) -> u32 {
-        let lost = self.lost_before + self.lost_after + self.late + self.last_words;
-        let refused = self.refused + self.busy + self.rejected;
-        lost + refused + self.slow + self.lagging + self.gap + self.lease_lost
-    }
-}
-
-#[derive(Clone, Debug, Default)]
+/// The relative frequency of each fault of a controller process.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
     pub pause: u32,
     pub crash: u32,
@@ -93,19 +85,6 @@ pub struct Faults {
     pub wall: u32,
     /// A monotonic clock jumps ahead or changes its rate.
     pub clock: u32,
-}
-
-impl Faults {
-    pub fn total(&self) -> u32 {
-        self.pause
-            + self.crash
-            + self.stop
-            + self.relist
-            + self.stall
-            + self.cut
-            + self.wall
-            + self.clock
-    }
 }
 
 impl Plan {
@@ -164,7 +143,7 @@ impl Plan {
             lost_stores: 0,
             restore: None,
             agents: true,
-            lasting: Lasting::default(),
+            persistent_fault: None,
         };
         let plan = Plan {
             tampering_blocks: plan.tampering_blocks && !plan.tampering,
@@ -197,103 +176,101 @@ impl Plan {
 
     /// Returns the conditions in which the simulation looks for a mutation.
     pub fn under(self, weather: Weather) -> Self {
-        let crowded = |plan: Self, blocks| Plan {
-            blocks,
-            agents: blocks > 0,
-            tampering: false,
-            tampering_blocks: false,
-            ..plan.crowd()
+        let plan = match weather {
+            Weather::AsDrawn => return self,
+            Weather::Restored | Weather::Agents => Plan {
+                blocks: 10_000,
+                agents: true,
+                processes: self.processes.min(2),
+                settle_for: 300 * SECOND,
+                foreign_allocator: false,
+                ..self
+            },
+            _ => {
+                let has_blocks = weather == Weather::CrowdedBlocks;
+                Plan {
+                    blocks: if has_blocks { 10_000 } else { 0 },
+                    agents: has_blocks,
+                    ..self.crowd()
+                }
+            }
         };
-        let only_blocks = |plan: Self| Plan {
-            blocks: 10_000,
-            agents: true,
-            processes: plan.processes.min(2),
-            settle_for: 300 * SECOND,
+        let plan = Plan {
             tampering: false,
             tampering_blocks: false,
-            foreign_allocator: false,
             ..plan
         };
+        let (faults, network) = (plan.faults.clone(), plan.network.clone());
         match weather {
-            Weather::AsDrawn => self,
-            Weather::Crowded | Weather::Untold | Weather::BadClocks => crowded(self, 0),
-            Weather::Unclear => {
-                let plan = crowded(self, 0);
-                Plan {
-                    fault_every: 3 * SECOND,
-                    faults: Faults {
-                        crash: 60,
-                        ..plan.faults
-                    },
-                    network: Network {
-                        late: 3_000,
-                        slow: 3_000,
-                        ..plan.network
-                    },
-                    ..plan
-                }
-            }
-            Weather::CrowdedBlocks => crowded(self, 10_000),
+            Weather::AsDrawn
+            | Weather::Crowded
+            | Weather::CrowdedBlocks
+            | Weather::Untold
+            | Weather::BadClocks => plan,
+            Weather::Unclear => Plan {
+                fault_every: 3 * SECOND,
+                faults: Faults {
+                    crash: 60,
+                    ..faults
+                },
+                network: Network {
+                    late: 3_000,
+                    slow: 3_000,
+                    ..network
+                },
+                ..plan
+            },
             Weather::Restored => Plan {
-                names: 6 + self.names % 6,
+                names: 6 + plan.names % 6,
                 pools: 5,
                 work_every: 5 * SECOND,
-                ..only_blocks(self)
+                ..plan
             },
             Weather::Agents => Plan {
-                names: 2 + self.names % 3,
-                pools: self.pools.min(2),
-                rough_for: self.rough_for.min(150 * SECOND),
-                work_every: self.work_every.min(SECOND),
+                names: 2 + plan.names % 3,
+                pools: plan.pools.min(2),
+                rough_for: plan.rough_for.min(150 * SECOND),
+                work_every: plan.work_every.min(SECOND),
                 lost_stores: 200,
-                ..only_blocks(self)
+                ..plan
             },
-            Weather::Behind => {
-                let plan = crowded(self, 0);
-                Plan {
-                    work_every: 500 * MS,
-                    fault_every: 2 * SECOND,
-                    faults: Faults {
-                        stall: 40,
-                        ..Faults::default()
-                    },
-                    ..plan
-                }
-            }
-            Weather::HandOvers => {
-                let plan = crowded(self, 0);
-                Plan {
-                    work_every: 500 * MS,
-                    fault_every: 3 * SECOND,
-                    faults: Faults {
-                        stop: 10,
-                        stall: 10,
-                        ..Faults::default()
-                    },
-                    network: Network {
-                        late: 1_000,
-                        lagging: 500,
-                        last_words: 0,
-                        ..plan.network
-                    },
-                    ..plan
-                }
-            }
-            Weather::Scarce => {
-                let plan = crowded(self, 0);
-                Plan {
-                    work_every: 500 * MS,
-                    network: Network {
-                        late: 2_000,
-                        last_words: 0,
-                        ..plan.network
-                    },
-                    ..plan
-                }
-            }
+            Weather::Behind => Plan {
+                work_every: 500 * MS,
+                fault_every: 2 * SECOND,
+                faults: Faults {
+                    stall: 40,
+                    ..Faults::default()
+                },
+                ..plan
+            },
+            Weather::HandOvers => Plan {
+                work_every: 500 * MS,
+                fault_every: 3 * SECOND,
+                faults: Faults {
+                    stop: 10,
+                    stall: 10,
+                    ..Faults::default()
+                },
+                network: Network {
+                    late: 1_000,
+                    lagging: 500,
+                    last_words: 0,
+                    ..network
+                },
+                ..plan
+            },
+            Weather::Scarce => Plan {
+                work_every: 500 * MS,
+                network: Network {
+                    late: 2_000,
+                    last_words: 0,
+                    ..network
+                },
+                ..plan
+            },
             Weather::Strangers => Plan {
                 strangers: 3_000,
-                ..crowded(self, 0)
+                ..plan
             },
         }
     }
@@ -320,7 +297,7 @@ impl Plan {
 
     /// Whether requests and watches have no faults in this run; processes then have hardly any.
     pub fn is_mild(&self) -> bool {
-        self.network.total() == 0
+        self.network == Network::default()
     }
 
     /// Makes monotonic clocks unreliable: they stop while their host stands still, as in a virtual machine that is

@@ -24,11 +24,12 @@ use std::sync::Arc;
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Node, Pod};
 
-use super::api::State;
+use super::api::Api;
 use super::block_checks::BlockChecks;
 use super::checks::DeadNode;
 use super::clock::{MS, SECOND, Time};
 use super::machines::Act;
+use super::process::Watched;
 use super::run::{Due, Sim};
 
 /// The time within which agents notice that the server answers again.
@@ -39,7 +40,7 @@ const SPARED: Time = 120 * SECOND;
 
 /// The state of the server and of the checks at the time of the backup.
 pub struct Backup {
-    state: State,
+    api: Api,
     graves: Vec<DeadNode>,
     parcels: BlockChecks,
 }
@@ -47,15 +48,13 @@ pub struct Backup {
 impl Sim {
     /// Whether a backup was made. The server is, or will be, restored to it.
     pub fn is_backed_up(&self) -> bool {
-        self.plan
-            .restore
-            .is_some_and(|(backup, _)| self.now >= backup)
+        let restore = self.plan.restore;
+        restore.is_some_and(|(backup, _)| self.now >= backup)
     }
 
     pub fn was_restored(&self) -> bool {
-        self.plan
-            .restore
-            .is_some_and(|(_, restore)| self.now >= restore)
+        let restore = self.plan.restore;
+        restore.is_some_and(|(_, at)| self.now >= at)
     }
 
     /// Whether the restore was so recent that agents are still publishing. No live host's Node is deleted in this time.
@@ -66,7 +65,7 @@ impl Sim {
     pub fn back_up(&mut self) {
         self.log(None, || "a backup is made".to_owned());
         self.backup = Some(Backup {
-            state: self.api.backup(),
+            api: self.api.clone(),
             graves: self.checks.dead_nodes.clone(),
             parcels: self.checks.parcels.clone(),
         });
@@ -89,7 +88,9 @@ impl Sim {
         self.put_back(backup);
         for process in &mut self.processes {
             if let Some(run) = &mut process.run {
-                run.feeds.cut(&self.api);
+                for kind in Watched::ALL {
+                    run.feeds.of(kind).cut(&self.api);
+                }
             }
         }
         self.bring_nodes_in_line(&nodes);
@@ -98,12 +99,8 @@ impl Sim {
     }
 
     fn put_back(&mut self, backup: Backup) {
-        let known: BTreeSet<ObjectUid> = backup
-            .state
-            .blocks
-            .values()
-            .map(|it| it.uid.clone())
-            .collect();
+        let known = backup.api.blocks.live.values();
+        let known: BTreeSet<&ObjectUid> = known.map(|it| &it.uid).collect();
         self.checks.dead_nodes = backup.graves;
         self.checks.parcels = backup.parcels;
         for block in self.api.blocks.live.values() {
@@ -114,7 +111,7 @@ impl Sim {
                 self.checks.parcels.lost(key);
             }
         }
-        self.api.put_back(backup.state);
+        self.api.restore(backup.api);
         let holder = self.api.lease.as_ref().and_then(|it| it.holder.clone());
         self.checks.leased(holder.as_deref(), self.now);
         self.checks.intents = self.api.lease.as_ref().and_then(|it| it.intents.clone());
@@ -187,7 +184,7 @@ impl Sim {
             format!("node {} registers anew", node.uid)
         });
         self.settle_in(&node);
-        self.api.put_node(node, self.now);
+        self.api.put(node);
         self.publish();
     }
 

@@ -2,8 +2,7 @@
 //!
 //! Nothing waits in real time, and the seed is the only source of randomness, so a failing seed fails again.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_controller::OutgoingRequest;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
@@ -17,9 +16,9 @@ use super::budget::Budget;
 use super::checks::{Checks, Verdict, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
 use super::host::{KubeletAct, Landing, ProcessAct};
-use super::lasting::Lasting;
 use super::machines::{Act, Machines};
 use super::mutations::Trial;
+use super::persistent_fault::PersistentFault;
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
 use super::proofs::Weather;
@@ -96,6 +95,23 @@ pub enum Due {
 }
 
 impl Due {
+    /// The run of a controller process that handles the event: later if the process is paused, not at all if the run
+    /// has ended.
+    fn handler(&self) -> Option<Where> {
+        match self {
+            Due::Look(place)
+            | Due::Lease(place)
+            | Due::Tell(place)
+            | Due::Deliver(place, _)
+            | Due::Send(place, _)
+            | Due::Answer(place, ..)
+            | Due::LeaseAnswer(place, _)
+            | Due::LeaseShown(place, _)
+            | Due::GiveUp(place) => Some(*place),
+            _ => None,
+        }
+    }
+
     /// Whether the event needs the API server, so that it is delayed while the server is down.
     fn waits(&self) -> bool {
         matches!(
@@ -128,68 +144,49 @@ pub enum Reply {
     Never,
 }
 
-struct Entry {
-    at: Time,
-    order: u64,
-    due: Due,
+macro_rules! tally {
+    ($($(#[$doc:meta])* $field:ident: $what:literal,)*) => {
+        /// Totals of a run that succeeded.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct Tally {
+            /// The hash of the trace, if there is one.
+            pub trace: u64,
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl Tally {
+            pub fn add(&mut self, other: &Tally) {
+                $(self.$field += other.$field;)*
+            }
+        }
+
+        impl std::fmt::Display for Tally {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let counts = [$((self.$field, $what)),*];
+                let counts = counts.map(|(count, what)| format!("{count} {what}"));
+                f.write_str(&counts.join(", "))
+            }
+        }
+    };
 }
 
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-impl Eq for Entry {}
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
-/// Totals of a run that succeeded.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    pub steps: u64,
-    pub assigned: u64,
-    pub freed: u64,
-    pub takeovers: u64,
+tally! {
+    steps: "steps",
+    assigned: "podCIDRs assigned",
+    freed: "records of podCIDRs ended",
+    listed: "blocks listed",
+    ended: "blocks ended",
+    given: "addresses given",
+    takeovers: "terms",
     /// Takeovers without a clean hand-over that needed no list.
-    pub unlisted: u64,
+    unlisted: "of them without a list",
     /// How often a standby learned of a write of the Lease from its watch.
-    pub shown: u64,
-    /// Blocks listed (`listed`), blocks deleted (`ended`), addresses assigned to pods (`given`).
-    pub listed: u64,
-    pub ended: u64,
-    pub given: u64,
-    /// Duplicates that only the test of the node's UID has prevented, and those that only the test of the term has.
-    pub averted: (u64, u64),
-    /// How often the API server was restored (`restores`), and blocks unknown to it that were adopted (`adopted`).
-    pub restores: u64,
-    pub adopted: u64,
-    pub trace: u64,
-}
-
-impl Tally {
-    pub fn add(&mut self, other: &Tally) {
-        self.steps += other.steps;
-        self.assigned += other.assigned;
-        self.freed += other.freed;
-        self.takeovers += other.takeovers;
-        self.unlisted += other.unlisted;
-        self.shown += other.shown;
-        self.listed += other.listed;
-        self.ended += other.ended;
-        self.given += other.given;
-        self.averted.0 += other.averted.0;
-        self.averted.1 += other.averted.1;
-        self.restores += other.restores;
-        self.adopted += other.adopted;
-    }
+    shown: "Leases shown to standbys",
+    averted_by_uid: "duplicates averted only by the test of the node's UID",
+    averted_by_term: "only by the test of the term",
+    restores: "restores",
+    /// Blocks unknown to a restored API server that were adopted.
+    adopted: "blocks adopted",
 }
 
 /// A run that failed.
@@ -224,8 +221,10 @@ pub struct Sim {
     pub down_until: Time,
     /// Names of the Nodes that a restore has lost and that will register again.
     pub registering: BTreeSet<NodeName>,
-    heap: BinaryHeap<Reverse<Entry>>,
-    order: u64,
+    /// The scheduled events, by time, and in the order in which they were scheduled.
+    schedule: BTreeMap<(Time, u64), Due>,
+    /// How many events were scheduled.
+    scheduled: u64,
 }
 
 impl Sim {
@@ -236,14 +235,12 @@ impl Sim {
         let plan = plan.under(weather);
         // A separate generator, so that all other draws of the seed do not depend on these.
         let mut chance = Rng::new(!seed);
-        let restored = match trial {
-            Some(_) if weather != Weather::AsDrawn => weather == Weather::Restored,
-            _ => chance.chance(RESTORES),
+        let draw = |chance: &mut Rng, only_in: Weather, share| match weather {
+            Weather::AsDrawn => chance.chance(share),
+            _ => weather == only_in,
         };
-        let has_clocks = match trial {
-            Some(_) if weather != Weather::AsDrawn => weather == Weather::BadClocks,
-            _ => chance.chance(CLOCKS),
-        };
+        let restored = draw(&mut chance, Weather::Restored, RESTORES);
+        let has_clocks = draw(&mut chance, Weather::BadClocks, CLOCKS);
         let plan = if restored {
             plan.with_restore(&mut chance)
         } else if has_clocks {
@@ -252,19 +249,20 @@ impl Sim {
         } else {
             plan
         };
-        // There are no lasting faults in trials of mutations, which set their own faults, and after a restore: the agent
-        // of a Node that the restore has removed must be able to write its NodeSubnet.
-        let lasting = match trial {
+        // There are no persistent faults in trials of mutations, which set their own faults, and after a restore: the
+        // agent of a Node that the restore has removed must be able to write its NodeSubnet.
+        let persistent_fault = match trial {
             None if plan.restore.is_none() => {
-                Lasting::draw(&mut Rng::new(seed.rotate_left(32) ^ !0), plan.processes)
+                let mut rng = Rng::new(seed.rotate_left(32) ^ !0);
+                PersistentFault::draw(&mut rng, plan.processes)
             }
-            _ => Lasting::default(),
+            _ => None,
         };
-        let plan = Plan { lasting, ..plan };
-        let unnamed = match trial {
-            Some(_) if weather != Weather::AsDrawn => weather == Weather::Untold,
-            _ => chance.chance(UNNAMED),
+        let plan = Plan {
+            persistent_fault,
+            ..plan
         };
+        let forgets_intents = draw(&mut chance, Weather::Untold, UNNAMED);
         let mut sim = Sim {
             now: 0,
             step: 0,
@@ -282,12 +280,12 @@ impl Sim {
             backup: None,
             down_until: 0,
             registering: BTreeSet::new(),
-            heap: BinaryHeap::new(),
-            order: 0,
+            schedule: BTreeMap::new(),
+            scheduled: 0,
             plan,
             rng,
         };
-        sim.api.forgets_intents = unnamed;
+        sim.api.forgets_intents = forgets_intents;
         sim.trace
             .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
         sim.populate();
@@ -334,12 +332,9 @@ impl Sim {
 
     pub fn go(&mut self) -> Verdict {
         let end = self.plan.rough_for + self.plan.settle_for;
-        while let Some(Reverse(entry)) = self.heap.pop() {
-            if entry.at > end {
-                break;
-            }
-            self.now = entry.at;
-            self.take(entry.due)?;
+        while let Some(((at, _), due)) = self.schedule.pop_first().filter(|it| it.0.0 <= end) {
+            self.now = at;
+            self.take(due)?;
         }
         self.now = end;
         let verdict = self.check_rest();
@@ -361,7 +356,8 @@ impl Sim {
         Tally {
             steps: self.step,
             trace: self.trace.hash(),
-            averted: self.api.averted,
+            averted_by_uid: self.api.averted.0,
+            averted_by_term: self.api.averted.1,
             ..self.checks.tally
         }
     }
@@ -373,6 +369,16 @@ impl Sim {
             self.after(self.down_until - self.now + lag, due);
             return Ok(());
         }
+        if let Some(place) = due.handler() {
+            if self.is_paused(place) {
+                let until = self.processes[place.process].paused_until;
+                self.after(until - self.now, due);
+                return Ok(());
+            }
+            if !self.is_alive(place) {
+                return Ok(());
+            }
+        }
         match due {
             Due::Work => self.work(),
             Due::Calm => self.calm(),
@@ -381,44 +387,18 @@ impl Sim {
             Due::Disturb(name) => self.disturb(&name),
             Due::Rush => self.rush(),
             Due::Crash(place) if self.is_alive(place) => self.end(place, "crashes"),
-            Due::Look(place) if self.awake(place, Due::Look) => return self.look(place),
-            Due::Lease(place) if self.awake(place, Due::Lease) => return self.poll_lease(place),
-            Due::Tell(place) if self.awake(place, Due::Tell) => return self.tell(place),
-            Due::Deliver(place, kind) if self.awake(place, |place| Due::Deliver(place, kind)) => {
-                return self.deliver(place, kind);
-            }
-            Due::Send(place, id) if self.awake(place, |place| Due::Send(place, id)) => {
-                return self.send(place, id);
-            }
-            Due::Arrive(place, outgoing, reply) => return self.arrive(place, *outgoing, reply),
-            Due::Answer(place, id, outcome) => {
-                if self.is_paused(place) {
-                    let until = self.processes[place.process].paused_until;
-                    self.after(until - self.now, Due::Answer(place, id, outcome));
-                } else if self.is_alive(place) {
-                    return self.answer(place, id, *outcome);
-                }
-            }
-            Due::LeaseArrive(place, call, reply) => {
-                return self.arrive_lease(place, *call, reply);
-            }
-            Due::LeaseAnswer(place, answer) => {
-                if self.is_paused(place) {
-                    let until = self.processes[place.process].paused_until;
-                    self.after(until - self.now, Due::LeaseAnswer(place, answer));
-                } else if self.is_alive(place) {
-                    return self.answer_lease(place, *answer);
-                }
-            }
-            Due::LeaseShown(place, record) => {
-                if self.is_paused(place) {
-                    let until = self.processes[place.process].paused_until;
-                    self.after(until - self.now, Due::LeaseShown(place, record));
-                } else if self.is_alive(place) {
-                    return self.show_lease(place, &record);
-                }
-            }
-            Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
+            Due::Crash(_) => {}
+            Due::Look(place) => return self.look(place),
+            Due::Lease(place) => self.poll_lease(place),
+            Due::Tell(place) => return self.tell(place),
+            Due::Deliver(place, kind) => return self.deliver(place, kind),
+            Due::Send(place, id) => return self.send(place, id),
+            Due::Arrive(place, outgoing, reply) => return self.arrive(place, &outgoing, reply),
+            Due::Answer(place, id, outcome) => return self.answer(place, id, *outcome),
+            Due::LeaseArrive(place, call, reply) => return self.arrive_lease(place, *call, reply),
+            Due::LeaseAnswer(place, answer) => self.answer_lease(place, *answer),
+            Due::LeaseShown(place, record) => self.show_lease(place, &record),
+            Due::GiveUp(place) => return self.wind_down(place),
             Due::Unbind(name, uid) => self.unbind(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
             Due::Served => {
@@ -436,41 +416,40 @@ impl Sim {
             Due::Landing(id, landing) => return self.land_of_host(id, *landing),
             Due::PodReports(uid) => self.pod_reports(&uid),
             Due::PodFinishes(name) => self.pod_finishes(&name),
-            _ => {}
         }
         Ok(())
     }
 
     /// Schedules an event `delay` from now.
     pub fn after(&mut self, delay: Time, due: Due) {
-        self.order += 1;
-        self.heap.push(Reverse(Entry {
-            at: self.now + delay,
-            order: self.order,
-            due,
-        }));
+        self.scheduled += 1;
+        self.schedule
+            .insert((self.now + delay, self.scheduled), due);
     }
 
     /// Reschedules events for now that were postponed because their process was paused or cut off.
     pub fn resume(&mut self) {
         let now = self.now;
-        for Reverse(mut entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
-            let is_put_off = matches!(
-                entry.due,
-                Due::Tell(_) | Due::Send(..) | Due::Answer(..) | Due::LeaseAnswer(..)
-            );
-            if is_put_off {
-                entry.at = entry.at.min(now);
+        let schedule = std::mem::take(&mut self.schedule).into_iter();
+        let moved = schedule.map(|((at, order), due)| match due {
+            Due::Tell(_) | Due::Send(..) | Due::Answer(..) | Due::LeaseAnswer(..) => {
+                ((at.min(now), order), due)
             }
-            self.heap.push(Reverse(entry));
-        }
+            due => ((at, order), due),
+        });
+        self.schedule = moved.collect();
         for process in 0..self.processes.len() {
-            let place = Where {
-                process,
-                incarnation: self.processes[process].incarnation,
-            };
+            let place = self.place(process);
             self.after(0, Due::Lease(place));
             self.after(0, Due::Look(place));
+        }
+    }
+
+    /// The present or last run of a process.
+    pub fn place(&self, process: usize) -> Where {
+        Where {
+            process,
+            incarnation: self.processes[process].incarnation,
         }
     }
 
@@ -482,44 +461,39 @@ impl Sim {
     /// indeterminate.
     pub fn hang_up(&mut self) {
         self.on_wire.clear();
-        for Reverse(entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
-            let due = match entry.due {
-                Due::Arrive(_, _, Reply::Never) | Due::LeaseArrive(_, _, Reply::Never) => continue,
-                Due::Arrive(place, outgoing, Reply::After(_)) => {
-                    let outcome =
-                        RequestOutcome::Indeterminate("the connection was lost".to_owned());
-                    Due::Answer(place, outgoing.id, Box::new(outcome))
-                }
-                Due::Landing(id, landing) => match landing.lost() {
-                    Some((run, act)) => Due::Process(id, run, Box::new(act)),
-                    None => continue,
-                },
-                Due::LeaseArrive(place, _, Reply::After(_)) => {
-                    Due::LeaseAnswer(place, Box::new(LeaseAnswer::Unclear))
-                }
-                due => due,
-            };
-            self.heap.push(Reverse(Entry { due, ..entry }));
-        }
+        let lose = |due| match due {
+            Due::Arrive(_, _, Reply::Never) | Due::LeaseArrive(_, _, Reply::Never) => None,
+            Due::Arrive(place, outgoing, Reply::After(_)) => {
+                let outcome = RequestOutcome::Indeterminate("the connection was lost".to_owned());
+                Some(Due::Answer(place, outgoing.id, Box::new(outcome)))
+            }
+            Due::Landing(id, landing) => {
+                let (run, act) = landing.lost()?;
+                Some(Due::Process(id, run, Box::new(act)))
+            }
+            Due::LeaseArrive(place, _, Reply::After(_)) => {
+                Some(Due::LeaseAnswer(place, Box::new(LeaseAnswer::Unclear)))
+            }
+            due => Some(due),
+        };
+        let schedule = std::mem::take(&mut self.schedule).into_iter();
+        let kept = schedule.filter_map(|(key, due)| Some((key, lose(due)?)));
+        self.schedule = kept.collect();
+    }
+
+    /// The run, unless it has ended.
+    pub fn run_of(&self, place: Where) -> Option<&Run> {
+        let process = &self.processes[place.process];
+        let run = process.run.as_ref();
+        run.filter(|_| process.incarnation == place.incarnation)
     }
 
     pub fn is_alive(&self, place: Where) -> bool {
-        let process = &self.processes[place.process];
-        process.incarnation == place.incarnation && process.run.is_some()
+        self.run_of(place).is_some()
     }
 
     pub fn is_paused(&self, place: Where) -> bool {
         self.is_alive(place) && self.processes[place.process].paused_until > self.now
-    }
-
-    /// Whether the process can act; if it is paused, the event is put off until it continues.
-    fn awake(&mut self, place: Where, due: impl FnOnce(Where) -> Due) -> bool {
-        if self.is_paused(place) {
-            let until = self.processes[place.process].paused_until;
-            self.after(until - self.now, due(place));
-            return false;
-        }
-        self.is_alive(place)
     }
 
     pub fn log(&mut self, about: Option<&str>, text: impl FnOnce() -> String) {
@@ -527,7 +501,7 @@ impl Sim {
     }
 
     /// Passes the changes since the last call to the watches, the agents and the checks.
-    pub fn settle_commits(&mut self, author: &Author, decided: Time) -> Verdict {
+    pub fn settle_commits(&mut self, author: Author, decided: Time) -> Verdict {
         let commits = std::mem::take(&mut self.api.commits);
         let mut kinds = Vec::new();
         for commit in &commits {
@@ -536,7 +510,7 @@ impl Sim {
                 Commit::Pool(..) => Watched::Pools,
                 Commit::Subnet(..) => Watched::Subnets,
                 Commit::Block(..) => Watched::Blocks,
-                Commit::Service => Watched::Services,
+                Commit::ServiceRange(..) => Watched::Services,
                 Commit::Pod(..) => Watched::Pods,
                 Commit::Addresses(..) => continue,
             };
@@ -545,7 +519,9 @@ impl Sim {
             }
         }
         for kind in kinds {
-            self.nudge(kind);
+            for process in 0..self.processes.len() {
+                self.schedule_delivery(self.place(process), kind);
+            }
         }
         for commit in &commits {
             self.tell_agents(commit);
@@ -554,42 +530,26 @@ impl Sim {
             }
         }
         for commit in commits {
-            if let (Commit::Subnet(before, after), Author::Controller { .. }) = (&commit, author) {
-                let verdict = self.check_listed(before.as_deref(), after.as_deref());
-                self.judge(verdict)?;
-            }
             let known = match author {
-                Author::Controller {
-                    process,
-                    incarnation,
-                    ..
-                } => {
-                    let process = &self.processes[*process];
-                    process
-                        .run
-                        .as_ref()
-                        .filter(|_| process.incarnation == *incarnation)
-                        .map(|run| &run.known)
+                Author::Controller(place) => {
+                    if let Commit::Subnet(before, after) = &commit {
+                        let verdict = self.check_listed(before.as_deref(), after.as_deref());
+                        self.judge(verdict)?;
+                    }
+                    let process = &self.processes[place.process];
+                    let run = process.run.as_ref();
+                    let run = run.filter(|_| process.incarnation == place.incarnation);
+                    run.map(|run| &run.known)
                 }
                 Author::World | Author::Agent => None,
             };
-            let verdict =
-                self.checks
-                    .committed(&commit, author, known, &self.api, (self.now, decided));
+            let times = (self.now, decided);
+            let verdict = self
+                .checks
+                .committed(&commit, author, known, &self.api, times);
             self.judge(verdict)?;
         }
         Ok(())
-    }
-
-    /// Schedules a delivery for every idle watch of the kind.
-    fn nudge(&mut self, kind: Watched) {
-        for process in 0..self.processes.len() {
-            let place = Where {
-                process,
-                incarnation: self.processes[process].incarnation,
-            };
-            self.schedule_delivery(place, kind);
-        }
     }
 
     /// Schedules the next delivery of a watch, after a random time.
@@ -597,23 +557,18 @@ impl Sim {
         if self.is_silent(place, kind) {
             return;
         }
-        let cut = self.processes[place.process]
-            .cut_until
-            .saturating_sub(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
+        let process = &mut self.processes[place.process];
+        let Some(run) = process.run.as_mut().filter(|run| run.heard) else {
             return;
         };
-        if !run.heard {
+        let has_next = run.feeds.of(kind).has_next(&self.api);
+        let deliveries = run.deliveries(kind);
+        if deliveries.scheduled || !has_next {
             return;
         }
-        let line = run.line(kind, &self.api);
-        if *line.scheduled || !line.has_next {
-            return;
-        }
-        *line.scheduled = true;
-        let held = line.held_until.saturating_sub(self.now);
-        let held = held.max(cut);
-        let held = held.max(self.down_until.saturating_sub(self.now));
+        deliveries.scheduled = true;
+        let until = deliveries.held_until.max(process.cut_until);
+        let held = until.max(self.down_until).saturating_sub(self.now);
         let lag = if self.rough && self.rng.chance(self.plan.network.lagging) {
             self.rng.stretch(SECOND, 300 * SECOND)
         } else {
@@ -631,9 +586,6 @@ impl Sim {
             machine.clocks.boot(self.now);
         }
         machine.run = Some(Run::new(process, incarnation, self.plan.limit));
-        Where {
-            process,
-            incarnation,
-        }
+        self.place(process)
     }
 }

@@ -13,15 +13,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_api::{AllocationMode, Recall};
+use cadastre_api::AllocationMode;
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::Node;
-use cadastre_core::{Cidr, Family};
+use cadastre_core::Cidr;
 
 use super::checks::{Verdict, records, wrong};
 use super::clock::{SECOND, Time};
-use super::host::key;
 use super::run::{Due, Sim};
 use super::shape::Shape;
 
@@ -88,8 +87,7 @@ impl Sim {
     fn patience(&self) -> Option<Time> {
         let plan = &self.plan;
         let undone = plan.tampering || plan.tampering_blocks || plan.foreign_allocator;
-        let lasting = plan.lasting.trouble.is_some() || plan.lasting.silence.is_some();
-        let is_mild = plan.is_mild() && !lasting;
+        let is_mild = plan.is_mild() && plan.persistent_fault.is_none();
         if undone || plan.restore.is_some() || (self.rough && !is_mild) {
             return None;
         }
@@ -162,23 +160,15 @@ impl Sim {
 
     /// What a pool could allocate in each family: whole podCIDRs, or for blocks single addresses.
     fn free_of(&self, shape: &Shape, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
-        let held = self.held();
-        let services = self.services_now();
-        let is_free = |block: &Cidr| {
-            let taken = held.iter().chain(&services).chain(doubted);
-            !taken.into_iter().any(|it| it.overlaps(block))
-                && !shape.reserved.iter().any(|span| span.overlaps(block))
-                && !self.pod_in(block)
-                && !self.node_in(block)
-        };
-        let families = shape.families.iter().map(|(family, _, _)| {
-            let mut pieces = shape.clone();
-            if shape.allocation_mode == AllocationMode::Blocks {
-                let of_family = pieces.families.iter_mut().filter(|(f, _, _)| f == family);
-                of_family.for_each(|(_, _, len)| *len = family.bits());
-            }
-            let pieces = pieces.blocks(*family).into_iter();
-            pieces.filter(|piece| is_free(piece)).collect()
+        let mut held = self.held();
+        held.extend(doubted);
+        let families = shape.each_family().map(|family| {
+            let pieces = match shape.allocation_mode {
+                AllocationMode::NodeCIDR => shape.blocks(family),
+                AllocationMode::Blocks => shape.blocks_of_length(family, family.bits()),
+            };
+            let free = |piece: &Cidr| self.is_free(shape, piece, &held);
+            pieces.into_iter().filter(free).collect()
         });
         families.collect()
     }
@@ -186,34 +176,15 @@ impl Sim {
     /// Whether the node's blocks of a pool have fewer addresses than its agent demands, and the limit allows another
     /// block.
     fn lacks_of(&self, node: &Node, shape: &Shape) -> bool {
-        let Some(subnet) = self.api.subnets.get(&node.name) else {
-            return false;
-        };
-        let Ok(spec) = &subnet.spec else { return false };
-        let report = subnet.report.as_deref();
-        let report = report.filter(|report| report.node_uid == node.uid);
-        let Some(report) = report.filter(|_| spec.node_uid.as_deref() == Some(&*node.uid)) else {
-            return false;
-        };
-        let wanted = report.demand.iter().find(|(name, _)| *name == shape.name);
-        let wanted = wanted.map_or(0, |(_, wanted)| *wanted);
-        let of_family = |family: Family| {
-            let own = spec.blocks.iter().filter(|held| *held.pool == *shape.name);
-            let own = own.filter(|held| held.recall != Some(Recall::Drain));
-            own.map(key)
-                .filter(move |(cidr, _)| cidr.family() == family)
-        };
-        let worth = |family: Family| -> u64 {
-            let words = of_family(family).map(|(cidr, uid)| {
-                let word = report.of_block(&cidr, &uid);
-                // A block that was just listed is not in the status yet, so it counts as large enough.
-                word.map_or(u64::MAX / 64, |word| word.used + word.cooling + word.free)
-            });
-            words.fold(0, u64::saturating_add)
-        };
-        let mut families = shape.families.iter();
-        let at_limit = families.any(|(family, _, _)| of_family(*family).count() >= shape.most);
-        let mut families = shape.families.iter();
-        !at_limit && families.any(|(family, _, _)| worth(*family) < wanted)
+        let subnet = self.api.subnets.get(&node.name);
+        let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+        let is_current = spec.is_some_and(|it| it.node_uid.as_deref() == Some(&*node.uid));
+        let report = self.report_of(node).filter(|_| is_current);
+        report.is_some_and(|report| {
+            // A block that was just listed is not in the status yet, so it counts as large enough.
+            let unreported = u64::MAX / 64;
+            let own = self.pool_use(node, shape, report, unreported);
+            own.lacks_block(shape)
+        })
     }
 }

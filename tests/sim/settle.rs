@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use cadastre_api::{AddressStatus, AllocationMode, FamilyStatus};
+use cadastre_api::{AddressStatus, AllocationMode};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
@@ -15,29 +15,18 @@ use cadastre_core::{Addr, Cidr, Family, IpRange};
 use super::checks::{Verdict, records, wrong};
 use super::clock::SECOND;
 use super::describe::ranges;
+use super::process::Run;
 use super::run::Sim;
 use super::shape::{Shape, counted, is_counted};
 
 /// Nothing may be written or requested in this time before the end of a run.
 const QUIET: u64 = 60 * SECOND;
 
-/// Ranges and addresses that cannot be allocated, even if no node has them.
-struct Blocked {
-    spans: Vec<Cidr>,
-    addresses: Vec<Addr>,
-}
-
 impl Sim {
     pub fn check_rest(&mut self) -> Verdict {
-        let leads =
-            |run: &super::process::Run| matches!(run.elector.leadership(), Leadership::Leading(_));
-        if self
-            .processes
-            .iter()
-            .filter(|p| p.run.as_ref().is_some_and(leads))
-            .count()
-            != 1
-        {
+        let runs = self.processes.iter().filter_map(|it| it.run.as_ref());
+        let leads = |run: &&Run| matches!(run.elector.leadership(), Leadership::Leading(_));
+        if runs.filter(leads).count() != 1 {
             return wrong("progress", "not one process leads".to_owned(), None::<&str>);
         }
         for id in 0..self.machines.hosts.len() {
@@ -71,41 +60,23 @@ impl Sim {
     }
 
     fn check_subnets(&self) -> Verdict {
-        for node in self
-            .api
-            .nodes
-            .live
-            .values()
-            .filter(|node| !node.pod_cidrs.is_empty())
-        {
-            let told = self
-                .api
-                .subnets
-                .get(&node.name)
-                .and_then(|subnet| subnet.spec.as_ref().ok());
-            let held: BTreeSet<Cidr> = told
-                .iter()
-                .flat_map(|spec| records(spec))
-                .filter(|record| *record.uid == *node.uid && record.until.is_none())
-                .map(|record| record.range)
-                .filter(is_counted)
-                .collect();
-            if held != counted(node).copied().collect() {
-                let text = format!(
-                    "{} has {} and its NodeSubnet says {told:?}",
-                    node.name,
-                    ranges(&node.pod_cidrs)
-                );
+        let nodes = self.api.nodes.live.values();
+        for node in nodes.filter(|node| !node.pod_cidrs.is_empty()) {
+            let subnet = self.api.subnets.get(&node.name);
+            let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+            let own = spec.iter().flat_map(|spec| records(spec));
+            let own = own.filter(|it| *it.uid == *node.uid && it.until.is_none());
+            let listed: BTreeSet<Cidr> = own.map(|it| it.range).filter(is_counted).collect();
+            if listed != counted(node).copied().collect() {
+                let podcidrs = ranges(&node.pod_cidrs);
+                let text = format!("{} has {podcidrs}, its NodeSubnet {spec:?}", node.name);
                 return wrong("subnets", text, [node.name.clone()]);
             }
         }
         for subnet in self.api.subnets.live.values() {
             let lives = self.api.nodes.get(&subnet.name).is_some();
-            let previous = subnet
-                .spec
-                .as_ref()
-                .is_ok_and(|spec| !spec.quarantined.is_empty());
-            if !lives || previous {
+            let spec = subnet.spec.as_ref();
+            if !lives || spec.is_ok_and(|spec| !spec.quarantined.is_empty()) {
                 let text = format!("{} is never collected: {:?}", subnet.name, subnet.spec);
                 return wrong("collected", text, [subnet.name.clone()]);
             }
@@ -128,19 +99,13 @@ impl Sim {
             let held = self.held();
             let mut held = held.iter().filter(|range| shape.overlaps(range));
             // A block of this pool keeps the pool, even if the pool's ranges have changed since.
-            let mut specs = self
-                .api
-                .blocks
-                .live
-                .values()
-                .filter_map(|it| it.spec.as_ref().ok());
-            let carved = specs.any(|spec| *spec.pool == *pool.name);
+            let blocks = self.api.blocks.live.values();
+            let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
+            let carved = blocks.clone().any(|spec| *spec.pool == *pool.name);
             if pool.deleting && !carved && held.all(kept_elsewhere) {
                 let text = format!("pool {} is never let go", pool.name);
                 return wrong("collected", text, [pool.name.clone()]);
             }
-            let blocks = self.api.blocks.live.values();
-            let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
             let pure = !blocks.any(|spec| shape.overlaps(&spec.cidr));
             if shape.allocation_mode == AllocationMode::NodeCIDR && pure {
                 self.check_status(pool, &shape)?;
@@ -194,100 +159,62 @@ impl Sim {
     }
 
     fn check_status(&self, pool: &Pool, shape: &Shape) -> Verdict {
+        let fail = |text: String| wrong("status", text, [pool.name.clone()]);
         let Some(status) = &pool.status else {
-            return wrong(
-                "status",
-                format!("pool {} has no status", pool.name),
-                [pool.name.clone()],
-            );
+            return fail(format!("pool {} has no status", pool.name));
         };
-        let names = || [pool.name.clone()];
+        let held = self.held();
+        let is_held = |range: &&Cidr| held.iter().any(|it| it.overlaps(range));
         for (family, cidrs, _) in &shape.families {
             let told = match family {
                 Family::V4 => &status.ipv4,
                 Family::V6 => &status.ipv6,
             };
-            let blocked = self.blocked(shape);
-            let open: Vec<Cidr> = shape
-                .blocks(*family)
-                .into_iter()
-                .filter(|block| !blocked.hits(block))
-                .collect();
-            let held = self.held();
-            let free = open
-                .iter()
-                .filter(|block| !held.iter().any(|h| h.overlaps(block)))
-                .count();
-            let holding: usize = cidrs
-                .iter()
-                .map(|cidr| held.iter().filter(|h| h.overlaps(cidr)).count())
-                .sum();
-            let count = (
-                open.len().to_string(),
-                holding.to_string(),
-                "0".to_owned(),
-                free.to_string(),
-            );
-            let numbers = |f: &FamilyStatus| {
-                (
-                    f.capacity.clone(),
-                    f.allocated.clone(),
-                    f.quarantined.clone(),
-                    f.free.clone(),
-                )
-            };
-            if told.as_ref().map(numbers).as_ref() != Some(&count) {
-                let text = format!(
-                    "pool {}: {family} capacity, held, quarantined, free are {count:?}, told {told:?}",
+            let mut open = shape.blocks(*family);
+            open.retain(|block| !self.is_blocked(shape, block));
+            let taken = open.iter().filter(is_held).count();
+            let within = |cidr: &Cidr| held.iter().filter(|it| it.overlaps(cidr)).count();
+            let allocated: usize = cidrs.iter().map(within).sum();
+            let counts = [open.len(), allocated, 0, open.len() - taken];
+            let counts = counts.map(|count| count.to_string());
+            let is = told.as_ref();
+            let is = is.map(|it| [&it.capacity, &it.allocated, &it.quarantined, &it.free]);
+            if is != Some(counts.each_ref()) {
+                return fail(format!(
+                    "pool {}: {family} capacity, held, quarantined, free are {counts:?}, told {told:?}",
                     pool.name
-                );
-                return wrong("status", text, names());
+                ));
             }
         }
         let nodes = i64::try_from(self.holders(shape).len()).ok();
         let waiting = i64::try_from(self.waiting(shape)).ok();
         if (status.nodes, status.waiting) != (nodes, waiting) {
-            let text = format!(
+            return fail(format!(
                 "pool {}: {nodes:?} nodes, {waiting:?} waiting; told {:?}, {:?}",
                 pool.name, status.nodes, status.waiting
-            );
-            return wrong("status", text, names());
+            ));
         }
         if status.observed_generation != Some(pool.generation) {
-            return wrong(
-                "status",
-                format!("pool {}: an old generation observed", pool.name),
-                names(),
-            );
+            return fail(format!("pool {}: an old generation observed", pool.name));
         }
         Ok(())
     }
 
     fn check_served(&self) -> Verdict {
-        let serving: Vec<Shape> = self.serving();
-        for node in self
-            .api
-            .nodes
-            .live
-            .values()
-            .filter(|node| node.is_empty() && !node.deleting)
-        {
-            let podcidrs = |shape: &&Shape| shape.allocation_mode == AllocationMode::NodeCIDR;
-            let able = serving.iter().filter(podcidrs).find(|shape| {
-                let blocked = self.blocked(shape);
-                let free = |family: &Family| {
-                    let free = |block: &Cidr| {
-                        !blocked.hits(block)
-                            && !self.held().iter().any(|h| h.overlaps(block))
-                            && !self.pod_in(block)
-                    };
-                    shape.blocks(*family).iter().any(free)
-                };
-                shape.matches(&node.labels)
+        let (serving, held) = (self.serving(), self.held());
+        let nodes = self.api.nodes.live.values();
+        for node in nodes.filter(|node| node.is_empty() && !node.deleting) {
+            let has_free = |shape: &Shape, family: Family| {
+                let mut blocks = shape.blocks(family).into_iter();
+                blocks.any(|block| self.is_free(shape, &block, &held))
+            };
+            let is_able = |shape: &&Shape| {
+                shape.allocation_mode == AllocationMode::NodeCIDR
+                    && shape.matches(&node.labels)
                     && !shape.is_passed_over(&serving, &node.labels)
-                    && shape.families.iter().all(|(family, _, _)| free(family))
-            });
-            if let Some(shape) = able {
+                    && shape.each_family().all(|family| has_free(shape, family))
+            };
+            if let Some(shape) = serving.iter().find(is_able) {
                 let text = format!(
                     "{} ({}) waits, and pool {} could serve it",
                     node.name, node.uid, shape.name
@@ -301,29 +228,17 @@ impl Sim {
     /// The pools that may allocate: of two pools that overlap, only the older one.
     pub fn serving(&self) -> Vec<Shape> {
         let shapes = self.by_age();
-        let older = |at: usize| {
-            shapes[..at]
-                .iter()
-                .any(|o| o.cidrs().any(|cidr| shapes[at].overlaps(cidr)))
+        let is_able = |(at, shape): &(usize, &Shape)| {
+            let mut older = shapes[..*at].iter().flat_map(Shape::cidrs);
+            let is_serving = !shape.disabled && !shape.deleting && shape.guarded;
+            is_serving && !older.any(|cidr| shape.overlaps(cidr))
         };
-        let able = |at: &usize| {
-            let shape = &shapes[*at];
-            !shape.disabled && !shape.deleting && shape.guarded && !older(*at)
-        };
-        (0..shapes.len())
-            .filter(able)
-            .map(|at| shapes[at].clone())
-            .collect()
+        let able = shapes.iter().enumerate().filter(is_able);
+        able.map(|(_, shape)| shape.clone()).collect()
     }
 
     fn by_age(&self) -> Vec<Shape> {
-        let mut shapes: Vec<Shape> = self
-            .api
-            .pools
-            .live
-            .values()
-            .filter_map(|pool| Shape::new(pool))
-            .collect();
+        let mut shapes = self.shapes_now();
         shapes.sort_by(|a, b| a.age().cmp(&b.age()));
         shapes
     }
@@ -344,17 +259,9 @@ impl Sim {
     /// those in use, and those cooling. Use is counted in the agent's store, else in its last status, else in pods.
     fn count_addresses(&self, shape: &Shape, family: Family) -> AddressStatus {
         let services = self.services_now();
-        let left_out: Vec<IpRange> = shape
-            .reserved
-            .iter()
-            .copied()
-            .chain(
-                services
-                    .into_iter()
-                    .filter(|it| shape.overlaps(it))
-                    .map(IpRange::from),
-            )
-            .collect();
+        let services = services.into_iter().filter(|it| shape.overlaps(it));
+        let reserved = shape.reserved.iter().copied();
+        let left_out: Vec<IpRange> = reserved.chain(services.map(IpRange::from)).collect();
         let is_left_out = |addr: Addr| {
             let host = Cidr::host(addr);
             let is_node = shape.cidrs().any(|it| it.contains_addr(addr)) && self.node_in(&host);
@@ -372,10 +279,8 @@ impl Sim {
             let (in_use, cools) = of_agent.unwrap_or_else(|| {
                 let pods = self.api.pods.live.values();
                 let reported: BTreeSet<Addr> = pods.flat_map(|it| it.addresses.to_vec()).collect();
-                (
-                    all.iter().filter(|it| reported.contains(it)).count() as u64,
-                    0,
-                )
+                let in_use = all.iter().filter(|it| reported.contains(it));
+                (in_use.count() as u64, 0)
             });
             used += in_use;
             cooling += cools;
@@ -387,12 +292,12 @@ impl Sim {
         }
     }
 
-    pub fn services_now(&self) -> Vec<Cidr> {
+    fn services_now(&self) -> Vec<Cidr> {
         let services = self.api.services.live.values();
         services.flat_map(|s| s.cidrs.clone()).collect()
     }
 
-    pub fn node_in(&self, block: &Cidr) -> bool {
+    fn node_in(&self, block: &Cidr) -> bool {
         let nodes = &mut self.api.nodes.live.values();
         nodes.any(|node| node.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
@@ -401,20 +306,12 @@ impl Sim {
     fn holders(&self, shape: &Shape) -> BTreeSet<NodeName> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
-            shape.overlaps(range)
-                && ages
-                    .iter()
-                    .find(|s| s.contains(range))
-                    .is_none_or(|s| s.name == shape.name)
+            let oldest = ages.iter().find(|s| s.contains(range));
+            shape.overlaps(range) && oldest.is_none_or(|s| s.name == shape.name)
         };
-        let holds = |node: &&std::sync::Arc<Node>| counted(node).any(counts);
-        self.api
-            .nodes
-            .live
-            .values()
-            .filter(holds)
-            .map(|node| node.name.clone())
-            .collect()
+        let nodes = self.api.nodes.live.values();
+        let holders = nodes.filter(|node| counted(node).any(counts));
+        holders.map(|node| node.name.clone()).collect()
     }
 
     /// The number of nodes that wait for the pool: the pool selects them, and no other pool allocates to them instead.
@@ -434,48 +331,29 @@ impl Sim {
         self.api.nodes.live.values().filter(waits).count()
     }
 
-    fn blocked(&self, shape: &Shape) -> Blocked {
-        let reserved = shape.reserved.iter().flat_map(IpRange::to_cidrs);
-        let services = self
-            .api
-            .services
-            .live
-            .values()
-            .flat_map(|s| s.cidrs.clone());
-        let addresses = self
-            .api
-            .nodes
-            .live
-            .values()
-            .flat_map(|node| node.addresses.to_vec());
-        Blocked {
-            spans: reserved.chain(services).collect(),
-            addresses: addresses.collect(),
-        }
+    /// Whether the pool cannot allocate the range, even if no node and no pod has any of it.
+    fn is_blocked(&self, shape: &Shape, range: &Cidr) -> bool {
+        let mut services = self.api.services.live.values();
+        shape.reserved.iter().any(|span| span.overlaps(range))
+            || services.any(|it| it.cidrs.iter().any(|cidr| cidr.overlaps(range)))
+            || self.node_in(range)
     }
 
-    pub fn pod_in(&self, block: &Cidr) -> bool {
-        self.api
-            .pods
-            .live
-            .values()
-            .any(|pod| pod.addresses.iter().any(|addr| block.contains_addr(*addr)))
+    /// Whether the pool could allocate the range if only these ranges were `held`.
+    pub fn is_free(&self, shape: &Shape, range: &Cidr, held: &[Cidr]) -> bool {
+        !held.iter().any(|it| it.overlaps(range))
+            && !self.is_blocked(shape, range)
+            && !self.pod_in(range)
+    }
+
+    pub fn pod_in(&self, range: &Cidr) -> bool {
+        let mut addresses = self.api.pods.live.values().flat_map(|it| it.addresses.iter());
+        addresses.any(|addr| range.contains_addr(*addr))
     }
 }
 
 fn addresses(cidr: &Cidr) -> Vec<Addr> {
-    let (first, last) = (cidr.first(), cidr.last());
-    let all = first.value..=last.value;
-    let all = all.map(|value| Addr {
-        family: first.family,
-        value,
-    });
-    all.collect()
-}
-
-impl Blocked {
-    fn hits(&self, block: &Cidr) -> bool {
-        self.spans.iter().any(|span| span.overlaps(block))
-            || self.addresses.iter().any(|addr| block.contains_addr(*addr))
-    }
+    let family = cidr.family();
+    let all = cidr.first().value..=cidr.last().value;
+    all.map(|value| Addr { family, value }).collect()
 }

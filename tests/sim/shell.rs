@@ -9,6 +9,7 @@ use std::time::Duration;
 use cadastre_controller::cluster::lease::{
     Leadership, LeaseAnswer, LeaseCall, LeaseRecord, Tenure,
 };
+use cadastre_controller::cluster::names::LeaderTerm;
 use cadastre_controller::cluster::request::{
     ApiRequest, ObjectSpec, Rejection, RequestId, RequestOutcome,
 };
@@ -20,7 +21,7 @@ use super::api::Author;
 use super::checks::{Verdict, wrong};
 use super::clock::{MS, SECOND, Time};
 use super::describe::{describe, name_of, of_outcome, of_report, of_request, verb};
-use super::process::{Process, Watched};
+use super::process::{Run, Watched};
 use super::run::{Due, Reply, Sim, Where};
 
 /// If a process has more requests than this at one moment, a loop spins.
@@ -50,20 +51,18 @@ impl Sim {
 
     /// Delivers some events of a watch.
     pub fn deliver(&mut self, place: Where, kind: Watched) -> Verdict {
+        self.processes[place.process]
+            .run()
+            .deliveries(kind)
+            .scheduled = false;
         if self.is_down() {
-            if let Some(run) = &mut self.processes[place.process].run {
-                *run.line(kind, &self.api).scheduled = false;
-            }
             self.schedule_delivery(place, kind);
             return Ok(());
         }
-        let many = self.rng.between(1, BATCH);
-        for _ in 0..many {
-            let now = self.processes[place.process].now(self.now);
-            let Some(run) = &mut self.processes[place.process].run else {
-                break;
-            };
-            let Some(event) = run.deliver(kind, &self.api, now, self.now) else {
+        for _ in 0..self.rng.between(1, BATCH) {
+            let process = &mut self.processes[place.process];
+            let now = process.now(self.now);
+            let Some(event) = process.run().deliver(kind, &self.api, now, self.now) else {
                 break;
             };
             self.step += 1;
@@ -71,9 +70,6 @@ impl Sim {
                 let (about, text) = describe(&event);
                 self.log(about.as_deref(), || format!("{place} sees {text}"));
             }
-        }
-        if let Some(run) = &mut self.processes[place.process].run {
-            *run.line(kind, &self.api).scheduled = false;
         }
         self.schedule_delivery(place, kind);
         self.look_soon(place)
@@ -90,10 +86,7 @@ impl Sim {
     }
 
     fn look_by(&mut self, place: Where, at: Time) {
-        let Some(run) = &mut self.processes[place.process].run else {
-            return;
-        };
-        let at = at.max(self.now);
+        let run = self.processes[place.process].run();
         if run.look_at.is_none_or(|due| due > at) {
             run.look_at = Some(at);
             self.after(at - self.now, Due::Look(place));
@@ -102,55 +95,37 @@ impl Sim {
 
     /// Takes requests from the controller and sends them, until the controller has none or enough are in flight.
     pub fn look(&mut self, place: Where) -> Verdict {
+        let clocks = self.processes[place.process].clocks;
         let now = self.processes[place.process].now(self.now);
+        let run = self.processes[place.process].run();
+        run.look_at = run.look_at.filter(|at| *at > self.now);
+        if run.wake_at.take_if(|at| *at == self.now).is_some() {
+            let verdict = self.budget.woke(place, self.now);
+            self.judge(verdict)?;
+        }
         loop {
-            let Some(run) = &mut self.processes[place.process].run else {
-                return Ok(());
-            };
-            if run.look_at.is_some_and(|at| at <= self.now) {
-                run.look_at = None;
-            }
-            if run.wake_at.take_if(|at| *at == self.now).is_some() {
-                let verdict = self.budget.woke(place, self.now);
-                self.judge(verdict)?;
-            }
-            let Some(run) = &mut self.processes[place.process].run else {
-                return Ok(());
-            };
+            let run = self.processes[place.process].run();
             let Some(outgoing) = run.controller.poll(now) else {
                 break;
             };
-            let id = outgoing.id;
-            run.burst = if run.burst.0 == self.now {
-                (self.now, run.burst.1 + 1)
-            } else {
-                (self.now, 0)
+            run.burst = match run.burst {
+                (at, requests) if at == self.now => (at, requests + 1),
+                _ => (self.now, 0),
             };
             if run.burst.1 > SPIN {
-                return wrong(
-                    "rest",
-                    format!("{place} asks without end: {outgoing:?}"),
-                    None::<&str>,
-                );
+                let text = format!("{place} asks without end: {outgoing:?}");
+                return wrong("rest", text, None::<&str>);
             }
+            let id = outgoing.id;
             let verdict = self
                 .checks
                 .asked(place, &outgoing, &mut run.known, &self.api, self.now);
-            // A decision during a restore is based on a state that no longer exists, and a decision after another
-            // process acquired the Lease is too late. Neither is sent, so a violation in it does not count.
-            let is_late = self.is_down() || !self.checks.is_leading(outgoing.term.as_ref());
-            let verdict = verdict.or_else(|it| if is_late { Ok(()) } else { Err(it) });
-            self.judge(verdict)?;
-            let Some(run) = &mut self.processes[place.process].run else {
-                return Ok(());
-            };
-            run.decided.insert(id, self.now);
-            if run.in_flight.insert(id, outgoing).is_some() {
-                return wrong(
-                    "identity",
-                    format!("{place} uses {id:?} twice"),
-                    None::<&str>,
-                );
+            self.judge_decision(outgoing.term.as_ref(), verdict)?;
+            let run = self.processes[place.process].run();
+            let before = run.in_flight.insert(id, (outgoing, self.now));
+            if before.is_some() {
+                let text = format!("{place} uses {id:?} twice");
+                return wrong("identity", text, None::<&str>);
             }
             if self.rough && self.rng.chance(self.plan.network.gap) {
                 let gap = self.rng.stretch(MS, 20 * SECOND);
@@ -159,10 +134,7 @@ impl Sim {
                 self.send(place, id)?;
             }
         }
-        let clocks = self.processes[place.process].clocks;
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
+        let run = self.processes[place.process].run();
         if let Some(wanted) = run.controller.take_wanted() {
             let inherited = match run.leadership() {
                 Leadership::Leading(tenure) => tenure.inherited,
@@ -173,23 +145,18 @@ impl Sim {
             let verdict = self
                 .checks
                 .wants(place, &wanted, inherited, known, &self.api, self.now);
-            let is_late = !self.checks.is_leading(Some(&wanted.term));
+            let term = wanted.term.clone();
             run.wanted = Some(wanted);
-            let is_late = is_late || self.is_down();
-            let verdict = verdict.or_else(|it| if is_late { Ok(()) } else { Err(it) });
-            self.judge(verdict)?;
+            self.judge_decision(Some(&term), verdict)?;
             let delay = self.rng.stretch(MS / 10, 2 * MS);
             self.after(delay, Due::Lease(place));
         }
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
+        let run = self.processes[place.process].run();
         let reports = run.controller.take_reports();
         let wake = run.controller.wake_at().map(|at| clocks.when(at));
+        let calm = self.now > self.plan.rough_for + CATCH_UP;
         for report in reports {
-            let verdict =
-                self.checks
-                    .reported(place, &report, self.now > self.plan.rough_for + CATCH_UP);
+            let verdict = self.checks.reported(place, &report, calm);
             self.judge(verdict)?;
             let (about, text) = of_report(&report);
             self.log(Some(&about), || format!("{place} reports {text}"));
@@ -197,71 +164,63 @@ impl Sim {
         // If the wake-up time is over already, only a new event is a reason to call the controller again.
         if let Some(at) = wake.filter(|at| *at > self.now) {
             self.look_by(place, at);
-            if let Some(run) = &mut self.processes[place.process].run {
-                run.wake_at = Some(at);
-            }
+            self.processes[place.process].run().wake_at = Some(at);
         }
         self.wind_down(place)
     }
 
+    /// Judges a decision of a controller. A decision during a restore is based on a state that no longer exists, and
+    /// a decision after another process acquired the Lease is too late. Neither is sent, so a violation in it does not
+    /// count.
+    fn judge_decision(&self, term: Option<&LeaderTerm>, verdict: Verdict) -> Verdict {
+        if self.is_down() || !self.checks.is_leading(term) {
+            return Ok(());
+        }
+        self.judge(verdict)
+    }
+
+    /// Draws how long a request and its answer take: up to `slow` each if the network is slow, else up to `fast`.
+    fn travel_times(&mut self, slow: Time, fast: Time) -> (Time, Time) {
+        let is_slow = self.rough && self.rng.chance(self.plan.network.slow);
+        let (low, high) = if is_slow { (50 * MS, slow) } else { (MS, fast) };
+        (self.rng.stretch(low, high), self.rng.stretch(low, high))
+    }
+
     /// Checks whether a request may be sent, and draws what the network does with it.
     pub fn send(&mut self, place: Where, id: RequestId) -> Verdict {
-        let mono = self.processes[place.process].clocks.mono(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
-        let Some(outgoing) = run.in_flight.get(&id).cloned() else {
+        let process = &mut self.processes[place.process];
+        let mono = process.clocks.mono(self.now);
+        let run = process.run();
+        let Some((outgoing, decided)) = run.in_flight.get(&id).cloned() else {
             return Ok(());
         };
         let write = outgoing.request.is_write();
-        let passes = if write {
-            run.gate(&outgoing, mono)
-        } else {
-            Some(true)
-        };
-        let Some(passes) = passes else {
-            run.held.push(id);
-            return Ok(());
-        };
-        if !passes {
-            self.log(name_of(&outgoing.request), || {
-                format!("{place} does not send {}", of_request(&outgoing.request))
-            });
-            self.after(
-                0,
-                Due::Answer(
-                    place,
-                    id,
-                    Box::new(RequestOutcome::Rejected(Rejection::NotSent)),
-                ),
-            );
-            return Ok(());
+        match run.gate(&outgoing, mono) {
+            Some(false) if write => {
+                self.log(name_of(&outgoing.request), || {
+                    format!("{place} does not send {}", of_request(&outgoing.request))
+                });
+                let outcome = RequestOutcome::Rejected(Rejection::NotSent);
+                self.after(0, Due::Answer(place, id, Box::new(outcome)));
+                return Ok(());
+            }
+            None if write => {
+                run.held.push(id);
+                return Ok(());
+            }
+            _ => {}
         }
-        let decided = run.decided.get(&id).copied().unwrap_or(0);
         if write && !self.is_down() {
             let verdict = self.checks.sent(place, &outgoing, decided, &self.api);
             self.judge(verdict)?;
         }
         self.checks.last_request = (self.now, verb(&outgoing.request));
-        if write {
-            self.on_wire.insert((place, id), outgoing.clone());
-        }
-        let slow = self.rough && self.rng.chance(self.plan.network.slow);
-        let there = if slow {
-            self.rng.stretch(50 * MS, 9 * SECOND)
-        } else {
-            self.rng.stretch(MS, 8 * MS)
-        };
-        let back = if slow {
-            self.rng.stretch(50 * MS, 9 * SECOND)
-        } else {
-            self.rng.stretch(MS, 8 * MS)
-        };
-        let last = matches!(
+        let (there, back) = self.travel_times(9 * SECOND, 8 * MS);
+        let allocates = matches!(
             outgoing.request,
             ApiRequest::AssignPodCidrs(_) | ApiRequest::Create(_, ObjectSpec::Block(_))
-        ) && self.rough
-            && self.rng.chance(self.plan.network.last_words);
+        );
+        let last = allocates && self.rough && self.rng.chance(self.plan.network.last_words);
         if let (true, Some(name)) = (last, name_of(&outgoing.request)) {
             self.fall_silent(place);
             let soon = self.rng.stretch(MS, 20 * SECOND);
@@ -269,79 +228,58 @@ impl Sim {
             let rush = self.rng.between(17 * SECOND, 35 * SECOND);
             self.after(rush, Due::Rush);
         }
-        let cut = self.processes[place.process]
-            .cut_until
-            .saturating_sub(self.now);
-        let objection = self.objection(&outgoing.request);
+        let process = &self.processes[place.process];
+        let cut = process.cut_until.saturating_sub(self.now);
+        let persistent = self.persistent_fate(&outgoing.request);
         let fate = match cut {
             _ if self.is_down() => Fate::LostBefore,
-            0 if objection.is_some() => match objection.and_then(|it| it.refusal()) {
-                Some(refusal) => Fate::Refused(refusal),
-                None => Fate::Unanswered,
-            },
-            0 if self.rough => self.fate(&outgoing.request),
-            0 => Fate::Arrives,
+            0 => persistent.unwrap_or_else(|| self.fate(&outgoing.request)),
             _ if write && self.rng.chance(8_000) => {
                 Fate::Late(cut + self.rng.stretch(MS, 2 * SECOND))
             }
             _ => Fate::LostBefore,
         };
-        let back = back
-            + if cut > 0 {
-                self.rng.stretch(50 * MS, 9 * SECOND)
-            } else {
-                0
-            };
+        let back = match cut {
+            0 => back,
+            _ => back + self.rng.stretch(50 * MS, 9 * SECOND),
+        };
         self.log(name_of(&outgoing.request), || {
             format!("{place} sends {} [{fate:?}]", of_request(&outgoing.request))
         });
-        match fate {
-            Fate::Arrives => self.after(
-                there,
-                Due::Arrive(place, Box::new(outgoing), Reply::After(back)),
-            ),
+        let request = &outgoing.request;
+        // When the request arrives, and the outcome that its sender sees if the server's answer does not reach it.
+        let (arrives, outcome) = match fate {
+            Fate::Arrives => (Some(there), None),
             Fate::Refused(refusal) => {
-                self.on_wire.remove(&(place, id));
-                self.after(
-                    there + back,
-                    Due::Answer(place, id, Box::new(RequestOutcome::Rejected(refusal))),
-                );
+                let outcome = RequestOutcome::Rejected(refusal);
+                (None, Some((there + back, outcome)))
             }
-            Fate::Unanswered => {
-                self.on_wire.remove(&(place, id));
-                self.unclear(place, id, &outgoing.request, PATIENCE);
+            Fate::Unanswered => (None, Some((PATIENCE, lost(request)))),
+            Fate::LostBefore => (None, Some((there + back, lost(request)))),
+            Fate::LostAfter => (Some(there), Some((there + back, lost(request)))),
+            Fate::Late(late) => (Some(late), Some((there + back, lost(request)))),
+        };
+        let reply = match outcome {
+            None => Reply::After(back),
+            Some((delay, outcome)) => {
+                self.after(delay, Due::Answer(place, id, Box::new(outcome)));
+                Reply::Never
             }
-            Fate::LostBefore => {
-                self.on_wire.remove(&(place, id));
-                self.unclear(place, id, &outgoing.request, there + back);
+        };
+        if let Some(delay) = arrives {
+            if write {
+                self.on_wire.insert((place, id), outgoing.clone());
             }
-            Fate::LostAfter => {
-                self.unclear(place, id, &outgoing.request, there + back);
-                self.after(there, Due::Arrive(place, Box::new(outgoing), Reply::Never));
-            }
-            Fate::Late(late) => {
-                self.unclear(place, id, &outgoing.request, there + back);
-                self.after(late, Due::Arrive(place, Box::new(outgoing), Reply::Never));
-            }
+            self.after(delay, Due::Arrive(place, Box::new(outgoing), reply));
         }
         Ok(())
     }
 
-    /// Schedules an indeterminate outcome for a request whose response is lost.
-    fn unclear(&mut self, place: Where, id: RequestId, request: &ApiRequest, delay: Time) {
-        let lie = Mutation::TimeoutCountsAsRejection.is_on()
-            && matches!(request, ApiRequest::AssignPodCidrs(_));
-        let outcome = if lie {
-            RequestOutcome::Rejected(Rejection::Missing)
-        } else {
-            RequestOutcome::Indeterminate("the answer was lost".to_owned())
-        };
-        self.after(delay, Due::Answer(place, id, Box::new(outcome)));
-    }
-
     fn fate(&mut self, request: &ApiRequest) -> Fate {
-        let network = self.plan.network.clone();
-        let rng = &mut self.rng;
+        if !self.rough {
+            return Fate::Arrives;
+        }
+        let (network, rng) = (&self.plan.network, &mut self.rng);
         let patch = matches!(
             request,
             ApiRequest::AssignPodCidrs(_)
@@ -359,9 +297,8 @@ impl Sim {
             // A server answers a patch with 409 if the object changes several times while the patch is applied.
             Fate::Refused(Rejection::Guard("the object has been modified".to_owned()))
         } else if rng.chance(network.busy) {
-            let after = rng
-                .chance(5_000)
-                .then(|| Duration::from_millis(rng.between(1, 3_000)));
+            let names_time = rng.chance(5_000);
+            let after = names_time.then(|| Duration::from_millis(rng.between(1, 3_000)));
             Fate::Refused(Rejection::Busy(after))
         } else if rng.chance(network.rejected) {
             Fate::Refused(Rejection::Rejected("forbidden".to_owned()))
@@ -371,36 +308,24 @@ impl Sim {
     }
 
     /// Executes the request at the API server, even if its sender has ended meanwhile.
-    #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
-    pub fn arrive(&mut self, place: Where, outgoing: OutgoingRequest, reply: Reply) -> Verdict {
+    pub fn arrive(&mut self, place: Where, outgoing: &OutgoingRequest, reply: Reply) -> Verdict {
+        let request = &outgoing.request;
         self.on_wire.remove(&(place, outgoing.id));
-        let outcome = self.api.execute(&outgoing.request, self.now);
-        self.log(name_of(&outgoing.request), || {
-            format!(
-                "{place}'s {} -> {}",
-                verb(&outgoing.request),
-                of_outcome(&outcome)
-            )
+        let outcome = self.api.execute(request, self.now);
+        self.log(name_of(request), || {
+            let outcome = of_outcome(&outcome);
+            format!("{place}'s {} -> {outcome}", verb(request))
         });
-        self.checks.executed(&outgoing.request, &outcome, self.now);
-        if let Some(term) = outgoing.term.clone() {
-            let author = Author::Controller {
-                process: place.process,
-                incarnation: place.incarnation,
-                term,
-            };
-            let decided = self.processes[place.process]
-                .run
-                .as_ref()
-                .filter(|_| self.is_alive(place));
-            let decided = match (&outgoing.request, decided) {
+        self.checks.executed(request, &outcome, self.now);
+        if outgoing.term.is_some() {
+            let decided = match (request, self.run_of(place)) {
                 (ApiRequest::AssignPodCidrs(a), Some(run)) => {
                     run.known.decided.get(&(a.uid.clone(), a.cidrs.clone()))
                 }
                 _ => None,
             };
             let decided = decided.copied().unwrap_or(self.now);
-            self.settle_commits(&author, decided)?;
+            self.settle_commits(Author::Controller(place), decided)?;
         }
         if let Reply::After(back) = reply {
             self.after(back, Due::Answer(place, outgoing.id, Box::new(outcome)));
@@ -410,31 +335,21 @@ impl Sim {
 
     pub fn answer(&mut self, place: Where, id: RequestId, outcome: RequestOutcome) -> Verdict {
         let now = self.processes[place.process].now(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
+        let run = self.processes[place.process].run();
+        let Some((OutgoingRequest { request, .. }, _)) = run.in_flight.remove(&id) else {
             return Ok(());
         };
-        let Some(outgoing) = run.in_flight.remove(&id) else {
-            return Ok(());
-        };
-        run.decided.remove(&id);
         run.held.retain(|held| *held != id);
         run.known.answer(&outcome);
-        let verdict = self
-            .budget
-            .answered(place, &outgoing.request, &outcome, self.now);
+        let verdict = self.budget.answered(place, &request, &outcome, self.now);
         self.judge(verdict)?;
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
-        let text = self.trace.is_on().then(|| of_outcome(&outcome));
+        self.log(name_of(&request), || {
+            let outcome = of_outcome(&outcome);
+            format!("{place} is answered {}: {outcome}", verb(&request))
+        });
+        let run = self.processes[place.process].run();
         run.controller.on(ControllerEvent::Answer(id, outcome), now);
-        let is_put_back = run.controller.is_put_back();
-        if let Some(text) = text {
-            self.log(name_of(&outgoing.request), || {
-                format!("{place} is answered {}: {text}", verb(&outgoing.request))
-            });
-        }
-        if is_put_back {
+        if run.controller.is_put_back() {
             self.end(place, "ends: a list shows an older state than it knew");
             return Ok(());
         }
@@ -443,15 +358,10 @@ impl Sim {
 
     /// Ends a run that was asked to stop, once it can hand over or has waited long enough.
     pub fn wind_down(&mut self, place: Where) -> Verdict {
-        let Some(run) = &mut self.processes[place.process].run else {
+        let run = self.processes[place.process].run();
+        let Some(limit) = run.stopping.filter(|_| !run.released) else {
             return Ok(());
         };
-        let Some(limit) = run.stopping else {
-            return Ok(());
-        };
-        if run.released {
-            return Ok(());
-        }
         if !matches!(run.elector.leadership(), Leadership::Leading(_)) {
             self.end(place, "stopped");
             return Ok(());
@@ -500,19 +410,11 @@ impl Sim {
 
     // The Lease.
 
-    #[expect(
-        clippy::unnecessary_wraps,
-        reason = "a step like the others, which may fail"
-    )]
-    pub fn poll_lease(&mut self, place: Where) -> Verdict {
+    pub fn poll_lease(&mut self, place: Where) {
         let clocks = self.processes[place.process].clocks;
         let mono = clocks.mono(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
-        if run.lease_at.is_some_and(|at| at <= self.now) {
-            run.lease_at = None;
-        }
+        let run = self.processes[place.process].run();
+        run.lease_at = run.lease_at.filter(|at| *at > self.now);
         if let Some(wanted) = run.wanted.take() {
             let leadership = run.elector.leadership();
             let is_ours = |it: &Tenure| it.term == wanted.term;
@@ -526,8 +428,11 @@ impl Sim {
                 let leads = matches!(run.elector.leadership(), Leadership::Leading(_));
                 run.agents_heard &= leads;
                 if !leads && !matches!(ask, LeaseCall::Get) {
-                    let renewed = run.lease.map(|(_, renewed)| renewed);
-                    run.vacant = vacant_since(renewed, clocks.wall(self.now));
+                    // How long nobody has renewed the Lease, by the wall clocks of two hosts.
+                    let since = run.lease.map(|(_, renewed)| renewed);
+                    let vacant = since.map(|time| clocks.wall(self.now).duration_since(time));
+                    let vacant = vacant.and_then(|time| Duration::try_from(time).ok());
+                    run.vacant = vacant.unwrap_or_default();
                 }
                 self.send_lease(place, ask);
             } else if let Some(at) = run.elector.wake_at().map(|at| clocks.when(at)) {
@@ -539,61 +444,42 @@ impl Sim {
             }
         }
         self.leadership_changed(place);
-        Ok(())
     }
 
     fn send_lease(&mut self, place: Where, ask: LeaseCall) {
-        let cut = self.processes[place.process]
-            .cut_until
-            .saturating_sub(self.now);
+        let process = &self.processes[place.process];
+        let cut = process.cut_until.saturating_sub(self.now);
         let wall = self.renewal(place);
         if self.is_down() {
             let patience = self.rng.stretch(10 * MS, 4 * SECOND);
-            self.after(
-                patience,
-                Due::LeaseAnswer(place, Box::new(LeaseAnswer::Unclear)),
-            );
+            let answer = Box::new(LeaseAnswer::Unclear);
+            self.after(patience, Due::LeaseAnswer(place, answer));
             return;
         }
+        let call = Box::new((ask, wall));
         let lost = cut > 0 || (self.rough && self.rng.chance(self.plan.network.lease_lost));
-        let slow = self.rough && self.rng.chance(self.plan.network.slow);
-        let there = if slow {
-            self.rng.stretch(50 * MS, 4 * SECOND)
-        } else {
-            self.rng.stretch(MS, 10 * MS)
-        };
-        let back = if slow {
-            self.rng.stretch(50 * MS, 4 * SECOND)
-        } else {
-            self.rng.stretch(MS, 10 * MS)
-        };
+        let (there, back) = self.travel_times(4 * SECOND, 10 * MS);
         if !lost {
-            self.after(
-                there,
-                Due::LeaseArrive(place, Box::new((ask, wall)), Reply::After(back)),
-            );
+            self.after(there, Due::LeaseArrive(place, call, Reply::After(back)));
             return;
         }
         let (answer, arrives) = match self.rng.below(4) {
-            _ if cut > 0 => (
-                LeaseAnswer::Unclear,
-                Some(cut + self.rng.stretch(MS, 2 * SECOND)),
-            ),
+            _ if cut > 0 => {
+                let late = cut + self.rng.stretch(MS, 2 * SECOND);
+                (LeaseAnswer::Unclear, Some(late))
+            }
             0 => (LeaseAnswer::Failed, None),
             1 => (LeaseAnswer::Unclear, None),
             2 => (LeaseAnswer::Unclear, Some(there)),
-            _ => (
-                LeaseAnswer::Unclear,
-                Some(self.rng.stretch(SECOND, 60 * SECOND)),
-            ),
+            _ => {
+                let late = self.rng.stretch(SECOND, 60 * SECOND);
+                (LeaseAnswer::Unclear, Some(late))
+            }
         };
         let patience = self.rng.stretch(10 * MS, 4 * SECOND);
         self.after(patience, Due::LeaseAnswer(place, Box::new(answer)));
         if let Some(there) = arrives {
-            self.after(
-                there,
-                Due::LeaseArrive(place, Box::new((ask, wall)), Reply::Never),
-            );
+            self.after(there, Due::LeaseArrive(place, call, Reply::Never));
         }
     }
 
@@ -635,21 +521,12 @@ impl Sim {
     /// Delivers a write of the Lease to the candidates' watches, which may be late or silent.
     fn tell_watches(&mut self, record: &LeaseRecord) {
         for process in 0..self.processes.len() {
-            let Process {
-                run: Some(run),
-                cut_until,
-                incarnation,
-                ..
-            } = &self.processes[process]
-            else {
-                continue;
+            let place = self.place(process);
+            let is_cut = self.processes[process].cut_until > self.now;
+            let waits = |run: &Run| {
+                run.heard && !matches!(run.elector.leadership(), Leadership::Leading(_))
             };
-            let is_cut = *cut_until > self.now;
-            let place = Where {
-                process,
-                incarnation: *incarnation,
-            };
-            if is_cut || !run.heard || matches!(run.elector.leadership(), Leadership::Leading(_)) {
+            if is_cut || !self.run_of(place).is_some_and(waits) {
                 continue;
             }
             let delay = match self.rng.below(10) {
@@ -661,43 +538,34 @@ impl Sim {
         }
     }
 
-    pub fn show_lease(&mut self, place: Where, record: &LeaseRecord) -> Verdict {
+    pub fn show_lease(&mut self, place: Where, record: &LeaseRecord) {
         let mono = self.processes[place.process].clocks.mono(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
+        let run = self.processes[place.process].run();
         if run.elector.shown(record, mono) {
-            let renewed = self.api.renewals.get(&record.resource_version);
-            let version = record.resource_version.parse().unwrap();
-            run.lease = renewed.map(|renewed| (version, *renewed));
+            run.lease = self.api.renewal(record);
             self.checks.tally.shown += 1;
         }
-        self.poll_lease(place)
+        self.poll_lease(place);
     }
 
-    pub fn answer_lease(&mut self, place: Where, answer: LeaseAnswer) -> Verdict {
+    pub fn answer_lease(&mut self, place: Where, answer: LeaseAnswer) {
         let mono = self.processes[place.process].clocks.mono(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
+        let run = self.processes[place.process].run();
         run.asked = false;
         if let LeaseAnswer::Found(record) | LeaseAnswer::Written(record) = &answer {
-            let renewed = self.api.renewals.get(&record.resource_version);
+            let before = std::mem::replace(&mut run.lease, self.api.renewal(record));
             let version: u64 = record.resource_version.parse().unwrap();
-            let is_older = run.lease.is_some_and(|(known, _)| version < known);
-            run.lease = renewed.map(|renewed| (version, *renewed));
-            if is_older {
+            if before.is_some_and(|(known, _)| version < known) {
                 self.end(place, "ends: its Lease is older than it was");
-                return Ok(());
+                return;
             }
         }
         let is_clear = !matches!(answer, LeaseAnswer::Unclear | LeaseAnswer::Failed);
-        let away = run.read_at.is_some_and(|at| mono > at + AWAY);
-        if is_clear && away {
-            self.end(place, "ends: it was away for too long");
-            return Ok(());
-        }
         if is_clear {
+            if run.read_at.is_some_and(|at| mono > at + AWAY) {
+                self.end(place, "ends: it was away for too long");
+                return;
+            }
             run.read_at = Some(mono);
         }
         let is_first = is_clear && !run.heard;
@@ -706,21 +574,16 @@ impl Sim {
         for kind in Watched::ALL.into_iter().filter(|_| is_first) {
             self.schedule_delivery(place, kind);
         }
-        self.poll_lease(place)
+        self.poll_lease(place);
     }
 
     /// Schedules passing a changed leadership to the controller, and retries requests that wait for the Lease.
     fn leadership_changed(&mut self, place: Where) {
-        let Some(run) = &mut self.processes[place.process].run else {
-            return;
-        };
-        let held = std::mem::take(&mut run.held);
+        let held = std::mem::take(&mut self.processes[place.process].run().held);
         for id in held {
             self.after(0, Due::Send(place, id));
         }
-        let Some(run) = &mut self.processes[place.process].run else {
-            return;
-        };
+        let run = self.processes[place.process].run();
         let leadership = run.leadership();
         if run.released && !run.asked && !matches!(leadership, Leadership::Leading(_)) {
             self.end(place, "has stopped");
@@ -735,50 +598,48 @@ impl Sim {
 
     pub fn tell(&mut self, place: Where) -> Verdict {
         let now = self.processes[place.process].now(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
-        };
+        let run = self.processes[place.process].run();
         run.telling = false;
         let leadership = run.leadership();
         if run.observed.as_ref() == Some(&leadership) {
             return Ok(());
         }
-        if let Leadership::Leading(tenure) = &leadership {
-            let new = run.known.term.as_ref() != Some(&tenure.term);
-            self.checks.tally.takeovers += u64::from(new);
-            if new {
-                let gap = if tenure.follows_a_gap() {
-                    ", after a gap"
-                } else {
-                    ""
-                };
-                let text = format!(
-                    "{place} leads under {} ({:?}{gap})",
-                    tenure.term, tenure.takeover
-                );
-                self.trace.push((self.step, self.now), None, || text);
-            }
-        } else if run.known.term.is_some() {
-            self.trace.push((self.step, self.now), None, || {
-                format!("{place} leads no more")
-            });
-        }
+        let before = run.known.term.clone();
         run.known.observe_leadership(&leadership);
         run.observed = Some(leadership.clone());
+        match &leadership {
+            Leadership::Leading(tenure) if before.as_ref() != Some(&tenure.term) => {
+                self.checks.tally.takeovers += 1;
+                self.log(None, || {
+                    let is_gap = tenure.follows_a_gap();
+                    let gap = if is_gap { ", after a gap" } else { "" };
+                    let (term, takeover) = (&tenure.term, tenure.takeover);
+                    format!("{place} leads under {term} ({takeover:?}{gap})")
+                });
+            }
+            Leadership::Leading(_) => {}
+            _ if before.is_some() => self.log(None, || format!("{place} leads no more")),
+            _ => {}
+        }
+        let run = self.processes[place.process].run();
         run.controller
             .on(ControllerEvent::Leadership(leadership), now);
         self.look(place)
     }
 }
 
-/// Returns how long nobody has renewed the Lease. The two times come from the wall clocks of two hosts.
-fn vacant_since(renewed: Option<Timestamp>, now: Timestamp) -> Duration {
-    let since = renewed.and_then(|time| Duration::try_from(now.duration_since(time)).ok());
-    since.unwrap_or_default()
+/// Returns the outcome that the sender of a request sees if the answer is lost.
+fn lost(request: &ApiRequest) -> RequestOutcome {
+    let is_assignment = matches!(request, ApiRequest::AssignPodCidrs(_));
+    if is_assignment && Mutation::TimeoutCountsAsRejection.is_on() {
+        return RequestOutcome::Rejected(Rejection::Missing);
+    }
+    RequestOutcome::Indeterminate("the answer was lost".to_owned())
 }
 
-#[derive(Debug)]
-enum Fate {
+/// What the network and the API server do with a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fate {
     Arrives,
     Refused(Rejection),
     /// The request is not executed, and there is no answer.

@@ -2,6 +2,7 @@
 //! write podCIDRs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cadastre_api::{
     AddressTerms, AllocationMode, AssignmentMode, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
@@ -14,11 +15,12 @@ use cadastre_controller::cluster::objects::{
 use cadastre_core::{Addr, Cidr};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::api::Author;
-use super::clock::{MS, SECOND, seconds};
+use super::api::{Author, new_pool};
+use super::clock::{MS, SECOND};
 use super::describe::ranges;
+use super::object_log::Stored;
 use super::process::Watched;
-use super::run::{Due, Sim, Where};
+use super::run::{Due, Sim};
 use super::shape::counted;
 
 /// What the workload remembers of its own changes.
@@ -48,8 +50,7 @@ pub fn cidr(text: &str) -> Cidr {
 impl Sim {
     /// Creates the objects that exist when the controllers start.
     pub fn populate(&mut self) {
-        self.api
-            .put_service(service("kubernetes", "10.96.0.0/16"), 0);
+        self.api.put(service("kubernetes", "10.96.0.0/16"));
         let least = u64::from(self.plan.blocks > 0);
         for _ in 0..self.rng.below(self.plan.pools + 1).max(least) {
             self.create_pool();
@@ -109,7 +110,7 @@ impl Sim {
 
     /// Passes the changes to the watches and the checks. Changes of the workload never violate a rule.
     pub fn publish(&mut self) {
-        let done = self.settle_commits(&Author::World, self.now);
+        let done = self.settle_commits(Author::World, self.now);
         debug_assert!(done.is_ok());
     }
 
@@ -139,9 +140,15 @@ impl Sim {
         format!("n{}", self.rng.below(self.plan.names)).into()
     }
 
-    fn some_node(&mut self) -> Option<std::sync::Arc<Node>> {
-        let at = self.rng.index(self.api.nodes.live.len().max(1));
-        self.api.nodes.live.values().nth(at).cloned()
+    /// Draws one of the objects of a kind.
+    fn some<T: Stored>(&mut self) -> Option<Arc<T>> {
+        let live = &T::kind(&self.api).live;
+        let at = self.rng.index(live.len().max(1));
+        live.values().nth(at).cloned()
+    }
+
+    fn some_node(&mut self) -> Option<Arc<Node>> {
+        self.some()
     }
 
     fn create_node(&mut self) {
@@ -194,7 +201,7 @@ impl Sim {
             format!("node {} is created {}", node.uid, ranges(&node.pod_cidrs))
         });
         self.settle_in(&node);
-        self.api.put_node(node, self.now);
+        self.api.put(node);
     }
 
     /// The podCIDRs of a new node: nearly always none.
@@ -240,17 +247,14 @@ impl Sim {
 
     fn delete(&mut self, node: &Node) {
         self.log(Some(&node.name), || format!("node {} is deleted", node.uid));
-        self.api.delete_node(&node.name, self.now);
+        self.api.delete_node(&node.name);
         if self.api.finalized.contains(&node.uid) {
             let held = self.rng.stretch(500 * MS, 60 * SECOND);
             self.after(held, Due::Unbind(node.name.clone(), node.uid.clone()));
         }
-        let pods: Vec<Text> = self
-            .api
-            .pods_on(&node.name)
-            .map(|pod| pod.name.clone())
-            .collect();
-        for pod in pods {
+        let pods = self.api.pods_on(&node.name);
+        let names: Vec<Text> = pods.map(|pod| pod.name.clone()).collect();
+        for pod in names {
             let lives = self.rng.stretch(SECOND, 150 * SECOND);
             self.after(lives, Due::PodGone(pod));
         }
@@ -278,7 +282,7 @@ impl Sim {
                     labels,
                     ..Node::clone(&node)
                 };
-                self.api.put_node(node, self.now);
+                self.api.put(node);
             }
             1 | 2 if self.is_listened_to() => {}
             1 => {
@@ -305,7 +309,7 @@ impl Sim {
         self.log(Some(&node.name), || {
             format!("node {} is deleted and comes back", node.uid)
         });
-        self.api.delete_node(&node.name, self.now);
+        self.api.delete_node(&node.name);
         if self.api.nodes.get(&node.name).is_none() {
             self.create_node_named(node.name.clone());
         }
@@ -313,14 +317,10 @@ impl Sim {
 
     pub fn unbind(&mut self, name: &NodeName, uid: &ObjectUid) {
         self.api.finalized.remove(uid);
-        if self
-            .api
-            .nodes
-            .get(name)
-            .is_some_and(|node| node.uid == *uid && node.deleting)
-        {
+        let node = self.api.nodes.get(name);
+        if node.is_some_and(|node| node.uid == *uid && node.deleting) {
             self.log(Some(name), || format!("node {uid} loses its finalizer"));
-            self.api.delete_node(name, self.now);
+            self.api.delete_node(name);
             self.publish();
         }
     }
@@ -342,7 +342,7 @@ impl Sim {
             }
             _ => {}
         }
-        self.api.put_node(node, self.now);
+        self.api.put(node);
     }
 
     fn create_pods(&mut self) {
@@ -356,69 +356,65 @@ impl Sim {
         }
     }
 
+    /// Creates a pod with an address of each of its node's podCIDRs.
     fn create_pod(&mut self, node: &Node) {
-        let uid = self.api.uid();
-        let host = self.rng.between(2, 14);
-        let inside = |range: &Cidr| {
-            let first = range.first();
-            Addr {
-                family: first.family,
-                value: first.value + u128::from(host),
-            }
+        let host = u128::from(self.rng.between(2, 14));
+        let inside = |range: &Cidr| Addr {
+            family: range.family(),
+            value: range.first().value + host,
         };
-        let addresses = counted(node).map(inside).collect();
-        let name: Text = format!("default/pod-{uid}").into();
-        self.log(Some(&node.name), || {
-            format!("{name} runs with {addresses:?}")
-        });
-        self.api.put_pod(
-            Pod {
-                name: name.clone(),
-                uid,
-                version: 0,
-                finished: false,
-                mirror_of: None,
-                addresses,
-            },
-            node.name.clone(),
-            self.now,
-        );
-        let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
-        self.after(lives, Due::PodGone(name));
+        self.run_pod(node, "pod", counted(node).map(inside).collect());
     }
 
     /// Creates a pod with an address that Cadastre has not assigned, anywhere in the ranges of podCIDRs.
     fn create_stranger(&mut self) {
         let address = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
-        let Some(node) = self.some_node() else { return };
-        let uid = self.api.uid();
-        let name: Text = format!("default/stranger-{uid}").into();
-        self.log(Some(&node.name), || format!("{name} runs with {address}"));
-        let pod = Pod {
-            name: name.clone(),
-            uid,
-            version: 0,
-            finished: false,
-            mirror_of: None,
-            addresses: [addr(&address)].into(),
-        };
-        self.api.put_pod(pod, node.name.clone(), self.now);
+        if let Some(node) = self.some_node() {
+            self.run_pod(&node, "stranger", [addr(&address)].into());
+        }
+    }
+
+    /// Creates a pod that no agent knows of, and that is deleted some time later.
+    fn run_pod(&mut self, node: &Node, kind: &str, addresses: Box<[Addr]>) {
+        let (_, name) = self.put_new_pod(node, kind, addresses);
         let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
         self.after(lives, Due::PodGone(name));
     }
 
+    /// Returns the UID and the name of the new pod.
+    pub fn put_new_pod(
+        &mut self,
+        node: &Node,
+        kind: &str,
+        addresses: Box<[Addr]>,
+    ) -> (ObjectUid, Text) {
+        let uid = self.api.uid();
+        let name: Text = format!("default/{kind}-{uid}").into();
+        self.log(Some(&node.name), || {
+            format!("{name} is bound to it, with {addresses:?}")
+        });
+        let pod = Pod {
+            name: name.clone(),
+            uid: uid.clone(),
+            version: 0,
+            finished: false,
+            mirror_of: None,
+            addresses,
+        };
+        self.api.put_pod(pod, node.name.clone());
+        (uid, name)
+    }
+
     fn delete_pod(&mut self) {
-        let at = self.rng.index(self.api.pods.live.len().max(1));
-        let name = self.api.pods.live.keys().nth(at).cloned();
-        if let Some(name) = name {
-            self.end_pod(&name);
+        if let Some(pod) = self.some::<Pod>() {
+            self.end_pod(&pod.name);
         }
     }
 
     fn end_pod(&mut self, name: &Text) {
         if let Some(pod) = self.api.pods.get(name).cloned() {
             self.pod_ended(&pod.uid);
-            self.api.delete_pod(name, self.now);
+            self.api.remove::<Pod>(name);
         }
     }
 
@@ -434,22 +430,20 @@ impl Sim {
         }
         let spec = self.some_spec();
         self.log(Some(&name), || format!("pool is created {spec:?}"));
-        let pool = Pool {
-            name,
-            uid: self.api.uid(),
-            version: 0,
-            generation: 1,
-            created: seconds(self.now),
-            deleting: false,
-            finalizers: Vec::new(),
-            spec: Ok(spec),
-            status: None,
-        };
-        self.api.put_pool(pool, self.now);
+        let pool = new_pool(name, self.api.uid(), spec, self.now);
+        self.api.put(pool);
     }
 
-    /// Draws the spec of a pool of blocks, so small that it is sometimes exhausted.
-    fn some_block_spec(&mut self) -> IPPoolSpec {
+    fn some_spec(&mut self) -> IPPoolSpec {
+        if self.rng.chance(self.plan.blocks) {
+            self.some_block_spec()
+        } else {
+            self.some_podcidr_spec()
+        }
+    }
+
+    /// Draws where the ranges of a pool are, whether it has IPv4 and IPv6 ranges, and which nodes it selects.
+    fn some_scope(&mut self) -> (u64, (bool, bool), Option<LabelSelector>) {
         let slice = self.rng.below(SLICES);
         let families = self.rng.below(10);
         let class = *self.rng.pick(&["", "", "", "a", "b"]);
@@ -457,6 +451,13 @@ impl Sim {
             match_labels: Some([("class".to_owned(), class.to_owned())].into()),
             ..LabelSelector::default()
         };
+        let selector = (!class.is_empty()).then_some(selector);
+        (slice, (families < 9, families > 5), selector)
+    }
+
+    /// Draws the spec of a pool of blocks, so small that it is sometimes exhausted.
+    fn some_block_spec(&mut self) -> IPPoolSpec {
+        let (slice, (has_v4, has_v6), node_selector) = self.some_scope();
         let reserved = match self.rng.below(6) {
             0 => vec![format!("10.245.{slice}.1")],
             1 => vec![
@@ -470,20 +471,17 @@ impl Sim {
         let len = *self.rng.pick(&[25, 26, 26, 27]);
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();
         IPPoolSpec {
-            ipv4: (families < 9).then(|| IPv4Ranges {
+            ipv4: has_v4.then(|| IPv4Ranges {
                 cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
                 block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30])),
                 gateway: None,
             }),
-            ipv6: (families > 5).then(|| IPv6Ranges {
+            ipv6: has_v6.then(|| IPv6Ranges {
                 cidrs: vec![format!("fd00:0:1:{}::/122", slice + 1)],
                 block_size: Some(*self.rng.pick(&[124, 125, 126])),
                 gateway: None,
             }),
-            allocation_mode: AllocationMode::Blocks,
-            node_selector: (!class.is_empty()).then_some(selector),
-            namespace_selector: None,
-            pod_selector: None,
+            node_selector,
             assignment: *self.rng.pick(&[
                 AssignmentMode::Automatic,
                 AssignmentMode::Automatic,
@@ -496,9 +494,7 @@ impl Sim {
             ]),
             max_blocks_per_node: *self.rng.pick(&[None, None, Some(1), Some(3)]),
             idle_seconds: *self.rng.pick(&[0, 2, 20]),
-            nearly_exhausted_percent: 90,
             priority: i32::try_from(self.rng.below(3)).unwrap(),
-            disabled: false,
             reserved,
             reserved_on_request: slice.is_multiple_of(3),
             quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
@@ -506,25 +502,12 @@ impl Sim {
                 warm: Warm { low, high: 50 },
                 ..AddressTerms::default()
             },
-        }
-    }
-
-    fn some_spec(&mut self) -> IPPoolSpec {
-        if self.rng.chance(self.plan.blocks) {
-            self.some_block_spec()
-        } else {
-            self.some_podcidr_spec()
+            ..IPPoolSpec::new(AllocationMode::Blocks, Vec::new(), Vec::new())
         }
     }
 
     fn some_podcidr_spec(&mut self) -> IPPoolSpec {
-        let slice = self.rng.below(SLICES);
-        let families = self.rng.below(10);
-        let class = *self.rng.pick(&["", "", "", "a", "b"]);
-        let selector = LabelSelector {
-            match_labels: Some([("class".to_owned(), class.to_owned())].into()),
-            ..LabelSelector::default()
-        };
+        let (slice, (has_v4, has_v6), node_selector) = self.some_scope();
         let reserved = match self.rng.below(6) {
             0 => vec![format!("10.244.{}.5", slice * 8 + 1)],
             1 => vec![
@@ -538,45 +521,29 @@ impl Sim {
         } else {
             (&[24, 24, 25, 26], &[64, 64, 66], &[0, 5, 20, 60])
         };
+        let first = addr(&format!("fd00:0:0:{:x}::", slice * 16));
+        let ipv6 = Cidr::new(first, self.plan.slice + 40).unwrap();
         IPPoolSpec {
-            ipv4: (families < 9).then(|| IPv4Ranges {
+            ipv4: has_v4.then(|| IPv4Ranges {
                 cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
                 block_size: Some(*self.rng.pick(v4_sizes)),
                 gateway: None,
             }),
-            ipv6: (families > 5).then(|| IPv6Ranges {
-                cidrs: vec![
-                    Cidr::new(
-                        addr(&format!("fd00:0:0:{:x}::", slice * 16)),
-                        self.plan.slice + 40,
-                    )
-                    .unwrap()
-                    .to_string(),
-                ],
+            ipv6: has_v6.then(|| IPv6Ranges {
+                cidrs: vec![ipv6.to_string()],
                 block_size: Some(*self.rng.pick(v6_sizes)),
                 gateway: None,
             }),
-            allocation_mode: AllocationMode::NodeCIDR,
-            node_selector: (!class.is_empty()).then_some(selector),
-            namespace_selector: None,
-            pod_selector: None,
-            assignment: AssignmentMode::Automatic,
-            first_block: FirstBlock::Immediate,
-            max_blocks_per_node: None,
-            idle_seconds: 300,
-            nearly_exhausted_percent: 90,
+            node_selector,
             priority: i32::try_from(self.rng.below(3)).unwrap(),
-            disabled: false,
             reserved,
-            reserved_on_request: false,
             quarantine_seconds: *self.rng.pick(quarantines),
-            terms: AddressTerms::default(),
+            ..IPPoolSpec::new(AllocationMode::NodeCIDR, Vec::new(), Vec::new())
         }
     }
 
     fn edit_pool(&mut self) {
-        let at = self.rng.index(self.api.pools.live.len().max(1));
-        let Some(pool) = self.api.pools.live.values().nth(at).cloned() else {
+        let Some(pool) = self.some::<Pool>() else {
             return;
         };
         let mut pool = Pool::clone(&pool);
@@ -591,7 +558,7 @@ impl Sim {
             // Repairs an unreadable spec by restoring the last readable one.
             pool.spec = Ok(self.cache.specs.remove(&pool.uid).unwrap_or(fresh));
             pool.generation += 1;
-            self.api.put_pool(pool, self.now);
+            self.api.put(pool);
             return;
         };
         match self.rng.below(12) {
@@ -639,22 +606,22 @@ impl Sim {
         self.log(Some(&pool.name), || {
             format!("pool is edited {:?}", pool.spec)
         });
-        self.api.put_pool(pool, self.now);
+        self.api.put(pool);
     }
 
     fn delete_pool(&mut self) {
         let name: PoolName = format!("p{}", self.rng.below(self.plan.pools)).into();
         self.log(Some(&name), || "pool is deleted".to_owned());
-        self.api.delete_pool(&name, self.now);
+        self.api.delete_pool(&name);
     }
 
     fn change_services(&mut self) {
         let third = self.rng.below(16) * 4;
         if self.api.services.get("more").is_some() {
-            self.api.delete_service(&"more".into(), self.now);
+            self.api.remove::<ServiceRange>(&"more".into());
         } else {
-            self.api
-                .put_service(service("more", &format!("10.244.{third}.0/22")), self.now);
+            let range = format!("10.244.{third}.0/22");
+            self.api.put(service("more", &range));
         }
     }
 
@@ -677,15 +644,14 @@ impl Sim {
                 spec.blocks.clear();
             }
             (2, spec) => *spec = Err("missing field podCIDRs".to_owned()),
-            _ => return self.api.delete_subnet(&subnet.name, self.now),
+            _ => return self.api.delete_subnet(&subnet.name),
         }
-        self.api.put_subnet(subnet, self.now);
+        self.api.put(subnet);
     }
 
     /// Requests drains of random blocks and releases of random orphans, as a user would.
     fn ask_of_node(&mut self) {
-        let at = self.rng.index(self.api.subnets.live.len().max(1));
-        let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
+        let Some(subnet) = self.some::<Subnet>() else {
             return;
         };
         let blocks = subnet.spec.iter().flat_map(|spec| &spec.blocks);
@@ -708,14 +674,13 @@ impl Sim {
                 requests,
                 ..Subnet::clone(subnet)
             };
-            self.api.put_subnet(subnet, self.now);
+            self.api.put(subnet);
         }
     }
 
     /// Edits or deletes an IPAMBlock, as a user would.
     fn tamper_block(&mut self) {
-        let at = self.rng.index(self.api.blocks.live.len().max(1));
-        let Some(block) = self.api.blocks.live.values().nth(at).cloned() else {
+        let Some(block) = self.some::<Block>() else {
             return;
         };
         let owner = block.spec.as_ref().ok().map(|spec| spec.owner.name.clone());
@@ -736,9 +701,9 @@ impl Sim {
                 }
             }
             (2, spec) => *spec = Err("missing field owner".to_owned()),
-            _ => return self.api.delete_block(&block.name, self.now),
+            _ => return self.api.remove::<Block>(&block.name),
         }
-        self.api.put_block(block, self.now);
+        self.api.put(block);
     }
 
     /// Lets a foreign allocator write a podCIDR: the lowest range without another podCIDR, for a node without podCIDRs.
@@ -747,26 +712,20 @@ impl Sim {
             return;
         };
         let taken = |range: &Cidr| {
-            self.api
-                .nodes
-                .live
-                .values()
-                .any(|n| n.pod_cidrs.iter().any(|c| c.overlaps(range)))
+            let mut nodes = self.api.nodes.live.values();
+            nodes.any(|n| n.pod_cidrs.iter().any(|c| c.overlaps(range)))
         };
-        let free = (0..64)
-            .map(|third| cidr(&format!("10.244.{third}.0/24")))
-            .find(|range| !taken(range));
-        let Some(range) = free else { return };
+        let mut ranges = (0..64).map(|third| cidr(&format!("10.244.{third}.0/24")));
+        let Some(range) = ranges.find(|range| !taken(range)) else {
+            return;
+        };
         self.log(Some(&node.name), || {
             format!("somebody else gives it {range}")
         });
-        self.api.put_node(
-            Node {
-                pod_cidrs: [range].into(),
-                ..Node::clone(&node)
-            },
-            self.now,
-        );
+        self.api.put(Node {
+            pod_cidrs: [range].into(),
+            ..Node::clone(&node)
+        });
     }
 
     /// Ends all faults and changes: completes deletions of nodes, and deletes the pods of deleted nodes.
@@ -788,51 +747,33 @@ impl Sim {
         }
         self.resume();
         for process in 0..self.processes.len() {
-            let place = Where {
-                process,
-                incarnation: self.processes[process].incarnation,
-            };
-            for kind in Watched::ALL {
-                if let Some(run) = &mut self.processes[process].run {
-                    let line = run.line(kind, &self.api);
-                    (*line.scheduled, *line.held_until) = (false, self.now);
+            if let Some(run) = &mut self.processes[process].run {
+                for it in &mut run.deliveries {
+                    (it.scheduled, it.held_until) = (false, self.now);
                 }
-                self.schedule_delivery(place, kind);
+            }
+            for kind in Watched::ALL {
+                self.schedule_delivery(self.place(process), kind);
             }
         }
-        let names: Vec<(NodeName, ObjectUid)> = self
-            .api
-            .nodes
-            .live
-            .values()
-            .filter(|n| n.deleting)
-            .map(|n| (n.name.clone(), n.uid.clone()))
-            .collect();
-        for (name, uid) in names {
-            self.unbind(&name, &uid);
+        let nodes: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
+        for node in nodes.iter().filter(|node| node.deleting) {
+            self.unbind(&node.name, &node.uid);
         }
-        let homeless: Vec<Text> = self
-            .api
-            .pods
-            .live
-            .values()
-            .filter(|pod| {
-                if let Some((id, uid)) = self.machines.of_pod.get(&pod.uid) {
-                    return self.machines.live_node(*id, &self.api).as_ref() != Some(uid);
-                }
-                let node = self
-                    .api
-                    .placed
-                    .get(&pod.uid)
-                    .and_then(|node| self.api.nodes.get(node));
-                !node.is_some_and(|n| {
-                    pod.addresses
-                        .iter()
-                        .all(|a| n.pod_cidrs.iter().any(|c| c.contains_addr(*a)))
-                })
-            })
-            .map(|pod| pod.name.clone())
-            .collect();
+        let is_homeless = |pod: &&Arc<Pod>| {
+            if let Some((id, uid)) = self.machines.of_pod.get(&pod.uid) {
+                return self.machines.live_node(*id, &self.api).as_ref() != Some(uid);
+            }
+            let node = self.api.placed.get(&pod.uid);
+            let node = node.and_then(|node| self.api.nodes.get(node));
+            let has = |node: &Node, addr: &Addr| {
+                let mut podcidrs = node.pod_cidrs.iter();
+                podcidrs.any(|cidr| cidr.contains_addr(*addr))
+            };
+            node.is_none_or(|node| !pod.addresses.iter().all(|addr| has(node, addr)))
+        };
+        let homeless = self.api.pods.live.values().filter(is_homeless);
+        let homeless: Vec<Text> = homeless.map(|pod| pod.name.clone()).collect();
         for pod in homeless {
             self.end_pod(&pod);
         }

@@ -18,18 +18,16 @@ impl Sim {
             }
             20..35 => self.reboot_host(id, length),
             35..55 => {
-                let (now, stops) = (self.now, self.plan.clocks_stop && self.rng.chance(7_000));
-                let host = self.host_mut(id);
-                host.paused_until = now + length;
-                if stops {
-                    let (rate, until) = (host.clocks.rate(), host.paused_until);
-                    host.clocks.set_pace(now, rate, until);
+                let (now, until) = (self.now, self.now + length);
+                self.host_mut(id).paused_until = until;
+                if self.plan.clocks_stop && self.rng.chance(7_000) {
+                    self.host_mut(id).clocks.stop(now, until);
                 }
-                self.log(Some(&name), || format!("agent {id} hangs"));
+                self.log_host(id, || format!("agent {id} hangs"));
             }
             55..75 => {
                 self.machines.hosts[id].held_until = self.now + length;
-                self.log(Some(&name), || format!("agent {id} loses its watches"));
+                self.log_host(id, || format!("agent {id} loses its watches"));
                 self.relist_host(id, true);
             }
             75..85 => self.renew_sandbox(id),
@@ -37,7 +35,7 @@ impl Sim {
             90..93 => self.break_disk(id, length, what == 90),
             _ => {
                 self.end_host(id);
-                self.log(Some(&name), || format!("machine {id} is off for good"));
+                self.log_host(id, || format!("machine {id} is off for good"));
                 if self.rng.chance(5_000) {
                     self.delete_node_named(&name);
                 }
@@ -48,9 +46,9 @@ impl Sim {
     /// Powers off earlier hosts of the same name: nothing is guaranteed while two hosts have one name.
     pub fn end_earlier_hosts(&mut self, id: usize) {
         let name = self.machines.hosts[id].name.clone();
-        for other in 0..self.machines.hosts.len() {
+        for other in (0..self.machines.hosts.len()).filter(|other| *other != id) {
             let host = self.host(other);
-            if other != id && host.name == name && !host.is_gone {
+            if host.name == name && !host.is_gone {
                 self.end_host(other);
             }
         }
@@ -70,8 +68,7 @@ impl Sim {
 
     /// Powers the host off; it boots again after `length`.
     fn reboot_host(&mut self, id: usize, length: Time) {
-        let name = self.machines.hosts[id].name.clone();
-        self.log(Some(&name), || format!("machine {id} loses its power"));
+        self.log_host(id, || format!("machine {id} loses its power"));
         self.machines.hosts[id].is_off = true;
         self.power_off_host(id);
         self.after(length, Due::Machine(id, Act::Start));
@@ -127,16 +124,14 @@ impl Sim {
 
     /// The disk is full, or fails, for some time.
     fn break_disk(&mut self, id: usize, length: Time, is_full: bool) {
-        let name = self.machines.hosts[id].name.clone();
         let until = self.now + length;
         self.machines.hosts[id].disk_trouble = DiskTrouble { until, is_full };
         let what = if is_full { "is full" } else { "fails" };
-        self.log(Some(&name), || format!("the disk of machine {id} {what}"));
+        self.log_host(id, || format!("the disk of machine {id} {what}"));
     }
 
     /// Deletes the store's file, unless the store is in use.
     fn lose_store(&mut self, id: usize) {
-        let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
         if host.is_in_use() {
             return;
@@ -149,7 +144,7 @@ impl Sim {
         }
         // Only the store recorded the cooldown of addresses, so the checks no longer demand it.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
-        self.log(Some(&name), || format!("machine {id} loses its store"));
+        self.log_host(id, || format!("machine {id} loses its store"));
     }
 
     /// Ends the faults of the host: the agent runs, and its watches are listed again.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_agent::cri::Sandbox as Told;
+use cadastre_agent::cri::Sandbox as Listed;
 use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_controller::cluster::objects::Text;
 use cadastre_core::{Addr, Cidr};
@@ -80,35 +80,22 @@ impl Kubelet {
     }
 
     /// All sandboxes, as the runtime's list describes them.
-    pub fn sandboxes(&self) -> Vec<Told> {
-        let told = |(id, it): (&String, &Sandbox)| Told {
-            id: id.clone(),
-            pod: it.pod.clone(),
-            addresses: it
-                .addresses
-                .iter()
-                .copied()
-                .filter(|_| it.is_alive)
-                .collect(),
+    pub fn sandboxes(&self) -> Vec<Listed> {
+        let listed = |(id, it): (&String, &Sandbox)| {
+            let addresses = it.addresses.iter().copied().filter(|_| it.is_alive);
+            Listed {
+                id: id.clone(),
+                pod: it.pod.clone(),
+                addresses: addresses.collect(),
+            }
         };
-        self.sandboxes.iter().map(told).collect()
+        self.sandboxes.iter().map(listed).collect()
     }
 
-    fn has_netns(&self, path: &str) -> bool {
+    /// Whether a network namespace exists at the path.
+    pub fn has_netns(&self, path: &str) -> bool {
         let mut all = self.sandboxes.iter();
         all.any(|(id, it)| it.has_netns && netns(id) == path)
-    }
-
-    /// The paths at which no network namespace exists.
-    pub fn gone<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-        let is_gone = |path: &&str| !path.is_empty() && !self.has_netns(path);
-        paths.filter(is_gone).map(ToOwned::to_owned).collect()
-    }
-
-    /// The paths at which a network namespace exists.
-    pub fn present<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-        let is_there = |path: &&str| self.has_netns(path);
-        paths.filter(is_there).map(ToOwned::to_owned).collect()
     }
 
     /// Whether a sandbox is being set up: the runtime does not know its addresses yet.
@@ -118,11 +105,9 @@ impl Kubelet {
 
     /// The addresses of a pod's live sandboxes.
     pub fn addresses_of(&self, uid: &str) -> BTreeSet<Addr> {
-        let of = self
-            .sandboxes
-            .values()
-            .filter(|it| it.pod.uid == uid && it.is_alive);
-        of.flat_map(|it| it.addresses.iter().copied()).collect()
+        let all = self.sandboxes.values();
+        let of_pod = all.filter(|it| it.pod.uid == uid && it.is_alive);
+        of_pod.flat_map(|it| it.addresses.iter().copied()).collect()
     }
 
     /// Returns the id of the live sandbox that has the address and was set up under that Node.
@@ -139,9 +124,8 @@ impl Kubelet {
 
     /// Pods that should run and have no address yet.
     pub fn waiting(&self) -> impl Iterator<Item = &PodRef> {
-        self.pods
-            .values()
-            .filter(|pod| self.addresses_of(&pod.uid).is_empty())
+        let pods = self.pods.values();
+        pods.filter(|pod| self.addresses_of(&pod.uid).is_empty())
     }
 
     /// Ends all processes and removes all network namespaces, as a loss of power does.
@@ -267,8 +251,7 @@ impl Sim {
         let Some(call) = host.calls.remove(&number) else {
             return Ok(());
         };
-        let name = self.machines.hosts[id].name.clone();
-        self.log(Some(&name), || {
+        self.log_host(id, || {
             let what = match &result {
                 Ok(OpOutcome::Given(given)) => {
                     let all = given.addresses.iter().map(|it| it.address.to_string());

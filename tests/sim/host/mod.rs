@@ -63,11 +63,9 @@ type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 /// Names a block: its CIDR and the UID of its object.
 pub type Key = (Cidr, ObjectUid);
 
-pub fn key(told: &AllocatedBlock) -> Key {
-    (
-        Cidr::parse_strict(&told.cidr).unwrap(),
-        told.uid.as_str().into(),
-    )
+pub fn key(block: &AllocatedBlock) -> Key {
+    let cidr = Cidr::parse_strict(&block.cidr).unwrap();
+    (cidr, block.uid.as_str().into())
 }
 
 /// A block in the store.
@@ -227,6 +225,11 @@ impl Sim {
     pub fn addresses_on_host(&self, id: usize, uid: &ObjectUid) -> Box<[Addr]> {
         let addresses = self.host(id).kubelet.addresses_of(uid);
         addresses.into_iter().collect()
+    }
+
+    fn log_host(&mut self, id: usize, text: impl FnOnce() -> String) {
+        let name = &self.machines.hosts[id].name;
+        self.trace.push((self.step, self.now), Some(name), text);
     }
 
     fn host_now(&self, id: usize) -> Now {

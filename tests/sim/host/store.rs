@@ -190,7 +190,6 @@ impl Sim {
         let is_silent = self.rough && self.rng.chance(500);
         let at = self.rng.below(12);
         let fate = self.host(id).disk_trouble.fate(self.now, at);
-        let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
         let slot = Arc::clone(&host.slot);
         let worker = || {
@@ -252,7 +251,7 @@ impl Sim {
         if !is_new {
             return Ok(());
         }
-        self.log(Some(&name), || format!("agent {id} has a new store"));
+        self.log_host(id, || format!("agent {id} has a new store"));
         self.mirror(id)
     }
 
@@ -280,7 +279,6 @@ impl Sim {
         let Some(snapshot) = self.contents(id) else {
             return Ok(());
         };
-        let name = self.machines.hosts[id].name.clone();
         let live = self.machines.live_node(id, &self.api);
         let nodes = &self.machines.of_node;
         let agent = &mut self.machines.hosts[id];
@@ -295,19 +293,14 @@ impl Sim {
             }
             let key: Key = (block.cidr, block.uid.as_str().into());
             let listed = block.state.is_listed();
-            let old = before.get(&key);
             // A block that is no longer listed still belongs to the Node that it was listed for.
-            let of = match old {
-                Some(old) if !listed => old.node.clone(),
-                _ => node.clone(),
+            let old = before.get(&key).filter(|_| !listed);
+            let held = Held {
+                node: old.map_or(&node, |old| &old.node).clone(),
+                listed,
+                released: block.state == BlockState::Released,
             };
             agent.cooling.insert(key.clone(), block.counts.cooling);
-            let released = block.state == BlockState::Released;
-            let held = Held {
-                node: of,
-                listed,
-                released,
-            };
             agent.blocks.insert(key, held);
         }
         let uid_of = |cidr: Cidr| {
@@ -334,9 +327,8 @@ impl Sim {
             let until = now + u64::from(terms.cooldown_seconds) * SECOND;
             Some((*addr, (id, node.clone(), until)))
         };
-        let freed = given
-            .iter()
-            .filter(|(addr, _)| !agent.given.contains_key(addr));
+        let freed = given.iter();
+        let freed = freed.filter(|(addr, _)| !agent.given.contains_key(addr));
         let freed = freed.filter_map(|(addr, it)| cooldown(addr, it));
         self.checks.cooling.extend(freed);
         let agent = &mut self.machines.hosts[id];
@@ -345,29 +337,19 @@ impl Sim {
             let was = before.get(*key);
             uses(held) && was.is_none_or(|was| !uses(was) || was.node != held.node)
         };
-        let taken: Vec<Key> = agent
-            .blocks
-            .iter()
-            .filter(is_new)
-            .map(|it| it.0.clone())
-            .collect();
-        let ended: Vec<Key> = before
-            .iter()
-            .filter(|(key, held)| {
-                let is = agent.blocks.get(*key);
-                !held.released && is.is_none_or(|is| is.released)
-            })
-            .map(|it| it.0.clone())
-            .collect();
+        let taken = agent.blocks.iter().filter(is_new);
+        let taken: Vec<Key> = taken.map(|(key, _)| key.clone()).collect();
+        let is_ended = |(key, held): &(&Key, &Held)| {
+            let is = agent.blocks.get(*key);
+            !held.released && is.is_none_or(|is| is.released)
+        };
+        let ended = before.iter().filter(is_ended);
+        let ended: Vec<Key> = ended.map(|(key, _)| key.clone()).collect();
         for key in ended {
-            self.log(Some(&name), || {
-                format!("agent {id} releases {} {}", key.0, key.1)
-            });
+            self.log_host(id, || format!("agent {id} releases {} {}", key.0, key.1));
         }
         for key in taken {
-            self.log(Some(&name), || {
-                format!("agent {id} takes over {} {}", key.0, key.1)
-            });
+            self.log_host(id, || format!("agent {id} takes over {} {}", key.0, key.1));
             self.judge(self.check_taken(id, &key))?;
         }
         let verdict = self.check_kept(id, &snapshot);
