@@ -24,8 +24,8 @@ use jiff::Timestamp;
 
 use super::clock::{Time, seconds};
 use super::object_log::{Kind, Stored};
+use super::pool_model::counted;
 use super::run::Where;
-use super::shape::counted;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 

@@ -30,9 +30,9 @@ const WAKES: usize = 2_400;
 
 /// The times of the events in the last minute.
 #[derive(Default)]
-struct Row(VecDeque<Time>);
+struct RecentEvents(VecDeque<Time>);
 
-impl Row {
+impl RecentEvents {
     /// Adds an event; returns the number of events in the last minute.
     fn add(&mut self, now: Time) -> usize {
         while self.0.front().is_some_and(|at| at + MINUTE <= now) {
@@ -50,9 +50,9 @@ type Key = (Where, String, Text);
 pub struct Budget {
     /// How many times faster than true time clocks may run
     pace: usize,
-    fruitless: BTreeMap<Key, Row>,
-    all: BTreeMap<Where, Row>,
-    wakes: BTreeMap<Where, Row>,
+    fruitless: BTreeMap<Key, RecentEvents>,
+    all: BTreeMap<Where, RecentEvents>,
+    wakes: BTreeMap<Where, RecentEvents>,
 }
 
 impl Budget {

@@ -39,9 +39,9 @@ use super::api::{Api, Author, Commit};
 use super::block_checks::BlockChecks;
 use super::clock::{SECOND, Time, seconds};
 use super::describe::ranges;
-use super::known::{Known, Labels};
+use super::pool_model::{PoolModel, counted, is_counted};
+use super::received::{Labels, Received};
 use super::run::{Tally, Where};
-use super::shape::{Shape, counted, is_counted};
 
 /// The name of the most important rule: no range has two holders.
 pub const DUPLICATE: &str = "one holder";
@@ -101,7 +101,7 @@ pub struct Checks {
     /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
     finalizer_dropped: BTreeMap<(ObjectUid, u64), Time>,
     /// All versions of all pools.
-    pub shapes: Vec<Shape>,
+    pub models: Vec<PoolModel>,
     /// The holder of the Lease, and since when.
     lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
@@ -112,7 +112,7 @@ pub struct Checks {
     pub last_write: (Time, String),
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
-    pub parcels: BlockChecks,
+    pub blocks: BlockChecks,
     /// UIDs of pods that a restore has brought back: the addresses in their statuses are outdated.
     pub ghosts: BTreeSet<ObjectUid>,
     /// UIDs of pods that got an address after the agent's Node was deleted, or an address of a foreign allocator's
@@ -144,7 +144,7 @@ impl Checks {
             self.born.insert(node.uid.clone(), 0);
         }
         for pool in api.pools.live.values() {
-            self.shapes.extend(Shape::new(pool));
+            self.models.extend(PoolModel::new(pool));
         }
     }
 
@@ -162,29 +162,29 @@ impl Checks {
         &mut self,
         place: Where,
         outgoing: &OutgoingRequest,
-        known: &mut Known,
+        received: &mut Received,
         api: &Api,
         now: Time,
     ) -> Verdict {
         let request = &outgoing.request;
-        if request.is_write() && (outgoing.term.is_none() || outgoing.term != known.term) {
-            let (led, written) = (&known.term, &outgoing.term);
+        if request.is_write() && (outgoing.term.is_none() || outgoing.term != received.term) {
+            let (led, written) = (&received.term, &outgoing.term);
             let text = format!("{place} leads under {led:?} and writes under {written:?}");
             return wrong("leader writes", text, None::<&str>);
         }
         if matches!(request, ApiRequest::AssignPodCidrs(_)) {
-            self.fenced(place, known, api)?;
+            self.fenced(place, received, api)?;
         }
         if request.is_write() && !matches!(request, ApiRequest::TouchNode(_)) {
-            self.tally.unlisted += u64::from(known.begins_to_deal(api));
+            self.tally.unlisted += u64::from(received.begins_to_write(api));
         }
-        known.lists |= matches!(request, ApiRequest::List(_));
+        received.has_listed |= matches!(request, ApiRequest::List(_));
         if let ApiRequest::Create(_, ObjectSpec::Block(spec)) = request {
             let key = (spec.owner.uid.clone(), vec![spec.cidr]);
-            if known.decided.insert(key, now).is_none() {
-                self.carved(place, spec, known, api, now)?;
+            if received.decided.insert(key, now).is_none() {
+                self.carved(place, spec, received, api, now)?;
             }
-            known.had.insert((spec.cidr, spec.owner.name.clone()));
+            received.had.insert((spec.cidr, spec.owner.name.clone()));
         }
         if let ApiRequest::SetPoolFinalizers(pool, _) = request {
             let version = (pool.uid.clone(), pool.version);
@@ -193,33 +193,37 @@ impl Checks {
         let ApiRequest::AssignPodCidrs(a) = request else {
             return Ok(());
         };
-        self.chose(place, a, known, api, now)
+        self.chose(place, a, received, api, now)
     }
 
     fn chose(
         &mut self,
         place: Where,
         a: &PodCidrAllocation,
-        known: &mut Known,
+        received: &mut Received,
         api: &Api,
         now: Time,
     ) -> Verdict {
         let key = (a.uid.clone(), a.cidrs.clone());
-        if known.decided.contains_key(&key) {
+        if received.decided.contains_key(&key) {
             return Ok(());
         }
-        let hits = |grave: &&DeadNode| {
-            let mut had = grave.ranges.iter();
+        let hits = |dead: &&DeadNode| {
+            let mut had = dead.ranges.iter();
             had.any(|range| a.cidrs.iter().any(|cidr| cidr.overlaps(range)))
         };
-        let graves = self.dead_nodes.iter().filter(hits);
-        let graves = graves.filter(|it| it.recorded || known.buried.contains(&it.uid));
-        let minded: BTreeSet<ObjectUid> = graves.map(|it| it.uid.clone()).collect();
-        self.considered_dead.insert(key.clone(), minded.clone());
-        known.minded.insert(key.clone(), minded);
-        known.decided.insert(key, now);
-        self.check_allocation(place, a, known, api)?;
-        known.chosen.insert((a.name.clone(), a.cidrs.clone()));
+        let dead_nodes = self.dead_nodes.iter().filter(hits);
+        let dead_nodes =
+            dead_nodes.filter(|it| it.recorded || received.seen_deleted.contains(&it.uid));
+        let considered_dead: BTreeSet<ObjectUid> = dead_nodes.map(|it| it.uid.clone()).collect();
+        self.considered_dead
+            .insert(key.clone(), considered_dead.clone());
+        received
+            .considered_dead
+            .insert(key.clone(), considered_dead);
+        received.decided.insert(key, now);
+        self.check_allocation(place, a, received, api)?;
+        received.chosen.insert((a.name.clone(), a.cidrs.clone()));
         Ok(())
     }
 
@@ -229,18 +233,21 @@ impl Checks {
         place: Where,
         wanted: &LeaseContent,
         inherited: Option<&WriteIntents>,
-        known: &mut Known,
+        received: &mut Received,
         api: &Api,
         now: Time,
     ) -> Verdict {
         for intent in wanted.intents.iter().flat_map(|all| &all.assignments) {
             if inherited.is_some_and(|all| all.assignments.contains(intent)) {
                 let key = (intent.uid.clone(), intent.cidrs.clone());
-                let minded = self.considered_dead.get(&key).cloned().unwrap_or_default();
-                known.minded.entry(key.clone()).or_insert(minded);
-                known.decided.entry(key).or_insert(now);
+                let considered_dead = self.considered_dead.get(&key).cloned().unwrap_or_default();
+                received
+                    .considered_dead
+                    .entry(key.clone())
+                    .or_insert(considered_dead);
+                received.decided.entry(key).or_insert(now);
                 let chosen = (intent.name.clone(), intent.cidrs.clone());
-                known.chosen.insert(chosen);
+                received.chosen.insert(chosen);
                 continue;
             }
             let a = PodCidrAllocation {
@@ -250,7 +257,7 @@ impl Checks {
                 annotated: false,
                 cidrs: intent.cidrs.clone(),
             };
-            self.chose(place, &a, known, api, now)?;
+            self.chose(place, &a, received, api, now)?;
         }
         Ok(())
     }
@@ -320,14 +327,14 @@ impl Checks {
         Ok(())
     }
 
-    fn fenced(&self, place: Where, known: &Known, api: &Api) -> Verdict {
-        if known.takeover != Some(Takeover::Unclean) || known.is_told {
+    fn fenced(&self, place: Where, received: &Received, api: &Api) -> Verdict {
+        if received.takeover != Some(Takeover::Unclean) || received.has_inherited_intents {
             return Ok(());
         }
         for node in api.nodes.live.values().filter(|node| node.is_empty()) {
             let born = self.born.get(&node.uid).copied().unwrap_or(Time::MAX);
-            if born < self.lease.1 && node.term != known.term {
-                let (term, name, older) = (&known.term, &node.name, &node.term);
+            if born < self.lease.1 && node.term != received.term {
+                let (term, name, older) = (&received.term, &node.name, &node.term);
                 let text = format!("{place} allocates under {term:?}, {name} has {older:?}");
                 return wrong("fence", text, [name.clone()]);
             }
@@ -340,7 +347,7 @@ impl Checks {
         &self,
         place: Where,
         a: &PodCidrAllocation,
-        known: &Known,
+        received: &Received,
         api: &Api,
     ) -> Verdict {
         let wrong = |what: String| {
@@ -350,25 +357,25 @@ impl Checks {
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let inside = |addr: &&Addr| a.cidrs.iter().any(|c| c.contains_addr(**addr));
-        let returns = self.had_before(a, known);
-        if self.dead_nodes.iter().any(|grave| grave.uid == a.uid) && returns {
+        let returns = self.had_before(a, received);
+        if self.dead_nodes.iter().any(|dead| dead.uid == a.uid) && returns {
             // The node is deleted and had these ranges. The process may not know that it is deleted; the server will
             // reject the write, because it tests the UID.
             return Ok(());
         }
-        let labels = known.labels.get(&a.uid);
-        let could = |shape: &&Shape| {
+        let labels = received.labels.get(&a.uid);
+        let could = |model: &&PoolModel| {
             let mut labels = labels.into_iter().flatten();
             labels.any(|it| {
-                shape.could_deal(&a.cidrs, it) || returns && shape.could_return(&a.cidrs, it)
+                model.could_allocate(&a.cidrs, it) || returns && model.could_return(&a.cidrs, it)
             })
         };
         // If several pools have the same ranges, any of them may have allocated them.
-        let pools: Vec<&Shape> = known.shapes.iter().filter(could).collect();
+        let pools: Vec<&PoolModel> = received.models.iter().filter(could).collect();
         let Some(pool) = pools.first() else {
             return wrong("no pool it has seen could have".to_owned());
         };
-        let before = |pool: &&Shape| self.starting_before(pool, labels, known, api);
+        let before = |pool: &&PoolModel| self.starting_before(pool, labels, received, api);
         let better: Option<Vec<PoolName>> = pools.iter().map(before).collect();
         if let (false, Some(better)) = (returns, better) {
             let better = &better[0];
@@ -377,7 +384,7 @@ impl Checks {
                 pool.name
             ));
         }
-        let nodes = known.nodes.objects.values();
+        let nodes = received.nodes.objects.values();
         for node in nodes.filter(|node| node.name != a.name) {
             let live = api.nodes.get(&node.name);
             if live.is_none_or(|live| live.uid != node.uid) {
@@ -393,13 +400,13 @@ impl Checks {
                 return wrong(format!("{name} was seen with the address {addr}"));
             }
         }
-        let services = known.services.objects.values();
+        let services = received.services.objects.values();
         let mut services = services.map(|it| &it.cidrs);
         if let Some(cidrs) = services.find(|cidrs| cidrs.iter().any(hits)) {
             let cidrs = ranges(cidrs);
             return wrong(format!("the service range {cidrs} was seen there"));
         }
-        let mut pods = known.pods.objects.values();
+        let mut pods = received.pods.objects.values();
         let reports = pods.find(|pod| pod.addresses.iter().any(|addr| inside(&addr)));
         if let Some(pod) = reports.filter(|_| !returns) {
             let (name, addresses) = (&pod.name, &pod.addresses);
@@ -412,64 +419,64 @@ impl Checks {
     /// the node should have waited for that pool.
     fn starting_before(
         &self,
-        dealt: &Shape,
+        dealt: &PoolModel,
         labels: Option<&BTreeSet<Labels>>,
-        known: &Known,
+        received: &Received,
         api: &Api,
     ) -> Option<PoolName> {
         // A response may have shown the process a newer version of the pool than the watch.
         let is_so = |pool: &&Pool| {
             let now = api.pools.get(&pool.name);
             let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
-            is_live && known.is_newest(pool)
+            is_live && received.is_newest(pool)
         };
-        let shown = known.pools.objects.values();
-        let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();
-        let shown: Vec<Shape> = shown.filter(is_so).filter_map(Shape::new).collect();
-        let rank = |shape: &Shape| (shape.priority, shape.selector.len());
+        let shown = received.pools.objects.values();
+        let all: Vec<PoolModel> = shown.clone().filter_map(PoolModel::new).collect();
+        let shown: Vec<PoolModel> = shown.filter(is_so).filter_map(PoolModel::new).collect();
+        let rank = |model: &PoolModel| (model.priority, model.selector.len());
         // It is uncertain which version of `dealt` the process used, so the best rank of all versions counts.
-        let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
+        let versions = received.models.iter().filter(|it| it.name == dealt.name);
         let best = versions.map(rank).max()?;
-        let serves = |shape: &&Shape| {
+        let serves = |model: &&PoolModel| {
             let older =
-                |o: &Shape| o.age() < shape.age() && o.cidrs().any(|cidr| shape.overlaps(cidr));
-            shape.allocation_mode == AllocationMode::NodeCIDR
-                && !shape.guarded
-                && !shape.disabled
-                && !shape.deleting
-                && rank(shape) > best
-                && labels.into_iter().flatten().all(|it| shape.matches(it))
+                |o: &PoolModel| o.age() < model.age() && o.cidrs().any(|cidr| model.overlaps(cidr));
+            model.allocation_mode == AllocationMode::NodeCIDR
+                && !model.has_finalizer
+                && !model.disabled
+                && !model.deleting
+                && rank(model) > best
+                && labels.into_iter().flatten().all(|it| model.matches(it))
                 && !all.iter().any(older)
         };
         let starting = shown.iter().filter(serves);
-        let never_guarded = |shape: &&Shape| {
-            let mut same = known.shapes.iter().filter(|it| it.uid == shape.uid);
-            !same.any(|it| it.guarded)
+        let never_had_finalizer = |model: &&PoolModel| {
+            let mut same = received.models.iter().filter(|it| it.uid == model.uid);
+            !same.any(|it| it.has_finalizer)
         };
-        let mut starting = starting.filter(never_guarded);
+        let mut starting = starting.filter(never_had_finalizer);
         starting.next().map(|it| it.name.clone())
     }
 
     /// Whether an earlier node of that name had these ranges, or they were chosen for one. The sources are the
     /// history, the process's own decisions, and the NodeSubnet that the process received.
-    fn had_before(&self, a: &PodCidrAllocation, known: &Known) -> bool {
+    fn had_before(&self, a: &PodCidrAllocation, received: &Received) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
-        let buried = |grave: &DeadNode| grave.name == a.name && all(&grave.ranges);
+        let had = |dead: &DeadNode| dead.name == a.name && all(&dead.ranges);
         let chosen = |(name, ranges): &(NodeName, Vec<Cidr>)| *name == a.name && all(ranges);
-        let told = known.subnets.objects.get(&a.name);
-        let told = told.into_iter().flat_map(|subnet| subnet.spec.iter());
-        let told: Vec<Cidr> = told.flat_map(records).map(|r| r.range).collect();
-        self.dead_nodes.iter().any(buried) || known.chosen.iter().any(chosen) || all(&told)
+        let subnet = received.subnets.objects.get(&a.name);
+        let specs = subnet.into_iter().flat_map(|subnet| subnet.spec.iter());
+        let listed: Vec<Cidr> = specs.flat_map(records).map(|r| r.range).collect();
+        self.dead_nodes.iter().any(had) || received.chosen.iter().any(chosen) || all(&listed)
     }
 
     /// Records a list of a dead node's pods that showed none of its addresses. Other requests are ignored.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
         if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
-            for grave in &mut self.dead_nodes {
+            for dead in &mut self.dead_nodes {
                 let mut addresses = pods.iter().flat_map(|pod| pod.addresses.iter());
-                let is_used = |addr: &Addr| grave.ranges.iter().any(|it| it.contains_addr(*addr));
-                if grave.name == *node && !addresses.any(is_used) {
-                    grave.looked.push(now);
+                let is_used = |addr: &Addr| dead.ranges.iter().any(|it| it.contains_addr(*addr));
+                if dead.name == *node && !addresses.any(is_used) {
+                    dead.looked.push(now);
                 }
             }
         }
@@ -479,7 +486,7 @@ impl Checks {
         &mut self,
         commit: &Commit,
         author: Author,
-        known: Option<&Known>,
+        received: Option<&Received>,
         api: &Api,
         (now, decided): (Time, Time),
     ) -> Verdict {
@@ -492,8 +499,8 @@ impl Checks {
                 match (before, after) {
                     (None, Some(node)) => _ = self.born.insert(node.uid.clone(), now),
                     (Some(node), None) => {
-                        self.bury(node, api, now);
-                        self.parcels.died.insert(node.uid.clone(), now);
+                        self.record_death(node, api, now);
+                        self.blocks.died.insert(node.uid.clone(), now);
                     }
                     _ => {}
                 }
@@ -504,25 +511,25 @@ impl Checks {
                 let given = before.as_ref().is_some_and(|b| b.is_empty())
                     && after.as_ref().is_some_and(|a| !a.is_empty());
                 if let Some(node) = after.as_ref().filter(|_| given && is_controller) {
-                    return self.assigned(node, known, api, decided);
+                    return self.assigned(node, received, api, decided);
                 }
             }
             Commit::Pool(before, after) => {
-                let shape = after.as_ref().and_then(|pool| Shape::new(pool));
-                if let Some(shape) = shape.filter(|shape| !self.shapes.contains(shape)) {
-                    self.shapes.push(shape);
+                let model = after.as_ref().and_then(|pool| PoolModel::new(pool));
+                if let Some(model) = model.filter(|model| !self.models.contains(model)) {
+                    self.models.push(model);
                 }
                 if let Some(before) = before.as_ref().filter(|_| is_controller) {
-                    return self.pool_written(before, after.as_deref(), known, api, now);
+                    return self.pool_written(before, after.as_deref(), received, api, now);
                 }
             }
             Commit::Subnet(before, after) => {
                 self.blocks_listed(before.as_deref(), after.as_deref(), author, api)?;
                 if author == Author::World {
                     let name = before.as_ref().or(after.as_ref()).map(|it| &it.name);
-                    for grave in &mut self.dead_nodes {
-                        if Some(&grave.name) == name {
-                            (grave.recorded, grave.edited) = (false, true);
+                    for dead in &mut self.dead_nodes {
+                        if Some(&dead.name) == name {
+                            (dead.recorded, dead.edited) = (false, true);
                         }
                     }
                 } else if let Some(before) = before.as_ref().filter(|_| is_controller) {
@@ -537,7 +544,7 @@ impl Checks {
         Ok(())
     }
 
-    fn bury(&mut self, node: &Node, api: &Api, now: Time) {
+    fn record_death(&mut self, node: &Node, api: &Api, now: Time) {
         let had: Vec<Cidr> = counted(node).copied().collect();
         if had.is_empty() {
             return;
@@ -567,7 +574,7 @@ impl Checks {
     fn assigned(
         &mut self,
         node: &Arc<Node>,
-        known: Option<&Known>,
+        received: Option<&Received>,
         api: &Api,
         decided: Time,
     ) -> Verdict {
@@ -587,46 +594,46 @@ impl Checks {
             }
         }
         self.ours.insert(node.uid.clone());
-        let back = |grave: &DeadNode| grave.name == node.name && grave.machine.same(&node.machine);
-        for grave in self.dead_nodes.iter().filter(|grave| hits(&grave.ranges)) {
+        let back = |dead: &DeadNode| dead.name == node.name && dead.machine.same(&node.machine);
+        for dead in self.dead_nodes.iter().filter(|dead| hits(&dead.ranges)) {
             // The range is the host's own, even if an earlier host of the same name had it before.
             let had = |range: &Cidr| {
-                let mut later = self.dead_nodes.iter().filter(|it| it.died >= grave.died);
+                let mut later = self.dead_nodes.iter().filter(|it| it.died >= dead.died);
                 later.any(|it| back(it) && it.ranges.contains(range))
             };
-            if grave.name == node.name && grave.ranges.iter().all(had) {
+            if dead.name == node.name && dead.ranges.iter().all(had) {
                 continue;
             }
-            let seen = known.is_some_and(|known| known.buried.contains(&grave.uid));
+            let seen = received.is_some_and(|received| received.seen_deleted.contains(&dead.uid));
             // Another node may have had all of these ranges later; then the quarantine of that node counts.
             let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
             let had_since = |it: &DeadNode| {
                 let covered = |range| it.ranges.iter().any(|it| covers(it, range));
-                it.died > grave.died && grave.ranges.iter().all(covered)
+                it.died > dead.died && dead.ranges.iter().all(covered)
             };
-            let seen = seen && !grave.edited && !self.dead_nodes.iter().any(had_since);
-            if !grave.recorded && !seen {
+            let seen = seen && !dead.edited && !self.dead_nodes.iter().any(had_since);
+            if !dead.recorded && !seen {
                 continue;
             }
             // A write that was sent before the node was deleted may take effect at any time, so it is not checked. Nor
             // is a write of ranges that a process chose without knowing the node, even if another leader repeats it.
             let key = (node.uid.clone(), node.pod_cidrs.to_vec());
-            let minded = known.and_then(|known| known.minded.get(&key));
-            let minded = minded.or_else(|| self.considered_dead.get(&key));
-            if minded.is_some_and(|graves| !graves.contains(&grave.uid)) {
+            let considered_dead = received.and_then(|received| received.considered_dead.get(&key));
+            let considered_dead = considered_dead.or_else(|| self.considered_dead.get(&key));
+            if considered_dead.is_some_and(|dead_nodes| !dead_nodes.contains(&dead.uid)) {
                 continue;
             }
             let fail = |why: String| {
-                let lost = ranges(&grave.ranges);
-                let (node, dead, uid) = (&node.name, &grave.name, &grave.uid);
+                let lost = ranges(&dead.ranges);
+                let (node, dead, uid) = (&node.name, &dead.name, &dead.uid);
                 let text = format!("{node} gets {lost} of {dead} ({uid}) {why}");
                 wrong("rest", text, [node.clone(), dead.clone()])
             };
-            if !self.clocks_lie && decided < self.quarantined_until(grave) {
-                let ms = decided.saturating_sub(grave.died) / 1000;
+            if !self.clocks_lie && decided < self.quarantined_until(dead) {
+                let ms = decided.saturating_sub(dead.died) / 1000;
                 return fail(format!("dead for {ms} ms only"));
             }
-            if !grave.looked.iter().any(|at| *at <= decided) {
+            if !dead.looked.iter().any(|at| *at <= decided) {
                 return fail("without a look at its pods".to_owned());
             }
         }
@@ -634,13 +641,13 @@ impl Checks {
     }
 
     /// Returns when the ranges of a dead node may be allocated again at the earliest.
-    pub fn quarantined_until(&self, grave: &DeadNode) -> Time {
-        grave.died + self.quarantine_of(|it| grave.ranges.iter().any(|range| it.overlaps(range)))
+    pub fn quarantined_until(&self, dead: &DeadNode) -> Time {
+        dead.died + self.quarantine_of(|it| dead.ranges.iter().any(|range| it.overlaps(range)))
     }
 
     /// The shortest quarantine of the selected versions of pools, as the fastest clock measures it.
-    pub fn quarantine_of(&self, is_of: impl Fn(&Shape) -> bool) -> Time {
-        let versions = self.shapes.iter().filter(|it| is_of(it));
+    pub fn quarantine_of(&self, is_of: impl Fn(&PoolModel) -> bool) -> Time {
+        let versions = self.models.iter().filter(|it| is_of(it));
         let shortest = versions.map(|it| it.quarantine).min().unwrap_or(0) * SECOND;
         shortest - shortest * self.skew * 2 / 1_000_000
     }
@@ -662,14 +669,14 @@ impl Checks {
         let gone = was.iter().filter(|it| !stays(it) && is_counted(&it.range));
         for record in gone {
             self.tally.freed += 1;
-            let mut graves = self.dead_nodes.iter();
-            let grave = graves.find(|grave| *grave.uid == *record.uid);
+            let mut dead_nodes = self.dead_nodes.iter();
+            let dead = dead_nodes.find(|dead| *dead.uid == *record.uid);
             let holder = live.filter(|node| node.pod_cidrs.contains(&record.range));
             let held_on = holder.is_some_and(|node| *node.uid == *record.uid);
             // The record may vanish if a later node of the name got the range back, even if that node is deleted before
             // the write takes effect.
             let returned = holder.is_some() || is.iter().any(|it| it.range == record.range);
-            let early = grave.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
+            let early = dead.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
                 && record.until.is_none_or(|until| until > seconds(now));
             if held_on || (early && !returned && !self.clocks_lie) {
                 let text = format!(
@@ -686,13 +693,13 @@ impl Checks {
         &mut self,
         before: &Pool,
         after: Option<&Pool>,
-        known: Option<&Known>,
+        received: Option<&Received>,
         api: &Api,
         now: Time,
     ) -> Verdict {
         let has = |pool: &Pool| pool.finalizers.iter().any(|f| f == FINALIZER);
         let dropped = has(before) && after.is_some_and(|after| !has(after));
-        let Some(shape) = Shape::new(before).filter(|_| dropped) else {
+        let Some(model) = PoolModel::new(before).filter(|_| dropped) else {
             return Ok(());
         };
         let fail = |name: &str, what: &str| {
@@ -705,16 +712,16 @@ impl Checks {
         }
         // The finalizer may go if another pool contains the range: a pool that exists, or that the process received.
         // If that pool's spec can no longer be parsed, all of its earlier versions count.
-        let shown = known.iter().flat_map(|k| k.pools.objects.values());
+        let shown = received.iter().flat_map(|k| k.pools.objects.values());
         let there = api.pools.live.values().map(AsRef::as_ref);
         let others = there.chain(shown).filter(|pool| pool.name != before.name);
-        let versions = |pool: &Pool| match Shape::new(pool) {
-            Some(shape) => vec![shape],
+        let versions = |pool: &Pool| match PoolModel::new(pool) {
+            Some(model) => vec![model],
             None => self.versions_of(&pool.uid),
         };
-        let others: Vec<Shape> = others.flat_map(versions).collect();
+        let others: Vec<PoolModel> = others.flat_map(versions).collect();
         let only_here = |range: &Cidr| {
-            shape.contains(range) && !others.iter().any(|other| other.contains(range))
+            model.contains(range) && !others.iter().any(|other| other.contains(range))
         };
         let mut nodes = api.nodes.live.values();
         let holds =
@@ -726,32 +733,37 @@ impl Checks {
         // deletion, so its ranges do not count.
         let version = (before.uid.clone(), before.version);
         let decided = self.finalizer_dropped.get(&version);
-        let resting = |grave: &&DeadNode| {
-            let born = self.born.get(&grave.uid);
+        let resting = |dead: &&DeadNode| {
+            let born = self.born.get(&dead.uid);
             let came_later = born.zip(decided).is_some_and(|(born, at)| born > at);
-            let rests = grave.recorded && now < self.quarantined_until(grave) && !came_later;
-            rests && grave.ranges.iter().any(only_here)
+            let rests = dead.recorded && now < self.quarantined_until(dead) && !came_later;
+            rests && dead.ranges.iter().any(only_here)
         };
-        let grave = self.dead_nodes.iter().find(resting);
-        match grave.filter(|_| !self.clocks_lie) {
-            Some(grave) => fail(&grave.name, "rests in it"),
+        let dead = self.dead_nodes.iter().find(resting);
+        match dead.filter(|_| !self.clocks_lie) {
+            Some(dead) => fail(&dead.name, "rests in it"),
             None => Ok(()),
         }
     }
 
-    fn versions_of(&self, pool: &ObjectUid) -> Vec<Shape> {
-        let versions = self.shapes.iter().filter(|shape| shape.uid == *pool);
+    fn versions_of(&self, pool: &ObjectUid) -> Vec<PoolModel> {
+        let versions = self.models.iter().filter(|model| model.uid == *pool);
         versions.cloned().collect()
     }
 
     /// Checks a report of a controller once the faults are over. The same report may be sent again only if another
     /// one about the same object came between, and at most `OFTEN` times. For a node, counting starts again with each
     /// block that is allocated to it, because what its pods wait for changes as they come and go.
-    pub fn reported(&mut self, place: Where, report: &EventRecord, calm: bool) -> Verdict {
+    pub fn reported(
+        &mut self,
+        place: Where,
+        report: &EventRecord,
+        is_after_faults: bool,
+    ) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
         self.tally.adopted += u64::from(report.reason == "BlockAdopted");
-        if !calm {
+        if !is_after_faults {
             return Ok(());
         }
         let about = format!("{:?}", report.about);
@@ -833,7 +845,7 @@ fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it()
     let mut checks = Checks::default();
     // Counts how often the two reasons may be reported, in turn.
     let often = |checks: &mut Checks, reasons: [&'static str; 2]| {
-        let mut is_told = |reason| {
+        let mut is_accepted = |reason| {
             let report = EventRecord {
                 about: about.clone(),
                 warning: true,
@@ -843,7 +855,7 @@ fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it()
             checks.reported(place, &report, true).is_ok()
         };
         (0..9)
-            .take_while(|_| reasons.into_iter().all(&mut is_told))
+            .take_while(|_| reasons.into_iter().all(&mut is_accepted))
             .count()
     };
     assert_eq!(often(&mut checks, ["A", "B"]), 5);

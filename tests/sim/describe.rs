@@ -116,8 +116,8 @@ pub fn of_request(request: &ApiRequest) -> String {
         ApiRequest::Delete(_, it) => format!("{verb} v{}", it.version),
         ApiRequest::Read(ObjectKind::Block, name) => format!("{verb} {name}"),
         ApiRequest::SetSubnetConditions(_, conditions) => {
-            let words = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.status, it.message);
-            let all: Vec<String> = conditions.iter().map(words).collect();
+            let text = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.status, it.message);
+            let all: Vec<String> = conditions.iter().map(text).collect();
             format!("{verb} {}", all.join("; "))
         }
         ApiRequest::SetPoolFinalizers(it, finalizers) => {

@@ -7,7 +7,7 @@ use super::run::{Due, Sim, Where};
 
 impl Sim {
     pub fn fault(&mut self) {
-        if !self.rough {
+        if !self.has_faults {
             return;
         }
         if self.plan.faults != Faults::default() {
@@ -87,8 +87,8 @@ impl Sim {
             self.log(None, || format!("{place}'s clock runs at {rate} ppm"));
         }
         // The timers of a process follow its clock, so the elector and the controller are called again.
-        self.after(0, Due::Lease(place));
-        self.after(0, Due::Look(place));
+        self.after(0, Due::CallElector(place));
+        self.after(0, Due::CallController(place));
     }
 
     fn stop(&mut self, place: Where) {
@@ -98,7 +98,7 @@ impl Sim {
             run.controller.stop();
             run.stopping = Some(self.now + patience);
             self.log(None, || format!("{place} is asked to stop"));
-            self.after(patience, Due::GiveUp(place));
+            self.after(patience, Due::StopTimeout(place));
         }
     }
 

@@ -130,7 +130,7 @@ impl Sim {
     pub fn inject_host_fault(&mut self) {
         let host = self.draw_host();
         let what = self.rng.below(100);
-        if let Some(id) = host.filter(|_| !self.is_listened_to()) {
+        if let Some(id) = host.filter(|_| !self.agents_are_publishing()) {
             self.inject_fault(id, what);
         }
     }
@@ -138,7 +138,7 @@ impl Sim {
     /// Makes a random host lose its store.
     pub fn lose_some_store(&mut self) {
         if let Some(id) = self.draw_host() {
-            self.doom_store(id);
+            self.lose_store_soon(id);
         }
     }
 
@@ -220,7 +220,7 @@ impl Sim {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
             let id = *id;
             // After a forced deletion, the pod runs on although the API server does not know it any more.
-            let is_forced = self.rough && self.rng.chance(1_500);
+            let is_forced = self.has_faults && self.rng.chance(1_500);
             let lag = if is_forced {
                 self.rng.between(20, 150) * SECOND
             } else {

@@ -18,7 +18,7 @@
 //! | `workload`, `faults` | changes of objects, faults of controller processes |
 //! | `restore` | the API server is restored to an older state |
 //! | `persistent_fault` | requests that are always rejected or never answered, watches that deliver nothing |
-//! | `checks`, `known`, `shape` | what must hold after each step |
+//! | `checks`, `received`, `pool_model` | what must hold after each step |
 //! | `block_checks` | what must hold of blocks after each step |
 //! | `budget` | limits on how often a process may send requests |
 //! | `served` | no node may wait for long while a pool has free addresses for it |
@@ -48,7 +48,6 @@ mod clock;
 mod describe;
 mod faults;
 mod host;
-mod known;
 mod machines;
 #[path = "../common/memory_disk.rs"]
 mod memory_disk;
@@ -56,8 +55,10 @@ mod mutations;
 mod object_log;
 mod persistent_fault;
 mod plan;
+mod pool_model;
 mod process;
 mod proofs;
+mod received;
 mod restore;
 #[path = "../common/rng.rs"]
 mod rng;
@@ -66,7 +67,6 @@ mod search;
 mod served;
 mod settle;
 mod settle_blocks;
-mod shape;
 mod shell;
 mod trace;
 mod workload;

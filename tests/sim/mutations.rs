@@ -5,13 +5,13 @@
 //! `make mutants` always searches, and with `UPDATE=1` it writes the file. Mutations that unit tests find are tried in
 //! `tests/common/mutated.rs`.
 
-use super::proofs::Weather;
+use super::proofs::Scenario;
 
 /// How to run seeds for a mutation. Optimised builds have no mutations.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub struct Trial {
-    pub weather: Weather,
+    pub scenario: Scenario,
     /// The only rule whose violation ends a run; with `None` a violation of any rule does.
     pub rule: Option<&'static str>,
 }
@@ -27,7 +27,7 @@ mod tried {
 
     use super::super::proofs::{Proof, proof, row};
     use super::super::run::Sim;
-    use super::super::search::said;
+    use super::super::search::variable;
     use super::Trial;
 
     /// One line for each mutation: its name, and the seed that finds it.
@@ -68,7 +68,7 @@ mod tried {
 
     /// Returns the seeds in `found.txt`; none if this run has to search.
     fn noted() -> BTreeMap<String, u64> {
-        if said("SEARCH").is_some() {
+        if variable("SEARCH").is_some() {
             return BTreeMap::new();
         }
         let text = std::fs::read_to_string(FOUND).unwrap();
@@ -113,8 +113,8 @@ mod tried {
 
     fn simulated(mutation: Mutation) -> Option<(Trial, u64)> {
         match proof(mutation) {
-            Proof::Simulation(weather, thousands, rule) => {
-                Some((Trial { weather, rule }, thousands))
+            Proof::Simulation(scenario, thousands, rule) => {
+                Some((Trial { scenario, rule }, thousands))
             }
             Proof::Test(_) => None,
         }
@@ -123,7 +123,7 @@ mod tried {
     /// `MUTANT` names the mutation to try; without it all mutations that the simulation has to find are tried.
     #[test]
     fn what_is_said_of_the_simulation_is_so() {
-        let named = said("MUTANT");
+        let named = variable("MUTANT");
         let is_named = |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
         let all = Mutation::ALL.iter().copied().filter(is_named);
         let noted = noted();
@@ -136,7 +136,7 @@ mod tried {
             });
             found.map_or_else(|| search(mutation, trial, thousands * 1_000), Ok)
         });
-        if named.is_none() && said("UPDATE").is_some() {
+        if named.is_none() && variable("UPDATE").is_some() {
             let mut text = String::new();
             for (mutation, seed) in seeds {
                 writeln!(text, "{mutation:?} {seed}").unwrap();

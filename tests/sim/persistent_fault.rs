@@ -89,7 +89,7 @@ impl Sim {
                 fate,
                 all,
                 from,
-            }) if self.rough && self.now >= *from => {
+            }) if self.has_faults && self.now >= *from => {
                 is_concerned(request, *subject, *all).then(|| fate.clone())
             }
             _ => None,
@@ -102,7 +102,7 @@ impl Sim {
             process: place.process,
             kind,
         };
-        self.rough && self.plan.persistent_fault == Some(silent)
+        self.has_faults && self.plan.persistent_fault == Some(silent)
     }
 }
 

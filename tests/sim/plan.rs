@@ -2,7 +2,7 @@
 
 use super::clock::{MS, SECOND, Time};
 use super::persistent_fault::PersistentFault;
-use super::proofs::Weather;
+use super::proofs::Scenario;
 use super::rng::Rng;
 
 /// The conditions of one run. Chances are numbers out of ten thousand.
@@ -22,7 +22,7 @@ pub struct Plan {
     /// The maximum number of requests that one process has in flight.
     pub limit: usize,
     /// How long objects change and faults happen, from the start of the run.
-    pub rough_for: Time,
+    pub faults_for: Time,
     /// How long the cluster may take afterwards, until the checks at the end.
     pub settle_for: Time,
     /// The maximum time between two changes of objects, and between two faults.
@@ -89,9 +89,9 @@ pub struct Faults {
 
 impl Plan {
     pub fn draw(rng: &mut Rng) -> Self {
-        let rough = *rng.pick(&[0_u32, 1, 1, 3, 3, 10]);
+        let intensity = *rng.pick(&[0_u32, 1, 1, 3, 3, 10]);
         let mut some =
-            |most: u32| u32::try_from(rng.below(u64::from(most) + 1)).unwrap_or(0) * rough;
+            |most: u32| u32::try_from(rng.below(u64::from(most) + 1)).unwrap_or(0) * intensity;
         let network = Network {
             lost_before: some(60),
             lost_after: some(60),
@@ -124,10 +124,10 @@ impl Plan {
             slice: *rng.pick(&[21, 21, 22, 23]),
             crowded: rng.chance(3_000),
             limit: *rng.pick(&[1, 4, 16, 64]),
-            rough_for: rng.between(120, 420) * SECOND,
+            faults_for: rng.between(120, 420) * SECOND,
             settle_for: 450 * SECOND,
             work_every: rng.stretch(200 * MS, 4 * SECOND),
-            fault_every: if rough == 0 {
+            fault_every: if intensity == 0 {
                 600 * SECOND
             } else {
                 rng.stretch(2 * SECOND, 60 * SECOND)
@@ -175,10 +175,10 @@ impl Plan {
     }
 
     /// Returns the conditions in which the simulation looks for a mutation.
-    pub fn under(self, weather: Weather) -> Self {
-        let plan = match weather {
-            Weather::AsDrawn => return self,
-            Weather::Restored | Weather::Agents => Plan {
+    pub fn under(self, scenario: Scenario) -> Self {
+        let plan = match scenario {
+            Scenario::AsDrawn => return self,
+            Scenario::Restored | Scenario::Agents => Plan {
                 blocks: 10_000,
                 agents: true,
                 processes: self.processes.min(2),
@@ -187,7 +187,7 @@ impl Plan {
                 ..self
             },
             _ => {
-                let has_blocks = weather == Weather::CrowdedBlocks;
+                let has_blocks = scenario == Scenario::CrowdedBlocks;
                 Plan {
                     blocks: if has_blocks { 10_000 } else { 0 },
                     agents: has_blocks,
@@ -201,13 +201,13 @@ impl Plan {
             ..plan
         };
         let (faults, network) = (plan.faults.clone(), plan.network.clone());
-        match weather {
-            Weather::AsDrawn
-            | Weather::Crowded
-            | Weather::CrowdedBlocks
-            | Weather::Untold
-            | Weather::BadClocks => plan,
-            Weather::Unclear => Plan {
+        match scenario {
+            Scenario::AsDrawn
+            | Scenario::Crowded
+            | Scenario::CrowdedBlocks
+            | Scenario::NoIntents
+            | Scenario::BadClocks => plan,
+            Scenario::Unclear => Plan {
                 fault_every: 3 * SECOND,
                 faults: Faults {
                     crash: 60,
@@ -220,21 +220,21 @@ impl Plan {
                 },
                 ..plan
             },
-            Weather::Restored => Plan {
+            Scenario::Restored => Plan {
                 names: 6 + plan.names % 6,
                 pools: 5,
                 work_every: 5 * SECOND,
                 ..plan
             },
-            Weather::Agents => Plan {
+            Scenario::Agents => Plan {
                 names: 2 + plan.names % 3,
                 pools: plan.pools.min(2),
-                rough_for: plan.rough_for.min(150 * SECOND),
+                faults_for: plan.faults_for.min(150 * SECOND),
                 work_every: plan.work_every.min(SECOND),
                 lost_stores: 200,
                 ..plan
             },
-            Weather::Behind => Plan {
+            Scenario::Behind => Plan {
                 work_every: 500 * MS,
                 fault_every: 2 * SECOND,
                 faults: Faults {
@@ -243,7 +243,7 @@ impl Plan {
                 },
                 ..plan
             },
-            Weather::HandOvers => Plan {
+            Scenario::HandOvers => Plan {
                 work_every: 500 * MS,
                 fault_every: 3 * SECOND,
                 faults: Faults {
@@ -259,7 +259,7 @@ impl Plan {
                 },
                 ..plan
             },
-            Weather::Scarce => Plan {
+            Scenario::Scarce => Plan {
                 work_every: 500 * MS,
                 network: Network {
                     late: 2_000,
@@ -268,7 +268,7 @@ impl Plan {
                 },
                 ..plan
             },
-            Weather::Strangers => Plan {
+            Scenario::Strangers => Plan {
                 strangers: 3_000,
                 ..plan
             },
@@ -283,7 +283,7 @@ impl Plan {
         Plan {
             blocks: if self.blocks == 0 { 5_000 } else { self.blocks },
             agents: true,
-            rough_for: restore + rng.between(150, 250) * SECOND,
+            faults_for: restore + rng.between(150, 250) * SECOND,
             faults: Faults {
                 wall: 0,
                 ..self.faults

@@ -12,8 +12,8 @@ use jiff::Timestamp;
 
 use super::api::Api;
 use super::clock::{Clocks, Time};
-use super::known::Known;
 use super::object_log::{AnyFeed, Feed};
+use super::received::Received;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
@@ -70,7 +70,7 @@ pub struct Run {
     pub feeds: Feeds,
     /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].
     pub deliveries: [Deliveries; 6],
-    pub known: Known,
+    pub received: Received,
     /// Requests in flight or about to be sent, and when the controller decided on each.
     pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
     /// Requests that wait because the Lease has not been written since their decision.
@@ -147,7 +147,7 @@ impl Run {
             vacant: Duration::ZERO,
             feeds: Feeds::default(),
             deliveries: <[Deliveries; 6]>::default(),
-            known: Known::default(),
+            received: Received::default(),
             in_flight: BTreeMap::new(),
             held: Vec::new(),
             wanted: None,
@@ -199,14 +199,14 @@ impl Run {
         now: Now,
         at: Time,
     ) -> Option<ControllerEvent> {
-        let (feeds, known, mono) = (&mut self.feeds, &mut self.known, now.mono);
+        let (feeds, received, mono) = (&mut self.feeds, &mut self.received, now.mono);
         let event = match kind {
-            Watched::Nodes => known.nodes(feeds.nodes.next(api, mono)?, api),
-            Watched::Pools => known.pools(feeds.pools.next(api, mono)?, at),
-            Watched::Subnets => known.subnets(feeds.subnets.next(api, mono)?),
-            Watched::Blocks => known.blocks(feeds.blocks.next(api, mono)?),
-            Watched::Services => known.services(feeds.services.next(api, mono)?, at),
-            Watched::Pods => known.pods(feeds.pods.next(api, mono)?, at),
+            Watched::Nodes => received.nodes(feeds.nodes.next(api, mono)?, api),
+            Watched::Pools => received.pools(feeds.pools.next(api, mono)?, at),
+            Watched::Subnets => received.subnets(feeds.subnets.next(api, mono)?),
+            Watched::Blocks => received.blocks(feeds.blocks.next(api, mono)?),
+            Watched::Services => received.services(feeds.services.next(api, mono)?, at),
+            Watched::Pods => received.pods(feeds.pods.next(api, mono)?, at),
         };
         self.controller.on(event.clone(), now);
         Some(event)

@@ -41,8 +41,8 @@ const SPARED: Time = 120 * SECOND;
 /// The state of the server and of the checks at the time of the backup.
 pub struct Backup {
     api: Api,
-    graves: Vec<DeadNode>,
-    parcels: BlockChecks,
+    dead_nodes: Vec<DeadNode>,
+    blocks: BlockChecks,
 }
 
 impl Sim {
@@ -58,7 +58,7 @@ impl Sim {
     }
 
     /// Whether the restore was so recent that agents are still publishing. No live host's Node is deleted in this time.
-    pub fn is_listened_to(&self) -> bool {
+    pub fn agents_are_publishing(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
     }
 
@@ -66,8 +66,8 @@ impl Sim {
         self.log(None, || "a backup is made".to_owned());
         self.backup = Some(Backup {
             api: self.api.clone(),
-            graves: self.checks.dead_nodes.clone(),
-            parcels: self.checks.parcels.clone(),
+            dead_nodes: self.checks.dead_nodes.clone(),
+            blocks: self.checks.blocks.clone(),
         });
     }
 
@@ -99,16 +99,16 @@ impl Sim {
     }
 
     fn put_back(&mut self, backup: Backup) {
-        let known = backup.api.blocks.live.values();
-        let known: BTreeSet<&ObjectUid> = known.map(|it| &it.uid).collect();
-        self.checks.dead_nodes = backup.graves;
-        self.checks.parcels = backup.parcels;
+        let in_backup = backup.api.blocks.live.values();
+        let in_backup: BTreeSet<&ObjectUid> = in_backup.map(|it| &it.uid).collect();
+        self.checks.dead_nodes = backup.dead_nodes;
+        self.checks.blocks = backup.blocks;
         for block in self.api.blocks.live.values() {
             if let Ok(spec) = &block.spec
-                && !known.contains(&block.uid)
+                && !in_backup.contains(&block.uid)
             {
                 let key = (spec.cidr, block.uid.clone());
-                self.checks.parcels.lost(key);
+                self.checks.blocks.lost(key);
             }
         }
         self.api.restore(backup.api);
@@ -139,9 +139,9 @@ impl Sim {
                     self.end_host(id);
                 }
             }
-            self.cache.forget_machine(&node.name);
+            self.world.forget_machine(&node.name);
             let late = self.once_back(60 * SECOND);
-            self.after(late, Due::Unmake(node.name.clone(), node.uid.clone()));
+            self.after(late, Due::DeleteNode(node.name.clone(), node.uid.clone()));
         }
         for node in before {
             if now.iter().any(|it| it.uid == node.uid) || node.deleting {
@@ -189,7 +189,7 @@ impl Sim {
     }
 
     /// Deletes a Node whose host is gone, as a user would.
-    pub fn unmake(&mut self, name: &NodeName, uid: &ObjectUid) {
+    pub fn delete_orphaned_node(&mut self, name: &NodeName, uid: &ObjectUid) {
         let is_it = |node: &Arc<Node>| node.uid == *uid;
         if self.api.nodes.get(name).is_some_and(is_it) {
             self.delete_node_named(name);
@@ -202,7 +202,7 @@ impl Sim {
             let notice = self.once_back(NOTICE);
             let host = &mut self.machines.hosts[id];
             for (cidr, _) in host.given.values() {
-                self.checks.parcels.used(cidr);
+                self.checks.blocks.used(cidr);
             }
             host.paused_until = host.paused_until.min(self.down_until);
             host.held_until = self.now + notice;

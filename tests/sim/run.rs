@@ -15,17 +15,18 @@ use super::api::{Api, Author, Commit};
 use super::budget::Budget;
 use super::checks::{Checks, Verdict, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
-use super::host::{KubeletAct, Landing, ProcessAct};
+use super::host::{AgentWrite, KubeletAct, ProcessAct};
 use super::machines::{Act, Machines};
 use super::mutations::Trial;
 use super::persistent_fault::PersistentFault;
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
-use super::proofs::Weather;
+use super::proofs::Scenario;
 use super::restore::Backup;
 use super::rng::Rng;
 use super::served::{LOOK, Served};
 use super::trace::Trace;
+use super::workload::World;
 
 /// The share of seeds that restore the API server to an older state, in ten thousand.
 const RESTORES: u32 = 1_500;
@@ -41,21 +42,21 @@ pub enum Due {
     /// An object changes.
     Work,
     /// The faults and changes end; until the end of the run everything has to settle.
-    Calm,
+    EndFaults,
     Fault,
     Start(usize),
     /// The node for which a late write was decided is changed.
     Disturb(NodeName),
     /// Many nodes are created at once.
-    Rush,
+    CreateNodes,
     /// A process ends without releasing the Lease.
     Crash(Where),
     /// A process asks its controller for requests.
-    Look(Where),
+    CallController(Where),
     /// A process calls its elector.
-    Lease(Where),
+    CallElector(Where),
     /// A changed leadership is passed to a controller.
-    Tell(Where),
+    PassLeadership(Where),
     Deliver(Where, Watched),
     /// A request is sent if the lease check passes.
     Send(Where, RequestId),
@@ -66,24 +67,24 @@ pub enum Due {
     LeaseArrive(Where, Box<(LeaseCall, Timestamp)>, Reply),
     LeaseAnswer(Where, Box<LeaseAnswer>),
     /// A candidate's watch delivers the Lease.
-    LeaseShown(Where, Box<LeaseRecord>),
+    LeaseWatched(Where, Box<LeaseRecord>),
     /// A graceful stop runs out of time.
-    GiveUp(Where),
+    StopTimeout(Where),
     /// The check for waiting nodes runs.
-    Served,
+    CheckServed,
     Machine(usize, Act),
     /// Three events of an agent: an act of one run of its process; an act of its kubelet, valid until the next boot; a
     /// restart of the agent, also valid until the next boot.
     Process(usize, u32, Box<ProcessAct>),
     Kubelet(usize, u32, Box<KubeletAct>),
-    Revive(usize, u32),
+    StartAgent(usize, u32),
     /// A write of an agent arrives at the API server.
-    Landing(usize, Box<Landing>),
+    AgentWrite(usize, Box<AgentWrite>),
     /// The kubelet reports the addresses of a pod (UID); a pod finishes (name).
     PodReports(ObjectUid),
     PodFinishes(Text),
     /// A user removes the finalizer of a node (name, UID).
-    Unbind(NodeName, ObjectUid),
+    RemoveFinalizer(NodeName, ObjectUid),
     PodGone(Text),
     /// The API server is backed up; the server is restored.
     Backup,
@@ -91,7 +92,7 @@ pub enum Due {
     /// A host whose Node the server has lost registers again.
     Register(Box<Node>),
     /// A user deletes a Node whose host is gone (name, UID).
-    Unmake(NodeName, ObjectUid),
+    DeleteNode(NodeName, ObjectUid),
 }
 
 impl Due {
@@ -99,15 +100,15 @@ impl Due {
     /// has ended.
     fn handler(&self) -> Option<Where> {
         match self {
-            Due::Look(place)
-            | Due::Lease(place)
-            | Due::Tell(place)
+            Due::CallController(place)
+            | Due::CallElector(place)
+            | Due::PassLeadership(place)
             | Due::Deliver(place, _)
             | Due::Send(place, _)
             | Due::Answer(place, ..)
             | Due::LeaseAnswer(place, _)
-            | Due::LeaseShown(place, _)
-            | Due::GiveUp(place) => Some(*place),
+            | Due::LeaseWatched(place, _)
+            | Due::StopTimeout(place) => Some(*place),
             _ => None,
         }
     }
@@ -118,13 +119,13 @@ impl Due {
             self,
             Due::Work
                 | Due::Disturb(_)
-                | Due::Rush
-                | Due::Unbind(..)
+                | Due::CreateNodes
+                | Due::RemoveFinalizer(..)
                 | Due::PodGone(_)
                 | Due::PodReports(_)
                 | Due::PodFinishes(_)
                 | Due::Register(_)
-                | Due::Unmake(..)
+                | Due::DeleteNode(..)
         )
     }
 }
@@ -204,7 +205,7 @@ pub struct Sim {
     pub rng: Rng,
     pub plan: Plan,
     /// Whether objects still change and faults still happen.
-    pub rough: bool,
+    pub has_faults: bool,
     pub api: Api,
     pub processes: Vec<Process>,
     pub checks: Checks,
@@ -213,7 +214,7 @@ pub struct Sim {
     pub trial: Option<Trial>,
     /// Writes that were sent and not executed yet, by sender and request.
     pub on_wire: BTreeMap<(Where, RequestId), OutgoingRequest>,
-    pub cache: super::workload::World,
+    pub world: World,
     pub machines: Machines,
     pub served: Served,
     pub backup: Option<Backup>,
@@ -231,16 +232,16 @@ impl Sim {
     pub fn new(seed: u64, trial: Option<Trial>, trace: Trace) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
-        let weather = trial.map_or(Weather::AsDrawn, |trial| trial.weather);
-        let plan = plan.under(weather);
+        let scenario = trial.map_or(Scenario::AsDrawn, |trial| trial.scenario);
+        let plan = plan.under(scenario);
         // A separate generator, so that all other draws of the seed do not depend on these.
         let mut chance = Rng::new(!seed);
-        let draw = |chance: &mut Rng, only_in: Weather, share| match weather {
-            Weather::AsDrawn => chance.chance(share),
-            _ => weather == only_in,
+        let draw = |chance: &mut Rng, only_in: Scenario, share| match scenario {
+            Scenario::AsDrawn => chance.chance(share),
+            _ => scenario == only_in,
         };
-        let restored = draw(&mut chance, Weather::Restored, RESTORES);
-        let has_clocks = draw(&mut chance, Weather::BadClocks, CLOCKS);
+        let restored = draw(&mut chance, Scenario::Restored, RESTORES);
+        let has_clocks = draw(&mut chance, Scenario::BadClocks, CLOCKS);
         let plan = if restored {
             plan.with_restore(&mut chance)
         } else if has_clocks {
@@ -262,11 +263,11 @@ impl Sim {
             persistent_fault,
             ..plan
         };
-        let forgets_intents = draw(&mut chance, Weather::Untold, UNNAMED);
+        let forgets_intents = draw(&mut chance, Scenario::NoIntents, UNNAMED);
         let mut sim = Sim {
             now: 0,
             step: 0,
-            rough: true,
+            has_faults: true,
             api: Api::default(),
             processes: Vec::new(),
             checks: Checks::new(plan.clocks_lie(), plan.skew),
@@ -274,7 +275,7 @@ impl Sim {
             trace,
             trial,
             on_wire: BTreeMap::new(),
-            cache: super::workload::World::default(),
+            world: World::default(),
             machines: Machines::default(),
             served: Served::default(),
             backup: None,
@@ -303,9 +304,9 @@ impl Sim {
             sim.after(at, Due::Start(process));
         }
         sim.after(MS, Due::Work);
-        sim.after(LOOK, Due::Served);
+        sim.after(LOOK, Due::CheckServed);
         sim.after(sim.plan.fault_every, Due::Fault);
-        sim.after(sim.plan.rough_for, Due::Calm);
+        sim.after(sim.plan.faults_for, Due::EndFaults);
         if let Some((backup, restore)) = sim.plan.restore {
             sim.after(backup, Due::Backup);
             sim.after(restore, Due::Restore);
@@ -331,7 +332,7 @@ impl Sim {
     }
 
     pub fn go(&mut self) -> Verdict {
-        let end = self.plan.rough_for + self.plan.settle_for;
+        let end = self.plan.faults_for + self.plan.settle_for;
         while let Some(((at, _), due)) = self.schedule.pop_first().filter(|it| it.0.0 <= end) {
             self.now = at;
             self.take(due)?;
@@ -381,39 +382,39 @@ impl Sim {
         }
         match due {
             Due::Work => self.work(),
-            Due::Calm => self.calm(),
+            Due::EndFaults => self.end_faults(),
             Due::Fault => self.fault(),
             Due::Start(process) => self.start(process),
             Due::Disturb(name) => self.disturb(&name),
-            Due::Rush => self.rush(),
+            Due::CreateNodes => self.rush(),
             Due::Crash(place) if self.is_alive(place) => self.end(place, "crashes"),
             Due::Crash(_) => {}
-            Due::Look(place) => return self.look(place),
-            Due::Lease(place) => self.poll_lease(place),
-            Due::Tell(place) => return self.tell(place),
+            Due::CallController(place) => return self.look(place),
+            Due::CallElector(place) => self.poll_lease(place),
+            Due::PassLeadership(place) => return self.tell(place),
             Due::Deliver(place, kind) => return self.deliver(place, kind),
             Due::Send(place, id) => return self.send(place, id),
             Due::Arrive(place, outgoing, reply) => return self.arrive(place, &outgoing, reply),
             Due::Answer(place, id, outcome) => return self.answer(place, id, *outcome),
             Due::LeaseArrive(place, call, reply) => return self.arrive_lease(place, *call, reply),
             Due::LeaseAnswer(place, answer) => self.answer_lease(place, *answer),
-            Due::LeaseShown(place, record) => self.show_lease(place, &record),
-            Due::GiveUp(place) => return self.wind_down(place),
-            Due::Unbind(name, uid) => self.unbind(&name, &uid),
+            Due::LeaseWatched(place, record) => self.show_lease(place, &record),
+            Due::StopTimeout(place) => return self.wind_down(place),
+            Due::RemoveFinalizer(name, uid) => self.remove_finalizer(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
-            Due::Served => {
+            Due::CheckServed => {
                 let verdict = self.look_who_waits();
                 return self.judge(verdict);
             }
             Due::Backup => self.back_up(),
             Due::Restore => self.restore(),
             Due::Register(node) => self.register_anew(*node),
-            Due::Unmake(name, uid) => self.unmake(&name, &uid),
+            Due::DeleteNode(name, uid) => self.delete_orphaned_node(&name, &uid),
             Due::Machine(id, act) => self.act(id, &act),
             Due::Process(id, run, act) => return self.process_acts(id, run, act),
             Due::Kubelet(id, boot, act) => return self.kubelet_acts(id, boot, *act),
-            Due::Revive(id, boot) => self.revive_process(id, boot),
-            Due::Landing(id, landing) => return self.land_of_host(id, *landing),
+            Due::StartAgent(id, boot) => self.revive_process(id, boot),
+            Due::AgentWrite(id, write) => return self.write_arrives(id, *write),
             Due::PodReports(uid) => self.pod_reports(&uid),
             Due::PodFinishes(name) => self.pod_finishes(&name),
         }
@@ -432,7 +433,7 @@ impl Sim {
         let now = self.now;
         let schedule = std::mem::take(&mut self.schedule).into_iter();
         let moved = schedule.map(|((at, order), due)| match due {
-            Due::Tell(_) | Due::Send(..) | Due::Answer(..) | Due::LeaseAnswer(..) => {
+            Due::PassLeadership(_) | Due::Send(..) | Due::Answer(..) | Due::LeaseAnswer(..) => {
                 ((at.min(now), order), due)
             }
             due => ((at, order), due),
@@ -440,8 +441,8 @@ impl Sim {
         self.schedule = moved.collect();
         for process in 0..self.processes.len() {
             let place = self.place(process);
-            self.after(0, Due::Lease(place));
-            self.after(0, Due::Look(place));
+            self.after(0, Due::CallElector(place));
+            self.after(0, Due::CallController(place));
         }
     }
 
@@ -467,8 +468,8 @@ impl Sim {
                 let outcome = RequestOutcome::Indeterminate("the connection was lost".to_owned());
                 Some(Due::Answer(place, outgoing.id, Box::new(outcome)))
             }
-            Due::Landing(id, landing) => {
-                let (run, act) = landing.lost()?;
+            Due::AgentWrite(id, write) => {
+                let (run, act) = write.lost()?;
                 Some(Due::Process(id, run, Box::new(act)))
             }
             Due::LeaseArrive(place, _, Reply::After(_)) => {
@@ -530,7 +531,7 @@ impl Sim {
             }
         }
         for commit in commits {
-            let known = match author {
+            let received = match author {
                 Author::Controller(place) => {
                     if let Commit::Subnet(before, after) = &commit {
                         let verdict = self.check_listed(before.as_deref(), after.as_deref());
@@ -539,14 +540,14 @@ impl Sim {
                     let process = &self.processes[place.process];
                     let run = process.run.as_ref();
                     let run = run.filter(|_| process.incarnation == place.incarnation);
-                    run.map(|run| &run.known)
+                    run.map(|run| &run.received)
                 }
                 Author::World | Author::Agent => None,
             };
             let times = (self.now, decided);
             let verdict = self
                 .checks
-                .committed(&commit, author, known, &self.api, times);
+                .committed(&commit, author, received, &self.api, times);
             self.judge(verdict)?;
         }
         Ok(())
@@ -569,7 +570,7 @@ impl Sim {
         deliveries.scheduled = true;
         let until = deliveries.held_until.max(process.cut_until);
         let held = until.max(self.down_until).saturating_sub(self.now);
-        let lag = if self.rough && self.rng.chance(self.plan.network.lagging) {
+        let lag = if self.has_faults && self.rng.chance(self.plan.network.lagging) {
             self.rng.stretch(SECOND, 300 * SECOND)
         } else {
             self.rng.stretch(MS, 30 * MS)

@@ -52,12 +52,12 @@ fn run_steps(first: u64, steps: u64) -> Tally {
 }
 
 /// The value of an environment variable, unless it is empty.
-pub fn said(name: &str) -> Option<String> {
+pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
 pub fn number(name: &str) -> Option<u64> {
-    let text = said(name)?;
+    let text = variable(name)?;
     let number = text.parse();
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
 }
@@ -82,7 +82,7 @@ fn everything_promised_holds_over_many_seeds() {
 /// Each commit runs seeds of its own: they can find failures that fixed seeds never show.
 #[test]
 fn everything_promised_holds_over_seeds_that_nobody_has_run() {
-    let (seed, of) = match said("COMMIT") {
+    let (seed, of) = match variable("COMMIT") {
         Some(commit) => (seed_of(&commit), format!("commit {commit}")),
         None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),
     };

@@ -21,8 +21,8 @@ use cadastre_core::Cidr;
 
 use super::checks::{Verdict, records, wrong};
 use super::clock::{SECOND, Time};
+use super::pool_model::PoolModel;
 use super::run::{Due, Sim};
-use super::shape::Shape;
 
 /// The interval of the checks.
 pub const LOOK: Time = 5 * SECOND;
@@ -50,7 +50,7 @@ struct Wait {
 impl Sim {
     /// Checks for nodes that wait too long.
     pub fn look_who_waits(&mut self) -> Verdict {
-        self.after(LOOK, Due::Served);
+        self.after(LOOK, Due::CheckServed);
         let Some(patience) = self.patience() else {
             self.served = Served::default();
             return Ok(());
@@ -59,9 +59,9 @@ impl Sim {
         let doubted = self.doubted();
         for (node, pool, free) in self.who_could_be_served(&doubted) {
             let key = (node.uid.clone(), pool.clone());
-            let still = before.remove(&key).map(|known| Wait {
-                since: known.since,
-                free: known.free.iter().zip(&free).map(|(a, b)| a & b).collect(),
+            let still = before.remove(&key).map(|wait| Wait {
+                since: wait.since,
+                free: wait.free.iter().zip(&free).map(|(a, b)| a & b).collect(),
             });
             let still = still.filter(|it| it.free.iter().all(|free| !free.is_empty()));
             let since = self.now;
@@ -88,7 +88,7 @@ impl Sim {
         let plan = &self.plan;
         let undone = plan.tampering || plan.tampering_blocks || plan.foreign_allocator;
         let is_mild = plan.is_mild() && plan.persistent_fault.is_none();
-        if undone || plan.restore.is_some() || (self.rough && !is_mild) {
+        if undone || plan.restore.is_some() || (self.has_faults && !is_mild) {
             return None;
         }
         let mut leaders = self.processes.iter().filter_map(|process| {
@@ -96,8 +96,8 @@ impl Sim {
             let Some(Leadership::Leading(tenure)) = &run.observed else {
                 return None;
             };
-            let deals = run.controller.is_allocating() && run.stopping.is_none();
-            deals.then_some((process, run, tenure))
+            let is_able = run.controller.is_allocating() && run.stopping.is_none();
+            is_able.then_some((process, run, tenure))
         });
         let (process, run, tenure) = leaders.next()?;
         let is_awake = process.paused_until.max(process.cut_until) <= self.now;
@@ -111,9 +111,9 @@ impl Sim {
     /// Ranges that the controller may not yet know to be free.
     fn doubted(&self) -> Vec<Cidr> {
         let mut doubted = Vec::new();
-        for grave in &self.checks.dead_nodes {
-            if grave.died + DOUBT > self.now {
-                doubted.extend(&grave.ranges);
+        for dead in &self.checks.dead_nodes {
+            if dead.died + DOUBT > self.now {
+                doubted.extend(&dead.ranges);
             }
         }
         for subnet in self.api.subnets.live.values() {
@@ -122,8 +122,8 @@ impl Sim {
         }
         for process in &self.processes {
             let Some(run) = &process.run else { continue };
-            for (uid, ranges) in run.known.decided.keys() {
-                let died = self.checks.parcels.died.get(uid);
+            for (uid, ranges) in run.received.decided.keys() {
+                let died = self.checks.blocks.died.get(uid);
                 if died.is_some_and(|died| died + DOUBT > self.now) {
                     doubted.extend(ranges);
                 }
@@ -138,20 +138,20 @@ impl Sim {
         let serving = self.serving();
         let mut free: BTreeMap<PoolName, Vec<BTreeSet<Cidr>>> = BTreeMap::new();
         for node in self.api.nodes.live.values().filter(|node| !node.deleting) {
-            for shape in serving.iter().filter(|it| it.matches(&node.labels)) {
-                let lacks = match shape.allocation_mode {
+            for model in serving.iter().filter(|it| it.matches(&node.labels)) {
+                let lacks = match model.allocation_mode {
                     AllocationMode::NodeCIDR => {
-                        node.is_empty() && !shape.is_passed_over(&serving, &node.labels)
+                        node.is_empty() && !model.is_passed_over(&serving, &node.labels)
                     }
-                    AllocationMode::Blocks => self.lacks_of(node, shape),
+                    AllocationMode::Blocks => self.lacks_of(node, model),
                 };
                 if !lacks {
                     continue;
                 }
-                let known = free.entry(shape.name.clone());
-                let free = known.or_insert_with(|| self.free_of(shape, doubted));
+                let entry = free.entry(model.name.clone());
+                let free = entry.or_insert_with(|| self.free_of(model, doubted));
                 if free.iter().all(|free| !free.is_empty()) {
-                    found.push((Node::clone(node), shape.name.clone(), free.clone()));
+                    found.push((Node::clone(node), model.name.clone(), free.clone()));
                 }
             }
         }
@@ -159,15 +159,15 @@ impl Sim {
     }
 
     /// What a pool could allocate in each family: whole podCIDRs, or for blocks single addresses.
-    fn free_of(&self, shape: &Shape, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
+    fn free_of(&self, model: &PoolModel, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
         let mut held = self.held();
         held.extend(doubted);
-        let families = shape.each_family().map(|family| {
-            let pieces = match shape.allocation_mode {
-                AllocationMode::NodeCIDR => shape.blocks(family),
-                AllocationMode::Blocks => shape.blocks_of_length(family, family.bits()),
+        let families = model.each_family().map(|family| {
+            let pieces = match model.allocation_mode {
+                AllocationMode::NodeCIDR => model.blocks(family),
+                AllocationMode::Blocks => model.blocks_of_length(family, family.bits()),
             };
-            let free = |piece: &Cidr| self.is_free(shape, piece, &held);
+            let free = |piece: &Cidr| self.is_free(model, piece, &held);
             pieces.into_iter().filter(free).collect()
         });
         families.collect()
@@ -175,7 +175,7 @@ impl Sim {
 
     /// Whether the node's blocks of a pool have fewer addresses than its agent demands, and the limit allows another
     /// block.
-    fn lacks_of(&self, node: &Node, shape: &Shape) -> bool {
+    fn lacks_of(&self, node: &Node, model: &PoolModel) -> bool {
         let subnet = self.api.subnets.get(&node.name);
         let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
         let is_current = spec.is_some_and(|it| it.node_uid.as_deref() == Some(&*node.uid));
@@ -183,8 +183,8 @@ impl Sim {
         report.is_some_and(|report| {
             // A block that was just listed is not in the status yet, so it counts as large enough.
             let unreported = u64::MAX / 64;
-            let own = self.pool_use(node, shape, report, unreported);
-            own.lacks_block(shape)
+            let own = self.pool_use(node, model, report, unreported);
+            own.lacks_block(model)
         })
     }
 }

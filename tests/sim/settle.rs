@@ -15,9 +15,9 @@ use cadastre_core::{Addr, Cidr, Family, IpRange};
 use super::checks::{Verdict, records, wrong};
 use super::clock::SECOND;
 use super::describe::ranges;
+use super::pool_model::{PoolModel, counted, is_counted};
 use super::process::Run;
 use super::run::Sim;
-use super::shape::{Shape, counted, is_counted};
 
 /// Nothing may be written or requested in this time before the end of a run.
 const QUIET: u64 = 60 * SECOND;
@@ -86,18 +86,18 @@ impl Sim {
 
     fn check_pools(&self) -> Verdict {
         for pool in self.api.pools.live.values() {
-            let Some(shape) = Shape::new(pool) else {
+            let Some(model) = PoolModel::new(pool) else {
                 continue;
             };
             // A range that an older pool with a finalizer contains keeps that pool, so it is no reason to keep
             // this one.
             let ages = self.by_age();
             let kept_elsewhere = |range: &Cidr| {
-                let keeper = ages.iter().find(|s| s.guarded && s.contains(range));
-                keeper.is_some_and(|keeper| keeper.name != shape.name)
+                let keeper = ages.iter().find(|s| s.has_finalizer && s.contains(range));
+                keeper.is_some_and(|keeper| keeper.name != model.name)
             };
             let held = self.held();
-            let mut held = held.iter().filter(|range| shape.overlaps(range));
+            let mut held = held.iter().filter(|range| model.overlaps(range));
             // A block of this pool keeps the pool, even if the pool's ranges have changed since.
             let blocks = self.api.blocks.live.values();
             let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
@@ -106,11 +106,11 @@ impl Sim {
                 let text = format!("pool {} is never let go", pool.name);
                 return wrong("collected", text, [pool.name.clone()]);
             }
-            let pure = !blocks.any(|spec| shape.overlaps(&spec.cidr));
-            if shape.allocation_mode == AllocationMode::NodeCIDR && pure {
-                self.check_status(pool, &shape)?;
+            let pure = !blocks.any(|spec| model.overlaps(&spec.cidr));
+            if model.allocation_mode == AllocationMode::NodeCIDR && pure {
+                self.check_status(pool, &model)?;
             } else {
-                self.check_counts(pool, &shape)?;
+                self.check_counts(pool, &model)?;
             }
         }
         Ok(())
@@ -118,14 +118,14 @@ impl Sim {
 
     /// Checks the numbers in the status that can be counted even if the pool's range contains blocks: ranges and
     /// addresses.
-    fn check_counts(&self, pool: &Pool, shape: &Shape) -> Verdict {
+    fn check_counts(&self, pool: &Pool, model: &PoolModel) -> Verdict {
         let blocks = self.api.blocks.live.values();
         let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
         let nodes = self.api.nodes.live.values();
         let podcidrs: Vec<Cidr> = nodes.flat_map(|it| counted(it)).copied().collect();
         let status = pool.status.as_ref();
-        for (family, cidrs, _) in &shape.families {
-            let told = status.and_then(|status| match family {
+        for (family, cidrs, _) in &model.families {
+            let reported = status.and_then(|status| match family {
                 Family::V4 => status.ipv4.as_ref(),
                 Family::V6 => status.ipv6.as_ref(),
             });
@@ -136,20 +136,20 @@ impl Sim {
             };
             let held: usize = podcidrs.iter().map(within).sum::<usize>() + resting(false);
             let count = (held.to_string(), resting(true).to_string());
-            let is = told.map(|told| (told.allocated.clone(), told.quarantined.clone()));
+            let is = reported.map(|it| (it.allocated.clone(), it.quarantined.clone()));
             if is.as_ref() != Some(&count) {
                 let text = format!(
-                    "pool {}: {family} held and quarantined are {count:?}, told {is:?}",
+                    "pool {}: {family} held and quarantined are {count:?}, status {is:?}",
                     pool.name
                 );
                 return wrong("status", text, [pool.name.clone()]);
             }
-            let addresses = (shape.allocation_mode == AllocationMode::Blocks)
-                .then(|| self.count_addresses(shape, *family));
-            let is = told.and_then(|told| told.addresses.clone());
+            let addresses = (model.allocation_mode == AllocationMode::Blocks)
+                .then(|| self.count_addresses(model, *family));
+            let is = reported.and_then(|it| it.addresses.clone());
             if is != addresses {
                 let text = format!(
-                    "pool {}: {family} addresses are {addresses:?}, told {is:?}",
+                    "pool {}: {family} addresses are {addresses:?}, status {is:?}",
                     pool.name
                 );
                 return wrong("status", text, [pool.name.clone()]);
@@ -158,39 +158,39 @@ impl Sim {
         Ok(())
     }
 
-    fn check_status(&self, pool: &Pool, shape: &Shape) -> Verdict {
+    fn check_status(&self, pool: &Pool, model: &PoolModel) -> Verdict {
         let fail = |text: String| wrong("status", text, [pool.name.clone()]);
         let Some(status) = &pool.status else {
             return fail(format!("pool {} has no status", pool.name));
         };
         let held = self.held();
         let is_held = |range: &&Cidr| held.iter().any(|it| it.overlaps(range));
-        for (family, cidrs, _) in &shape.families {
-            let told = match family {
+        for (family, cidrs, _) in &model.families {
+            let reported = match family {
                 Family::V4 => &status.ipv4,
                 Family::V6 => &status.ipv6,
             };
-            let mut open = shape.blocks(*family);
-            open.retain(|block| !self.is_blocked(shape, block));
+            let mut open = model.blocks(*family);
+            open.retain(|block| !self.is_blocked(model, block));
             let taken = open.iter().filter(is_held).count();
             let within = |cidr: &Cidr| held.iter().filter(|it| it.overlaps(cidr)).count();
             let allocated: usize = cidrs.iter().map(within).sum();
             let counts = [open.len(), allocated, 0, open.len() - taken];
             let counts = counts.map(|count| count.to_string());
-            let is = told.as_ref();
+            let is = reported.as_ref();
             let is = is.map(|it| [&it.capacity, &it.allocated, &it.quarantined, &it.free]);
             if is != Some(counts.each_ref()) {
                 return fail(format!(
-                    "pool {}: {family} capacity, held, quarantined, free are {counts:?}, told {told:?}",
+                    "pool {}: {family} capacity, held, quarantined, free are {counts:?}, status {reported:?}",
                     pool.name
                 ));
             }
         }
-        let nodes = i64::try_from(self.holders(shape).len()).ok();
-        let waiting = i64::try_from(self.waiting(shape)).ok();
+        let nodes = i64::try_from(self.holders(model).len()).ok();
+        let waiting = i64::try_from(self.waiting(model)).ok();
         if (status.nodes, status.waiting) != (nodes, waiting) {
             return fail(format!(
-                "pool {}: {nodes:?} nodes, {waiting:?} waiting; told {:?}, {:?}",
+                "pool {}: {nodes:?} nodes, {waiting:?} waiting; status {:?}, {:?}",
                 pool.name, status.nodes, status.waiting
             ));
         }
@@ -204,43 +204,43 @@ impl Sim {
         let (serving, held) = (self.serving(), self.held());
         let nodes = self.api.nodes.live.values();
         for node in nodes.filter(|node| node.is_empty() && !node.deleting) {
-            let has_free = |shape: &Shape, family: Family| {
-                let mut blocks = shape.blocks(family).into_iter();
-                blocks.any(|block| self.is_free(shape, &block, &held))
+            let has_free = |model: &PoolModel, family: Family| {
+                let mut blocks = model.blocks(family).into_iter();
+                blocks.any(|block| self.is_free(model, &block, &held))
             };
-            let is_able = |shape: &&Shape| {
-                shape.allocation_mode == AllocationMode::NodeCIDR
-                    && shape.matches(&node.labels)
-                    && !shape.is_passed_over(&serving, &node.labels)
-                    && shape.each_family().all(|family| has_free(shape, family))
+            let is_able = |model: &&PoolModel| {
+                model.allocation_mode == AllocationMode::NodeCIDR
+                    && model.matches(&node.labels)
+                    && !model.is_passed_over(&serving, &node.labels)
+                    && model.each_family().all(|family| has_free(model, family))
             };
-            if let Some(shape) = serving.iter().find(is_able) {
+            if let Some(model) = serving.iter().find(is_able) {
                 let text = format!(
                     "{} ({}) waits, and pool {} could serve it",
-                    node.name, node.uid, shape.name
+                    node.name, node.uid, model.name
                 );
-                return wrong("served", text, [&*node.name, &*shape.name]);
+                return wrong("served", text, [&*node.name, &*model.name]);
             }
         }
         Ok(())
     }
 
     /// The pools that may allocate: of two pools that overlap, only the older one.
-    pub fn serving(&self) -> Vec<Shape> {
-        let shapes = self.by_age();
-        let is_able = |(at, shape): &(usize, &Shape)| {
-            let mut older = shapes[..*at].iter().flat_map(Shape::cidrs);
-            let is_serving = !shape.disabled && !shape.deleting && shape.guarded;
-            is_serving && !older.any(|cidr| shape.overlaps(cidr))
+    pub fn serving(&self) -> Vec<PoolModel> {
+        let models = self.by_age();
+        let is_able = |(at, model): &(usize, &PoolModel)| {
+            let mut older = models[..*at].iter().flat_map(PoolModel::cidrs);
+            let is_serving = !model.disabled && !model.deleting && model.has_finalizer;
+            is_serving && !older.any(|cidr| model.overlaps(cidr))
         };
-        let able = shapes.iter().enumerate().filter(is_able);
-        able.map(|(_, shape)| shape.clone()).collect()
+        let able = models.iter().enumerate().filter(is_able);
+        able.map(|(_, model)| model.clone()).collect()
     }
 
-    fn by_age(&self) -> Vec<Shape> {
-        let mut shapes = self.shapes_now();
-        shapes.sort_by(|a, b| a.age().cmp(&b.age()));
-        shapes
+    fn by_age(&self) -> Vec<PoolModel> {
+        let mut models = self.models_now();
+        models.sort_by(|a, b| a.age().cmp(&b.age()));
+        models
     }
 
     /// All podCIDRs and blocks.
@@ -257,20 +257,20 @@ impl Sim {
 
     /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: those that can be assigned,
     /// those in use, and those cooling. Use is counted in the agent's store, else in its last status, else in pods.
-    fn count_addresses(&self, shape: &Shape, family: Family) -> AddressStatus {
+    fn count_addresses(&self, model: &PoolModel, family: Family) -> AddressStatus {
         let services = self.services_now();
-        let services = services.into_iter().filter(|it| shape.overlaps(it));
-        let reserved = shape.reserved.iter().copied();
+        let services = services.into_iter().filter(|it| model.overlaps(it));
+        let reserved = model.reserved.iter().copied();
         let left_out: Vec<IpRange> = reserved.chain(services.map(IpRange::from)).collect();
         let is_left_out = |addr: Addr| {
             let host = Cidr::host(addr);
-            let is_node = shape.cidrs().any(|it| it.contains_addr(addr)) && self.node_in(&host);
+            let is_node = model.cidrs().any(|it| it.contains_addr(addr)) && self.node_in(&host);
             is_node || left_out.iter().any(|span| span.overlaps(&host))
         };
         let (mut held, mut used, mut cooling) = (0, 0, 0);
         for block in self.api.blocks.live.values() {
             let Ok(spec) = &block.spec else { continue };
-            if spec.pool != shape.name || spec.owner.quarantined || spec.cidr.family() != family {
+            if spec.pool != model.name || spec.owner.quarantined || spec.cidr.family() != family {
                 continue;
             }
             let all = addresses(&spec.cidr);
@@ -303,11 +303,11 @@ impl Sim {
     }
 
     /// Nodes with a range that counts for the pool: of all pools that contain a range, it counts for the oldest.
-    fn holders(&self, shape: &Shape) -> BTreeSet<NodeName> {
+    fn holders(&self, model: &PoolModel) -> BTreeSet<NodeName> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
             let oldest = ages.iter().find(|s| s.contains(range));
-            shape.overlaps(range) && oldest.is_none_or(|s| s.name == shape.name)
+            model.overlaps(range) && oldest.is_none_or(|s| s.name == model.name)
         };
         let nodes = self.api.nodes.live.values();
         let holders = nodes.filter(|node| counted(node).any(counts));
@@ -315,39 +315,44 @@ impl Sim {
     }
 
     /// The number of nodes that wait for the pool: the pool selects them, and no other pool allocates to them instead.
-    fn waiting(&self, shape: &Shape) -> usize {
+    fn waiting(&self, model: &PoolModel) -> usize {
         let serving = self.serving();
-        let serves = serving.iter().any(|s| s.name == shape.name);
-        let serves_instead = |s: &Shape, n: &Node| {
+        let serves = serving.iter().any(|s| s.name == model.name);
+        let serves_instead = |s: &PoolModel, n: &Node| {
             s.allocation_mode == AllocationMode::NodeCIDR && s.matches(&n.labels)
         };
         let waits = |node: &&std::sync::Arc<Node>| {
             node.is_empty()
                 && !node.deleting
-                && shape.matches(&node.labels)
-                && !shape.is_passed_over(&serving, &node.labels)
+                && model.matches(&node.labels)
+                && !model.is_passed_over(&serving, &node.labels)
                 && (serves || !serving.iter().any(|s| serves_instead(s, node)))
         };
         self.api.nodes.live.values().filter(waits).count()
     }
 
     /// Whether the pool cannot allocate the range, even if no node and no pod has any of it.
-    fn is_blocked(&self, shape: &Shape, range: &Cidr) -> bool {
+    fn is_blocked(&self, model: &PoolModel, range: &Cidr) -> bool {
         let mut services = self.api.services.live.values();
-        shape.reserved.iter().any(|span| span.overlaps(range))
+        model.reserved.iter().any(|span| span.overlaps(range))
             || services.any(|it| it.cidrs.iter().any(|cidr| cidr.overlaps(range)))
             || self.node_in(range)
     }
 
     /// Whether the pool could allocate the range if only these ranges were `held`.
-    pub fn is_free(&self, shape: &Shape, range: &Cidr, held: &[Cidr]) -> bool {
+    pub fn is_free(&self, model: &PoolModel, range: &Cidr, held: &[Cidr]) -> bool {
         !held.iter().any(|it| it.overlaps(range))
-            && !self.is_blocked(shape, range)
+            && !self.is_blocked(model, range)
             && !self.pod_in(range)
     }
 
     pub fn pod_in(&self, range: &Cidr) -> bool {
-        let mut addresses = self.api.pods.live.values().flat_map(|it| it.addresses.iter());
+        let mut addresses = self
+            .api
+            .pods
+            .live
+            .values()
+            .flat_map(|it| it.addresses.iter());
         addresses.any(|addr| range.contains_addr(*addr))
     }
 }

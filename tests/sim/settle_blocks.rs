@@ -12,8 +12,8 @@ use cadastre_core::{Cidr, Family, IpRange};
 
 use super::checks::{Verdict, wrong};
 use super::host::{Host, Key, key};
+use super::pool_model::PoolModel;
 use super::run::Sim;
-use super::shape::Shape;
 
 /// A block of a node. The numbers of addresses are 0 if the agent has not reported the block.
 #[derive(Debug)]
@@ -37,24 +37,24 @@ impl PoolUse {
     /// Selects the blocks of the pool. A block that the agent has not reported counts as having `unreported` addresses.
     fn new<'a>(
         blocks: impl Iterator<Item = &'a AllocatedBlock>,
-        shape: &Shape,
+        model: &PoolModel,
         report: &AgentReport,
         unreported: u64,
     ) -> Self {
-        let own = blocks.filter(|held| *held.pool == *shape.name);
+        let own = blocks.filter(|held| *held.pool == *model.name);
         let own = own.map(|held| {
             let (cidr, uid) = key(held);
             let report = report.of_block(&cidr, &uid);
             BlockUse {
                 cidr,
                 busy: report.map_or(0, BlockReport::busy),
-                size: report.map_or(unreported, size),
+                size: report.map_or(unreported, size_of),
             }
         });
         PoolUse {
             blocks: own.collect(),
-            wanted: demand(report, &shape.name),
-            low: shape.low,
+            wanted: demand(report, &model.name),
+            low: model.low,
         }
     }
 
@@ -79,18 +79,18 @@ impl PoolUse {
     }
 
     /// Whether the node demands more addresses than it has, and may get another block.
-    pub fn lacks_block(&self, shape: &Shape) -> bool {
+    pub fn lacks_block(&self, model: &PoolModel) -> bool {
         let size = |family| {
             let sizes = self.of(family).map(|it| it.size);
             sizes.fold(0, u64::saturating_add)
         };
-        let is_at_limit = |family| self.of(family).count() >= shape.most;
-        !shape.each_family().any(is_at_limit)
-            && shape.each_family().any(|family| size(family) < self.wanted)
+        let is_at_limit = |family| self.of(family).count() >= model.max_blocks;
+        !model.each_family().any(is_at_limit)
+            && model.each_family().any(|family| size(family) < self.wanted)
     }
 }
 
-fn size(report: &BlockReport) -> u64 {
+fn size_of(report: &BlockReport) -> u64 {
     report.busy().saturating_add(report.free)
 }
 
@@ -127,9 +127,9 @@ impl Sim {
                 continue;
             };
             let used: BTreeSet<&Key> = agent.uses(&node.uid).map(|(key, _)| key).collect();
-            let told: Vec<Key> = lists.iter().map(key).collect();
-            if used != told.iter().collect() {
-                let text = format!("{} is listed {told:?} and uses {used:?}", node.name);
+            let listed: Vec<Key> = lists.iter().map(key).collect();
+            if used != listed.iter().collect() {
+                let text = format!("{} is listed {listed:?} and uses {used:?}", node.name);
                 return wrong("blocks", text, [node.name.clone()]);
             }
             let Some(report) = self.report_of(node) else {
@@ -192,9 +192,9 @@ impl Sim {
         wrong("collected", text, [spec.owner.name.clone()])
     }
 
-    pub fn shapes_now(&self) -> Vec<Shape> {
+    pub fn models_now(&self) -> Vec<PoolModel> {
         let pools = self.api.pools.live.values();
-        pools.filter_map(|pool| Shape::new(pool)).collect()
+        pools.filter_map(|pool| PoolModel::new(pool)).collect()
     }
 
     /// Checks that NodeSubnets contain the reserved addresses of their blocks.
@@ -204,23 +204,23 @@ impl Sim {
             let spans = |texts: &[String]| -> Vec<IpRange> {
                 texts.iter().map(|it| IpRange::parse(it).unwrap()).collect()
             };
-            for shape in self.shapes_now() {
-                let told = if shape.on_request {
+            for model in self.models_now() {
+                let reserved = if model.on_request {
                     spans(&held.on_request)
                 } else {
                     spans(&held.reserved)
                 };
-                let Some(addr) = shape
+                let Some(addr) = model
                     .reserved
                     .iter()
-                    .filter(|_| *shape.name == *held.pool)
+                    .filter(|_| *model.name == *held.pool)
                     .filter_map(|span| span.within(&cidr))
                     .flat_map(|span| span.to_cidrs())
-                    .find(|part| !told.iter().any(|span| span.overlaps(part)))
+                    .find(|part| !reserved.iter().any(|span| span.overlaps(part)))
                 else {
                     continue;
                 };
-                let text = format!("{addr} of {cidr} is reserved, told {told:?}");
+                let text = format!("{addr} of {cidr} is reserved, the NodeSubnet has {reserved:?}");
                 return wrong("reserved", text, [node.name.clone()]);
             }
         }
@@ -229,33 +229,33 @@ impl Sim {
 
     /// Checks that a node has no empty block that should have been recalled or that the node does not need.
     fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[AllocatedBlock]) -> Verdict {
-        let shapes = self.shapes_now();
+        let models = self.models_now();
         let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
         for held in lists {
             let (cidr, uid) = key(held);
             let pool = self.api.pools.get(&*held.pool);
             let unreadable = pool.is_some_and(|pool| pool.spec.is_err());
-            let pool = shapes.iter().find(|shape| *shape.name == *held.pool);
+            let pool = models.iter().find(|model| *model.name == *held.pool);
             let stays = pool.is_some_and(|pool| {
                 !pool.deleting && pool.matches(&node.labels) && pool.contains(&cidr)
             });
-            let word = report.of_block(&cidr, &uid);
-            let is_empty = word.is_some_and(|word| word.busy() == 0);
+            let entry = report.of_block(&cidr, &uid);
+            let is_empty = entry.is_some_and(|entry| entry.busy() == 0);
             if !stays && !unreadable && is_empty {
                 let text = format!("{} keeps {cidr} of pool {}", node.name, held.pool);
                 return wrong("recall", text, [&*node.name, held.pool.as_str()]);
             }
-            let worth = word.map_or(0, size);
+            let size = entry.map_or(0, size_of);
             let blocks = free.entry((&held.pool, cidr.family())).or_default();
             if stays {
-                blocks.push((cidr, worth, is_empty));
+                blocks.push((cidr, size, is_empty));
             }
         }
         for ((pool, _), blocks) in &free {
-            let sum: u64 = blocks.iter().map(|(_, worth, _)| worth).sum();
+            let sum: u64 = blocks.iter().map(|(_, size, _)| size).sum();
             let wanted = demand(report, pool);
-            let spare = |(_, worth, is_empty): &&(Cidr, u64, bool)| {
-                *is_empty && blocks.len() > 1 && sum - worth >= wanted
+            let spare = |(_, size, is_empty): &&(Cidr, u64, bool)| {
+                *is_empty && blocks.len() > 1 && sum - size >= wanted
             };
             if let Some((cidr, _, _)) = blocks.iter().find(spare) {
                 let text = format!(
@@ -267,19 +267,19 @@ impl Sim {
         }
         // An idle node keeps no block of a pool whose nodes get blocks only on demand.
         let unasked = self.serving();
-        let unasked = unasked.iter().filter(|shape| {
-            shape.allocation_mode == AllocationMode::Blocks
-                && !shape.on_sight
-                && shape.matches(&node.labels)
+        let unasked = unasked.iter().filter(|model| {
+            model.allocation_mode == AllocationMode::Blocks
+                && !model.is_immediate
+                && model.matches(&node.labels)
         });
-        for shape in unasked {
-            let state = self.pool_use(node, shape, report, 0);
-            if state.is_idle() && state.blocks.iter().all(|it| shape.contains(&it.cidr)) {
+        for model in unasked {
+            let state = self.pool_use(node, model, report, 0);
+            if state.is_idle() && state.blocks.iter().all(|it| model.contains(&it.cidr)) {
                 let text = format!(
                     "{} keeps the last blocks of pool {} for nothing: {:?}",
-                    node.name, shape.name, state.blocks
+                    node.name, model.name, state.blocks
                 );
-                return wrong("recall", text, [&*node.name, &*shape.name]);
+                return wrong("recall", text, [&*node.name, &*model.name]);
             }
         }
         Ok(())
@@ -289,13 +289,13 @@ impl Sim {
     pub fn pool_use(
         &self,
         node: &Node,
-        shape: &Shape,
+        model: &PoolModel,
         report: &AgentReport,
         unreported: u64,
     ) -> PoolUse {
         let own = self.listed_to(node).iter();
         let own = own.filter(|held| held.recall != Some(Recall::Drain));
-        PoolUse::new(own, shape, report, unreported)
+        PoolUse::new(own, model, report, unreported)
     }
 
     /// Checks that no node waits for blocks while another node keeps some that it does not need.
@@ -303,18 +303,18 @@ impl Sim {
         if node.deleting {
             return Ok(());
         }
-        for shape in self.serving() {
-            if shape.allocation_mode != AllocationMode::Blocks || !shape.matches(&node.labels) {
+        for model in self.serving() {
+            if model.allocation_mode != AllocationMode::Blocks || !model.matches(&node.labels) {
                 continue;
             }
-            let own = self.pool_use(node, &shape, report, 0);
-            if !own.lacks_block(&shape) {
+            let own = self.pool_use(node, &model, report, 0);
+            if !own.lacks_block(&model) {
                 continue;
             }
             for other in self.api.nodes.live.values().filter(|it| it.uid != node.uid) {
                 let report = self.working_agent(other).and(self.report_of(other));
                 let Some(report) = report else { continue };
-                let theirs = self.pool_use(other, &shape, report, 0);
+                let theirs = self.pool_use(other, &model, report, 0);
                 // If both nodes are idle, no block has to move between them.
                 let gives_all = theirs.is_idle() && !own.is_idle();
                 let gives_spare = own.has_pods_waiting() && !theirs.has_pods_waiting();
@@ -324,14 +324,14 @@ impl Sim {
                 };
                 let freed = theirs.blocks.iter().filter(is_freed);
                 let freed: Vec<Cidr> = freed.map(|it| it.cidr).collect();
-                let mut families = shape.each_family();
-                let has_room = |family: Family| self.has_room(&shape, family, &freed);
+                let mut families = model.each_family();
+                let has_room = |family: Family| self.has_room(&model, family, &freed);
                 if !freed.is_empty() && families.all(has_room) {
                     let text = format!(
                         "{} ({}) waits with {own:?} for pool {}, and {} keeps {freed:?}: {theirs:?}",
-                        node.name, node.uid, shape.name, other.name
+                        node.name, node.uid, model.name, other.name
                     );
-                    return wrong("lent", text, [&*node.name, &*other.name, &*shape.name]);
+                    return wrong("lent", text, [&*node.name, &*other.name, &*model.name]);
                 }
             }
         }
@@ -344,25 +344,25 @@ impl Sim {
             return Ok(());
         }
         let all = self.serving();
-        let serving = all.iter().filter(|shape| {
-            shape.allocation_mode == AllocationMode::Blocks && shape.matches(&node.labels)
+        let serving = all.iter().filter(|model| {
+            model.allocation_mode == AllocationMode::Blocks && model.matches(&node.labels)
         });
         let lists = self.listed_to(node);
         let mut could_be_first = None;
-        for shape in serving {
-            let inside = lists.iter().filter(|held| shape.contains(&key(held).0));
-            let own = PoolUse::new(inside, shape, report, 0);
-            let mut families = shape.each_family();
-            let room = families.all(|family| self.has_room(shape, family, &[]));
-            if own.lacks_block(shape) && room {
+        for model in serving {
+            let inside = lists.iter().filter(|held| model.contains(&key(held).0));
+            let own = PoolUse::new(inside, model, report, 0);
+            let mut families = model.each_family();
+            let room = families.all(|family| self.has_room(model, family, &[]));
+            if own.lacks_block(model) && room {
                 let text = format!(
                     "{} ({}) wants more of pool {} than {own:?}, and there is room",
-                    node.name, node.uid, shape.name
+                    node.name, node.uid, model.name
                 );
-                return wrong("supplied", text, [&*node.name, &*shape.name]);
+                return wrong("supplied", text, [&*node.name, &*model.name]);
             }
-            if shape.on_sight && room && !shape.is_passed_over(&all, &node.labels) {
-                could_be_first = could_be_first.or(Some(shape.name.clone()));
+            if model.is_immediate && room && !model.is_passed_over(&all, &node.labels) {
+                could_be_first = could_be_first.or(Some(model.name.clone()));
             }
         }
         let is_drained = |held: &AllocatedBlock| held.recall == Some(Recall::Drain);
@@ -375,14 +375,14 @@ impl Sim {
 
     /// Whether a block of the pool's size, or down to 1/64 of it, could be allocated if the blocks in `freed` were
     /// free.
-    fn has_room(&self, shape: &Shape, family: Family, freed: &[Cidr]) -> bool {
+    fn has_room(&self, model: &PoolModel, family: Family, freed: &[Cidr]) -> bool {
         let mut held = self.held();
         held.retain(|it| !freed.contains(it));
-        let own = shape.families.iter().filter(|(f, _, _)| *f == family);
+        let own = model.families.iter().filter(|(f, _, _)| *f == family);
         let mut lengths = own.flat_map(|(_, _, len)| *len..=(len + 6).min(family.bits()));
         lengths.any(|len| {
-            let mut blocks = shape.blocks_of_length(family, len).into_iter();
-            blocks.any(|block| self.is_free(shape, &block, &held))
+            let mut blocks = model.blocks_of_length(family, len).into_iter();
+            blocks.any(|block| self.is_free(model, &block, &held))
         })
     }
 }

@@ -45,8 +45,8 @@ impl Sim {
         }
         let place = self.boot(process);
         self.log(None, || format!("{place} starts"));
-        self.after(0, Due::Lease(place));
-        self.after(0, Due::Look(place));
+        self.after(0, Due::CallElector(place));
+        self.after(0, Due::CallController(place));
     }
 
     /// Delivers some events of a watch.
@@ -89,7 +89,7 @@ impl Sim {
         let run = self.processes[place.process].run();
         if run.look_at.is_none_or(|due| due > at) {
             run.look_at = Some(at);
-            self.after(at - self.now, Due::Look(place));
+            self.after(at - self.now, Due::CallController(place));
         }
     }
 
@@ -117,9 +117,9 @@ impl Sim {
                 return wrong("rest", text, None::<&str>);
             }
             let id = outgoing.id;
-            let verdict = self
-                .checks
-                .asked(place, &outgoing, &mut run.known, &self.api, self.now);
+            let verdict =
+                self.checks
+                    .asked(place, &outgoing, &mut run.received, &self.api, self.now);
             self.judge_decision(outgoing.term.as_ref(), verdict)?;
             let run = self.processes[place.process].run();
             let before = run.in_flight.insert(id, (outgoing, self.now));
@@ -127,7 +127,7 @@ impl Sim {
                 let text = format!("{place} uses {id:?} twice");
                 return wrong("identity", text, None::<&str>);
             }
-            if self.rough && self.rng.chance(self.plan.network.gap) {
+            if self.has_faults && self.rng.chance(self.plan.network.gap) {
                 let gap = self.rng.stretch(MS, 20 * SECOND);
                 self.after(gap, Due::Send(place, id));
             } else {
@@ -141,22 +141,22 @@ impl Sim {
                 _ => None,
             };
             let inherited = inherited.as_deref();
-            let known = &mut run.known;
+            let received = &mut run.received;
             let verdict = self
                 .checks
-                .wants(place, &wanted, inherited, known, &self.api, self.now);
+                .wants(place, &wanted, inherited, received, &self.api, self.now);
             let term = wanted.term.clone();
             run.wanted = Some(wanted);
             self.judge_decision(Some(&term), verdict)?;
             let delay = self.rng.stretch(MS / 10, 2 * MS);
-            self.after(delay, Due::Lease(place));
+            self.after(delay, Due::CallElector(place));
         }
         let run = self.processes[place.process].run();
         let reports = run.controller.take_reports();
         let wake = run.controller.wake_at().map(|at| clocks.when(at));
-        let calm = self.now > self.plan.rough_for + CATCH_UP;
+        let is_after_faults = self.now > self.plan.faults_for + CATCH_UP;
         for report in reports {
-            let verdict = self.checks.reported(place, &report, calm);
+            let verdict = self.checks.reported(place, &report, is_after_faults);
             self.judge(verdict)?;
             let (about, text) = of_report(&report);
             self.log(Some(&about), || format!("{place} reports {text}"));
@@ -181,7 +181,7 @@ impl Sim {
 
     /// Draws how long a request and its answer take: up to `slow` each if the network is slow, else up to `fast`.
     fn travel_times(&mut self, slow: Time, fast: Time) -> (Time, Time) {
-        let is_slow = self.rough && self.rng.chance(self.plan.network.slow);
+        let is_slow = self.has_faults && self.rng.chance(self.plan.network.slow);
         let (low, high) = if is_slow { (50 * MS, slow) } else { (MS, fast) };
         (self.rng.stretch(low, high), self.rng.stretch(low, high))
     }
@@ -220,13 +220,13 @@ impl Sim {
             outgoing.request,
             ApiRequest::AssignPodCidrs(_) | ApiRequest::Create(_, ObjectSpec::Block(_))
         );
-        let last = allocates && self.rough && self.rng.chance(self.plan.network.last_words);
+        let last = allocates && self.has_faults && self.rng.chance(self.plan.network.last_words);
         if let (true, Some(name)) = (last, name_of(&outgoing.request)) {
             self.fall_silent(place);
             let soon = self.rng.stretch(MS, 20 * SECOND);
             self.after(soon, Due::Disturb(name.into()));
             let rush = self.rng.between(17 * SECOND, 35 * SECOND);
-            self.after(rush, Due::Rush);
+            self.after(rush, Due::CreateNodes);
         }
         let process = &self.processes[place.process];
         let cut = process.cut_until.saturating_sub(self.now);
@@ -276,7 +276,7 @@ impl Sim {
     }
 
     fn fate(&mut self, request: &ApiRequest) -> Fate {
-        if !self.rough {
+        if !self.has_faults {
             return Fate::Arrives;
         }
         let (network, rng) = (&self.plan.network, &mut self.rng);
@@ -320,7 +320,7 @@ impl Sim {
         if outgoing.term.is_some() {
             let decided = match (request, self.run_of(place)) {
                 (ApiRequest::AssignPodCidrs(a), Some(run)) => {
-                    run.known.decided.get(&(a.uid.clone(), a.cidrs.clone()))
+                    run.received.decided.get(&(a.uid.clone(), a.cidrs.clone()))
                 }
                 _ => None,
             };
@@ -340,7 +340,7 @@ impl Sim {
             return Ok(());
         };
         run.held.retain(|held| *held != id);
-        run.known.answer(&outcome);
+        run.received.answer(&outcome);
         let verdict = self.budget.answered(place, &request, &outcome, self.now);
         self.judge(verdict)?;
         self.log(name_of(&request), || {
@@ -376,7 +376,7 @@ impl Sim {
         if settled {
             self.judge(self.check_hand_over(place))?;
         }
-        self.after(0, Due::Lease(place));
+        self.after(0, Due::CallElector(place));
         Ok(())
     }
 
@@ -439,7 +439,7 @@ impl Sim {
                 let at = at.max(self.now + 1);
                 if run.lease_at.is_none_or(|due| due > at) {
                     run.lease_at = Some(at);
-                    self.after(at - self.now, Due::Lease(place));
+                    self.after(at - self.now, Due::CallElector(place));
                 }
             }
         }
@@ -457,7 +457,7 @@ impl Sim {
             return;
         }
         let call = Box::new((ask, wall));
-        let lost = cut > 0 || (self.rough && self.rng.chance(self.plan.network.lease_lost));
+        let lost = cut > 0 || (self.has_faults && self.rng.chance(self.plan.network.lease_lost));
         let (there, back) = self.travel_times(4 * SECOND, 10 * MS);
         if !lost {
             self.after(there, Due::LeaseArrive(place, call, Reply::After(back)));
@@ -489,8 +489,8 @@ impl Sim {
         let process = &self.processes[place.process];
         let wall = process.clocks.wall(self.now);
         let Some(run) = &process.run else { return wall };
-        let tells_gap = run.vacant > Duration::from_secs(60) && !run.agents_heard;
-        let renewed = run.lease.filter(|_| tells_gap).map(|(_, renewed)| renewed);
+        let shows_gap = run.vacant > Duration::from_secs(60) && !run.agents_heard;
+        let renewed = run.lease.filter(|_| shows_gap).map(|(_, renewed)| renewed);
         renewed.unwrap_or(wall)
     }
 
@@ -530,11 +530,11 @@ impl Sim {
                 continue;
             }
             let delay = match self.rng.below(10) {
-                0 if self.rough => continue,
-                1 if self.rough => self.rng.stretch(50 * MS, 60 * SECOND),
+                0 if self.has_faults => continue,
+                1 if self.has_faults => self.rng.stretch(50 * MS, 60 * SECOND),
                 _ => self.rng.stretch(MS, 20 * MS),
             };
-            self.after(delay, Due::LeaseShown(place, Box::new(record.clone())));
+            self.after(delay, Due::LeaseWatched(place, Box::new(record.clone())));
         }
     }
 
@@ -555,7 +555,7 @@ impl Sim {
         if let LeaseAnswer::Found(record) | LeaseAnswer::Written(record) = &answer {
             let before = std::mem::replace(&mut run.lease, self.api.renewal(record));
             let version: u64 = record.resource_version.parse().unwrap();
-            if before.is_some_and(|(known, _)| version < known) {
+            if before.is_some_and(|(received, _)| version < received) {
                 self.end(place, "ends: its Lease is older than it was");
                 return;
             }
@@ -592,7 +592,7 @@ impl Sim {
         if run.observed.as_ref() != Some(&leadership) && !run.telling {
             run.telling = true;
             let delay = self.rng.stretch(MS, 10 * MS);
-            self.after(delay, Due::Tell(place));
+            self.after(delay, Due::PassLeadership(place));
         }
     }
 
@@ -604,8 +604,8 @@ impl Sim {
         if run.observed.as_ref() == Some(&leadership) {
             return Ok(());
         }
-        let before = run.known.term.clone();
-        run.known.observe_leadership(&leadership);
+        let before = run.received.term.clone();
+        run.received.observe_leadership(&leadership);
         run.observed = Some(leadership.clone());
         match &leadership {
             Leadership::Leading(tenure) if before.as_ref() != Some(&tenure.term) => {

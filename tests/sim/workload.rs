@@ -19,9 +19,9 @@ use super::api::{Author, new_pool};
 use super::clock::{MS, SECOND};
 use super::describe::ranges;
 use super::object_log::Stored;
+use super::pool_model::counted;
 use super::process::Watched;
 use super::run::{Due, Sim};
-use super::shape::counted;
 
 /// What the workload remembers of its own changes.
 #[derive(Default)]
@@ -66,7 +66,7 @@ impl Sim {
     }
 
     pub fn work(&mut self) {
-        if !self.rough {
+        if !self.has_faults {
             return;
         }
         let burst = if self.rng.chance(300) {
@@ -160,9 +160,9 @@ impl Sim {
 
     fn create_node_named(&mut self, name: NodeName) {
         let uid = self.api.uid();
-        self.cache.count += 1;
-        let count = self.cache.count;
-        let machine = match self.cache.machines.get(&name) {
+        self.world.count += 1;
+        let count = self.world.count;
+        let machine = match self.world.machines.get(&name) {
             Some(machine) if self.rng.chance(5_000) => machine.clone(),
             _ if self.rng.chance(1_000) => MachineIdentity::default(),
             _ => MachineIdentity {
@@ -173,7 +173,7 @@ impl Sim {
                 machine_id: Some(format!("m{count}").into()),
             },
         };
-        self.cache.machines.insert(name.clone(), machine.clone());
+        self.world.machines.insert(name.clone(), machine.clone());
         let (pod_cidrs, unreadable) = self.born_with();
         // A few addresses of nodes lie inside a pool: they are in use and must not be allocated.
         let address = if self.rng.chance(300) {
@@ -231,7 +231,7 @@ impl Sim {
     }
 
     fn delete_node(&mut self) {
-        if self.is_listened_to() {
+        if self.agents_are_publishing() {
             return;
         }
         if let Some(node) = self.some_node() {
@@ -250,7 +250,10 @@ impl Sim {
         self.api.delete_node(&node.name);
         if self.api.finalized.contains(&node.uid) {
             let held = self.rng.stretch(500 * MS, 60 * SECOND);
-            self.after(held, Due::Unbind(node.name.clone(), node.uid.clone()));
+            self.after(
+                held,
+                Due::RemoveFinalizer(node.name.clone(), node.uid.clone()),
+            );
         }
         let pods = self.api.pods_on(&node.name);
         let names: Vec<Text> = pods.map(|pod| pod.name.clone()).collect();
@@ -262,7 +265,7 @@ impl Sim {
 
     /// Creates many nodes at once, so that the space is used up.
     pub fn rush(&mut self) {
-        for _ in 0..if self.rough { 16 } else { 0 } {
+        for _ in 0..if self.has_faults { 16 } else { 0 } {
             self.create_node();
         }
         self.publish();
@@ -270,7 +273,13 @@ impl Sim {
 
     /// Changes or deletes the node for which a write under way was decided.
     pub fn disturb(&mut self, name: &NodeName) {
-        let Some(node) = self.api.nodes.get(name).cloned().filter(|_| self.rough) else {
+        let Some(node) = self
+            .api
+            .nodes
+            .get(name)
+            .cloned()
+            .filter(|_| self.has_faults)
+        else {
             return;
         };
         match self.rng.below(4) {
@@ -284,7 +293,7 @@ impl Sim {
                 };
                 self.api.put(node);
             }
-            1 | 2 if self.is_listened_to() => {}
+            1 | 2 if self.agents_are_publishing() => {}
             1 => {
                 self.api.finalized.insert(node.uid.clone());
                 self.delete(&node);
@@ -302,7 +311,7 @@ impl Sim {
 
     /// Deletes a node and creates it again at once, as autoscalers and impatient users do.
     fn recreate_node(&mut self) {
-        if self.is_listened_to() {
+        if self.agents_are_publishing() {
             return;
         }
         let Some(node) = self.some_node() else { return };
@@ -315,7 +324,7 @@ impl Sim {
         }
     }
 
-    pub fn unbind(&mut self, name: &NodeName, uid: &ObjectUid) {
+    pub fn remove_finalizer(&mut self, name: &NodeName, uid: &ObjectUid) {
         self.api.finalized.remove(uid);
         let node = self.api.nodes.get(name);
         if node.is_some_and(|node| node.uid == *uid && node.deleting) {
@@ -335,7 +344,7 @@ impl Sim {
             1 => node.annotated = true,
             2 if node.machine.provider_id.is_none() => {
                 node.machine.provider_id = Some(format!("cloud://{}", node.uid).into());
-                self.cache
+                self.world
                     .machines
                     .insert(node.name.clone(), node.machine.clone());
                 self.machines.identify(&node);
@@ -547,16 +556,16 @@ impl Sim {
             return;
         };
         let mut pool = Pool::clone(&pool);
-        let known = pool.spec.as_ref().ok();
-        let known = known.or_else(|| self.cache.specs.get(&pool.uid));
-        let fresh = match known.map(|spec| spec.allocation_mode) {
+        let spec = pool.spec.as_ref().ok();
+        let spec = spec.or_else(|| self.world.specs.get(&pool.uid));
+        let fresh = match spec.map(|spec| spec.allocation_mode) {
             Some(AllocationMode::Blocks) => self.some_block_spec(),
             _ => self.some_podcidr_spec(),
         };
         let more = self.rng.chance(4_000);
         let Ok(spec) = &mut pool.spec else {
             // Repairs an unreadable spec by restoring the last readable one.
-            pool.spec = Ok(self.cache.specs.remove(&pool.uid).unwrap_or(fresh));
+            pool.spec = Ok(self.world.specs.remove(&pool.uid).unwrap_or(fresh));
             pool.generation += 1;
             self.api.put(pool);
             return;
@@ -566,8 +575,8 @@ impl Sim {
             3..5 => spec.priority = fresh.priority,
             5..7 => {
                 // The server accepts disjoint ranges only, so an overlapping one is not added.
-                let disjoint = |known: &[String], more: &str| {
-                    known.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
+                let disjoint = |cidrs: &[String], more: &str| {
+                    cidrs.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
                 };
                 if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4)
                     && disjoint(&v4.cidrs, &more.cidrs[0])
@@ -598,7 +607,7 @@ impl Sim {
             9 => spec.node_selector = fresh.node_selector,
             10 => spec.reserved = fresh.reserved,
             _ => {
-                self.cache.specs.insert(pool.uid.clone(), spec.clone());
+                self.world.specs.insert(pool.uid.clone(), spec.clone());
                 pool.spec = Err("spec.ipv4: invalid type".to_owned());
             }
         }
@@ -729,8 +738,8 @@ impl Sim {
     }
 
     /// Ends all faults and changes: completes deletions of nodes, and deletes the pods of deleted nodes.
-    pub fn calm(&mut self) {
-        self.rough = false;
+    pub fn end_faults(&mut self) {
+        self.has_faults = false;
         self.log(None, || "faults end".to_owned());
         let subnets: Vec<_> = self.api.subnets.live.values().cloned().collect();
         for subnet in subnets {
@@ -758,7 +767,7 @@ impl Sim {
         }
         let nodes: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
         for node in nodes.iter().filter(|node| node.deleting) {
-            self.unbind(&node.name, &node.uid);
+            self.remove_finalizer(&node.name, &node.uid);
         }
         let is_homeless = |pod: &&Arc<Pod>| {
             if let Some((id, uid)) = self.machines.of_pod.get(&pod.uid) {

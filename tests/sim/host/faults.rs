@@ -56,7 +56,7 @@ impl Sim {
 
     /// Schedules a restart of the agent by the kubelet after `delay`.
     pub(super) fn start_process_later(&mut self, id: usize, delay: Time) {
-        self.after(delay, Due::Revive(id, self.host(id).boot));
+        self.after(delay, Due::StartAgent(id, self.host(id).boot));
     }
 
     /// Starts the agent's process, unless the host was rebooted or powered off meanwhile.
@@ -104,17 +104,17 @@ impl Sim {
 
     /// Loses the host's store as soon as nothing uses it. Then only the runtime knows the addresses that were
     /// assigned last. In half of the cases the agent is also restarted, so its watches have to be listed again.
-    pub fn doom_store(&mut self, id: usize) {
-        self.machines.hosts[id].is_store_doomed = true;
-        self.lose_doomed_store(id);
+    pub fn lose_store_soon(&mut self, id: usize) {
+        self.machines.hosts[id].store_loss_pending = true;
+        self.lose_pending_store(id);
     }
 
-    pub(super) fn lose_doomed_store(&mut self, id: usize) {
+    pub(super) fn lose_pending_store(&mut self, id: usize) {
         let host = self.host(id);
-        if !self.rough || !host.is_store_doomed || host.is_in_use() {
+        if !self.has_faults || !host.store_loss_pending || host.is_in_use() {
             return;
         }
-        self.machines.hosts[id].is_store_doomed = false;
+        self.machines.hosts[id].store_loss_pending = false;
         self.lose_store(id);
         if self.rng.chance(5_000) {
             self.kill_process(id);

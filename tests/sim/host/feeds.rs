@@ -216,7 +216,7 @@ impl Sim {
     }
 
     fn schedule_line(&mut self, id: usize, line: Line) {
-        let is_spared = self.is_listened_to();
+        let is_spared = self.agents_are_publishing();
         let host = &mut self.machines.hosts[id];
         let held = host.held_until.max(host.paused_until);
         let held = held.max(self.down_until).saturating_sub(self.now);
@@ -228,7 +228,7 @@ impl Sim {
         if std::mem::replace(scheduled, true) {
             return;
         }
-        let is_lagging = self.rough && self.rng.chance(self.plan.network.lagging);
+        let is_lagging = self.has_faults && self.rng.chance(self.plan.network.lagging);
         let lag = if is_lagging && !is_spared {
             self.rng.stretch(SECOND, 120 * SECOND)
         } else {

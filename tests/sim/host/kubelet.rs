@@ -164,8 +164,8 @@ impl Sim {
 
     /// Kills a sandbox's processes and schedules the sandbox's DEL, which may be lost.
     fn kill_sandbox(&mut self, id: usize, container: &str) {
-        let is_lost = self.rough && self.rng.chance(500);
-        let lag = if self.rough && self.rng.chance(1_000) {
+        let is_lost = self.has_faults && self.rng.chance(500);
+        let lag = if self.has_faults && self.rng.chance(1_000) {
             self.rng.stretch(SECOND, 60 * SECOND)
         } else {
             self.rng.stretch(MS, SECOND)
@@ -192,7 +192,7 @@ impl Sim {
                 let call = self.host_mut(id).calls.get_mut(&number);
                 if call.is_some_and(Call::stop_listening) {
                     self.answered(id, number, *result)?;
-                    self.lose_doomed_store(id);
+                    self.lose_pending_store(id);
                 }
             }
             KubeletAct::Patience(number) => self.plugin_gives_up_on_agent(id, number),
@@ -280,7 +280,7 @@ impl Sim {
                 let again = if is_done {
                     let lag = self.rng.stretch(MS, SECOND);
                     self.kubelet_due(id, lag, KubeletAct::Remove(container.clone()));
-                    (self.rough && self.rng.chance(1_500)).then_some((100 * MS, 20 * SECOND))
+                    (self.has_faults && self.rng.chance(1_500)).then_some((100 * MS, 20 * SECOND))
                 } else {
                     Some((5 * SECOND, 30 * SECOND))
                 };
@@ -422,8 +422,8 @@ impl Sim {
             if !sandbox.is_alive || sandbox.addresses.is_empty() {
                 continue;
             }
-            let mut tenants = snapshot.attachments.iter();
-            let own = tenants.find(|it| it.attachment.container_id == *container);
+            let mut entries = snapshot.attachments.iter();
+            let own = entries.find(|it| it.attachment.container_id == *container);
             let has: BTreeSet<Addr> = own
                 .iter()
                 .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
@@ -459,8 +459,8 @@ impl Sim {
             let text = format!("{name} has no store");
             return wrong("store", text, [name]);
         };
-        for tenant in &snapshot.attachments {
-            let container = &tenant.attachment.container_id;
+        for entry in &snapshot.attachments {
+            let container = &entry.attachment.container_id;
             if !runs.contains(container) {
                 let text = format!("{container} on {name} is gone, and the store has it still");
                 return wrong("leak", text, [name]);

@@ -50,7 +50,7 @@ use super::memory_disk::{Fate, MemoryDisk};
 use super::run::Sim;
 
 pub use kubelet::KubeletAct;
-pub use process::{Landing, ProcessAct};
+pub use process::{AgentWrite, ProcessAct};
 
 use feeds::Feeds;
 use kubelet::Kubelet;
@@ -127,7 +127,7 @@ pub struct Host {
     process: Option<Process>,
     incarnation: u32,
     /// Whether the store is to be lost as soon as nothing uses it.
-    is_store_doomed: bool,
+    store_loss_pending: bool,
     /// Until then its disk is full or fails.
     disk_trouble: DiskTrouble,
     /// How often the host was booted.
@@ -156,7 +156,7 @@ impl Host {
             slot: Slot::default(),
             process: None,
             incarnation: 0,
-            is_store_doomed: false,
+            store_loss_pending: false,
             disk_trouble: DiskTrouble::default(),
             boot: 1,
             feeds: Feeds::default(),

@@ -266,7 +266,7 @@ impl Sim {
             }
             AgentEffect::Masquerade { .. } => return Some(AgentEvent::Masqueraded(None)),
             AgentEffect::AskNamespace(name) => {
-                let is_lost = self.is_down() || self.rough && self.rng.chance(500);
+                let is_lost = self.is_down() || self.has_faults && self.rng.chance(500);
                 let known = (!is_lost).then(Namespace::default);
                 let event = AgentEvent::Namespace(name, known);
                 self.process_due(id, lag, ProcessAct::Tell(Box::new(event)));
@@ -302,7 +302,7 @@ impl Sim {
         pods: Option<&Pods>,
     ) {
         let now = self.host_now(id);
-        let is_silent = self.rough && self.rng.chance(1_000);
+        let is_silent = self.has_faults && self.rng.chance(1_000);
         let host = self.host_mut(id);
         let paths = candidates.iter().map(LeakedAttachment::netns);
         let paths = paths.filter(|path| !path.is_empty());
@@ -326,8 +326,8 @@ impl Sim {
     /// Sends a write to the API server, which may lose or delay it.
     fn send_from_host(&mut self, id: usize, writing: Writing) {
         let mut there = self.rng.stretch(MS, 20 * MS);
-        let is_lost = self.rough && self.rng.chance(self.plan.network.lost_before);
-        if self.rough && self.rng.chance(self.plan.network.late) {
+        let is_lost = self.has_faults && self.rng.chance(self.plan.network.lost_before);
+        if self.has_faults && self.rng.chance(self.plan.network.late) {
             there = self.rng.stretch(SECOND, 120 * SECOND);
         }
         let host = self.host(id);
@@ -342,26 +342,26 @@ impl Sim {
             let failed = ProcessAct::Tell(Box::new(writing.failed()));
             self.process_due(id, API_LIMIT, failed);
         }
-        let landing = Landing {
+        let write = AgentWrite {
             incarnation,
             writing,
             is_heard,
         };
-        self.after(there, Due::Landing(id, Box::new(landing)));
+        self.after(there, Due::AgentWrite(id, Box::new(write)));
     }
 
     /// Executes a write of an agent that arrives at the API server.
-    pub fn land_of_host(&mut self, id: usize, landing: Landing) -> Verdict {
-        let Landing {
+    pub fn write_arrives(&mut self, id: usize, write: AgentWrite) -> Verdict {
+        let AgentWrite {
             incarnation,
             writing,
             is_heard,
-        } = landing;
+        } = write;
         let name = self.machines.hosts[id].name.clone();
         let is_traced = self.trace.is_on();
         let (text, event) = match writing {
             Writing::Status(version, status) => {
-                let told = is_traced.then(|| serde_json::to_string(&status).unwrap());
+                let text = is_traced.then(|| serde_json::to_string(&status).unwrap());
                 let stored = self.api.publish_status(&name, version, *status);
                 let event = match stored {
                     Some((version, status)) => WriteOutcome::Done {
@@ -374,7 +374,7 @@ impl Sim {
                 };
                 let taken = matches!(event, WriteOutcome::Done { .. });
                 (
-                    told.map(|told| format!("{told}, taken: {taken}")),
+                    text.map(|text| format!("{text}, taken: {taken}")),
                     AgentEvent::Written(event),
                 )
             }
@@ -396,7 +396,7 @@ impl Sim {
             self.machines.last_write = self.now;
         }
         if is_heard {
-            let lost = self.rough && self.rng.chance(self.plan.network.lost_after);
+            let lost = self.has_faults && self.rng.chance(self.plan.network.lost_after);
             let lag = if lost {
                 API_LIMIT
             } else {
@@ -432,14 +432,14 @@ impl Writing {
 }
 
 /// A write of an agent on its way to the API server.
-pub struct Landing {
+pub struct AgentWrite {
     incarnation: u32,
     writing: Writing,
     /// Whether the agent still waits for the answer.
     is_heard: bool,
 }
 
-impl Landing {
+impl AgentWrite {
     /// Returns the failure that the agent receives if the connection is lost; `None` if the agent no longer waits.
     pub fn lost(&self) -> Option<(u32, ProcessAct)> {
         let failed = ProcessAct::Tell(Box::new(self.writing.failed()));

@@ -113,7 +113,7 @@ impl Sim {
     /// Lets the store thread execute all waiting requests in one transaction.
     pub(super) fn serve_store(&mut self, id: usize) -> Verdict {
         let now = self.host_now(id);
-        let dies = self.rough && self.rng.chance(60);
+        let dies = self.has_faults && self.rng.chance(60);
         let at = self.rng.below(12);
         let fate = if dies {
             Fate::Dies(at)
@@ -187,7 +187,7 @@ impl Sim {
     /// Answers a question about the file itself or about the runtime.
     pub(super) fn do_question(&mut self, id: usize, question: StoreQuestion) -> Verdict {
         let now = self.host_now(id);
-        let is_silent = self.rough && self.rng.chance(500);
+        let is_silent = self.has_faults && self.rng.chance(500);
         let at = self.rng.below(12);
         let fate = self.host(id).disk_trouble.fate(self.now, at);
         let host = self.host_mut(id);
@@ -309,8 +309,8 @@ impl Sim {
             block.map_or("", |it| it.uid.as_str()).into()
         };
         let given = std::mem::take(&mut agent.given);
-        for tenant in &snapshot.attachments {
-            for given in &tenant.given.addresses {
+        for entry in &snapshot.attachments {
+            for given in &entry.given.addresses {
                 let key = (given.block, uid_of(given.block));
                 agent.given.insert(given.address, key);
             }

@@ -16,12 +16,12 @@ use cadastre_daemon::watch::ObjectEvent;
 use super::api::Api;
 use super::clock::Time;
 use super::object_log::View;
-use super::shape::Shape;
+use super::pool_model::PoolModel;
 
 pub type Labels = Box<[(Text, Text)]>;
 
 #[derive(Default)]
-pub struct Known {
+pub struct Received {
     pub nodes: View<Node>,
     pub pools: View<Pool>,
     pub subnets: View<Subnet>,
@@ -31,21 +31,21 @@ pub struct Known {
     /// All sets of labels that each node was received with, by UID.
     pub labels: BTreeMap<ObjectUid, BTreeSet<Labels>>,
     /// All versions of pools that were received.
-    pub shapes: Vec<Shape>,
+    pub models: Vec<PoolModel>,
     /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
     pub term: Option<LeaderTerm>,
     pub takeover: Option<Takeover>,
     /// Whether the process got the intents of earlier leaders from the Lease.
-    pub is_told: bool,
+    pub has_inherited_intents: bool,
     /// Whether the controller has requested a write other than a touch in that term, and so has passed the fence.
-    pub deals: bool,
+    pub has_written: bool,
     /// Whether the controller has requested a list in that term.
-    pub lists: bool,
+    pub has_listed: bool,
     /// UIDs of nodes that were received with podCIDRs while they existed. Events of a node that is deleted already may
     /// arrive after newer ones of the same name; the process rightly ignores them.
-    met: BTreeSet<ObjectUid>,
-    /// UIDs of nodes in `met` whose deletion was received, whoever led at that time.
-    pub buried: BTreeSet<ObjectUid>,
+    had_podcidrs: BTreeSet<ObjectUid>,
+    /// UIDs of nodes in `had_podcidrs` whose deletion was received, whoever led at that time.
+    pub seen_deleted: BTreeSet<ObjectUid>,
     /// All ranges that the process has chosen, with the name of the node. The process may choose them again for that
     /// name, even if no node ever had them.
     pub chosen: BTreeSet<(NodeName, Vec<Cidr>)>,
@@ -55,24 +55,25 @@ pub struct Known {
     pub used: BTreeSet<(Cidr, NodeName)>,
     /// The newest version of each pool in a watch event or response, by UID.
     newest: BTreeMap<ObjectUid, u64>,
-    /// By UID: the present version of a service range or pod, or generation of a pool, and since when it is known.
+    /// By UID: the present version of a service range or pod, or generation of a pool, and since when the process knows it.
     shown: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first requested these ranges for a node (by UID).
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
     /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine had to be
     /// respected, by this process or by the one from which it inherited the choice.
-    pub minded: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
+    pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 
-impl Known {
+impl Received {
     pub fn observe_leadership(&mut self, leadership: &Leadership) {
         let (term, takeover) = match leadership {
             Leadership::Leading(tenure) => (Some(tenure.term.clone()), Some(tenure.takeover)),
             _ => (None, None),
         };
-        self.is_told = matches!(leadership, Leadership::Leading(it) if it.inherited.is_some());
-        self.deals &= term == self.term;
-        self.lists &= term == self.term;
+        self.has_inherited_intents =
+            matches!(leadership, Leadership::Leading(it) if it.inherited.is_some());
+        self.has_written &= term == self.term;
+        self.has_listed &= term == self.term;
         (self.term, self.takeover) = (term, takeover);
     }
 
@@ -81,12 +82,12 @@ impl Known {
             self.node(node);
             let live = api.nodes.get(&node.name);
             if !node.pod_cidrs.is_empty() && live.is_some_and(|live| live.uid == node.uid) {
-                self.met.insert(node.uid.clone());
+                self.had_podcidrs.insert(node.uid.clone());
             }
         }
         let gone = self.nodes.take(&change).into_iter().map(|it| it.uid);
-        self.buried
-            .extend(gone.filter(|uid| self.met.contains(uid)));
+        self.seen_deleted
+            .extend(gone.filter(|uid| self.had_podcidrs.contains(uid)));
         ControllerEvent::Nodes(change)
     }
 
@@ -159,14 +160,14 @@ impl Known {
 
     /// Records the first write in a term, with which the controller has passed the fence. Nodes that died earlier are
     /// no longer in its records. Returns whether it is the first write after an unclean takeover without any list.
-    pub fn begins_to_deal(&mut self, api: &Api) -> bool {
-        let begins = !std::mem::replace(&mut self.deals, true);
+    pub fn begins_to_write(&mut self, api: &Api) -> bool {
+        let begins = !std::mem::replace(&mut self.has_written, true);
         if begins {
             let live = api.nodes.live.values();
             let live: BTreeSet<&ObjectUid> = live.map(|node| &node.uid).collect();
-            self.met.retain(|uid| live.contains(uid));
+            self.had_podcidrs.retain(|uid| live.contains(uid));
         }
-        begins && !self.lists && self.takeover == Some(Takeover::Unclean)
+        begins && !self.has_listed && self.takeover == Some(Takeover::Unclean)
     }
 
     fn node(&mut self, node: &Node) {
@@ -175,10 +176,10 @@ impl Known {
     }
 
     fn subnet(&mut self, subnet: &Subnet) {
-        let words = subnet.report.iter().flat_map(|report| &report.blocks);
-        let used = words.filter(|word| word.used + word.cooling > 0);
+        let reports = subnet.report.iter().flat_map(|report| &report.blocks);
+        let used = reports.filter(|report| report.busy() > 0);
         self.used
-            .extend(used.map(|word| (word.cidr, subnet.name.clone())));
+            .extend(used.map(|report| (report.cidr, subnet.name.clone())));
     }
 
     /// Whether no newer version of the pool was received than this one.
@@ -190,8 +191,8 @@ impl Known {
     fn pool(&mut self, pool: &Pool) {
         let newest = self.newest.entry(pool.uid.clone()).or_default();
         *newest = pool.version.max(*newest);
-        if let Some(shape) = Shape::new(pool).filter(|shape| !self.shapes.contains(shape)) {
-            self.shapes.push(shape);
+        if let Some(model) = PoolModel::new(pool).filter(|model| !self.models.contains(model)) {
+            self.models.push(model);
         }
     }
 }

@@ -20,7 +20,7 @@ pub fn is_counted(cidr: &Cidr) -> bool {
 
 /// One version of a pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shape {
+pub struct PoolModel {
     pub name: PoolName,
     pub uid: ObjectUid,
     pub created: i64,
@@ -34,16 +34,16 @@ pub struct Shape {
     pub quarantine: u64,
     pub priority: i32,
     /// Whether nodes get a first block without demand.
-    pub on_sight: bool,
+    pub is_immediate: bool,
     /// `warm.low`: the number of free addresses that a node keeps ready.
     pub low: u64,
-    pub most: usize,
+    pub max_blocks: usize,
     pub disabled: bool,
     pub deleting: bool,
-    pub guarded: bool,
+    pub has_finalizer: bool,
 }
 
-impl Shape {
+impl PoolModel {
     /// Returns `None` if the spec cannot be parsed.
     pub fn new(pool: &Pool) -> Option<Self> {
         let spec: &IPPoolSpec = pool.spec.as_ref().ok()?;
@@ -61,8 +61,8 @@ impl Shape {
         let selectors = spec.node_selector.iter();
         let selector = selectors.flat_map(|s| s.match_labels.iter().flatten());
         let reserved = spec.reserved.iter().map(|r| IpRange::parse(r).unwrap());
-        let most = spec.max_blocks_per_node.map(|most| most as usize);
-        Some(Shape {
+        let max_blocks = spec.max_blocks_per_node.map(|most| most as usize);
+        Some(PoolModel {
             name: pool.name.clone(),
             uid: pool.uid.clone(),
             created: pool.created,
@@ -73,13 +73,13 @@ impl Shape {
             on_request: spec.reserved_on_request,
             quarantine: u64::from(spec.quarantine_seconds),
             priority: spec.priority,
-            on_sight: spec.first_block == FirstBlock::Immediate
+            is_immediate: spec.first_block == FirstBlock::Immediate
                 && spec.assignment == AssignmentMode::Automatic,
             low: u64::from(spec.terms.warm.low),
-            most: most.unwrap_or(usize::MAX),
+            max_blocks: max_blocks.unwrap_or(usize::MAX),
             disabled: spec.disabled,
             deleting: pool.deleting,
-            guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
+            has_finalizer: pool.finalizers.iter().any(|f| f == FINALIZER),
         })
     }
 
@@ -93,16 +93,17 @@ impl Shape {
     /// Whether the node gets nothing from this pool because the pool lacks a family. The oldest of the node's best
     /// pools decides which families nodes get. A pool that lacks one of them is passed over if another pool of the
     /// same rank has all of them.
-    pub fn is_passed_over(&self, serving: &[Shape], labels: &[(Text, Text)]) -> bool {
-        let rank = |it: &Shape| (it.priority, it.selector.len());
-        let alike = |it: &&Shape| it.allocation_mode == self.allocation_mode && it.matches(labels);
-        let alike: Vec<&Shape> = serving.iter().filter(alike).collect();
+    pub fn is_passed_over(&self, serving: &[PoolModel], labels: &[(Text, Text)]) -> bool {
+        let rank = |it: &PoolModel| (it.priority, it.selector.len());
+        let alike =
+            |it: &&PoolModel| it.allocation_mode == self.allocation_mode && it.matches(labels);
+        let alike: Vec<&PoolModel> = serving.iter().filter(alike).collect();
         let best = alike.iter().map(|it| rank(it)).max();
         let best = alike.iter().filter(|it| Some(rank(it)) == best);
         let Some(oldest) = best.min_by_key(|it| (it.created, it.name.clone())) else {
             return false;
         };
-        let has_all = |it: &Shape| {
+        let has_all = |it: &PoolModel| {
             let mut given = oldest.each_family();
             given.all(|family| it.each_family().any(|f| f == family))
         };
@@ -133,7 +134,7 @@ impl Shape {
     }
 
     /// Whether this pool could have allocated exactly these ranges to a node with these labels.
-    pub fn could_deal(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+    pub fn could_allocate(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
         let mut pairs = self.families.iter().zip(ranges);
         self.allocation_mode == AllocationMode::NodeCIDR
             && self.families.len() == ranges.len()
