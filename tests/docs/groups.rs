@@ -86,12 +86,12 @@ fn a_kind_without_its_group_is_found() {
     ] {
         assert_eq!(bare(good), [""; 0], "{good}");
     }
-    for (bad, told) in [
+    for (bad, found) in [
         ("`kubectl delete ippools --all`", "kubectl delete ippools"),
         ("see kubectl get ippools.", "kubectl get ippools"),
         ("kubectl -n x get pods,ipp", "kubectl x ipp"),
         ("kubectl get \\\n  nodesubnet/n1", "kubectl get nodesubnet"),
     ] {
-        assert_eq!(bare(bad), [told], "{bad}");
+        assert_eq!(bare(bad), [found], "{bad}");
     }
 }

@@ -25,7 +25,7 @@ use jiff::Timestamp;
 use super::clock::{Time, seconds};
 use super::object_log::{Kind, Stored};
 use super::pool_model::counted;
-use super::run::Where;
+use super::run::RunId;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
@@ -42,7 +42,7 @@ pub enum Author {
     World,
     /// A node's agent, which writes its own NodeSubnet.
     Agent,
-    Controller(Where),
+    Controller(RunId),
 }
 
 /// A changed object, before and after the change.

@@ -4,8 +4,8 @@
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
 //!    existing pod reports it. No block is listed that overlaps a block listed for another live node, or a podCIDR
 //!    that a controller has allocated.
-//! 2. *The agent's word.* A block listed for a live node stays listed until its agent has reported that it
-//!    released that very block.
+//! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
+//!    block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
 //!    release; or the block was never listed and another range held its addresses; or its node is deleted, the
 //!    quarantine is over, and no pod of the node reports an address of the block.
@@ -25,7 +25,7 @@ use super::clock::{SECOND, Time};
 use super::host::{Held, Key, key};
 use super::pool_model::{PoolModel, counted};
 use super::received::Received;
-use super::run::{Sim, Where};
+use super::run::{RunId, Sim};
 
 /// A controller must respect an object that it received at least this long ago: a pool, service range or pod.
 const HEEDED: Time = 120 * SECOND;
@@ -123,7 +123,7 @@ impl Checks {
                         "{} {} is taken from {name:?} ({uid}) whose agent has not let go of it",
                         block.0, block.1
                     );
-                    return wrong("agent's word", text, name);
+                    return wrong("release", text, name);
                 }
             }
         }
@@ -194,8 +194,11 @@ impl Checks {
             && is_live(api, &after.owner.uid)
             && self.is_listed_to(before, &after)
         {
-            let text = format!("{} rests while {} lives", after.cidr, after.owner.uid);
-            return wrong("agent's word", text, [after.owner.name]);
+            let text = format!(
+                "{} is quarantined while node {} exists",
+                after.cidr, after.owner.uid
+            );
+            return wrong("release", text, [after.owner.name]);
         }
         match (before, spec(before), after) {
             (Some(block), Some(spec), None) => self.block_ended(block, &spec, api, now),
@@ -205,8 +208,8 @@ impl Checks {
 
     /// Whether a user edited, or a restore lost, a block that contains the address.
     fn was_edited(&self, addr: Addr) -> bool {
-        let mut lives = self.blocks.histories.iter();
-        lives.any(|(key, history)| history.edited && key.0.contains_addr(addr))
+        let mut histories = self.blocks.histories.iter();
+        histories.any(|(key, history)| history.edited && key.0.contains_addr(addr))
     }
 
     fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
@@ -224,8 +227,8 @@ impl Checks {
         let nodes = &mut api.nodes.live.values();
         let podcidr = nodes.any(|node| counted(node).any(|c| c.overlaps(&cidr)));
         let dead_nodes = &mut self.dead_nodes.iter();
-        let rests = dead_nodes.any(|dead| dead.ranges.iter().any(|c| c.overlaps(&cidr)));
-        let contested = !hit.is_empty() || podcidr || rests;
+        let quarantined = dead_nodes.any(|dead| dead.ranges.iter().any(|c| c.overlaps(&cidr)));
+        let contested = !hit.is_empty() || podcidr || quarantined;
         for other in hit {
             self.blocks.histories.entry(other).or_default().contested = true;
         }
@@ -273,12 +276,12 @@ impl Checks {
             let is_released = entry.is_some_and(|entry| entry.released);
             let still =
                 owner_is(subnet, &owner.uid) && listed(subnet).contains(&key) && !is_released;
-            let let_go = history.released.contains(&owner.uid) && !still;
+            let released = history.released.contains(&owner.uid) && !still;
             let lost =
                 history.contested && (history.edited || !history.listed.contains(&owner.uid));
             let strange = history.edited || was_edited || owner.quarantined;
             let never = strange && !history.listed.contains(&owner.uid);
-            let fair = let_go || lost || never || remade && !still;
+            let fair = released || lost || never || remade && !still;
             if !fair {
                 let (name, cidr, uid) = (&owner.name, spec.cidr, &block.uid);
                 let text = format!(
@@ -316,7 +319,7 @@ impl Checks {
     /// Checks a new block that a controller requests against what the controller had received.
     pub fn carved(
         &self,
-        place: Where,
+        run_id: RunId,
         spec: &BlockSpec,
         received: &Received,
         api: &Api,
@@ -325,7 +328,7 @@ impl Checks {
         let fail = |what: String| {
             let owner = &spec.owner;
             let text = format!(
-                "{place} carves {} of {} for {} ({}): {what}",
+                "{run_id} carves {} of {} for {} ({}): {what}",
                 spec.cidr, spec.pool, owner.name, owner.uid
             );
             wrong("policy", text, [&*owner.name, &*spec.pool])

@@ -51,10 +51,14 @@ fn block(block: &Block) -> String {
 
 fn block_spec(spec: &BlockSpec) -> String {
     let owner = &spec.owner;
-    let rests = if owner.quarantined { "rests, " } else { "" };
+    let quarantined = if owner.quarantined {
+        "quarantined, "
+    } else {
+        ""
+    };
     let until = spec.until.map_or(0, |until| until.as_second() % 100_000);
     format!(
-        "{}@{} {rests}{} {} until {until}",
+        "{}@{} {quarantined}{} {} until {until}",
         spec.cidr, spec.pool, owner.name, owner.uid
     )
 }

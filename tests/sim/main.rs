@@ -14,12 +14,13 @@
 //! | `api`, `object_log` | the API server: preconditions, versions, lists and watches |
 //! | `host` | one host: the shipped agent, its store, its kubelet, and their faults |
 //! | `machines` | all hosts, the Nodes that they register as, and their pods |
-//! | `process`, `shell` | one controller process: clocks, watches, requests, the Lease |
-//! | `workload`, `faults` | changes of objects, faults of controller processes |
+//! | `process`, `shell`, `lease_shell` | one controller process: clocks, watches, requests, the Lease |
+//! | `workload`, `pool_workload` | changes of objects |
+//! | `faults` | faults of controller processes |
 //! | `restore` | the API server is restored to an older state |
 //! | `persistent_fault` | requests that are always rejected or never answered, watches that deliver nothing |
-//! | `checks`, `received`, `pool_model` | what must hold after each step |
-//! | `block_checks` | what must hold of blocks after each step |
+//! | `checks`, `*_checks` | what must hold after each step: of podCIDRs, blocks, records and the Lease |
+//! | `received`, `pool_model` | what a process has received, and pools, as the checks see them |
 //! | `budget` | limits on how often a process may send requests |
 //! | `served` | no node may wait for long while a pool has free addresses for it |
 //! | `settle`, `settle_blocks` | what must hold at the end |
@@ -48,6 +49,8 @@ mod clock;
 mod describe;
 mod faults;
 mod host;
+mod lease_checks;
+mod lease_shell;
 mod machines;
 #[path = "../common/memory_disk.rs"]
 mod memory_disk;
@@ -55,10 +58,13 @@ mod mutations;
 mod object_log;
 mod persistent_fault;
 mod plan;
+mod podcidr_checks;
 mod pool_model;
+mod pool_workload;
 mod process;
 mod proofs;
 mod received;
+mod record_checks;
 mod restore;
 #[path = "../common/rng.rs"]
 mod rng;

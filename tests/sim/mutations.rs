@@ -67,7 +67,7 @@ mod tried {
     }
 
     /// Returns the seeds in `found.txt`; none if this run has to search.
-    fn noted() -> BTreeMap<String, u64> {
+    fn known_seeds() -> BTreeMap<String, u64> {
         if variable("SEARCH").is_some() {
             return BTreeMap::new();
         }
@@ -122,14 +122,14 @@ mod tried {
 
     /// `MUTANT` names the mutation to try; without it all mutations that the simulation has to find are tried.
     #[test]
-    fn what_is_said_of_the_simulation_is_so() {
+    fn the_simulation_finds_its_mutations() {
         let named = variable("MUTANT");
         let is_named = |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
         let all = Mutation::ALL.iter().copied().filter(is_named);
-        let noted = noted();
+        let known_seeds = known_seeds();
         let seeds = try_all(all.filter(|it| simulated(*it).is_some()), |mutation| {
             let (trial, thousands) = simulated(mutation).ok_or("nothing to try")?;
-            let seed = noted.get(&format!("{mutation:?}"));
+            let seed = known_seeds.get(&format!("{mutation:?}"));
             let found = seed.and_then(|seed| {
                 let how = try_seed(*seed, mutation, trial).ok()?;
                 Some((*seed, how))

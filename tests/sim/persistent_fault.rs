@@ -10,7 +10,7 @@ use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, 
 use super::clock::{SECOND, Time};
 use super::process::Watched;
 use super::rng::Rng;
-use super::run::{Sim, Where};
+use super::run::{RunId, Sim};
 use super::shell::Fate;
 
 const BY_POLICY: &str = "a policy forbids it";
@@ -97,9 +97,9 @@ impl Sim {
     }
 
     /// Whether a process receives nothing of a kind, not even the first list.
-    pub fn is_silent(&self, place: Where, kind: Watched) -> bool {
+    pub fn is_silent(&self, run_id: RunId, kind: Watched) -> bool {
         let silent = PersistentFault::SilentWatch {
-            process: place.process,
+            process: run_id.process,
             kind,
         };
         self.has_faults && self.plan.persistent_fault == Some(silent)

@@ -54,11 +54,11 @@ pub struct Run {
     /// The leadership that was last passed to the controller.
     pub observed: Option<Leadership>,
     /// Whether passing a changed leadership to the controller is scheduled.
-    pub telling: bool,
+    pub leadership_scheduled: bool,
     /// Whether a request about the Lease is in flight.
-    pub asked: bool,
+    pub lease_in_flight: bool,
     /// Whether the process has read the Lease. It starts no watch before.
-    pub heard: bool,
+    pub has_read_lease: bool,
     /// When a request about the Lease last had a certain outcome, by the monotonic clock.
     pub read_at: Option<Duration>,
     /// The version and renewal time of the Lease that the process last received.
@@ -74,7 +74,7 @@ pub struct Run {
     /// Requests in flight or about to be sent, and when the controller decided on each.
     pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
     /// Requests that wait because the Lease has not been written since their decision.
-    pub held: Vec<RequestId>,
+    pub awaiting_lease: Vec<RequestId>,
     /// The intents that the controller wants in the Lease, until they are passed to the elector.
     pub wanted: Option<LeaseContent>,
     /// When the controller (`look_at`) and the elector (`lease_at`) are called next.
@@ -138,9 +138,9 @@ impl Run {
             }),
             elector: Elector::new(lease),
             observed: None,
-            telling: false,
-            asked: false,
-            heard: false,
+            leadership_scheduled: false,
+            lease_in_flight: false,
+            has_read_lease: false,
             read_at: None,
             lease: None,
             agents_heard: false,
@@ -149,7 +149,7 @@ impl Run {
             deliveries: <[Deliveries; 6]>::default(),
             received: Received::default(),
             in_flight: BTreeMap::new(),
-            held: Vec::new(),
+            awaiting_lease: Vec::new(),
             wanted: None,
             look_at: None,
             lease_at: None,
@@ -165,7 +165,7 @@ impl Run {
     }
 
     /// Whether all watches of the process may deliver now.
-    pub fn hears(&self, now: Time) -> bool {
+    pub fn all_watches_deliver(&self, now: Time) -> bool {
         self.deliveries.iter().all(|it| it.held_until <= now)
     }
 

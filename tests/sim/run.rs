@@ -50,26 +50,26 @@ pub enum Due {
     /// Many nodes are created at once.
     CreateNodes,
     /// A process ends without releasing the Lease.
-    Crash(Where),
+    Crash(RunId),
     /// A process asks its controller for requests.
-    CallController(Where),
+    CallController(RunId),
     /// A process calls its elector.
-    CallElector(Where),
+    CallElector(RunId),
     /// A changed leadership is passed to a controller.
-    PassLeadership(Where),
-    Deliver(Where, Watched),
+    PassLeadership(RunId),
+    Deliver(RunId, Watched),
     /// A request is sent if the lease check passes.
-    Send(Where, RequestId),
+    Send(RunId, RequestId),
     /// A request takes effect at the API server.
-    Arrive(Where, Box<OutgoingRequest>, Reply),
-    Answer(Where, RequestId, Box<RequestOutcome>),
+    Arrive(RunId, Box<OutgoingRequest>, Reply),
+    Answer(RunId, RequestId, Box<RequestOutcome>),
     /// A request about the Lease takes effect. The time is the renewal time that it writes.
-    LeaseArrive(Where, Box<(LeaseCall, Timestamp)>, Reply),
-    LeaseAnswer(Where, Box<LeaseAnswer>),
+    LeaseArrive(RunId, Box<(LeaseCall, Timestamp)>, Reply),
+    LeaseAnswer(RunId, Box<LeaseAnswer>),
     /// A candidate's watch delivers the Lease.
-    LeaseWatched(Where, Box<LeaseRecord>),
+    LeaseWatched(RunId, Box<LeaseRecord>),
     /// A graceful stop runs out of time.
-    StopTimeout(Where),
+    StopTimeout(RunId),
     /// The check for waiting nodes runs.
     CheckServed,
     Machine(usize, Act),
@@ -98,17 +98,17 @@ pub enum Due {
 impl Due {
     /// The run of a controller process that handles the event: later if the process is paused, not at all if the run
     /// has ended.
-    fn handler(&self) -> Option<Where> {
+    fn handler(&self) -> Option<RunId> {
         match self {
-            Due::CallController(place)
-            | Due::CallElector(place)
-            | Due::PassLeadership(place)
-            | Due::Deliver(place, _)
-            | Due::Send(place, _)
-            | Due::Answer(place, ..)
-            | Due::LeaseAnswer(place, _)
-            | Due::LeaseWatched(place, _)
-            | Due::StopTimeout(place) => Some(*place),
+            Due::CallController(run_id)
+            | Due::CallElector(run_id)
+            | Due::PassLeadership(run_id)
+            | Due::Deliver(run_id, _)
+            | Due::Send(run_id, _)
+            | Due::Answer(run_id, ..)
+            | Due::LeaseAnswer(run_id, _)
+            | Due::LeaseWatched(run_id, _)
+            | Due::StopTimeout(run_id) => Some(*run_id),
             _ => None,
         }
     }
@@ -132,7 +132,7 @@ impl Due {
 
 /// One run of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Where {
+pub struct RunId {
     pub process: usize,
     pub incarnation: u32,
 }
@@ -213,7 +213,7 @@ pub struct Sim {
     pub trace: Trace,
     pub trial: Option<Trial>,
     /// Writes that were sent and not executed yet, by sender and request.
-    pub on_wire: BTreeMap<(Where, RequestId), OutgoingRequest>,
+    pub on_wire: BTreeMap<(RunId, RequestId), OutgoingRequest>,
     pub world: World,
     pub machines: Machines,
     pub served: Served,
@@ -338,7 +338,7 @@ impl Sim {
             self.take(due)?;
         }
         self.now = end;
-        let verdict = self.check_rest();
+        let verdict = self.check_end();
         self.judge(verdict)
     }
 
@@ -370,13 +370,13 @@ impl Sim {
             self.after(self.down_until - self.now + lag, due);
             return Ok(());
         }
-        if let Some(place) = due.handler() {
-            if self.is_paused(place) {
-                let until = self.processes[place.process].paused_until;
+        if let Some(run_id) = due.handler() {
+            if self.is_paused(run_id) {
+                let until = self.processes[run_id.process].paused_until;
                 self.after(until - self.now, due);
                 return Ok(());
             }
-            if !self.is_alive(place) {
+            if !self.is_alive(run_id) {
                 return Ok(());
             }
         }
@@ -387,19 +387,21 @@ impl Sim {
             Due::Start(process) => self.start(process),
             Due::Disturb(name) => self.disturb(&name),
             Due::CreateNodes => self.rush(),
-            Due::Crash(place) if self.is_alive(place) => self.end(place, "crashes"),
+            Due::Crash(run_id) if self.is_alive(run_id) => self.end(run_id, "crashes"),
             Due::Crash(_) => {}
-            Due::CallController(place) => return self.look(place),
-            Due::CallElector(place) => self.poll_lease(place),
-            Due::PassLeadership(place) => return self.tell(place),
-            Due::Deliver(place, kind) => return self.deliver(place, kind),
-            Due::Send(place, id) => return self.send(place, id),
-            Due::Arrive(place, outgoing, reply) => return self.arrive(place, &outgoing, reply),
-            Due::Answer(place, id, outcome) => return self.answer(place, id, *outcome),
-            Due::LeaseArrive(place, call, reply) => return self.arrive_lease(place, *call, reply),
-            Due::LeaseAnswer(place, answer) => self.answer_lease(place, *answer),
-            Due::LeaseWatched(place, record) => self.show_lease(place, &record),
-            Due::StopTimeout(place) => return self.wind_down(place),
+            Due::CallController(run_id) => return self.look(run_id),
+            Due::CallElector(run_id) => self.poll_lease(run_id),
+            Due::PassLeadership(run_id) => return self.tell(run_id),
+            Due::Deliver(run_id, kind) => return self.deliver(run_id, kind),
+            Due::Send(run_id, id) => return self.send(run_id, id),
+            Due::Arrive(run_id, outgoing, reply) => return self.arrive(run_id, &outgoing, reply),
+            Due::Answer(run_id, id, outcome) => return self.answer(run_id, id, *outcome),
+            Due::LeaseArrive(run_id, call, reply) => {
+                return self.arrive_lease(run_id, *call, reply);
+            }
+            Due::LeaseAnswer(run_id, answer) => self.answer_lease(run_id, *answer),
+            Due::LeaseWatched(run_id, record) => self.show_lease(run_id, &record),
+            Due::StopTimeout(run_id) => return self.wind_down(run_id),
             Due::RemoveFinalizer(name, uid) => self.remove_finalizer(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
             Due::CheckServed => {
@@ -440,15 +442,15 @@ impl Sim {
         });
         self.schedule = moved.collect();
         for process in 0..self.processes.len() {
-            let place = self.place(process);
-            self.after(0, Due::CallElector(place));
-            self.after(0, Due::CallController(place));
+            let run_id = self.run_id(process);
+            self.after(0, Due::CallElector(run_id));
+            self.after(0, Due::CallController(run_id));
         }
     }
 
     /// The present or last run of a process.
-    pub fn place(&self, process: usize) -> Where {
-        Where {
+    pub fn run_id(&self, process: usize) -> RunId {
+        RunId {
             process,
             incarnation: self.processes[process].incarnation,
         }
@@ -464,16 +466,16 @@ impl Sim {
         self.on_wire.clear();
         let lose = |due| match due {
             Due::Arrive(_, _, Reply::Never) | Due::LeaseArrive(_, _, Reply::Never) => None,
-            Due::Arrive(place, outgoing, Reply::After(_)) => {
+            Due::Arrive(run_id, outgoing, Reply::After(_)) => {
                 let outcome = RequestOutcome::Indeterminate("the connection was lost".to_owned());
-                Some(Due::Answer(place, outgoing.id, Box::new(outcome)))
+                Some(Due::Answer(run_id, outgoing.id, Box::new(outcome)))
             }
             Due::AgentWrite(id, write) => {
                 let (run, act) = write.lost()?;
                 Some(Due::Process(id, run, Box::new(act)))
             }
-            Due::LeaseArrive(place, _, Reply::After(_)) => {
-                Some(Due::LeaseAnswer(place, Box::new(LeaseAnswer::Unclear)))
+            Due::LeaseArrive(run_id, _, Reply::After(_)) => {
+                Some(Due::LeaseAnswer(run_id, Box::new(LeaseAnswer::Unclear)))
             }
             due => Some(due),
         };
@@ -483,18 +485,18 @@ impl Sim {
     }
 
     /// The run, unless it has ended.
-    pub fn run_of(&self, place: Where) -> Option<&Run> {
-        let process = &self.processes[place.process];
+    pub fn run_of(&self, run_id: RunId) -> Option<&Run> {
+        let process = &self.processes[run_id.process];
         let run = process.run.as_ref();
-        run.filter(|_| process.incarnation == place.incarnation)
+        run.filter(|_| process.incarnation == run_id.incarnation)
     }
 
-    pub fn is_alive(&self, place: Where) -> bool {
-        self.run_of(place).is_some()
+    pub fn is_alive(&self, run_id: RunId) -> bool {
+        self.run_of(run_id).is_some()
     }
 
-    pub fn is_paused(&self, place: Where) -> bool {
-        self.is_alive(place) && self.processes[place.process].paused_until > self.now
+    pub fn is_paused(&self, run_id: RunId) -> bool {
+        self.is_alive(run_id) && self.processes[run_id.process].paused_until > self.now
     }
 
     pub fn log(&mut self, about: Option<&str>, text: impl FnOnce() -> String) {
@@ -521,7 +523,7 @@ impl Sim {
         }
         for kind in kinds {
             for process in 0..self.processes.len() {
-                self.schedule_delivery(self.place(process), kind);
+                self.schedule_delivery(self.run_id(process), kind);
             }
         }
         for commit in &commits {
@@ -532,14 +534,14 @@ impl Sim {
         }
         for commit in commits {
             let received = match author {
-                Author::Controller(place) => {
+                Author::Controller(run_id) => {
                     if let Commit::Subnet(before, after) = &commit {
                         let verdict = self.check_listed(before.as_deref(), after.as_deref());
                         self.judge(verdict)?;
                     }
-                    let process = &self.processes[place.process];
+                    let process = &self.processes[run_id.process];
                     let run = process.run.as_ref();
-                    let run = run.filter(|_| process.incarnation == place.incarnation);
+                    let run = run.filter(|_| process.incarnation == run_id.incarnation);
                     run.map(|run| &run.received)
                 }
                 Author::World | Author::Agent => None,
@@ -554,12 +556,12 @@ impl Sim {
     }
 
     /// Schedules the next delivery of a watch, after a random time.
-    pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
-        if self.is_silent(place, kind) {
+    pub fn schedule_delivery(&mut self, run_id: RunId, kind: Watched) {
+        if self.is_silent(run_id, kind) {
             return;
         }
-        let process = &mut self.processes[place.process];
-        let Some(run) = process.run.as_mut().filter(|run| run.heard) else {
+        let process = &mut self.processes[run_id.process];
+        let Some(run) = process.run.as_mut().filter(|run| run.has_read_lease) else {
             return;
         };
         let has_next = run.feeds.of(kind).has_next(&self.api);
@@ -575,10 +577,10 @@ impl Sim {
         } else {
             self.rng.stretch(MS, 30 * MS)
         };
-        self.after(held + lag, Due::Deliver(place, kind));
+        self.after(held + lag, Due::Deliver(run_id, kind));
     }
 
-    pub fn boot(&mut self, process: usize) -> Where {
+    pub fn boot(&mut self, process: usize) -> RunId {
         let machine = &mut self.processes[process];
         machine.incarnation += 1;
         let incarnation = machine.incarnation;
@@ -587,6 +589,6 @@ impl Sim {
             machine.clocks.boot(self.now);
         }
         machine.run = Some(Run::new(process, incarnation, self.plan.limit));
-        self.place(process)
+        self.run_id(process)
     }
 }

@@ -75,13 +75,13 @@ fn seed_of_clock() -> u64 {
 }
 
 #[test]
-fn everything_promised_holds_over_many_seeds() {
+fn guarantees_hold_over_fixed_seeds() {
     run_steps(0, 500_000);
 }
 
 /// Each commit runs seeds of its own: they can find failures that fixed seeds never show.
 #[test]
-fn everything_promised_holds_over_seeds_that_nobody_has_run() {
+fn guarantees_hold_over_new_seeds() {
     let (seed, of) = match variable("COMMIT") {
         Some(commit) => (seed_of(&commit), format!("commit {commit}")),
         None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),

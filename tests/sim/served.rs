@@ -19,9 +19,10 @@ use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::Node;
 use cadastre_core::Cidr;
 
-use super::checks::{Verdict, records, wrong};
+use super::checks::{Verdict, wrong};
 use super::clock::{SECOND, Time};
 use super::pool_model::PoolModel;
+use super::record_checks::records;
 use super::run::{Due, Sim};
 
 /// The interval of the checks.
@@ -101,7 +102,7 @@ impl Sim {
         });
         let (process, run, tenure) = leaders.next()?;
         let is_awake = process.paused_until.max(process.cut_until) <= self.now;
-        if leaders.next().is_some() || !is_awake || !run.hears(self.now) {
+        if leaders.next().is_some() || !is_awake || !run.all_watches_deliver(self.now) {
             return None;
         }
         let listening = if tenure.follows_a_gap() { LISTENING } else { 0 };

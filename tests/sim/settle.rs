@@ -12,18 +12,19 @@ use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-use super::checks::{Verdict, records, wrong};
+use super::checks::{Verdict, wrong};
 use super::clock::SECOND;
 use super::describe::ranges;
 use super::pool_model::{PoolModel, counted, is_counted};
 use super::process::Run;
+use super::record_checks::records;
 use super::run::Sim;
 
 /// Nothing may be written or requested in this time before the end of a run.
 const QUIET: u64 = 60 * SECOND;
 
 impl Sim {
-    pub fn check_rest(&mut self) -> Verdict {
+    pub fn check_end(&mut self) -> Verdict {
         let runs = self.processes.iter().filter_map(|it| it.run.as_ref());
         let leads = |run: &&Run| matches!(run.elector.leadership(), Leadership::Leading(_));
         if runs.filter(leads).count() != 1 {
@@ -37,7 +38,7 @@ impl Sim {
         self.check_served()?;
         self.check_blocks()?;
         for id in 0..self.machines.hosts.len() {
-            self.check_host_rest(id)?;
+            self.check_host_end(id)?;
         }
         let (at, what) = &self.checks.last_write;
         if *at + QUIET > self.now {
@@ -77,8 +78,11 @@ impl Sim {
             let lives = self.api.nodes.get(&subnet.name).is_some();
             let spec = subnet.spec.as_ref();
             if !lives || spec.is_ok_and(|spec| !spec.quarantined.is_empty()) {
-                let text = format!("{} is never collected: {:?}", subnet.name, subnet.spec);
-                return wrong("collected", text, [subnet.name.clone()]);
+                let text = format!(
+                    "{} is never deleted or cleaned up: {:?}",
+                    subnet.name, subnet.spec
+                );
+                return wrong("cleanup", text, [subnet.name.clone()]);
             }
         }
         Ok(())
@@ -103,8 +107,8 @@ impl Sim {
             let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
             let carved = blocks.clone().any(|spec| *spec.pool == *pool.name);
             if pool.deleting && !carved && held.all(kept_elsewhere) {
-                let text = format!("pool {} is never let go", pool.name);
-                return wrong("collected", text, [pool.name.clone()]);
+                let text = format!("pool {} never loses its finalizer", pool.name);
+                return wrong("cleanup", text, [pool.name.clone()]);
             }
             let pure = !blocks.any(|spec| model.overlaps(&spec.cidr));
             if model.allocation_mode == AllocationMode::NodeCIDR && pure {
@@ -130,12 +134,14 @@ impl Sim {
                 Family::V6 => status.ipv6.as_ref(),
             });
             let within = |range: &Cidr| cidrs.iter().filter(|cidr| cidr.overlaps(range)).count();
-            let resting = |rests: bool| -> usize {
-                let blocks = blocks.iter().filter(|it| it.owner.quarantined == rests);
+            let blocks_held = |quarantined: bool| -> usize {
+                let blocks = blocks
+                    .iter()
+                    .filter(|it| it.owner.quarantined == quarantined);
                 blocks.map(|it| within(&it.cidr)).sum()
             };
-            let held: usize = podcidrs.iter().map(within).sum::<usize>() + resting(false);
-            let count = (held.to_string(), resting(true).to_string());
+            let held: usize = podcidrs.iter().map(within).sum::<usize>() + blocks_held(false);
+            let count = (held.to_string(), blocks_held(true).to_string());
             let is = reported.map(|it| (it.allocated.clone(), it.quarantined.clone()));
             if is.as_ref() != Some(&count) {
                 let text = format!(

@@ -135,9 +135,9 @@ impl Sim {
             let Some(report) = self.report_of(node) else {
                 continue;
             };
-            self.check_spared(node, report, lists)?;
+            self.check_recalled(node, report, lists)?;
             self.check_supplied(node, report)?;
-            self.check_lent(node, report)?;
+            self.check_idle_blocks(node, report)?;
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Sim {
             "{} {} of {:?} is listed to {owner:?}",
             spec.cidr, block.uid, spec.owner
         );
-        wrong("collected", text, [spec.owner.name.clone()])
+        wrong("cleanup", text, [spec.owner.name.clone()])
     }
 
     pub fn models_now(&self) -> Vec<PoolModel> {
@@ -228,7 +228,12 @@ impl Sim {
     }
 
     /// Checks that a node has no empty block that should have been recalled or that the node does not need.
-    fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[AllocatedBlock]) -> Verdict {
+    fn check_recalled(
+        &self,
+        node: &Node,
+        report: &AgentReport,
+        lists: &[AllocatedBlock],
+    ) -> Verdict {
         let models = self.models_now();
         let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
         for held in lists {
@@ -299,7 +304,7 @@ impl Sim {
     }
 
     /// Checks that no node waits for blocks while another node keeps some that it does not need.
-    fn check_lent(&self, node: &Node, report: &AgentReport) -> Verdict {
+    fn check_idle_blocks(&self, node: &Node, report: &AgentReport) -> Verdict {
         if node.deleting {
             return Ok(());
         }
@@ -331,7 +336,11 @@ impl Sim {
                         "{} ({}) waits with {own:?} for pool {}, and {} keeps {freed:?}: {theirs:?}",
                         node.name, node.uid, model.name, other.name
                     );
-                    return wrong("lent", text, [&*node.name, &*other.name, &*model.name]);
+                    return wrong(
+                        "idle blocks",
+                        text,
+                        [&*node.name, &*other.name, &*model.name],
+                    );
                 }
             }
         }

@@ -446,7 +446,7 @@ impl Sim {
     }
 
     /// Checks at the end that no address is leaked and no pod waits while addresses are free.
-    pub fn check_host_rest(&mut self, id: usize) -> Verdict {
+    pub fn check_host_end(&mut self, id: usize) -> Verdict {
         let name = self.machines.hosts[id].name.clone();
         let lives = self.machines.live_node(id, &self.api).is_some();
         let host = self.host(id);
