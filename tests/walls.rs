@@ -219,7 +219,7 @@ fn lines(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut in_use = false;
     for (number, line) in text.lines().enumerate() {
-        // Tests are at the end of a file, so the rest is skipped.
+        // Tests are at the end of a file.
         if line == "mod tests {" || line == "pub mod testing {" {
             break;
         }

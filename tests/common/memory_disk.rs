@@ -109,7 +109,7 @@ impl MemoryDisk {
         })))
     }
 
-    /// Returns the disk after the worst loss of power: it has only what was synced.
+    /// Returns the disk after the worst loss of power: it has only the synced content.
     pub fn lasting(&self) -> Self {
         Self::of(self.0.lock().unwrap().synced.clone())
     }

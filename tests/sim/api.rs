@@ -38,7 +38,7 @@ const TERM_TEST: &str = "test /metadata/annotations/cadastre.dev~1term";
 /// Who wrote a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Author {
-    /// Everyone else: kubelets, users, a foreign allocator.
+    /// Kubelets, users, a foreign allocator.
     World,
     /// A node's agent, which writes its own NodeSubnet.
     Agent,
@@ -58,7 +58,7 @@ pub enum Commit {
     Addresses(NodeName, Option<AddressesSeen>),
 }
 
-/// The API server. A clone is a backup of it.
+/// The API server with its content. A clone is a backup.
 #[derive(Clone, Default)]
 pub struct Api {
     revision: u64,
@@ -83,7 +83,8 @@ pub struct Api {
     pub forgets_intents: bool,
     /// By UID of a node: its terms before each touch that the mutation `TouchWithoutEffect` made ineffective.
     overlooked: BTreeMap<ObjectUid, BTreeSet<Option<LeaderTerm>>>,
-    /// Duplicates that only the test of the node's UID has prevented, and those that only the test of the term has.
+    /// The number of duplicates that only the test of the node's UID prevented, and that only the test of the term
+    /// prevented.
     pub averted: (u64, u64),
     /// Changes that the watches and checks have not received yet.
     pub commits: Vec<Commit>,
@@ -100,7 +101,7 @@ impl Api {
         self.revision
     }
 
-    /// Restores a backup, including the revision counter. Real UIDs never repeat, so their counter stays.
+    /// Restores a backup, including the revision counter. The counter of UIDs stays, because real UIDs never repeat.
     pub fn restore(&mut self, backup: Api) {
         let before = std::mem::replace(self, backup);
         self.uids = before.uids;
@@ -116,7 +117,7 @@ impl Api {
         self.pods.version = version;
     }
 
-    // Writes of everyone except controllers. They follow the server's rules, but have no preconditions.
+    // Writes of kubelets, users and agents. They follow the server's rules, but have no preconditions.
 
     /// Creates or replaces an object.
     pub fn put<T: Stored>(&mut self, object: T) -> Arc<T> {

@@ -1,4 +1,4 @@
-//! What must hold of blocks after every step.
+//! Checks of blocks after every step.
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
@@ -316,7 +316,8 @@ impl Checks {
         Ok(())
     }
 
-    /// Checks a new block that a controller requests against what the controller had received.
+    /// Checks a new block that a controller requests. The controller must have respected every object that it had
+    /// received long enough ago.
     pub fn carved(
         &self,
         run_id: RunId,
@@ -374,7 +375,7 @@ impl Checks {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
         // The request may have waited since the decision, so only objects known for long enough count.
-        let heeded = |uid: &ObjectUid| received.is_shown_since(uid, now.saturating_sub(HEEDED));
+        let heeded = |uid: &ObjectUid| received.has_known_since(uid, now.saturating_sub(HEEDED));
         let mut services = received.services.objects.values();
         let covers = |s: &&ServiceRange| {
             let there = api.services.get(&s.name).is_some();
@@ -405,8 +406,8 @@ impl Checks {
             there.is_some_and(|it| it.uid == model.uid)
                 && model.age() < own.age()
                 && model.overlaps(&spec.cidr)
-                && received.is_shown_since(&model.uid, now.saturating_sub(HEEDED))
-                && received.is_shown_since(&own.uid, now.saturating_sub(HEEDED))
+                && received.has_known_since(&model.uid, now.saturating_sub(HEEDED))
+                && received.has_known_since(&own.uid, now.saturating_sub(HEEDED))
         };
         if let Some(older) = pools.iter().find(older) {
             return fail(format!("the older pool {} has it too", older.name));

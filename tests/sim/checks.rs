@@ -1,14 +1,14 @@
-//! What must hold after every step, checked against the API server's history and what each process had received.
-//! No check reads the state of a controller.
+//! The guarantees that every step is checked for, and the records that the checks keep: of the API server's history and
+//! of reports. No check reads the state of a controller.
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* A range that a controller allocates overlaps no range that a controller has allocated to another
 //!    live node. It also overlaps no range of a foreign allocator if the writing process had received that range.
-//! 2. *Quarantine.* The range of a dead node is not allocated to another host before the quarantine is over, counted from
-//!    the true time of the deletion. Before that, a consistent list of the dead node's pods must also have shown none
-//!    of the range's addresses. This holds if a NodeSubnet contained the range when the node was deleted, or if the
-//!    allocating process received the deletion, whoever led then. The time is not checked in runs whose wall clocks
-//!    jump: across a restart, wall clocks are the only measure of time.
+//! 2. *Quarantine.* The range of a dead node is not allocated to another host before the quarantine is over, counted
+//!    from the true time of the deletion. Before the allocation, a consistent list of the dead node's pods must also
+//!    have shown none of the range's addresses. The rule applies if a NodeSubnet contained the range when the node was
+//!    deleted, or if the allocating process received the deletion, whoever led then. The time is not checked in runs
+//!    whose wall clocks jump: across a restart, wall clocks are the only measure of time.
 //! 3. *Policy.* An allocated range is one block of each of the pool's families. The writing process had received the
 //!    pool as enabled, as selecting the node and with that block size. The range overlaps no reserved range, no service
 //!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
@@ -53,7 +53,7 @@ pub struct Violation {
 /// Whether a rule holds.
 pub type Verdict = Result<(), Violation>;
 
-/// Returns that a rule is broken; `names` are the objects that the trace shows.
+/// Returns a violation of a rule. The trace of the failure shows the objects in `names`.
 pub fn wrong(
     rule: &'static str,
     text: String,
@@ -298,7 +298,7 @@ impl Checks {
 
     /// Checks a report of a controller once the faults are over. The same report may be sent again only if another
     /// one about the same object came between, and at most `OFTEN` times. For a node, counting starts again with each
-    /// block that is allocated to it, because what its pods wait for changes as they come and go.
+    /// block that is allocated to the node, because its pods come and go and wait for different pools.
     pub fn reported(
         &mut self,
         run_id: RunId,

@@ -1,4 +1,4 @@
-//! What must hold of the Lease: who leads, the intents that the Lease names, and the fence.
+//! Checks of leadership: the term of each write, the intents that the Lease names, and the fence.
 
 use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ use super::clock::{MS, SECOND};
 use super::process::{Run, Watched};
 use super::run::{Due, Reply, RunId, Sim};
 
-/// A process that could not read the Lease for longer than this ends, because what it knows may be outdated.
+/// A process ends if it could not read the Lease for this long, because its cache may be outdated.
 const AWAY: Duration = Duration::from_secs(60);
 
 impl Sim {

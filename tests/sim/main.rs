@@ -19,11 +19,11 @@
 //! | `faults` | faults of controller processes |
 //! | `restore` | the API server is restored to an older state |
 //! | `persistent_fault` | requests that are always rejected or never answered, watches that deliver nothing |
-//! | `checks`, `*_checks` | what must hold after each step: of podCIDRs, blocks, records and the Lease |
-//! | `received`, `pool_model` | what a process has received, and pools, as the checks see them |
+//! | `checks`, `*_checks` | checks after each step: of podCIDRs, blocks, records of ranges, and the Lease |
+//! | `received`, `pool_model` | what the checks know of a process, and of pools |
 //! | `budget` | limits on how often a process may send requests |
 //! | `served` | no node may wait for long while a pool has free addresses for it |
-//! | `settle`, `settle_blocks` | what must hold at the end |
+//! | `settle`, `settle_blocks` | checks at the end |
 //! | `trace`, `describe` | readable traces |
 //! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
 //!

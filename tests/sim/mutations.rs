@@ -1,7 +1,7 @@
 //! Tries deliberate bugs: checks that the simulation finds each bug that it has to find according to `proofs`.
 //!
-//! A search from seed 0 on takes minutes for some of them, so `make sim` runs the seeds in `found.txt` first: those at
-//! which the last search found them. Only where such a seed no longer finds its mutation, `make sim` searches as well.
+//! Some searches from seed 0 on take minutes. So `make sim` first runs the seeds in `found.txt`, at which the last
+//! search found the mutations. If a seed no longer finds its mutation, `make sim` searches from seed 0 on.
 //! `make mutants` always searches, and with `UPDATE=1` it writes the file. Mutations that unit tests find are tried in
 //! `tests/common/mutated.rs`.
 

@@ -81,7 +81,7 @@ impl PersistentFault {
 }
 
 impl Sim {
-    /// Returns what happens to a request that the persistent fault of the run concerns.
+    /// Returns the fate of a request that the persistent fault of the run concerns; `None` for other requests.
     pub fn persistent_fate(&self, request: &ApiRequest) -> Option<Fate> {
         match &self.plan.persistent_fault {
             Some(PersistentFault::Requests {

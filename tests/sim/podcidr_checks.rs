@@ -1,4 +1,4 @@
-//! What must hold of podCIDRs: when a controller decides on an allocation, and when the allocation takes effect.
+//! Checks of podCIDRs: when a controller decides on an allocation, and when the allocation takes effect.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -50,7 +50,8 @@ impl Checks {
         Ok(())
     }
 
-    /// Checks ranges that a controller has chosen for a node against what the controller had received.
+    /// Checks the ranges that a controller has chosen for a node. The controller must have respected every object that
+    /// it had received.
     fn check_allocation(
         &self,
         run_id: RunId,
@@ -123,8 +124,8 @@ impl Checks {
         Ok(())
     }
 
-    /// Returns a pool that precedes `dealt` and lacks only its finalizer, according to what the process has received:
-    /// the node should have waited for that pool.
+    /// Returns a better pool than `dealt` that lacks only its finalizer, according to the objects that the process has
+    /// received: the node should have waited for the better pool.
     fn starting_before(
         &self,
         dealt: &PoolModel,
@@ -142,7 +143,7 @@ impl Checks {
         let all: Vec<PoolModel> = shown.clone().filter_map(PoolModel::new).collect();
         let shown: Vec<PoolModel> = shown.filter(is_so).filter_map(PoolModel::new).collect();
         let rank = |model: &PoolModel| (model.priority, model.selector.len());
-        // It is uncertain which version of `dealt` the process used, so the best rank of all versions counts.
+        // The process may have used any version of `dealt`, so the best rank of all versions counts.
         let versions = received.models.iter().filter(|it| it.name == dealt.name);
         let best = versions.map(rank).max()?;
         let serves = |model: &&PoolModel| {

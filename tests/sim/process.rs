@@ -1,4 +1,4 @@
-//! One controller process: the shipped state machines, what they have received and sent, and the clocks of their host.
+//! One controller process: the shipped state machines, their watches and requests, and the clocks of their host.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! What one run of a process has received, recorded independently of the controller, for the checks.
+//! The objects that one run of a controller process has received, as the checks record them without the controller.
 //!
-//! A controller is checked against what it could know. For example, a node may appear with a range just after the
-//! controller has allocated that range; then the controller has made no mistake.
+//! A controller can only respect objects that it has received. For example, a node may appear with a range just after
+//! the controller has allocated that range; then the controller has made no mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,8 +55,8 @@ pub struct Received {
     pub used: BTreeSet<(Cidr, NodeName)>,
     /// The newest version of each pool in a watch event or response, by UID.
     newest: BTreeMap<ObjectUid, u64>,
-    /// By UID: the present version of a service range or pod, or generation of a pool, and since when the process knows it.
-    shown: BTreeMap<ObjectUid, (i64, Time)>,
+    /// By UID: the present version of a service range or pod, or generation of a pool, and when it was received.
+    versions: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first requested these ranges for a node (by UID).
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
     /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine had to be
@@ -111,7 +111,7 @@ impl Received {
 
     pub fn services(&mut self, change: ObjectEvent<ServiceRange>, now: Time) -> ControllerEvent {
         if let ObjectEvent::Applied(it) = &change {
-            self.note(&it.uid, it.version.cast_signed(), now);
+            self.record_version(&it.uid, it.version.cast_signed(), now);
         }
         self.services.take(&change);
         ControllerEvent::ServiceRanges(change)
@@ -119,7 +119,7 @@ impl Received {
 
     pub fn pods(&mut self, change: ObjectEvent<Pod>, now: Time) -> ControllerEvent {
         if let ObjectEvent::Applied(it) = &change {
-            self.note(&it.uid, it.version.cast_signed(), now);
+            self.record_version(&it.uid, it.version.cast_signed(), now);
         }
         self.pods.take(&change);
         ControllerEvent::Pods(change)
@@ -128,23 +128,23 @@ impl Received {
     pub fn pools(&mut self, change: ObjectEvent<Pool>, now: Time) -> ControllerEvent {
         if let ObjectEvent::Applied(pool) = &change {
             self.pool(pool);
-            self.note(&pool.uid, pool.generation, now);
+            self.record_version(&pool.uid, pool.generation, now);
         }
         self.pools.take(&change);
         ControllerEvent::Pools(change)
     }
 
     /// Records the version of an object, and since when the process knows this version.
-    fn note(&mut self, uid: &ObjectUid, version: i64, now: Time) {
-        let shown = self.shown.entry(uid.clone()).or_insert((-1, now));
-        if shown.0 != version {
-            *shown = (version, now);
+    fn record_version(&mut self, uid: &ObjectUid, version: i64, now: Time) {
+        let known = self.versions.entry(uid.clone()).or_insert((-1, now));
+        if known.0 != version {
+            *known = (version, now);
         }
     }
 
     /// Whether the process has known the object's present version since `then`.
-    pub fn is_shown_since(&self, uid: &ObjectUid, then: Time) -> bool {
-        self.shown.get(uid).is_some_and(|(_, at)| *at <= then)
+    pub fn has_known_since(&self, uid: &ObjectUid, then: Time) -> bool {
+        self.versions.get(uid).is_some_and(|(_, at)| *at <= then)
     }
 
     pub fn answer(&mut self, outcome: &RequestOutcome) {

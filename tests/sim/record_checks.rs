@@ -1,4 +1,4 @@
-//! What must hold of the records of ranges: entries of NodeSubnets, and finalizers of pools.
+//! Checks of the records of ranges: entries of NodeSubnets, and finalizers of pools.
 
 use std::sync::Arc;
 

@@ -141,7 +141,7 @@ pub struct RunId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     After(Time),
-    /// Never: the sender has been told already that the outcome is indeterminate.
+    /// Never: the sender already counts the outcome as indeterminate.
     Never,
 }
 
@@ -484,7 +484,7 @@ impl Sim {
         self.schedule = kept.collect();
     }
 
-    /// The run, unless it has ended.
+    /// The run with this id; `None` if the run has ended.
     pub fn run_of(&self, run_id: RunId) -> Option<&Run> {
         let process = &self.processes[run_id.process];
         let run = process.run.as_ref();

@@ -62,7 +62,7 @@ pub fn number(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
 }
 
-/// Computes a seed from a text. Its last nine digits are zeros, so that a user can recognise such seeds.
+/// Computes a seed from a text. The last nine digits of the seed are zeros, so that users recognise computed seeds.
 fn seed_of(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);

@@ -133,7 +133,7 @@ impl Sim {
         doubted
     }
 
-    /// Nodes that need something from a pool, with the pool and what is free for them in each of its families.
+    /// Nodes that lack a range of a pool, with the pool and the ranges that are free for them in each of its families.
     fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, PoolName, Vec<BTreeSet<Cidr>>)> {
         let mut found = Vec::new();
         let serving = self.serving();

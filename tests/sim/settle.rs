@@ -1,4 +1,4 @@
-//! What must hold at the end: the faults are over, objects no longer change, and some minutes have passed.
+//! Checks at the end of a run, when the faults are over, objects no longer change, and some minutes have passed.
 //!
 //! Every node has podCIDRs if a pool that selects it has free ones. Every NodeSubnet contains exactly the ranges of its
 //! node, and no record of a deleted node. The numbers in every pool's status equal a brute-force count. Nothing is
@@ -261,8 +261,9 @@ impl Sim {
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
     }
 
-    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: those that can be assigned,
-    /// those in use, and those cooling. Use is counted in the agent's store, else in its last status, else in pods.
+    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: all that can be assigned, the
+    /// addresses in use, and the addresses cooling. The counts come from the store of the agent; without a store from
+    /// the agent's last status; without a status from the pods.
     fn count_addresses(&self, model: &PoolModel, family: Family) -> AddressStatus {
         let services = self.services_now();
         let services = services.into_iter().filter(|it| model.overlaps(it));

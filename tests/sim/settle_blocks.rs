@@ -1,4 +1,4 @@
-//! What must hold of blocks at the end of a run.
+//! Checks of blocks at the end of a run.
 //!
 //! Block objects, NodeSubnets and agents' stores agree. Deleted nodes have no blocks, and no empty block is left that
 //! should have been recalled. No node lacks a block that a pool could allocate, or that another node keeps unused.
@@ -149,7 +149,8 @@ impl Sim {
         spec.map_or(&[], |spec| &spec.blocks)
     }
 
-    /// How many addresses of a block are in use and cooling, according to the agent's store, else to its last status.
+    /// How many addresses of a block are in use and cooling: by the agent's store, or without a store by the agent's last
+    /// status.
     pub fn store_of(&self, cidr: Cidr, block: &ObjectUid, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {

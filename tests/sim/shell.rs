@@ -174,7 +174,7 @@ impl Sim {
         self.judge(verdict)
     }
 
-    /// Draws how long a request and its answer take: up to `slow` each if the network is slow, else up to `fast`.
+    /// Draws how long a request and its answer take: up to `slow` each on a slow network, otherwise up to `fast`.
     pub fn travel_times(&mut self, slow: Time, fast: Time) -> (Time, Time) {
         let is_slow = self.has_faults && self.rng.chance(self.plan.network.slow);
         let (low, high) = if is_slow { (50 * MS, slow) } else { (MS, fast) };

@@ -375,7 +375,7 @@ impl Sim {
         }
     }
 
-    /// Creates a pod that no agent knows of, and that is deleted some time later.
+    /// Creates a pod without the help of an agent, and schedules the deletion of the pod.
     fn run_pod(&mut self, node: &Node, kind: &str, addresses: Box<[Addr]>) {
         let (_, name) = self.put_new_pod(node, kind, addresses);
         let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);

@@ -7,7 +7,7 @@ use crate::rng::Rng;
 use crate::run::{Due, Sim};
 
 impl Sim {
-    /// Causes a fault of the host; `what`, a number below 100, selects which.
+    /// Causes a fault of the host. `what` is a number below 100 that selects the kind of fault.
     pub fn inject_fault(&mut self, id: usize, what: u64) {
         let name = self.machines.hosts[id].name.clone();
         let length = self.rng.stretch(100 * MS, 120 * SECOND);

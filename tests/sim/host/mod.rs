@@ -189,7 +189,7 @@ impl Host {
         self.feeds.ended.get(range).copied()
     }
 
-    /// Returns since when the agent's process has not been killed or stopped; without a process, a time that never comes.
+    /// Returns since when the agent's process has run without a pause; without a process, a time that never comes.
     fn awake_since(&self) -> Time {
         let process = self.process.as_ref();
         process.map_or(Time::MAX / 2, |it| it.started.max(self.paused_until))
