@@ -54,7 +54,7 @@ fn series() -> BTreeSet<String> {
 
 /// The names of series in an expression, without functions, labels, values and durations.
 fn used(expr: &str) -> BTreeSet<String> {
-    const WORDS: [&str; 14] = [
+    const KEYWORDS: [&str; 14] = [
         "and",
         "or",
         "unless",
@@ -90,7 +90,7 @@ fn used(expr: &str) -> BTreeSet<String> {
                 in_list = matches!(word, "by" | "on" | "without" | "ignoring" | "group_left");
                 let aggregates = after.starts_with("by ") || after.starts_with("without ");
                 let number = rest[..at].ends_with(|c: char| c.is_ascii_digit() || c == '.');
-                if !(after.starts_with('(') || aggregates || WORDS.contains(&word) || number) {
+                if !(after.starts_with('(') || aggregates || KEYWORDS.contains(&word) || number) {
                     names.insert(word.to_owned());
                 }
                 rest = &from[word.len()..];
@@ -137,12 +137,15 @@ fn every_alert_says_how_bad_it_is_and_what_is_wrong_with_what() {
         assert!(["warning", "critical"].contains(&severity), "{name}");
         let expr = alert["expr"].as_str().unwrap();
         for key in ["summary", "description"] {
-            let told = alert["annotations"][key].as_str().unwrap();
-            assert!(told.len() > 20 && !told.contains('\n'), "{name}: {told}");
+            let sentence = alert["annotations"][key].as_str().unwrap();
+            assert!(
+                sentence.len() > 20 && !sentence.contains('\n'),
+                "{name}: {sentence}"
+            );
             for label in ["pool", "controller", "instance"] {
                 let by = expr.contains(&format!("by ({label}"));
                 let by = by && expr.contains("by (");
-                let named = told.contains(&format!("$labels.{label}"));
+                let named = sentence.contains(&format!("$labels.{label}"));
                 assert!(!by || named, "{name}: {key} does not name the {label}");
             }
         }
@@ -181,7 +184,7 @@ fn queries() -> Vec<(String, String)> {
 }
 
 #[test]
-fn alerts_and_dashboard_ask_only_for_what_is_told() {
+fn alerts_and_dashboard_use_only_series_that_exist() {
     let series = series();
     let alerts = alerts().into_iter();
     let exprs = alerts.map(|(name, it)| (name, it["expr"].as_str().unwrap().to_owned()));

@@ -40,14 +40,13 @@ fn the_modules_of_a_crate_form_no_cycle() {
                 others.remove(&leaf);
             }
         }
-        for (module, others) in circle(&uses) {
-            let (other, line) = others;
+        for (module, other, line) in cycle(&uses) {
             wrong.push(format!("{module} uses {other}: {line}"));
         }
     }
     assert!(
         wrong.is_empty(),
-        "modules that use each other in a circle:\n{}",
+        "modules that use each other in a cycle:\n{}",
         wrong.join("\n")
     );
 }
@@ -86,20 +85,19 @@ fn without(uses: &Uses) -> Option<String> {
     leaf.map(|(module, _)| module.clone())
 }
 
-/// Returns a cycle among the remaining modules; each module comes with its use of the next one.
-fn circle(uses: &Uses) -> Vec<(String, (String, String))> {
-    let Some(mut at) = uses.keys().next().cloned() else {
+/// Returns a cycle among the remaining modules: each module with the next one, and the line that uses the next one.
+fn cycle(uses: &Uses) -> Vec<(&str, &str, &str)> {
+    let Some(mut at) = uses.keys().next() else {
         return Vec::new();
     };
-    let mut steps: Vec<(String, (String, String))> = Vec::new();
+    let mut steps: Vec<(&str, &str, &str)> = Vec::new();
     loop {
         if let Some(begin) = steps.iter().position(|it| it.0 == at) {
             return steps.split_off(begin);
         }
-        let mut others = uses[&at].iter();
+        let mut others = uses[at].iter();
         let (next, line) = others.find(|it| uses.contains_key(it.0)).unwrap();
-        let (next, line) = (next.clone(), line.clone());
-        steps.push((at, (next.clone(), line)));
+        steps.push((at, next, line));
         at = next;
     }
 }
@@ -198,42 +196,30 @@ fn leaves(tree: &str) -> Vec<Vec<String>> {
 
 /// Reads the files of a crate without tests, with each `use` statement on one line.
 fn files(source: &Path) -> Vec<File> {
-    let mut files = Vec::new();
-    let mut folders = vec![source.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            if path.extension().is_none_or(|it| it != "rs") {
-                continue;
-            }
-            let relative = path.strip_prefix(source).unwrap().with_extension("");
-            let parts = relative.iter().map(|it| it.to_str().unwrap().to_owned());
-            let mut module: Vec<String> = parts.collect();
-            module.retain(|it| !["mod", "lib", "main"].contains(&it.as_str()));
-            let tests = ["tests", "testing", "scripts", "fake"];
-            if module.iter().any(|it| tests.contains(&it.as_str())) {
-                continue;
-            }
-            let lines = lines(&fs::read_to_string(&path).unwrap());
-            files.push(File {
-                path,
-                module,
-                lines,
-            });
-        }
-    }
-    files
+    let all = repository::files(source.to_str().unwrap()).into_iter();
+    let code = all.filter(|it| repository::has_extension(it, "rs"));
+    let file = |path: PathBuf| {
+        let relative = path.strip_prefix(source).unwrap().with_extension("");
+        let parts = relative.iter().map(|it| it.to_str().unwrap().to_owned());
+        let mut module: Vec<String> = parts.collect();
+        module.retain(|it| !["mod", "lib", "main"].contains(&it.as_str()));
+        let tests = ["tests", "testing", "scripts", "fake"];
+        let is_test = module.iter().any(|it| tests.contains(&it.as_str()));
+        let lines = lines(&fs::read_to_string(&path).unwrap());
+        (!is_test).then_some(File {
+            path,
+            module,
+            lines,
+        })
+    };
+    code.filter_map(file).collect()
 }
 
 fn lines(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut in_use = false;
     for (number, line) in text.lines().enumerate() {
-        // Tests are at the end of a file, so the rest is skipped.
+        // Tests are at the end of a file.
         if line == "mod tests {" || line == "pub mod testing {" {
             break;
         }

@@ -39,7 +39,7 @@ struct State {
     /// The content that processes see
     seen: Vec<u8>,
     /// The content that survives any loss of power
-    lasting: Vec<u8>,
+    synced: Vec<u8>,
     unsynced: Vec<Change>,
     fate: Option<Fate>,
     /// Number of changes and syncs since the fate was set
@@ -91,7 +91,7 @@ impl MemoryDisk {
     /// Returns a disk with these bytes, all of them synced.
     pub fn of(bytes: Vec<u8>) -> Self {
         let state = State {
-            lasting: bytes.clone(),
+            synced: bytes.clone(),
             seen: bytes,
             ..State::default()
         };
@@ -103,22 +103,22 @@ impl MemoryDisk {
         let state = self.0.lock().unwrap();
         Self(Arc::new(Mutex::new(State {
             seen: state.seen.clone(),
-            lasting: state.lasting.clone(),
+            synced: state.synced.clone(),
             unsynced: state.unsynced.clone(),
             ..State::default()
         })))
     }
 
-    /// Returns the disk after the worst loss of power: it has only what was synced.
+    /// Returns the disk after the worst loss of power: it has only the synced content.
     pub fn lasting(&self) -> Self {
-        Self::of(self.0.lock().unwrap().lasting.clone())
+        Self::of(self.0.lock().unwrap().synced.clone())
     }
 
     /// Returns the disk after a loss of power that lost a file's new size, and nothing else.
     pub fn without_growth(&self) -> Self {
         let state = self.0.lock().unwrap();
         let mut bytes = state.seen.clone();
-        bytes.truncate(state.lasting.len());
+        bytes.truncate(state.synced.len());
         Self::of(bytes)
     }
 
@@ -126,7 +126,7 @@ impl MemoryDisk {
     /// some sectors may be kept.
     pub fn after_power_loss(&self, rng: &mut Rng) -> Self {
         let state = self.0.lock().unwrap();
-        let mut bytes = state.lasting.clone();
+        let mut bytes = state.synced.clone();
         let how = rng.below(4);
         for (n, change) in state.unsynced.iter().enumerate() {
             let happens = match how {
@@ -232,10 +232,10 @@ impl Disk for MemoryDisk {
         state.step(false)?;
         state.syncs += 1;
         let State {
-            lasting, unsynced, ..
+            synced, unsynced, ..
         } = &mut *state;
         for change in unsynced.drain(..) {
-            apply(lasting, &change, |_| true);
+            apply(synced, &change, |_| true);
         }
         Ok(())
     }

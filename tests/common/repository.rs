@@ -14,6 +14,27 @@ pub fn crates() -> Vec<PathBuf> {
     all.map(|it| it.unwrap().path()).collect()
 }
 
+/// The absolute paths of all files in a folder and the folders below it; of a file, its own path.
+pub fn files(name: &str) -> Vec<PathBuf> {
+    let (mut files, mut left) = (Vec::new(), vec![path(name)]);
+    while let Some(next) = left.pop() {
+        if next.is_dir() {
+            left.extend(
+                std::fs::read_dir(&next)
+                    .unwrap()
+                    .map(|it| it.unwrap().path()),
+            );
+        } else {
+            files.push(next);
+        }
+    }
+    files
+}
+
+pub fn has_extension(file: &Path, extension: &str) -> bool {
+    file.extension().is_some_and(|it| it == extension)
+}
+
 /// The folders of all packages: the crates, the root package and e2e.
 pub fn packages() -> Vec<PathBuf> {
     let mut all = crates();

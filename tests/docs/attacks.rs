@@ -1,32 +1,26 @@
 //! Checks that the tests which the page on security names exist.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
-use crate::{assert_none, path, text};
+use crate::repository::{files, has_extension};
+use crate::{assert_none, text};
 
-/// Collects the names of the tests in a folder's Rust files.
-fn tests_in(folder: &Path, all: &mut BTreeSet<String>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let entry = entry.unwrap();
-        if entry.file_type().unwrap().is_dir() {
-            tests_in(&entry.path(), all);
-        } else if entry.path().extension().is_some_and(|it| it == "rs") {
-            let code = std::fs::read_to_string(entry.path()).unwrap();
-            for part in code.split("test]").skip(1) {
-                // Other attributes may come between `#[test]` and the function, so this looks for the next `fn`.
-                let begins = part.split_once("fn ").map(|it| it.1).unwrap_or_default();
-                all.extend(begins.split('(').next().map(str::to_owned));
-            }
-        }
-    }
+/// The names of the tests in a file.
+fn tests_in(code: &str) -> Vec<String> {
+    // Other attributes may come between `#[test]` and the function, so this looks for the next `fn`.
+    let parts = code.split("test]").skip(1);
+    let functions = parts.filter_map(|it| it.split_once("fn "));
+    let names = functions.filter_map(|it| it.1.split('(').next());
+    names.map(str::to_owned).collect()
 }
 
 #[test]
 fn every_row_of_who_can_do_what_names_tests_that_exist() {
     let mut tests = BTreeSet::new();
-    for folder in ["src", "crates", "tests", "e2e/tests"] {
-        tests_in(&path(folder), &mut tests);
+    let folders = ["src", "crates", "tests", "e2e/tests"];
+    let files = folders.into_iter().flat_map(files);
+    for file in files.filter(|it| has_extension(it, "rs")) {
+        tests.extend(tests_in(&std::fs::read_to_string(file).unwrap()));
     }
     assert!(tests.len() > 500, "only {} were found", tests.len());
     let page = text("docs/security.md");

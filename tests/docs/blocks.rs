@@ -84,6 +84,6 @@ fn a_field_that_no_pool_has_is_found() {
     let good = serde_json::json!({"ipv4": ranges, "warm": {"low": 3}, "nodeSelector": selector});
     assert_eq!(pool(good), Ok(()));
     let bad = serde_json::json!({"ipv4": {"cidrs": ["10.0.0.0/16"], "blocksize": 26}});
-    let told = "an IPPool has no field spec.ipv4.blocksize".to_owned();
-    assert_eq!(pool(bad), Err(told));
+    let error = "an IPPool has no field spec.ipv4.blocksize".to_owned();
+    assert_eq!(pool(bad), Err(error));
 }

@@ -23,15 +23,16 @@ const TARGETS: [(&str, &str); 3] = [
     ("--bench", "benches"),
 ];
 
-/// The data that commands are checked against.
-pub struct Known {
+/// Checks commands against the Makefile and the chart.
+pub struct CommandCheck {
     /// Targets of the Makefile
     targets: BTreeSet<String>,
+    /// Values of the chart
     values: Value,
 }
 
-impl Known {
-    pub fn read() -> Self {
+impl CommandCheck {
+    pub fn new() -> Self {
         let makefile = text("Makefile");
         let rules = makefile.lines().filter_map(|it| it.split_once(':'));
         let is_name = |it: &str| {
@@ -56,28 +57,22 @@ impl Known {
                 of_clap(cadastre_cli::Cli::try_parse_from(words).err(), mentioned)?;
             }
             "kubectl" if rest.first().is_some_and(|it| it == "cadastre") => {
-                of_clap(
-                    cadastre_cli::Cli::try_parse_from(stand_ins(rest)).err(),
-                    mentioned,
-                )?;
+                let parsed = cadastre_cli::Cli::try_parse_from(with_examples(rest));
+                of_clap(parsed.err(), mentioned)?;
             }
             "make" => {
-                let targets = rest
-                    .iter()
-                    .filter(|it| !it.contains('=') && !it.starts_with('-'));
-                for target in targets {
-                    if !self.targets.contains(target) {
-                        return Err(format!("the Makefile has no {target}"));
-                    }
+                let targets = rest.iter();
+                let mut targets = targets.filter(|it| !it.contains('=') && !it.starts_with('-'));
+                if let Some(target) = targets.find(|it| !self.targets.contains(*it)) {
+                    return Err(format!("the Makefile has no {target}"));
                 }
             }
             "helm" | "--set" => self.values(words)?,
             "cargo" => of_cargo(rest)?,
             _ => {}
         }
-        let mut files = words
-            .iter()
-            .map(|it| it.trim_start_matches("./").trim_end_matches('/'));
+        let files = words.iter().map(|it| it.trim_start_matches("./"));
+        let mut files = files.map(|it| it.trim_end_matches('/'));
         let of_us = |it: &&str| it.split_once('/').is_some_and(|it| FOLDERS.contains(&it.0));
         match files.find(|it| of_us(it) && is_plain(it) && !path(it).exists()) {
             Some(file) => Err(format!("there is no {file}")),
@@ -136,17 +131,12 @@ fn of_clap(error: Option<clap::Error>, mentioned: bool) -> Result<(), String> {
     match error.kind() {
         DisplayHelp | DisplayVersion => Ok(()),
         Short | MissingRequiredArgument | MissingSubcommand if mentioned => Ok(()),
-        _ => Err(error
-            .to_string()
-            .lines()
-            .next()
-            .unwrap_or_default()
-            .to_owned()),
+        _ => Err(error.to_string().lines().take(1).collect()),
     }
 }
 
 /// Replaces the placeholders `ADDRESS` and `CIDR` with valid values.
-fn stand_ins(words: &[String]) -> Vec<String> {
+fn with_examples(words: &[String]) -> Vec<String> {
     let own = words.iter().map(|word| match word.as_str() {
         "ADDRESS" => "192.0.2.1".to_owned(),
         "CIDR" => "192.0.2.0/26".to_owned(),
@@ -161,10 +151,8 @@ fn of_cargo(words: &[String]) -> Result<(), String> {
             continue;
         };
         if !packages().iter().any(|it| has_target(it, folder, name)) {
-            return Err(format!(
-                "there is no {} {name}",
-                flag.trim_start_matches('-')
-            ));
+            let kind = flag.trim_start_matches('-');
+            return Err(format!("there is no {kind} {name}"));
         }
     }
     Ok(())
@@ -172,8 +160,8 @@ fn of_cargo(words: &[String]) -> Result<(), String> {
 
 #[test]
 fn what_is_not_there_is_found() {
-    let known = Known::read();
-    let judge = |line: &str, mentioned| known.judge(&commands(line)[0], mentioned);
+    let check = CommandCheck::new();
+    let judge = |line: &str, mentioned| check.judge(&commands(line)[0], mentioned);
     for good in [
         "make sim SEED=1",
         "kubectl cadastre show ip ADDRESS -o json",
@@ -200,14 +188,14 @@ fn what_is_not_there_is_found() {
 
 #[test]
 fn commands_in_blocks_can_be_called() {
-    let known = Known::read();
+    let check = CommandCheck::new();
     let mut wrong = Vec::new();
     let mut count = 0;
     for page in pages::all() {
         for block in page.blocks.iter().filter(|it| it.language == "sh") {
             for words in commands(&block.text) {
                 count += 1;
-                if let Err(why) = known.judge(&words, false) {
+                if let Err(why) = check.judge(&words, false) {
                     wrong.push(format!("{}: {}: {why}", page.name, words.join(" ")));
                 }
             }
@@ -219,7 +207,7 @@ fn commands_in_blocks_can_be_called() {
 
 #[test]
 fn commands_in_sentences_can_be_called() {
-    let known = Known::read();
+    let check = CommandCheck::new();
     let mut wrong = Vec::new();
     let mut count = 0;
     for page in pages::all() {
@@ -227,7 +215,7 @@ fn commands_in_sentences_can_be_called() {
             // If the code is not a command, only the files that it names are checked.
             for words in commands(&code) {
                 count += usize::from(words.len() > 1);
-                if let Err(why) = known.judge(&words, true) {
+                if let Err(why) = check.judge(&words, true) {
                     wrong.push(format!("{}: `{code}`: {why}", page.name));
                 }
             }
@@ -239,7 +227,7 @@ fn commands_in_sentences_can_be_called() {
 
 #[test]
 fn workflows_call_what_there_is() {
-    let known = Known::read();
+    let check = CommandCheck::new();
     let mut wrong = Vec::new();
     let mut count = 0;
     for entry in std::fs::read_dir(path(".github/workflows")).unwrap() {
@@ -250,12 +238,9 @@ fn workflows_call_what_there_is() {
             for run in steps.iter().filter_map(|it| it["run"].as_str()) {
                 for words in commands(run) {
                     count += 1;
-                    if let Err(why) = known.judge(&words, false) {
-                        wrong.push(format!(
-                            "{}: {job}: {}: {why}",
-                            file.display(),
-                            words.join(" ")
-                        ));
+                    if let Err(why) = check.judge(&words, false) {
+                        let (file, command) = (file.display(), words.join(" "));
+                        wrong.push(format!("{file}: {job}: {command}: {why}"));
                     }
                 }
             }

@@ -1,11 +1,11 @@
 //! Checks that commands name Cadastre's kinds with their group: other APIs have `ippools`, too.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use cadastre_api::crd;
 
-use crate::{assert_none, path, text};
+use crate::assert_none;
+use crate::repository::{files, has_extension};
 
 /// The files that users read: pages, the chart, and the strings of the programs.
 const READ: [&str; 9] = [
@@ -55,35 +55,17 @@ fn bare(text: &str, names: &BTreeSet<String>) -> Vec<String> {
     bare
 }
 
-fn find(at: &str, files: &mut Vec<String>) {
-    if path(at).is_file() {
-        return files.push(at.to_owned());
-    }
-    for entry in std::fs::read_dir(path(at)).unwrap() {
-        let name = entry.unwrap().file_name();
-        find(Path::new(at).join(name).to_str().unwrap(), files);
-    }
-}
-
 #[test]
 fn commands_name_the_group() {
     let names = names();
-    let mut files = Vec::new();
-    for at in READ {
-        find(at, &mut files);
-    }
-    let is_text = |it: &String| Path::new(it).extension().is_none_or(|it| it != "png");
-    files.retain(is_text);
     let mut wrong = Vec::new();
     let mut grouped = 0;
-    for file in files {
-        let text = text(&file);
+    let files = READ.into_iter().flat_map(files);
+    for file in files.filter(|it| !has_extension(it, "png")) {
+        let text = std::fs::read_to_string(&file).unwrap();
         grouped += text.matches(".cadastre.dev").count();
-        wrong.extend(
-            bare(&text, &names)
-                .iter()
-                .map(|it| format!("{file}: {it}: whose?")),
-        );
+        let bare = bare(&text, &names).into_iter();
+        wrong.extend(bare.map(|it| format!("{}: {it}: whose?", file.display())));
     }
     assert_none(&wrong);
     assert!(
@@ -104,12 +86,12 @@ fn a_kind_without_its_group_is_found() {
     ] {
         assert_eq!(bare(good), [""; 0], "{good}");
     }
-    for (bad, told) in [
+    for (bad, found) in [
         ("`kubectl delete ippools --all`", "kubectl delete ippools"),
         ("see kubectl get ippools.", "kubectl get ippools"),
         ("kubectl -n x get pods,ipp", "kubectl x ipp"),
         ("kubectl get \\\n  nodesubnet/n1", "kubectl get nodesubnet"),
     ] {
-        assert_eq!(bare(bad), [told], "{bad}");
+        assert_eq!(bare(bad), [found], "{bad}");
     }
 }

@@ -56,7 +56,7 @@ fn the_page_on_pools_has_the_limits_of_the_crd() {
         let most = cells.get(2)?.replace(',', "").parse().ok()?;
         Some((cells[1].trim_matches('`').to_owned(), most))
     };
-    let told: BTreeMap<String, u64> = table.lines().filter_map(row).collect();
-    assert_eq!(told, found);
+    let listed: BTreeMap<String, u64> = table.lines().filter_map(row).collect();
+    assert_eq!(listed, found);
     assert_eq!(found["reserved"], 128, "they are found");
 }

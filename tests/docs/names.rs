@@ -1,13 +1,13 @@
 //! Checks names in the pages that come from the code: metrics, values of the chart, environment variables.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use cadastre::metrics;
 use clap::{Command, CommandFactory as _};
 
-use crate::commands::Known;
-use crate::{assert_none, pages, path};
+use crate::commands::CommandCheck;
+use crate::repository::files;
+use crate::{assert_none, pages};
 
 /// Prefixes of the names of metrics.
 const METRICS: [&str; 5] = [
@@ -21,8 +21,8 @@ const METRICS: [&str; 5] = [
 /// File extensions. Names of files such as `agent.sock` look like values of the chart, but are none.
 const FILES: [&str; 7] = ["json", "lock", "log", "proto", "rs", "sock", "yaml"];
 
-/// The words of code, split at all characters that no name contains.
-fn words(code: &str) -> impl Iterator<Item = &str> {
+/// The identifiers in code.
+fn identifiers(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !(c.is_ascii_alphanumeric() || "_.".contains(c)))
         .map(|it| it.trim_matches('.'))
 }
@@ -32,12 +32,8 @@ fn all_code() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for page in pages::all() {
         let blocks = page.blocks.iter().map(|it| it.text.clone());
-        all.extend(
-            page.code()
-                .into_iter()
-                .chain(blocks)
-                .map(|it| (page.name.clone(), it)),
-        );
+        let code = page.code().into_iter().chain(blocks);
+        all.extend(code.map(|it| (page.name.clone(), it)));
     }
     all
 }
@@ -57,7 +53,8 @@ fn metrics_in_pages_are_served() {
     let mut wrong = Vec::new();
     let mut count = 0;
     for (page, code) in all_code() {
-        let names = words(&code).filter(|it| METRICS.iter().any(|start| it.starts_with(start)));
+        let names =
+            identifiers(&code).filter(|it| METRICS.iter().any(|start| it.starts_with(start)));
         for name in names {
             count += 1;
             if !served.contains(name) {
@@ -71,7 +68,7 @@ fn metrics_in_pages_are_served() {
 
 #[test]
 fn values_in_sentences_are_of_the_chart() {
-    let known = Known::read();
+    let check = CommandCheck::new();
     let mut wrong = Vec::new();
     let mut count = 0;
     for page in pages::all() {
@@ -79,11 +76,11 @@ fn values_in_sentences_are_of_the_chart() {
             let (group, rest) = code.split_once('.').unwrap_or_default();
             let end = rest.rsplit('.').next().unwrap_or_default();
             let is_name = rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '.');
-            if !known.is_group(group) || !is_name || rest.is_empty() || FILES.contains(&end) {
+            if !check.is_group(group) || !is_name || rest.is_empty() || FILES.contains(&end) {
                 continue;
             }
             count += 1;
-            if !known.has_value(&code) {
+            if !check.has_value(&code) {
                 wrong.push(format!("{}: the chart has no value {code}", page.name));
             }
         }
@@ -99,25 +96,12 @@ fn variables() -> BTreeSet<String> {
         all.extend(names.map(|it| it.to_str().unwrap().to_owned()));
         command.get_subcommands().for_each(|it| of(it, all));
     }
-    fn inside(folder: &Path, all: &mut BTreeSet<String>) {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let entry = entry.unwrap();
-            if entry.file_type().unwrap().is_dir() {
-                inside(&entry.path(), all);
-                continue;
-            }
-            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-            all.extend(
-                words(&text)
-                    .filter(|it| it.starts_with("CADASTRE_"))
-                    .map(str::to_owned),
-            );
-        }
-    }
     let mut all = BTreeSet::new();
     of(&cadastre::Cli::command(), &mut all);
-    for folder in ["e2e/src", "hack", "src"] {
-        inside(&path(folder), &mut all);
+    for file in ["e2e/src", "hack", "src"].into_iter().flat_map(files) {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let names = identifiers(&text).filter(|it| it.starts_with("CADASTRE_"));
+        all.extend(names.map(str::to_owned));
     }
     all
 }
@@ -131,7 +115,7 @@ fn variables_in_pages_are_read() {
     );
     let mut wrong = Vec::new();
     for (page, code) in all_code() {
-        for name in words(&code).filter(|it| it.starts_with("CADASTRE_")) {
+        for name in identifiers(&code).filter(|it| it.starts_with("CADASTRE_")) {
             if !read.contains(name) {
                 wrong.push(format!("{page}: nothing reads {name}"));
             }

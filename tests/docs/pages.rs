@@ -1,8 +1,9 @@
 //! Parses the pages: fenced blocks, headings, links, code in sentences.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::PathBuf;
 
+use crate::repository::{files, has_extension};
 use crate::{path, text};
 
 /// Pages outside docs/.
@@ -31,24 +32,17 @@ pub struct Block {
 }
 
 pub fn all() -> Vec<Page> {
-    let mut names: BTreeSet<String> = AT_TOP.map(ToOwned::to_owned).into();
-    find(&path("docs"), "docs", &mut names);
-    names
+    let root = path("");
+    let pages = files("docs")
         .into_iter()
-        .map(|name| Page::new(&name, &text(&name)))
-        .collect()
-}
-
-fn find(folder: &Path, name: &str, names: &mut BTreeSet<String>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let entry = entry.unwrap();
-        let name = format!("{name}/{}", entry.file_name().to_str().unwrap());
-        if entry.file_type().unwrap().is_dir() {
-            find(&entry.path(), &name, names);
-        } else if entry.path().extension().is_some_and(|it| it == "md") {
-            names.insert(name);
-        }
-    }
+        .filter(|it| has_extension(it, "md"));
+    let mut paths: BTreeSet<PathBuf> = pages.collect();
+    paths.extend(AT_TOP.map(path));
+    let page = |file: &PathBuf| {
+        let name = file.strip_prefix(&root).unwrap().to_str().unwrap();
+        Page::new(name, &text(name))
+    };
+    paths.iter().map(page).collect()
 }
 
 impl Page {

@@ -1,11 +1,11 @@
-//! What must hold of blocks after every step.
+//! Checks of blocks after every step.
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
 //!    existing pod reports it. No block is listed that overlaps a block listed for another live node, or a podCIDR
 //!    that a controller has allocated.
-//! 2. *The agent's word.* A block listed for a live node stays listed until its agent has reported that it
-//!    released that very block.
+//! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
+//!    block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
 //!    release; or the block was never listed and another range held its addresses; or its node is deleted, the
 //!    quarantine is over, and no pod of the node reports an address of the block.
@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocationMode, NodeSubnetSpec};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet};
 use cadastre_core::{Addr, Cidr};
 
@@ -23,9 +23,9 @@ use super::api::{Api, Author};
 use super::checks::{Checks, DUPLICATE, Verdict, wrong};
 use super::clock::{SECOND, Time};
 use super::host::{Held, Key, key};
-use super::known::Known;
-use super::run::{Sim, Where};
-use super::shape::{Shape, counted};
+use super::pool_model::{PoolModel, counted};
+use super::received::Received;
+use super::run::{RunId, Sim};
 
 /// A controller must respect an object that it received at least this long ago: a pool, service range or pod.
 const HEEDED: Time = 120 * SECOND;
@@ -33,13 +33,13 @@ const HEEDED: Time = 120 * SECOND;
 /// The history of each block (by CIDR and UID) and of each node.
 #[derive(Clone, Default)]
 pub struct BlockChecks {
-    lives: BTreeMap<Key, Life>,
+    histories: BTreeMap<Key, BlockHistory>,
     /// When each node was deleted, by UID.
     pub died: BTreeMap<ObjectUid, Time>,
 }
 
-#[derive(Clone, Default)]
-struct Life {
+#[derive(Clone, Debug, Default)]
+struct BlockHistory {
     /// UIDs of the nodes for which the block was listed.
     listed: BTreeSet<ObjectUid>,
     /// UIDs of the nodes whose agents have released the block.
@@ -61,21 +61,21 @@ fn owner(subnet: Option<&Subnet>) -> Option<ObjectUid> {
     spec.node_uid.as_deref().map(ObjectUid::from)
 }
 
-fn lives(api: &Api, uid: &ObjectUid) -> bool {
+fn is_live(api: &Api, uid: &ObjectUid) -> bool {
     api.nodes.live.values().any(|node| node.uid == *uid)
 }
 
 impl BlockChecks {
     /// Records that a host uses a range that the restored server does not know: blocks that overlap it are contested.
     pub fn used(&mut self, range: &Cidr) {
-        for ((cidr, _), life) in &mut self.lives {
-            life.contested |= cidr.overlaps(range);
+        for ((cidr, _), history) in &mut self.histories {
+            history.contested |= cidr.overlaps(range);
         }
     }
 
     /// Records that a restore has lost the block's object.
     pub fn lost(&mut self, block: Key) {
-        self.lives.entry(block).or_default().edited = true;
+        self.histories.entry(block).or_default().edited = true;
     }
 }
 
@@ -85,51 +85,54 @@ impl Checks {
         &mut self,
         before: Option<&Subnet>,
         after: Option<&Subnet>,
-        author: &Author,
+        author: Author,
         api: &Api,
     ) -> Verdict {
         if let Some(report) = after.and_then(|after| after.report.as_ref()) {
-            for word in report.blocks.iter().filter(|word| word.released) {
-                let life = self.parcels.lives.get_mut(&(word.cidr, word.uid.clone()));
-                if let Some(life) = life {
-                    life.released.insert(report.node_uid.clone());
+            for entry in report.blocks.iter().filter(|entry| entry.released) {
+                let history = self
+                    .blocks
+                    .histories
+                    .get_mut(&(entry.cidr, entry.uid.clone()));
+                if let Some(history) = history {
+                    history.released.insert(report.node_uid.clone());
                 }
             }
         }
-        if *author == Author::World {
+        if author == Author::World {
             // A NodeSubnet is one of two records of the node's blocks, and a user has changed it.
             for block in listed(before) {
-                self.parcels.lives.entry(block).or_default().edited = true;
+                self.blocks.histories.entry(block).or_default().edited = true;
             }
         }
-        if !matches!(author, Author::Controller { .. }) {
+        if !matches!(author, Author::Controller(_)) {
             return Ok(());
         }
         let (was, is) = (listed(before), listed(after));
         let (had, has) = (owner(before), owner(after));
-        if let Some(uid) = had.filter(|uid| lives(api, uid)) {
+        if let Some(uid) = had.filter(|uid| is_live(api, uid)) {
             let report = before.and_then(|before| before.report.as_ref());
             let report = report.filter(|report| report.node_uid == uid);
             for block in was {
                 // A block that was deleted by hand and created again has another UID, so only the CIDR is compared.
                 let stays = has.as_ref() == Some(&uid) && is.iter().any(|it| it.0 == block.0);
-                let word = report.and_then(|report| report.of_block(&block.0, &block.1));
-                if !stays && !word.is_some_and(|word| word.released) {
+                let entry = report.and_then(|report| report.of_block(&block.0, &block.1));
+                if !stays && !entry.is_some_and(|entry| entry.released) {
                     let name = before.map(|it| it.name.clone());
                     let text = format!(
                         "{} {} is taken from {name:?} ({uid}) whose agent has not let go of it",
                         block.0, block.1
                     );
-                    return wrong("agent's word", text, name);
+                    return wrong("release", text, name);
                 }
             }
         }
-        let Some((uid, subnet)) = has.filter(|uid| lives(api, uid)).zip(after) else {
+        let Some((uid, subnet)) = has.filter(|uid| is_live(api, uid)).zip(after) else {
             return Ok(());
         };
         for block in &is {
-            let life = self.parcels.lives.entry(block.clone()).or_default();
-            if life.listed.insert(uid.clone()) {
+            let history = self.blocks.histories.entry(block.clone()).or_default();
+            if history.listed.insert(uid.clone()) {
                 self.tally.listed += 1;
                 *self.allocated.entry(uid.clone()).or_default() += 1;
             }
@@ -140,15 +143,16 @@ impl Checks {
             }
             // After a user has deleted the NodeSubnet, a late creation may list a block that the agent has released.
             // That is harmless, because the agent assigns nothing from it.
-            if before.is_none() && life.released.contains(&uid) {
-                life.edited = true;
+            if before.is_none() && history.released.contains(&uid) {
+                history.edited = true;
                 continue;
             }
             for other in api.subnets.live.values().filter(|o| o.name != subnet.name) {
-                let live = owner(Some(other)).filter(|uid| lives(api, uid));
+                let live = owner(Some(other)).filter(|uid| is_live(api, uid));
                 let uses = |theirs: &&Key| {
-                    let life = self.parcels.lives.get(theirs);
-                    let is_over = |uid| life.is_some_and(|life| life.released.contains(uid));
+                    let history = self.blocks.histories.get(theirs);
+                    let is_over =
+                        |uid| history.is_some_and(|history| history.released.contains(uid));
                     theirs.0.overlaps(&block.0) && live.as_ref().is_some_and(|uid| !is_over(uid))
                 };
                 if let Some(theirs) = listed(Some(other)).iter().find(uses) {
@@ -169,29 +173,32 @@ impl Checks {
         &mut self,
         before: Option<&Block>,
         after: Option<&Block>,
-        author: &Author,
+        author: Author,
         api: &Api,
         now: Time,
     ) -> Verdict {
         if let (None, Some(Ok(spec))) = (before, after.map(|after| &after.spec)) {
             self.block_created(after.map(|it| &it.uid), spec, api);
         }
-        if !matches!(author, Author::Controller { .. }) {
+        if !matches!(author, Author::Controller(_)) {
             let spec = before.and_then(|before| before.spec.as_ref().ok());
             if let (Some(spec), Some(before)) = (spec, before) {
                 let key = (spec.cidr, before.uid.clone());
-                self.parcels.lives.entry(key).or_default().edited = true;
+                self.blocks.histories.entry(key).or_default().edited = true;
             }
             return Ok(());
         }
         let spec = |block: Option<&Block>| block.and_then(|b| b.spec.as_ref().ok()).cloned();
         if let Some(after) = spec(after)
             && after.owner.quarantined
-            && lives(api, &after.owner.uid)
+            && is_live(api, &after.owner.uid)
             && self.is_listed_to(before, &after)
         {
-            let text = format!("{} rests while {} lives", after.cidr, after.owner.uid);
-            return wrong("agent's word", text, [after.owner.name]);
+            let text = format!(
+                "{} is quarantined while node {} exists",
+                after.cidr, after.owner.uid
+            );
+            return wrong("release", text, [after.owner.name]);
         }
         match (before, spec(before), after) {
             (Some(block), Some(spec), None) => self.block_ended(block, &spec, api, now),
@@ -201,14 +208,14 @@ impl Checks {
 
     /// Whether a user edited, or a restore lost, a block that contains the address.
     fn was_edited(&self, addr: Addr) -> bool {
-        let mut lives = self.parcels.lives.iter();
-        lives.any(|(key, life)| life.edited && key.0.contains_addr(addr))
+        let mut histories = self.blocks.histories.iter();
+        histories.any(|(key, history)| history.edited && key.0.contains_addr(addr))
     }
 
     fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
         let uid = block.map(|block| block.uid.clone()).unwrap_or_default();
-        let life = self.parcels.lives.get(&(spec.cidr, uid));
-        life.is_some_and(|life| life.listed.contains(&spec.owner.uid))
+        let history = self.blocks.histories.get(&(spec.cidr, uid));
+        history.is_some_and(|history| history.listed.contains(&spec.owner.uid))
     }
 
     fn block_created(&mut self, uid: Option<&ObjectUid>, spec: &BlockSpec, api: &Api) {
@@ -219,20 +226,24 @@ impl Checks {
         let hit: Vec<Key> = others.filter(|(c, _)| c.overlaps(&cidr)).collect();
         let nodes = &mut api.nodes.live.values();
         let podcidr = nodes.any(|node| counted(node).any(|c| c.overlaps(&cidr)));
-        let graves = &mut self.dead_nodes.iter();
-        let rests = graves.any(|grave| grave.ranges.iter().any(|c| c.overlaps(&cidr)));
-        let contested = !hit.is_empty() || podcidr || rests;
+        let dead_nodes = &mut self.dead_nodes.iter();
+        let quarantined = dead_nodes.any(|dead| dead.ranges.iter().any(|c| c.overlaps(&cidr)));
+        let contested = !hit.is_empty() || podcidr || quarantined;
         for other in hit {
-            self.parcels.lives.entry(other).or_default().contested = true;
+            self.blocks.histories.entry(other).or_default().contested = true;
         }
-        let life = self.parcels.lives.entry((cidr, uid.clone())).or_default();
-        life.contested |= contested;
+        let history = self
+            .blocks
+            .histories
+            .entry((cidr, uid.clone()))
+            .or_default();
+        history.contested |= contested;
     }
 
     /// Records written podCIDRs: whoever wrote them, blocks that overlap them are contested.
     pub fn podcidrs_written(&mut self, ranges: &[Cidr]) {
-        for ((cidr, _), life) in &mut self.parcels.lives {
-            life.contested |= ranges.iter().any(|range| range.overlaps(cidr));
+        for ((cidr, _), history) in &mut self.blocks.histories {
+            history.contested |= ranges.iter().any(|range| range.overlaps(cidr));
         }
     }
 
@@ -243,41 +254,39 @@ impl Checks {
         let key = (spec.cidr, block.uid.clone());
         // The block may have been deleted by hand and created again. Then it was released under its earlier UID, so
         // the histories of all blocks of this CIDR are considered.
-        let same = self.parcels.lives.range((spec.cidr, "".into())..);
+        let same = self.blocks.histories.range((spec.cidr, "".into())..);
         let same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
-        let same: Vec<(&Key, &Life)> = same.collect();
-        let was_listed = |it: &&(&Key, &Life)| *it.0 == key && it.1.listed.contains(&owner.uid);
+        let same: Vec<(&Key, &BlockHistory)> = same.collect();
+        let was_listed =
+            |it: &&(&Key, &BlockHistory)| *it.0 == key && it.1.listed.contains(&owner.uid);
         let was_listed = same.iter().any(|it| was_listed(&it));
         // The same is true of a block that a late deletion removed and that was created again.
-        let is_let_go = |it: &Life| it.released.contains(&owner.uid);
-        let remade = |it: &Life| is_let_go(it) && (it.edited || !was_listed);
+        let is_let_go = |it: &BlockHistory| it.released.contains(&owner.uid);
+        let remade = |it: &BlockHistory| is_let_go(it) && (it.edited || !was_listed);
         let remade = same.iter().any(|(_, it)| remade(it));
         let was_edited = same.iter().any(|(_, it)| it.edited);
-        let life = self.parcels.lives.entry(key.clone()).or_default();
-        if lives(api, &owner.uid) {
-            let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
+        let history = self.blocks.histories.entry(key.clone()).or_default();
+        if is_live(api, &owner.uid) {
+            let subnet = api.subnets.get(&owner.name).map(AsRef::as_ref);
             // When a late deletion takes effect, the NodeSubnet may list the block again. Then the agent must have
             // reported the release once more.
-            let report = told.and_then(|told| told.report.as_ref());
+            let report = subnet.and_then(|subnet| subnet.report.as_ref());
             let report = report.filter(|report| report.node_uid == owner.uid);
-            let word = report.and_then(|report| report.of_block(&key.0, &key.1));
-            let is_said = word.is_some_and(|word| word.released);
-            let still = owner_is(told, &owner.uid) && listed(told).contains(&key) && !is_said;
-            let let_go = life.released.contains(&owner.uid) && !still;
-            let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
-            let strange = life.edited || was_edited || owner.quarantined;
-            let never = strange && !life.listed.contains(&owner.uid);
-            let fair = let_go || lost || never || remade && !still;
+            let entry = report.and_then(|report| report.of_block(&key.0, &key.1));
+            let is_released = entry.is_some_and(|entry| entry.released);
+            let still =
+                owner_is(subnet, &owner.uid) && listed(subnet).contains(&key) && !is_released;
+            let released = history.released.contains(&owner.uid) && !still;
+            let lost =
+                history.contested && (history.edited || !history.listed.contains(&owner.uid));
+            let strange = history.edited || was_edited || owner.quarantined;
+            let never = strange && !history.listed.contains(&owner.uid);
+            let fair = released || lost || never || remade && !still;
             if !fair {
+                let (name, cidr, uid) = (&owner.name, spec.cidr, &block.uid);
                 let text = format!(
-                    "{} {} of {} ({}) is deleted: listed {:?}, let go {:?}, contested {}",
-                    spec.cidr,
-                    block.uid,
-                    owner.name,
-                    owner.uid,
-                    life.listed,
-                    life.released,
-                    life.contested
+                    "{cidr} {uid} of {name} ({}) is deleted: {history:?}",
+                    owner.uid
                 );
                 return wrong("end of a block", text, names);
             }
@@ -287,81 +296,72 @@ impl Checks {
             let pods = api.pods_on(&owner.name);
             let pods = pods.filter(|pod| !self.given_too_late.contains(&pod.uid));
             let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
-            life.listed.contains(uid) && addresses.any(|addr| spec.cidr.contains_addr(*addr))
+            history.listed.contains(uid) && addresses.any(|addr| spec.cidr.contains_addr(*addr))
         };
         if held(&owner.uid) {
-            let text = format!(
-                "{} of {} ends while a pod reports an address of it",
-                spec.cidr, owner.uid
-            );
+            let (cidr, uid) = (spec.cidr, &owner.uid);
+            let text = format!("{cidr} of {uid} ends while a pod reports an address of it");
             return wrong("end of a block", text, names);
         }
         // The same host may have released the block as another Node, which may be deleted by now.
-        let released = !life.released.is_empty() || !life.listed.contains(&owner.uid);
-        let died = self.parcels.died.get(&owner.uid).copied();
-        let rested = died.map(|died| died + self.quarantine_of(&spec.pool));
+        let released = !history.released.is_empty() || !history.listed.contains(&owner.uid);
+        let died = self.blocks.died.get(&owner.uid).copied();
+        let quarantine = self.quarantine_of(|it| it.name == spec.pool);
+        let rested = died.map(|died| died + quarantine);
         if !released && !self.clocks_lie && rested.is_some_and(|rested| now < rested) {
-            let text = format!(
-                "{} of {} ends {} ms after its node",
-                spec.cidr,
-                owner.uid,
-                (now - died.unwrap_or(now)) / 1000
-            );
+            let (cidr, uid, ms) = (spec.cidr, &owner.uid, (now - died.unwrap_or(now)) / 1000);
+            let text = format!("{cidr} of {uid} ends {ms} ms after its node");
             return wrong("end of a block", text, names);
         }
         Ok(())
     }
 
-    /// The shortest quarantine of all versions of the pool, as the fastest clock measures it.
-    fn quarantine_of(&self, pool: &PoolName) -> Time {
-        let versions = self.shapes.iter().filter(|shape| shape.name == *pool);
-        let shortest = versions.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
-        shortest - shortest * self.skew * 2 / 1_000_000
-    }
-
-    /// Checks a new block that a controller requests against what the controller had received.
+    /// Checks a new block that a controller requests. The controller must have respected every object that it had
+    /// received long enough ago.
     pub fn carved(
         &self,
-        place: Where,
+        run_id: RunId,
         spec: &BlockSpec,
-        known: &Known,
+        received: &Received,
         api: &Api,
         now: Time,
     ) -> Verdict {
         let fail = |what: String| {
             let owner = &spec.owner;
             let text = format!(
-                "{place} carves {} of {} for {} ({}): {what}",
+                "{run_id} carves {} of {} for {} ({}): {what}",
                 spec.cidr, spec.pool, owner.name, owner.uid
             );
             wrong("policy", text, [&*owner.name, &*spec.pool])
         };
-        let told = known.subnets.objects.get(&spec.owner.name);
+        let subnet = received.subnets.objects.get(&spec.owner.name);
         // Creating a quarantined block, or one that the node had already, is a repair: the node gains nothing by it.
         let restored = spec.owner.quarantined
-            || known.used.contains(&(spec.cidr, spec.owner.name.clone()))
-            || known.had.contains(&(spec.cidr, spec.owner.name.clone()))
-            || listed(told).iter().any(|(cidr, _)| *cidr == spec.cidr);
+            || received
+                .used
+                .contains(&(spec.cidr, spec.owner.name.clone()))
+            || received.had.contains(&(spec.cidr, spec.owner.name.clone()))
+            || listed(subnet).iter().any(|(cidr, _)| *cidr == spec.cidr);
         if restored {
             return Ok(());
         }
-        let labels = known.labels.get(&spec.owner.uid);
-        let could = |shape: &Shape| {
-            shape.name == spec.pool
-                && shape.allocation_mode == AllocationMode::Blocks
-                && !shape.disabled
-                && !shape.deleting
-                && shape.contains(&spec.cidr)
-                && labels.into_iter().flatten().any(|it| shape.matches(it))
+        let labels = received.labels.get(&spec.owner.uid);
+        let could = |model: &PoolModel| {
+            model.name == spec.pool
+                && model.allocation_mode == AllocationMode::Blocks
+                && !model.disabled
+                && !model.deleting
+                && model.contains(&spec.cidr)
+                && labels.into_iter().flatten().any(|it| model.matches(it))
         };
-        if !known.shapes.iter().any(could) {
+        if !received.models.iter().any(could) {
             return fail("no pool it has seen could have".to_owned());
         }
         let hits = |cidr: &Cidr| cidr.overlaps(&spec.cidr);
-        let mut subnets = known.subnets.objects.values();
+        let mut subnets = received.subnets.objects.values();
         let theirs = subnets.find(|it| {
             let now = api.subnets.get(&it.name).map(AsRef::as_ref);
-            let alive = owner(now).is_some_and(|uid| lives(api, &uid));
+            let alive = owner(now).is_some_and(|uid| is_live(api, &uid));
             let still = if alive { listed(now) } else { Vec::new() };
             let mut seen = listed(Some(it)).into_iter();
             seen.any(|block| hits(&block.0) && still.contains(&block))
@@ -369,14 +369,14 @@ impl Checks {
         if let Some(theirs) = theirs {
             return fail(format!("{} was seen with some of it", theirs.name));
         }
-        let mut nodes = known.nodes.objects.values();
-        let holds = |node: &&Node| counted(node).any(hits) && lives(api, &node.uid);
+        let mut nodes = received.nodes.objects.values();
+        let holds = |node: &&Node| counted(node).any(hits) && is_live(api, &node.uid);
         if let Some(node) = nodes.find(holds) {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
         // The request may have waited since the decision, so only objects known for long enough count.
-        let heeded = |uid: &ObjectUid| known.is_shown_since(uid, now.saturating_sub(HEEDED));
-        let mut services = known.services.objects.values();
+        let heeded = |uid: &ObjectUid| received.has_known_since(uid, now.saturating_sub(HEEDED));
+        let mut services = received.services.objects.values();
         let covers = |s: &&ServiceRange| {
             let there = api.services.get(&s.name).is_some();
             there && heeded(&s.uid) && s.cidrs.iter().any(|c| c.contains(&spec.cidr))
@@ -384,7 +384,7 @@ impl Checks {
         if let Some(it) = services.find(covers) {
             return fail(format!("the service range {} covers it", it.name));
         }
-        let mut pods = known.pods.objects.values();
+        let mut pods = received.pods.objects.values();
         let inside = |addr: &Addr| spec.cidr.contains_addr(*addr);
         let reports = |pod: &&Pod| {
             let there = api.pods.get(&pod.name);
@@ -395,23 +395,19 @@ impl Checks {
         if let Some(pod) = pods.find(reports) {
             return fail(format!("pod {} was seen there", pod.name));
         }
-        let pools: Vec<Shape> = known
-            .pools
-            .objects
-            .values()
-            .filter_map(Shape::new)
-            .collect();
-        let Some(own) = pools.iter().find(|shape| shape.name == spec.pool) else {
+        let pools = received.pools.objects.values();
+        let pools: Vec<PoolModel> = pools.filter_map(PoolModel::new).collect();
+        let Some(own) = pools.iter().find(|model| model.name == spec.pool) else {
             return Ok(());
         };
-        let older = |shape: &&Shape| {
+        let older = |model: &&PoolModel| {
             // The pool may have been deleted since, and a response may have shown a newer version than the watch.
-            let there = api.pools.get(&shape.name);
-            there.is_some_and(|it| it.uid == shape.uid)
-                && shape.age() < own.age()
-                && shape.overlaps(&spec.cidr)
-                && known.is_shown_since(&shape.uid, now.saturating_sub(HEEDED))
-                && known.is_shown_since(&own.uid, now.saturating_sub(HEEDED))
+            let there = api.pools.get(&model.name);
+            there.is_some_and(|it| it.uid == model.uid)
+                && model.age() < own.age()
+                && model.overlaps(&spec.cidr)
+                && received.has_known_since(&model.uid, now.saturating_sub(HEEDED))
+                && received.has_known_since(&own.uid, now.saturating_sub(HEEDED))
         };
         if let Some(older) = pools.iter().find(older) {
             return fail(format!("the older pool {} has it too", older.name));
@@ -443,26 +439,18 @@ impl Sim {
             let is_lost = agent.forgotten.contains(&held.node);
             is_current || is_lost && agent.given.values().any(|it| it == *key)
         };
-        agent
-            .blocks
-            .iter()
-            .filter(uses)
-            .map(|(key, _)| key)
-            .collect()
+        let used = agent.blocks.iter().filter(uses);
+        used.map(|(key, _)| key).collect()
     }
 
     /// Checks after a restore that no block is newly listed for a node while another host uses it, even if the server
     /// does not know of that use.
     pub fn check_listed(&self, before: Option<&Subnet>, after: Option<&Subnet>) -> Verdict {
-        let Some(uid) = owner(after).filter(|uid| self.was_restored() && lives(&self.api, uid))
+        let Some(uid) = owner(after).filter(|uid| self.was_restored() && is_live(&self.api, uid))
         else {
             return Ok(());
         };
-        let was = if owner_is(before, &uid) {
-            listed(before)
-        } else {
-            Vec::new()
-        };
+        let was = listed(before.filter(|_| owner_is(before, &uid)));
         let own = self.machines.of_node.get(&uid);
         for (cidr, _) in listed(after) {
             if was.iter().any(|it| it.0 == cidr) {
@@ -484,7 +472,7 @@ impl Sim {
     /// Checks a block that an agent begins to use.
     pub fn check_taken(&self, id: usize, block: &Key) -> Verdict {
         let agent = &self.machines.hosts[id];
-        let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
+        let Some(uid) = agent.node.as_ref().filter(|uid| is_live(&self.api, uid)) else {
             return Ok(());
         };
         for (other, theirs) in self.machines.hosts.iter().enumerate() {
@@ -505,7 +493,7 @@ impl Sim {
     /// Checks an address that an agent assigns to a pod.
     pub fn check_given(&self, id: usize, pod: &ObjectUid, addr: Addr, block: &Key) -> Verdict {
         let agent = &self.machines.hosts[id];
-        let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
+        let Some(uid) = agent.node.as_ref().filter(|uid| is_live(&self.api, uid)) else {
             return Ok(());
         };
         let says = |who: String, other: NodeName| {
@@ -522,13 +510,8 @@ impl Sim {
                 return says(format!("the agent of {}", theirs.name), theirs.name.clone());
             }
         }
-        for other in self
-            .api
-            .pods
-            .live
-            .values()
-            .filter(|other| other.uid != *pod)
-        {
+        let others = self.api.pods.live.values();
+        for other in others.filter(|other| other.uid != *pod) {
             // Nothing is guaranteed for addresses that no agent assigned, or that an agent assigned too late.
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
                 && !self.checks.ghosts.contains(&other.uid)
@@ -538,17 +521,15 @@ impl Sim {
             // Clocks measure the quarantine of a dead node's addresses: with fast clocks it ends too early.
             let of_dead = || {
                 let of_pod = self.machines.of_pod.get(&other.uid);
-                of_pod.is_none_or(|(_, node)| !lives(&self.api, node))
+                of_pod.is_none_or(|(_, node)| !is_live(&self.api, node))
             };
             if self.plan.clocks_hurry() && of_dead() {
                 continue;
             }
             if from_agent && !edited && other.addresses.contains(&addr) {
                 let placed = self.api.placed.get(&other.uid).cloned();
-                return says(
-                    format!("pod {} on {placed:?}", other.uid),
-                    placed.unwrap_or_default(),
-                );
+                let who = format!("pod {} on {placed:?}", other.uid);
+                return says(who, placed.unwrap_or_default());
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! Counted over a minute are: writes of an object that have no effect, reads of an object, all requests of a process,
 //! and how often the process is woken by its clock alone. The counts of an object start again with a write of the
-//! object that succeeds, or when a new object takes its place.
+//! object that succeeds, or when a new object takes its run_id.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,7 +15,7 @@ use cadastre_controller::cluster::request::{
 use super::checks::{Verdict, wrong};
 use super::clock::{SECOND, Time};
 use super::describe::{name_of, of_request, verb};
-use super::run::Where;
+use super::run::RunId;
 
 const MINUTE: Time = 60 * SECOND;
 
@@ -30,9 +30,9 @@ const WAKES: usize = 2_400;
 
 /// The times of the events in the last minute.
 #[derive(Default)]
-struct Row(VecDeque<Time>);
+struct RecentEvents(VecDeque<Time>);
 
-impl Row {
+impl RecentEvents {
     /// Adds an event; returns the number of events in the last minute.
     fn add(&mut self, now: Time) -> usize {
         while self.0.front().is_some_and(|at| at + MINUTE <= now) {
@@ -43,18 +43,16 @@ impl Row {
     }
 }
 
-type Key = (Where, String, Text);
+type Key = (RunId, String, Text);
 
 /// The recent requests of each process.
 #[derive(Default)]
 pub struct Budget {
     /// How many times faster than true time clocks may run
     pace: usize,
-    fruitless: BTreeMap<Key, Row>,
-    all: BTreeMap<Where, Row>,
-    wakes: BTreeMap<Where, Row>,
-    /// The highest counts so far: writes, reads, all requests, wake-ups
-    pub most: [usize; 4],
+    fruitless: BTreeMap<Key, RecentEvents>,
+    all: BTreeMap<RunId, RecentEvents>,
+    wakes: BTreeMap<RunId, RecentEvents>,
 }
 
 impl Budget {
@@ -69,15 +67,14 @@ impl Budget {
     /// Counts an answered request, and checks the counts against the limits.
     pub fn answered(
         &mut self,
-        place: Where,
+        run_id: RunId,
         request: &ApiRequest,
         outcome: &RequestOutcome,
         now: Time,
     ) -> Verdict {
-        let all = self.all.entry(place).or_default().add(now);
-        self.most[2] = self.most[2].max(all);
+        let all = self.all.entry(run_id).or_default().add(now);
         if all > ALL * self.pace {
-            let text = format!("{place} asks {all} times in a minute");
+            let text = format!("{run_id} asks {all} times in a minute");
             return wrong("budget", text, None::<&str>);
         }
         // A request that was not sent costs the server nothing, so it is not counted for its object.
@@ -100,7 +97,7 @@ impl Budget {
                     | ApiRequest::Delete(ObjectKind::Block, _)
             );
             self.fruitless.retain(|(of, counted, about), _| {
-                let is_it = *of == place && *about == name;
+                let is_it = *of == run_id && *about == name;
                 !is_it || !is_another && !counted.is_empty() && *counted != kind
             });
             return Ok(());
@@ -112,14 +109,12 @@ impl Budget {
         };
         let row = self
             .fruitless
-            .entry((place, kind, name.clone()))
+            .entry((run_id, kind, name.clone()))
             .or_default();
         let count = row.add(now);
-        let at = usize::from(!write);
-        self.most[at] = self.most[at].max(count);
         if count > most * self.pace {
             let text = format!(
-                "{place} asks {count} times in a minute for what comes to nothing: {}",
+                "{run_id} asks {count} times in a minute for what comes to nothing: {}",
                 of_request(request)
             );
             return wrong("budget", text, name_of(request));
@@ -137,11 +132,10 @@ impl Budget {
     }
 
     /// Counts a wake-up of a process by its clock alone, and checks the count against the limit.
-    pub fn woke(&mut self, place: Where, now: Time) -> Verdict {
-        let count = self.wakes.entry(place).or_default().add(now);
-        self.most[3] = self.most[3].max(count);
+    pub fn woke(&mut self, run_id: RunId, now: Time) -> Verdict {
+        let count = self.wakes.entry(run_id).or_default().add(now);
         if count > WAKES * self.pace {
-            let text = format!("{place} wakes {count} times in a minute by its clock alone");
+            let text = format!("{run_id} wakes {count} times in a minute by its clock alone");
             return wrong("budget", text, None::<&str>);
         }
         Ok(())

@@ -1,14 +1,14 @@
-//! What must hold after every step, checked against the API server's history and what each process had received.
-//! No check reads the state of a controller.
+//! The guarantees that every step is checked for, and the records that the checks keep: of the API server's history and
+//! of reports. No check reads the state of a controller.
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* A range that a controller allocates overlaps no range that a controller has allocated to another
 //!    live node. It also overlaps no range of a foreign allocator if the writing process had received that range.
-//! 2. *Rest.* The range of a dead node is not allocated to another host before the quarantine is over, counted from
-//!    the true time of the deletion. Before that, a consistent list of the dead node's pods must also have shown none
-//!    of the range's addresses. This holds if a NodeSubnet contained the range when the node was deleted, or if the
-//!    allocating process received the deletion, whoever led then. The time is not checked in runs whose wall clocks
-//!    jump: across a restart, wall clocks are the only measure of time.
+//! 2. *Quarantine.* The range of a dead node is not allocated to another host before the quarantine is over, counted
+//!    from the true time of the deletion. Before the allocation, a consistent list of the dead node's pods must also
+//!    have shown none of the range's addresses. The rule applies if a NodeSubnet contained the range when the node was
+//!    deleted, or if the allocating process received the deletion, whoever led then. The time is not checked in runs
+//!    whose wall clocks jump: across a restart, wall clocks are the only measure of time.
 //! 3. *Policy.* An allocated range is one block of each of the pool's families. The writing process had received the
 //!    pool as enabled, as selecting the node and with that block size. The range overlaps no reserved range, no service
 //!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
@@ -24,24 +24,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre_api::{AllocationMode, FINALIZER, NodeSubnetSpec};
 use cadastre_controller::cluster::intents::WriteIntents;
-use cadastre_controller::cluster::lease::{LeaseContent, LeaseRecord, Takeover};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName, TermId};
-use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pool, Subnet, Text};
-use cadastre_controller::cluster::request::{
-    ApiRequest, ObjectKind, ObjectSpec, PodCidrAllocation, RequestId, RequestOutcome,
-};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, TermId};
+use cadastre_controller::cluster::objects::{MachineIdentity, Node, Object, Text};
+use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, RequestOutcome};
 use cadastre_controller::{EventRecord, OutgoingRequest, Regarding};
 use cadastre_core::{Addr, Cidr};
 
 use super::api::{Api, Author, Commit};
 use super::block_checks::BlockChecks;
-use super::clock::{SECOND, Time, seconds};
-use super::describe::ranges;
-use super::known::{Known, Labels};
-use super::run::{Tally, Where};
-use super::shape::{Shape, counted, is_counted};
+use super::clock::{SECOND, Time};
+use super::pool_model::{PoolModel, counted};
+use super::received::Received;
+use super::record_checks::{Record, records};
+use super::run::{RunId, Tally};
 
 /// The name of the most important rule: no range has two holders.
 pub const DUPLICATE: &str = "one holder";
@@ -57,7 +53,7 @@ pub struct Violation {
 /// Whether a rule holds.
 pub type Verdict = Result<(), Violation>;
 
-/// Returns that a rule is broken; `names` are the objects that the trace shows.
+/// Returns a violation of a rule. The trace of the failure shows the objects in `names`.
 pub fn wrong(
     rule: &'static str,
     text: String,
@@ -81,9 +77,9 @@ pub struct DeadNode {
     /// Whether a NodeSubnet contained the ranges when the node was deleted, and no user has edited that record since.
     pub recorded: bool,
     /// Whether a user has edited the record. A controller that received the edit considers the quarantine over.
-    edited: bool,
+    pub edited: bool,
     /// The times at which lists of the node's pods showed none of its addresses.
-    looked: Vec<Time>,
+    pub looked: Vec<Time>,
 }
 
 #[derive(Default)]
@@ -96,23 +92,23 @@ pub struct Checks {
     pub dead_nodes: Vec<DeadNode>,
     /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine the process that
     /// last chose the ranges had to respect.
-    considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
-    born: BTreeMap<ObjectUid, Time>,
+    pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
+    pub born: BTreeMap<ObjectUid, Time>,
     /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
-    finalizer_dropped: BTreeMap<(ObjectUid, u64), Time>,
+    pub finalizer_dropped: BTreeMap<(ObjectUid, u64), Time>,
     /// All versions of all pools.
-    pub shapes: Vec<Shape>,
+    pub models: Vec<PoolModel>,
     /// The holder of the Lease, and since when.
-    lease: (Option<String>, Time),
+    pub lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
     /// By term: when the Lease was last written in it, and the intents in that Lease.
-    leases: BTreeMap<TermId, (Time, Option<Arc<WriteIntents>>)>,
+    pub leases: BTreeMap<TermId, (Time, Option<Arc<WriteIntents>>)>,
     /// The term of the last write of the Lease.
-    last_term: Option<TermId>,
+    pub last_term: Option<TermId>,
     pub last_write: (Time, String),
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
-    pub parcels: BlockChecks,
+    pub blocks: BlockChecks,
     /// UIDs of pods that a restore has brought back: the addresses in their statuses are outdated.
     pub ghosts: BTreeSet<ObjectUid>,
     /// UIDs of pods that got an address after the agent's Node was deleted, or an address of a foreign allocator's
@@ -120,18 +116,13 @@ pub struct Checks {
     pub given_too_late: BTreeSet<ObjectUid>,
     /// Addresses that an agent has released, with the host, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, ObjectUid, Time)>,
-    /// How often each process has sent each report, and the last report of each process about each object.
-    reported: BTreeMap<(Where, String), Told>,
-    last_told: BTreeMap<(Where, String), String>,
+    /// How often each process has sent each report about an object since the last block was allocated to the object,
+    /// after the number of blocks that were allocated to it before.
+    reported: BTreeMap<(RunId, String), (u64, u32)>,
+    /// The last report of each process about each object.
+    last_report: BTreeMap<(RunId, String), String>,
     /// How many blocks were allocated to the Node of each UID.
     pub allocated: BTreeMap<ObjectUid, u64>,
-}
-
-/// How often a report was sent since the last block was allocated to the node.
-#[derive(Default)]
-struct Told {
-    allocated: u64,
-    times: u32,
 }
 
 impl Checks {
@@ -149,49 +140,38 @@ impl Checks {
             self.born.insert(node.uid.clone(), 0);
         }
         for pool in api.pools.live.values() {
-            self.shapes.extend(Shape::new(pool));
+            self.models.extend(PoolModel::new(pool));
         }
-    }
-
-    /// Records a write of the Lease; returns whether its holder has changed.
-    pub fn leased(&mut self, holder: Option<&str>, now: Time) -> bool {
-        let new = self.lease.0.as_deref() != holder;
-        if new {
-            self.lease = (holder.map(str::to_owned), now);
-        }
-        new
     }
 
     /// Checks a request that a controller has decided on.
     pub fn asked(
         &mut self,
-        place: Where,
+        run_id: RunId,
         outgoing: &OutgoingRequest,
-        known: &mut Known,
+        received: &mut Received,
         api: &Api,
         now: Time,
     ) -> Verdict {
         let request = &outgoing.request;
-        if request.is_write() && (outgoing.term.is_none() || outgoing.term != known.term) {
-            let text = format!(
-                "{place} was told {:?} and writes under {:?}",
-                known.term, outgoing.term
-            );
+        if request.is_write() && (outgoing.term.is_none() || outgoing.term != received.term) {
+            let (led, written) = (&received.term, &outgoing.term);
+            let text = format!("{run_id} leads under {led:?} and writes under {written:?}");
             return wrong("leader writes", text, None::<&str>);
         }
         if matches!(request, ApiRequest::AssignPodCidrs(_)) {
-            self.fenced(place, known, api)?;
+            self.fenced(run_id, received, api)?;
         }
         if request.is_write() && !matches!(request, ApiRequest::TouchNode(_)) {
-            self.tally.unlisted += u64::from(known.begins_to_deal(api));
+            self.tally.unlisted += u64::from(received.begins_to_write(api));
         }
-        known.lists |= matches!(request, ApiRequest::List(_));
+        received.has_listed |= matches!(request, ApiRequest::List(_));
         if let ApiRequest::Create(_, ObjectSpec::Block(spec)) = request {
             let key = (spec.owner.uid.clone(), vec![spec.cidr]);
-            if known.decided.insert(key, now).is_none() {
-                self.carved(place, spec, known, api, now)?;
+            if received.decided.insert(key, now).is_none() {
+                self.carved(run_id, spec, received, api, now)?;
             }
-            known.had.insert((spec.cidr, spec.owner.name.clone()));
+            received.had.insert((spec.cidr, spec.owner.name.clone()));
         }
         if let ApiRequest::SetPoolFinalizers(pool, _) = request {
             let version = (pool.uid.clone(), pool.version);
@@ -200,318 +180,17 @@ impl Checks {
         let ApiRequest::AssignPodCidrs(a) = request else {
             return Ok(());
         };
-        self.chose(place, a, known, api, now)
-    }
-
-    fn chose(
-        &mut self,
-        place: Where,
-        a: &PodCidrAllocation,
-        known: &mut Known,
-        api: &Api,
-        now: Time,
-    ) -> Verdict {
-        let key = (a.uid.clone(), a.cidrs.clone());
-        if known.decided.contains_key(&key) {
-            return Ok(());
-        }
-        let hits = |grave: &&DeadNode| {
-            let mut had = grave.ranges.iter();
-            had.any(|range| a.cidrs.iter().any(|cidr| cidr.overlaps(range)))
-        };
-        let graves = self.dead_nodes.iter().filter(hits);
-        let graves = graves.filter(|it| it.recorded || known.buried.contains(&it.uid));
-        let minded: BTreeSet<ObjectUid> = graves.map(|it| it.uid.clone()).collect();
-        self.considered_dead.insert(key.clone(), minded.clone());
-        known.minded.insert(key.clone(), minded);
-        known.decided.insert(key, now);
-        self.check_allocation(place, a, known, api)?;
-        known.chosen.insert((a.name.clone(), a.cidrs.clone()));
-        Ok(())
-    }
-
-    /// Checks and records the intents that a controller wants in the Lease: chosen by itself, or inherited.
-    pub fn wants(
-        &mut self,
-        place: Where,
-        wanted: &LeaseContent,
-        inherited: Option<&WriteIntents>,
-        known: &mut Known,
-        api: &Api,
-        now: Time,
-    ) -> Verdict {
-        for intent in wanted.intents.iter().flat_map(|all| &all.assignments) {
-            if inherited.is_some_and(|all| all.assignments.contains(intent)) {
-                let key = (intent.uid.clone(), intent.cidrs.clone());
-                let minded = self.considered_dead.get(&key).cloned().unwrap_or_default();
-                known.minded.entry(key.clone()).or_insert(minded);
-                known.decided.entry(key).or_insert(now);
-                let chosen = (intent.name.clone(), intent.cidrs.clone());
-                known.chosen.insert(chosen);
-                continue;
-            }
-            let a = PodCidrAllocation {
-                name: intent.name.clone(),
-                uid: intent.uid.clone(),
-                term: None,
-                annotated: false,
-                cidrs: intent.cidrs.clone(),
-            };
-            self.chose(place, &a, known, api, now)?;
-        }
-        Ok(())
-    }
-
-    /// Checks the intents in a Lease that was written.
-    pub fn named(
-        &mut self,
-        record: &LeaseRecord,
-        on_wire: &BTreeMap<(Where, RequestId), OutgoingRequest>,
-        api: &Api,
-        now: Time,
-    ) -> Verdict {
-        if let Some(nonce) = record.holder.as_ref().and_then(|it| it.rsplit('_').next()) {
-            let term: TermId = format!("{}-{nonce}", record.transitions).into();
-            self.last_term = Some(term.clone());
-            self.leases.insert(term, (now, record.intents.clone()));
-        }
-        let before = std::mem::replace(&mut self.intents, record.intents.clone());
-        let (Some(before), Some(after)) = (before, &record.intents) else {
-            return Ok(());
-        };
-        for intent in before.assignments.difference(&after.assignments) {
-            let same = |out: &&OutgoingRequest| {
-                matches!(&out.request, ApiRequest::AssignPodCidrs(a)
-                    if (&a.uid, &a.cidrs) == (&intent.uid, &intent.cidrs))
-            };
-            let node = api.nodes.get(&intent.name);
-            let open = node.is_some_and(|node| node.uid == intent.uid && node.is_empty());
-            if open && on_wire.values().any(|out| same(&out)) {
-                let text = format!("{intent:?} is on its way and not named any more");
-                return wrong("named", text, [intent.name.clone()]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the Lease was last written in this term. Without a term the answer is yes.
-    pub fn is_leading(&self, term: Option<&TermId>) -> bool {
-        term.is_none() || term == self.last_term.as_ref()
-    }
-
-    /// Checks a write at the moment when it is sent.
-    pub fn sent(
-        &self,
-        place: Where,
-        outgoing: &OutgoingRequest,
-        decided: Time,
-        api: &Api,
-    ) -> Verdict {
-        let Some((at, intents)) = outgoing.term.as_ref().and_then(|it| self.leases.get(it)) else {
-            return Ok(());
-        };
-        if outgoing.request.is_numbered() && *at < decided {
-            let text = format!("{place} sends what it decided after the Lease was written last");
-            return wrong("leader writes", text, None::<&str>);
-        }
-        if let (ApiRequest::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
-            let mut named = intents.iter().flat_map(|all| &all.assignments);
-            // A node that is deleted or has podCIDRs cannot get any, so the Lease need not name the allocation.
-            let node = api.nodes.get(&a.name);
-            let open = node.is_some_and(|node| node.uid == a.uid && node.is_empty());
-            if open && !named.any(|it| (&it.uid, &it.cidrs) == (&a.uid, &a.cidrs)) {
-                let text = format!("{place} sends what its Lease does not name: {a:?}");
-                return wrong("named", text, [a.name.clone()]);
-            }
-        }
-        Ok(())
-    }
-
-    fn fenced(&self, place: Where, known: &Known, api: &Api) -> Verdict {
-        if known.takeover != Some(Takeover::Unclean) || known.is_told {
-            return Ok(());
-        }
-        for node in api.nodes.live.values().filter(|node| node.is_empty()) {
-            let born = self.born.get(&node.uid).copied().unwrap_or(Time::MAX);
-            if born < self.lease.1 && node.term != known.term {
-                let text = format!(
-                    "{place} deals under {:?} while {} carries {:?}",
-                    known.term, node.name, node.term
-                );
-                return wrong("fence", text, [node.name.clone()]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks ranges that a controller has chosen for a node against what the controller had received.
-    fn check_allocation(
-        &self,
-        place: Where,
-        a: &PodCidrAllocation,
-        known: &Known,
-        api: &Api,
-    ) -> Verdict {
-        let wrong = |what: String| {
-            let text = format!(
-                "{place} deals {} to {} ({}): {what}",
-                ranges(&a.cidrs),
-                a.name,
-                a.uid
-            );
-            wrong("policy", text, [a.name.clone()])
-        };
-        let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
-        let returns = self.had_before(a, known);
-        if self.dead_nodes.iter().any(|grave| grave.uid == a.uid) && returns {
-            // The node is deleted and had these ranges. The process may not know that it is deleted; the server will
-            // reject the write, because it tests the UID.
-            return Ok(());
-        }
-        let labels = known.labels.get(&a.uid);
-        let could = |shape: &&Shape| {
-            labels.into_iter().flatten().any(|labels| {
-                shape.could_deal(&a.cidrs, labels)
-                    || (returns && shape.could_return(&a.cidrs, labels))
-            })
-        };
-        // If several pools have the same ranges, any of them may have allocated them.
-        let pools: Vec<&Shape> = known.shapes.iter().filter(could).collect();
-        let Some(pool) = pools.first() else {
-            return wrong("no pool it has seen could have".to_owned());
-        };
-        let before = |pool: &&Shape| self.starting_before(pool, labels, known, api);
-        let better: Option<Vec<PoolName>> = pools.iter().map(before).collect();
-        if let (false, Some(better)) = (returns, better) {
-            return wrong(format!(
-                "of {}, and {} is about to serve it",
-                pool.name, better[0]
-            ));
-        }
-        for node in known
-            .nodes
-            .objects
-            .values()
-            .filter(|node| node.name != a.name)
-        {
-            let lives = api
-                .nodes
-                .get(&node.name)
-                .is_some_and(|live| live.uid == node.uid);
-            if lives && counted(node).any(hits) {
-                return wrong(format!(
-                    "{} was seen with {}",
-                    node.name,
-                    ranges(&node.pod_cidrs)
-                ));
-            }
-            let own = node
-                .addresses
-                .iter()
-                .find(|addr| a.cidrs.iter().any(|c| c.contains_addr(**addr)));
-            if let Some(addr) = own.filter(|_| lives && !returns) {
-                return wrong(format!("{} was seen with the address {addr}", node.name));
-            }
-        }
-        if let Some(service) = known
-            .services
-            .objects
-            .values()
-            .find(|s| s.cidrs.iter().any(hits))
-        {
-            return wrong(format!(
-                "the service range {} was seen there",
-                ranges(&service.cidrs)
-            ));
-        }
-        let inside = |pod: &&cadastre_controller::cluster::objects::Pod| {
-            pod.addresses
-                .iter()
-                .any(|addr| a.cidrs.iter().any(|c| c.contains_addr(*addr)))
-        };
-        if let Some(pod) = known
-            .pods
-            .objects
-            .values()
-            .find(inside)
-            .filter(|_| !returns)
-        {
-            return wrong(format!(
-                "pod {} was seen with {:?}",
-                pod.name, pod.addresses
-            ));
-        }
-        Ok(())
-    }
-
-    /// Returns a pool that precedes `dealt` and lacks only its finalizer, according to what the process has received:
-    /// the node should have waited for that pool.
-    fn starting_before(
-        &self,
-        dealt: &Shape,
-        labels: Option<&BTreeSet<Labels>>,
-        known: &Known,
-        api: &Api,
-    ) -> Option<PoolName> {
-        // A response may have shown the process a newer version of the pool than the watch.
-        let is_so = |pool: &&Pool| {
-            let now = api.pools.get(&pool.name);
-            let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
-            is_live && known.is_newest(pool)
-        };
-        let shown = known.pools.objects.values();
-        let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();
-        let shown: Vec<Shape> = shown.filter(is_so).filter_map(Shape::new).collect();
-        let rank = |shape: &Shape| (shape.priority, shape.selector.len());
-        // It is uncertain which version of `dealt` the process used, so the best rank of all versions counts.
-        let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
-        let best = versions.map(rank).max()?;
-        let serves = |shape: &&Shape| {
-            let older =
-                |o: &Shape| o.age() < shape.age() && o.cidrs().any(|cidr| shape.overlaps(cidr));
-            shape.allocation_mode == AllocationMode::NodeCIDR
-                && !shape.guarded
-                && !shape.disabled
-                && !shape.deleting
-                && rank(shape) > best
-                && labels.into_iter().flatten().all(|it| shape.matches(it))
-                && !all.iter().any(older)
-        };
-        let starting = shown.iter().filter(serves);
-        let never_guarded = |shape: &&Shape| {
-            let mut same = known.shapes.iter().filter(|it| it.uid == shape.uid);
-            !same.any(|it| it.guarded)
-        };
-        let mut starting = starting.filter(never_guarded);
-        starting.next().map(|it| it.name.clone())
-    }
-
-    /// Whether an earlier node of that name had these ranges, or they were chosen for one. The sources are the
-    /// history, the process's own decisions, and the NodeSubnet that the process received.
-    fn had_before(&self, a: &PodCidrAllocation, known: &Known) -> bool {
-        let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
-        let buried = |grave: &DeadNode| grave.name == a.name && all(&grave.ranges);
-        let chosen = |(name, ranges): &(NodeName, Vec<Cidr>)| *name == a.name && all(ranges);
-        let told = known.subnets.objects.get(&a.name);
-        let told = told.into_iter().flat_map(|subnet| subnet.spec.iter());
-        let told: Vec<Cidr> = told.flat_map(records).map(|r| r.range).collect();
-        self.dead_nodes.iter().any(buried) || known.chosen.iter().any(chosen) || all(&told)
+        self.chose(run_id, a, received, api, now)
     }
 
     /// Records a list of a dead node's pods that showed none of its addresses. Other requests are ignored.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
         if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
-            for grave in self
-                .dead_nodes
-                .iter_mut()
-                .filter(|grave| grave.name == *node)
-            {
-                let used = pods
-                    .iter()
-                    .flat_map(|p| p.addresses.iter())
-                    .any(|a| grave.ranges.iter().any(|r| r.contains_addr(*a)));
-                if !used {
-                    grave.looked.push(now);
+            for dead in &mut self.dead_nodes {
+                let mut addresses = pods.iter().flat_map(|pod| pod.addresses.iter());
+                let is_used = |addr: &Addr| dead.ranges.iter().any(|it| it.contains_addr(*addr));
+                if dead.name == *node && !addresses.any(is_used) {
+                    dead.looked.push(now);
                 }
             }
         }
@@ -520,21 +199,22 @@ impl Checks {
     pub fn committed(
         &mut self,
         commit: &Commit,
-        author: &Author,
-        known: Option<&Known>,
+        author: Author,
+        received: Option<&Received>,
         api: &Api,
         (now, decided): (Time, Time),
     ) -> Verdict {
-        if let Author::Controller { process, .. } = author {
-            self.last_write = (now, format!("p{process} {}", describe(commit)));
+        let is_controller = matches!(author, Author::Controller(_));
+        if is_controller {
+            self.last_write = (now, describe(commit));
         }
         match commit {
             Commit::Node(before, after) => {
                 match (before, after) {
                     (None, Some(node)) => _ = self.born.insert(node.uid.clone(), now),
                     (Some(node), None) => {
-                        self.bury(node, api, now);
-                        self.parcels.died.insert(node.uid.clone(), now);
+                        self.record_death(node, api, now);
+                        self.blocks.died.insert(node.uid.clone(), now);
                     }
                     _ => {}
                 }
@@ -544,58 +224,53 @@ impl Checks {
                 }
                 let given = before.as_ref().is_some_and(|b| b.is_empty())
                     && after.as_ref().is_some_and(|a| !a.is_empty());
-                if let (true, Author::Controller { .. }, Some(node)) = (given, author, after) {
-                    return self.assigned(node, known, api, decided);
+                if let Some(node) = after.as_ref().filter(|_| given && is_controller) {
+                    return self.assigned(node, received, api, decided);
                 }
             }
             Commit::Pool(before, after) => {
-                let shape = after.as_ref().and_then(|pool| Shape::new(pool));
-                if let Some(shape) = shape.filter(|shape| !self.shapes.contains(shape)) {
-                    self.shapes.push(shape);
+                let model = after.as_ref().and_then(|pool| PoolModel::new(pool));
+                if let Some(model) = model.filter(|model| !self.models.contains(model)) {
+                    self.models.push(model);
                 }
-                if let (Author::Controller { .. }, Some(before)) = (author, before) {
-                    return self.pool_written(before, after.as_deref(), known, api, now);
+                if let Some(before) = before.as_ref().filter(|_| is_controller) {
+                    return self.pool_written(before, after.as_deref(), received, api, now);
                 }
             }
             Commit::Subnet(before, after) => {
                 self.blocks_listed(before.as_deref(), after.as_deref(), author, api)?;
-                if *author == Author::World {
-                    let name = before
-                        .as_ref()
-                        .or(after.as_ref())
-                        .map(|subnet| subnet.name.clone());
-                    for grave in self
-                        .dead_nodes
-                        .iter_mut()
-                        .filter(|grave| Some(&grave.name) == name.as_ref())
-                    {
-                        (grave.recorded, grave.edited) = (false, true);
+                if author == Author::World {
+                    let name = before.as_ref().or(after.as_ref()).map(|it| &it.name);
+                    for dead in &mut self.dead_nodes {
+                        if Some(&dead.name) == name {
+                            (dead.recorded, dead.edited) = (false, true);
+                        }
                     }
-                } else if let (Author::Controller { .. }, Some(before)) = (author, before) {
+                } else if let Some(before) = before.as_ref().filter(|_| is_controller) {
                     return self.subnet_written(before, after.as_deref(), api, now);
                 }
             }
             Commit::Block(before, after) => {
                 return self.block_written(before.as_deref(), after.as_deref(), author, api, now);
             }
-            Commit::Service | Commit::Pod(..) | Commit::Addresses(..) => {}
+            Commit::ServiceRange(..) | Commit::Pod(..) | Commit::Addresses(..) => {}
         }
         Ok(())
     }
 
-    fn bury(&mut self, node: &Node, api: &Api, now: Time) {
+    fn record_death(&mut self, node: &Node, api: &Api, now: Time) {
         let had: Vec<Cidr> = counted(node).copied().collect();
         if had.is_empty() {
             return;
         }
-        let told = api
-            .subnets
-            .get(&node.name)
-            .and_then(|subnet| subnet.spec.as_ref().ok());
-        let recorded = told.is_some_and(|spec| {
-            let told = records(spec);
-            had.iter()
-                .all(|range| told.iter().any(|r| r.uid == *node.uid && r.range == *range))
+        let subnet = api.subnets.get(&node.name);
+        let recorded = subnet.is_some_and(|subnet| {
+            let records: Vec<Record> = subnet.spec.iter().flat_map(records).collect();
+            let is_recorded = |range| {
+                let mut all = records.iter();
+                all.any(|it| *it.uid == *node.uid && it.range == range)
+            };
+            had.iter().copied().all(is_recorded)
         });
         self.dead_nodes.push(DeadNode {
             name: node.name.clone(),
@@ -609,309 +284,73 @@ impl Checks {
         });
     }
 
-    /// Checks an allocation of podCIDRs that took effect.
-    fn assigned(
-        &mut self,
-        node: &Arc<Node>,
-        known: Option<&Known>,
-        api: &Api,
-        decided: Time,
-    ) -> Verdict {
-        self.tally.assigned += 1;
-        let hits = |ranges: &[Cidr]| ranges.iter().any(|r| counted(node).any(|c| c.overlaps(r)));
-        for other in api.nodes.live.values() {
-            if other.uid != node.uid && self.ours.contains(&other.uid) && hits(&other.pod_cidrs) {
-                let text = format!(
-                    "{} ({}) gets {} and {} ({}) has {}",
-                    node.name,
-                    node.uid,
-                    ranges(&node.pod_cidrs),
-                    other.name,
-                    other.uid,
-                    ranges(&other.pod_cidrs)
-                );
-                return wrong(DUPLICATE, text, [node.name.clone(), other.name.clone()]);
-            }
-        }
-        self.ours.insert(node.uid.clone());
-        let back = |grave: &DeadNode| grave.name == node.name && grave.machine.same(&node.machine);
-        for grave in self.dead_nodes.iter().filter(|grave| hits(&grave.ranges)) {
-            // The range is the host's own, even if an earlier host of the same name had it before.
-            let had = |range: &Cidr| {
-                let mut later = self.dead_nodes.iter().filter(|it| it.died >= grave.died);
-                later.any(|it| back(it) && it.ranges.contains(range))
-            };
-            if grave.name == node.name && grave.ranges.iter().all(had) {
-                continue;
-            }
-            let seen = known.is_some_and(|known| known.buried.contains(&grave.uid));
-            // Another node may have had all of these ranges later; then the quarantine of that node counts.
-            let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
-            let had_since = |it: &DeadNode| {
-                let covered = |range| it.ranges.iter().any(|it| covers(it, range));
-                it.died > grave.died && grave.ranges.iter().all(covered)
-            };
-            let seen = seen && !grave.edited && !self.dead_nodes.iter().any(had_since);
-            if !grave.recorded && !seen {
-                continue;
-            }
-            // A write that was sent before the node was deleted may take effect at any time, so it is not checked. Nor
-            // is a write of ranges that a process chose without knowing the node, even if another leader repeats it.
-            let key = (node.uid.clone(), node.pod_cidrs.to_vec());
-            let minded = known.and_then(|known| known.minded.get(&key));
-            let minded = minded.or_else(|| self.considered_dead.get(&key));
-            if minded.is_some_and(|graves| !graves.contains(&grave.uid)) {
-                continue;
-            }
-            let who = || {
-                format!(
-                    "{} gets {} of {} ({})",
-                    node.name,
-                    ranges(&grave.ranges),
-                    grave.name,
-                    grave.uid
-                )
-            };
-            let names = [node.name.clone(), grave.name.clone()];
-            if !self.clocks_lie && decided < self.quarantined_until(grave) {
-                let text = format!(
-                    "{} dead for {} ms only",
-                    who(),
-                    decided.saturating_sub(grave.died) / 1000
-                );
-                return wrong("rest", text, names);
-            }
-            if !grave.looked.iter().any(|at| *at <= decided) {
-                return wrong(
-                    "rest",
-                    format!("{} without a look at its pods", who()),
-                    names,
-                );
-            }
-        }
-        Ok(())
-    }
-
     /// Returns when the ranges of a dead node may be allocated again at the earliest.
-    pub fn quarantined_until(&self, grave: &DeadNode) -> Time {
-        let pools = self
-            .shapes
-            .iter()
-            .filter(|shape| grave.ranges.iter().any(|r| shape.overlaps(r)));
-        let quarantine = pools.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
-        grave.died + quarantine - quarantine * self.skew * 2 / 1_000_000
+    pub fn quarantined_until(&self, dead: &DeadNode) -> Time {
+        dead.died + self.quarantine_of(|it| dead.ranges.iter().any(|range| it.overlaps(range)))
     }
 
-    fn subnet_written(
-        &mut self,
-        before: &Subnet,
-        after: Option<&Subnet>,
-        api: &Api,
-        now: Time,
-    ) -> Verdict {
-        let (Ok(before_spec), Ok(after_spec)) =
-            (&before.spec, after.map(|s| s.spec.as_ref()).transpose())
-        else {
-            return Ok(());
-        };
-        let (was, is) = (
-            records(before_spec),
-            after_spec.map(records).unwrap_or_default(),
-        );
-        let live = api.nodes.get(&before.name);
-        for record in was
-            .iter()
-            .filter(|r| !is.iter().any(|i| i.uid == r.uid && i.range == r.range))
-            .filter(|r| is_counted(&r.range))
-        {
-            self.tally.freed += 1;
-            let grave = self
-                .dead_nodes
-                .iter()
-                .find(|grave| *grave.uid == *record.uid);
-            let held_on = live.is_some_and(|node| {
-                *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
-            });
-            // The record may vanish if a later node of the name got the range back, even if that node is deleted before
-            // the write takes effect.
-            let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range))
-                || is.iter().any(|later| later.range == record.range);
-            let early = grave.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
-                && record.until.is_none_or(|until| until > seconds(now));
-            if held_on || (early && !returned && !self.clocks_lie) {
-                let text = format!(
-                    "the record of {} for {} vanishes: {was:?} -> {is:?}",
-                    record.range, record.uid
-                );
-                return wrong("records", text, [before.name.clone()]);
-            }
-        }
-        Ok(())
-    }
-
-    fn pool_written(
-        &mut self,
-        before: &Pool,
-        after: Option<&Pool>,
-        known: Option<&Known>,
-        api: &Api,
-        now: Time,
-    ) -> Verdict {
-        let has = |pool: &Pool| pool.finalizers.iter().any(|f| f == FINALIZER);
-        let dropped = has(before) && after.is_some_and(|after| !has(after));
-        let Some(shape) = Shape::new(before).filter(|_| dropped) else {
-            return Ok(());
-        };
-        let wrong = |name: &str, what: &str| {
-            let text = format!(
-                "pool {} loses its finalizer while {name} {what}",
-                before.name
-            );
-            wrong("finalizer", text, [&before.name, name])
-        };
-        if !before.deleting {
-            return wrong(&before.name, "lives");
-        }
-        // The finalizer may go if another pool contains the range: a pool that exists, or that the process received.
-        // If that pool's spec can no longer be parsed, all of its earlier versions count.
-        let shown = known.iter().flat_map(|k| k.pools.objects.values());
-        let there = api.pools.live.values().map(AsRef::as_ref);
-        let others: Vec<Shape> = there
-            .chain(shown)
-            .filter(|p| p.name != before.name)
-            .flat_map(|p| match Shape::new(p) {
-                Some(shape) => vec![shape],
-                None => self.versions_of(&p.uid),
-            })
-            .collect();
-        let only_here = |range: &Cidr| {
-            shape.contains(range) && !others.iter().any(|other| other.contains(range))
-        };
-        for node in api
-            .nodes
-            .live
-            .values()
-            .filter(|node| counted(node).any(only_here))
-        {
-            if self.ours.contains(&node.uid) {
-                return wrong(&node.name, "holds a range of it");
-            }
-        }
-        // A node with podCIDRs of its own that appeared after the decision could as well have appeared after the pool's
-        // deletion, so its ranges do not count.
-        let decided = self
-            .finalizer_dropped
-            .get(&(before.uid.clone(), before.version));
-        let resting = |grave: &&DeadNode| {
-            let born = self.born.get(&grave.uid);
-            let came_later = born.zip(decided).is_some_and(|(born, at)| born > at);
-            let rests = grave.recorded && now < self.quarantined_until(grave) && !came_later;
-            rests && grave.ranges.iter().any(only_here)
-        };
-        if let Some(grave) = self
-            .dead_nodes
-            .iter()
-            .find(resting)
-            .filter(|_| !self.clocks_lie)
-        {
-            return wrong(&grave.name, "rests in it");
-        }
-        Ok(())
-    }
-
-    fn versions_of(&self, pool: &ObjectUid) -> Vec<Shape> {
-        let versions = self.shapes.iter().filter(|shape| shape.uid == *pool);
-        versions.cloned().collect()
+    /// The shortest quarantine of the selected versions of pools, as the fastest clock measures it.
+    pub fn quarantine_of(&self, is_of: impl Fn(&PoolModel) -> bool) -> Time {
+        let versions = self.models.iter().filter(|it| is_of(it));
+        let shortest = versions.map(|it| it.quarantine).min().unwrap_or(0) * SECOND;
+        shortest - shortest * self.skew * 2 / 1_000_000
     }
 
     /// Checks a report of a controller once the faults are over. The same report may be sent again only if another
     /// one about the same object came between, and at most `OFTEN` times. For a node, counting starts again with each
-    /// block that is allocated to it, because what its pods wait for changes as they come and go.
-    pub fn reported(&mut self, place: Where, report: &EventRecord, calm: bool) -> Verdict {
+    /// block that is allocated to the node, because its pods come and go and wait for different pools.
+    pub fn reported(
+        &mut self,
+        run_id: RunId,
+        report: &EventRecord,
+        is_after_faults: bool,
+    ) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
         self.tally.adopted += u64::from(report.reason == "BlockAdopted");
-        if !calm {
+        if !is_after_faults {
             return Ok(());
         }
         let about = format!("{:?}", report.about);
-        let before = self.last_told.insert((place, about), text.clone());
+        let before = self.last_report.insert((run_id, about), text.clone());
         let allocated = self.allocated.get(&report.about.uid).copied();
         let allocated = allocated.unwrap_or_default();
-        let told = self.reported.entry((place, text.clone())).or_default();
-        if told.allocated != allocated {
-            *told = Told {
-                allocated,
-                times: 0,
-            };
-        }
-        told.times += 1;
-        let times = told.times;
+        let count = self.reported.entry((run_id, text.clone())).or_default();
+        *count = match *count {
+            (since, times) if since == allocated => (since, times + 1),
+            _ => (allocated, 1),
+        };
+        let times = count.1;
         // Blocks come and go, so the limit of a node may be reached, and reported, several times.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
-            let text = format!("{place} tells {times} times: {text}");
+            let text = format!("{run_id} tells {times} times: {text}");
             return wrong("reports", text, None::<&str>);
         }
         Ok(())
     }
 }
 
-/// A range of a node, as a NodeSubnet records it.
-#[derive(Debug)]
-pub struct Record {
-    pub uid: String,
-    pub range: Cidr,
-    /// The end of the quarantine in seconds since 1970, if the node is deleted.
-    pub until: Option<i64>,
-}
-
-pub fn records(spec: &NodeSubnetSpec) -> Vec<Record> {
-    let read = |text: &str| Cidr::parse_strict(text).ok();
-    let mut all = Vec::new();
-    if let Some(uid) = &spec.node_uid {
-        let held = spec.pod_cidrs.iter().filter_map(|held| read(&held.cidr));
-        all.extend(held.map(|range| Record {
-            uid: uid.clone(),
-            range,
-            until: None,
-        }));
-    }
-    for previous in &spec.quarantined {
-        let until = Some(previous.until.0.as_second());
-        let held = previous
-            .pod_cidrs
-            .iter()
-            .filter_map(|held| read(&held.cidr));
-        all.extend(held.map(|range| Record {
-            uid: previous.node_uid.clone(),
-            range,
-            until,
-        }));
-    }
-    all
-}
-
+/// The kind and the name of a changed object.
 fn describe(commit: &Commit) -> String {
-    fn name<T: cadastre_controller::cluster::objects::Object>(
-        a: Option<&Arc<T>>,
-        b: Option<&Arc<T>>,
-    ) -> String {
-        let name: Option<Text> = a.or(b).map(|o| o.name().clone().into());
-        name.unwrap_or_default().to_string()
+    fn of<T: Object>(kind: &str, before: Option<&Arc<T>>, after: Option<&Arc<T>>) -> String {
+        let name: Option<Text> = before.or(after).map(|it| it.name().clone().into());
+        format!("{kind} {}", name.unwrap_or_default())
     }
     match commit {
-        Commit::Node(a, b) => format!("node {}", name(a.as_ref(), b.as_ref())),
-        Commit::Pool(a, b) => format!("pool {}", name(a.as_ref(), b.as_ref())),
-        Commit::Subnet(a, b) => format!("subnet {}", name(a.as_ref(), b.as_ref())),
-        Commit::Block(a, b) => format!("block {}", name(a.as_ref(), b.as_ref())),
-        Commit::Service | Commit::Pod(..) | Commit::Addresses(..) => String::new(),
+        Commit::Node(a, b) => of("node", a.as_ref(), b.as_ref()),
+        Commit::Pool(a, b) => of("pool", a.as_ref(), b.as_ref()),
+        Commit::Subnet(a, b) => of("subnet", a.as_ref(), b.as_ref()),
+        Commit::Block(a, b) => of("block", a.as_ref(), b.as_ref()),
+        Commit::ServiceRange(a, b) => of("service range", a.as_ref(), b.as_ref()),
+        Commit::Pod(a, b) => of("pod", a.as_ref(), b.as_ref()),
+        Commit::Addresses(node, _) => format!("addresses {node}"),
     }
 }
 
 #[test]
 fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it() {
-    let place = Where {
+    let run_id = RunId {
         process: 0,
         incarnation: 1,
     };
@@ -923,17 +362,17 @@ fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it()
     let mut checks = Checks::default();
     // Counts how often the two reasons may be reported, in turn.
     let often = |checks: &mut Checks, reasons: [&'static str; 2]| {
-        let mut is_told = |reason| {
+        let mut is_accepted = |reason| {
             let report = EventRecord {
                 about: about.clone(),
                 warning: true,
                 reason,
                 note: String::new(),
             };
-            checks.reported(place, &report, true).is_ok()
+            checks.reported(run_id, &report, true).is_ok()
         };
         (0..9)
-            .take_while(|_| reasons.into_iter().all(&mut is_told))
+            .take_while(|_| reasons.into_iter().all(&mut is_accepted))
             .count()
     };
     assert_eq!(often(&mut checks, ["A", "B"]), 5);

@@ -18,11 +18,6 @@ pub fn seconds(now: Time) -> i64 {
     EPOCH + i64::try_from(now / SECOND).unwrap()
 }
 
-fn wall(now: Time, off: i64) -> Timestamp {
-    let micros = EPOCH * 1_000_000 + i64::try_from(now).unwrap() + off;
-    Timestamp::from_microsecond(micros).unwrap()
-}
-
 /// The clocks of one host. The monotonic clock never goes back; it may run at any rate, stop, and jump ahead.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
@@ -59,9 +54,8 @@ impl Clocks {
 
     /// The earliest virtual time at which the monotonic clock shows at least `mono`, at its present rate.
     pub fn when(&self, mono: Duration) -> Time {
-        let micros = u64::try_from(mono.as_micros())
-            .unwrap_or(u64::MAX / 2_000_000)
-            .min(u64::MAX / 2_000_000);
+        let micros = u64::try_from(mono.as_micros()).unwrap_or(u64::MAX);
+        let micros = micros.min(u64::MAX / 2_000_000);
         let left = micros.saturating_sub(self.shown);
         self.since.max(self.stands_until) + (left * 1_000_000).div_ceil(self.rate)
     }
@@ -77,8 +71,9 @@ impl Clocks {
         (self.since, self.rate, self.stands_until) = (now, rate, stands_until);
     }
 
-    pub fn rate(&self) -> u64 {
-        self.rate
+    /// Stops the monotonic clock until then.
+    pub fn stop(&mut self, now: Time, until: Time) {
+        self.set_pace(now, self.rate, until);
     }
 
     /// Lets the monotonic clock jump ahead by `by`.
@@ -87,6 +82,7 @@ impl Clocks {
     }
 
     pub fn wall(&self, now: Time) -> Timestamp {
-        wall(now, self.wall_off)
+        let micros = EPOCH * 1_000_000 + i64::try_from(now).unwrap() + self.wall_off;
+        Timestamp::from_microsecond(micros).unwrap()
     }
 }

@@ -1,7 +1,9 @@
 //! Short descriptions of requests, answers and watch events for traces.
 
 use cadastre_api::{AllocatedRange, NodeSubnetSpec};
-use cadastre_controller::cluster::objects::{BlockSpec, Node, Object, SubnetCondition, Text};
+use cadastre_controller::cluster::objects::{
+    Block, BlockSpec, Node, Object, Pool, Subnet, SubnetCondition, Text,
+};
 use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, RequestOutcome};
 use cadastre_controller::{ControllerEvent, EventRecord, Regarding};
 use cadastre_core::Cidr;
@@ -9,11 +11,8 @@ use cadastre_daemon::watch::ObjectEvent;
 use std::fmt::Write as _;
 
 pub fn ranges(cidrs: &[Cidr]) -> String {
-    cidrs
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(",")
+    let texts: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
+    texts.join(",")
 }
 
 fn held(ranges: &[AllocatedRange]) -> String {
@@ -22,7 +21,12 @@ fn held(ranges: &[AllocatedRange]) -> String {
     ranges.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
-fn subnet(spec: &NodeSubnetSpec) -> String {
+fn subnet(subnet: &Subnet) -> String {
+    let spec = subnet.spec.as_ref().map_or_else(Clone::clone, subnet_spec);
+    format!("v{} {spec}", subnet.version)
+}
+
+fn subnet_spec(spec: &NodeSubnetSpec) -> String {
     let mut text = format!(
         "[{} {}",
         spec.node_uid.as_deref().unwrap_or("-"),
@@ -40,28 +44,35 @@ fn subnet(spec: &NodeSubnetSpec) -> String {
     text + "]"
 }
 
-fn block(spec: &BlockSpec) -> String {
+fn block(block: &Block) -> String {
+    let spec = block.spec.as_ref().map_or_else(Clone::clone, block_spec);
+    format!("v{} {} {spec}", block.version, block.uid)
+}
+
+fn block_spec(spec: &BlockSpec) -> String {
     let owner = &spec.owner;
-    let rests = if owner.quarantined { "rests, " } else { "" };
+    let quarantined = if owner.quarantined {
+        "quarantined, "
+    } else {
+        ""
+    };
     let until = spec.until.map_or(0, |until| until.as_second() % 100_000);
     format!(
-        "{}@{} {rests}{} {} until {until}",
+        "{}@{} {quarantined}{} {} until {until}",
         spec.cidr, spec.pool, owner.name, owner.uid
     )
 }
 
 fn node(node: &Node) -> String {
     let term = node.term.as_deref().unwrap_or("-");
-    let (bare, going) = (
-        if node.annotated { "" } else { " bare" },
-        if node.deleting { " deleting" } else { "" },
-    );
-    format!(
-        "{} v{} {} term {term}{bare}{going}",
-        node.uid,
-        node.version,
-        ranges(&node.pod_cidrs)
-    )
+    let bare = if node.annotated { "" } else { " bare" };
+    let deleting = if node.deleting { " deleting" } else { "" };
+    let (uid, version, podcidrs) = (&node.uid, node.version, ranges(&node.pod_cidrs));
+    format!("{uid} v{version} {podcidrs} term {term}{bare}{deleting}")
+}
+
+fn pool(pool: &Pool) -> String {
+    format!("{} v{} {:?}", pool.uid, pool.version, pool.finalizers)
 }
 
 /// The name of the object or node that a request is about; `None` if it is about all objects of a kind.
@@ -96,12 +107,8 @@ pub fn of_request(request: &ApiRequest) -> String {
     match request {
         ApiRequest::AssignPodCidrs(a) => {
             let term = a.term.as_deref().unwrap_or("-");
-            format!(
-                "{verb} {} {} if term {term}{}",
-                a.uid,
-                ranges(&a.cidrs),
-                if a.annotated { "" } else { " bare" }
-            )
+            let bare = if a.annotated { "" } else { " bare" };
+            format!("{verb} {} {} if term {term}{bare}", a.uid, ranges(&a.cidrs))
         }
         ApiRequest::TouchNode(t) => {
             let from = t.from.as_deref().unwrap_or("-");
@@ -113,26 +120,19 @@ pub fn of_request(request: &ApiRequest) -> String {
         ApiRequest::Delete(_, it) => format!("{verb} v{}", it.version),
         ApiRequest::Read(ObjectKind::Block, name) => format!("{verb} {name}"),
         ApiRequest::SetSubnetConditions(_, conditions) => {
-            let words = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.status, it.message);
-            let all: Vec<String> = conditions.iter().map(words).collect();
+            let text = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.status, it.message);
+            let all: Vec<String> = conditions.iter().map(text).collect();
             format!("{verb} {}", all.join("; "))
         }
         ApiRequest::SetPoolFinalizers(it, finalizers) => {
             format!("{verb} v{} {finalizers:?}", it.version)
         }
         ApiRequest::SetPoolStatus(it, status) => {
-            let conditions: Vec<String> = status
-                .conditions
-                .iter()
-                .map(|c| format!("{}={}", c.type_, c.reason))
-                .collect();
-            format!(
-                "{verb} v{} {:?} {:?} {}",
-                it.version,
-                status.ipv4,
-                status.ipv6,
-                conditions.join(" ")
-            )
+            let conditions = status.conditions.iter();
+            let conditions = conditions.map(|c| format!("{}={}", c.type_, c.reason));
+            let conditions = conditions.collect::<Vec<_>>().join(" ");
+            let (ipv4, ipv6) = (&status.ipv4, &status.ipv6);
+            format!("{verb} v{} {ipv4:?} {ipv6:?} {conditions}", it.version)
         }
         _ => verb,
     }
@@ -140,8 +140,8 @@ pub fn of_request(request: &ApiRequest) -> String {
 
 fn of_spec(spec: &ObjectSpec) -> String {
     match spec {
-        ObjectSpec::Subnet(spec) => subnet(spec),
-        ObjectSpec::Block(spec) => block(spec),
+        ObjectSpec::Subnet(spec) => subnet_spec(spec),
+        ObjectSpec::Block(spec) => block_spec(spec),
         ObjectSpec::Pool(spec) => format!("{spec:?}"),
     }
 }
@@ -149,36 +149,21 @@ fn of_spec(spec: &ObjectSpec) -> String {
 pub fn of_outcome(outcome: &RequestOutcome) -> String {
     match outcome {
         RequestOutcome::Node(n) => node(n),
-        RequestOutcome::Subnet(s) => format!(
-            "v{} {}",
-            s.version,
-            s.spec.as_ref().map_or_else(Clone::clone, subnet)
-        ),
-        RequestOutcome::Block(it) => {
-            let what = it.spec.as_ref().map_or_else(Clone::clone, block);
-            format!("v{} {} {what}", it.version, it.uid)
-        }
+        RequestOutcome::Subnet(it) => subnet(it),
+        RequestOutcome::Block(it) => block(it),
         RequestOutcome::Blocks(blocks) => format!("{} blocks", blocks.len()),
         RequestOutcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
         RequestOutcome::Subnets(subnets) => format!("{} subnets", subnets.len()),
         RequestOutcome::Pods(pods) => format!("{} pods", pods.len()),
-        RequestOutcome::Pool(pool) => {
-            format!("{} v{} {:?}", pool.uid, pool.version, pool.finalizers)
-        }
+        RequestOutcome::Pool(it) => pool(it),
         other => format!("{other:?}"),
     }
 }
 
-pub fn of_status(status: &cadastre_api::NodeSubnetStatus) -> String {
-    serde_json::to_string(status).unwrap()
-}
-
 pub fn of_report(report: &EventRecord) -> (Text, String) {
     let Regarding { name, uid, .. } = &report.about;
-    (
-        name.clone(),
-        format!("{uid} {}: {}", report.reason, report.note),
-    )
+    let text = format!("{uid} {}: {}", report.reason, report.note);
+    (name.clone(), text)
 }
 
 /// Returns the object that an event is about, and a description of the event.
@@ -188,48 +173,27 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
         change: &ObjectEvent<T>,
         more: impl Fn(&T) -> String,
     ) -> (Option<Text>, String) {
-        let line = |object: &T, verb: &str| {
-            (
-                Some(object.name().clone().into()),
-                format!("{kind} {verb}{}", more(object)),
-            )
+        let (object, text) = match change {
+            ObjectEvent::Applied(object) => (Some(object), more(object)),
+            ObjectEvent::Deleted(object) => (Some(object), format!("deleted {}", more(object))),
+            ObjectEvent::Restarted { .. } => (None, "list begins".to_owned()),
+            ObjectEvent::Listed => (None, "list ends".to_owned()),
+            ObjectEvent::Reached(version) => (None, format!("known to v{version}")),
         };
-        match change {
-            ObjectEvent::Applied(object) => line(object, ""),
-            ObjectEvent::Deleted(object) => line(object, "deleted "),
-            ObjectEvent::Restarted { .. } => (Some("".into()), format!("{kind} list begins")),
-            ObjectEvent::Listed => (Some("".into()), format!("{kind} list ends")),
-            ObjectEvent::Reached(version) => {
-                (Some("".into()), format!("{kind} known to v{version}"))
-            }
-        }
+        let name = object.map_or_else(|| "".into(), |it| it.name().clone().into());
+        (Some(name), format!("{kind} {text}"))
     }
     match event {
         ControllerEvent::Nodes(change) => of("node", change, node),
-        ControllerEvent::Pools(change) => of("pool", change, |p| {
-            format!("v{} {:?}", p.version, p.finalizers)
-        }),
-        ControllerEvent::Subnets(change) => of("subnet", change, |s| {
-            format!(
-                "v{} {}",
-                s.version,
-                s.spec.as_ref().map_or_else(Clone::clone, subnet)
-            )
-        }),
+        ControllerEvent::Pools(change) => of("pool", change, pool),
+        ControllerEvent::Subnets(change) => of("subnet", change, subnet),
         ControllerEvent::Blocks(change) => {
-            let (_, text) = of("block", change, |b| {
-                let what = b.spec.as_ref().map_or_else(Clone::clone, block);
-                format!("v{} {} {what}", b.version, b.uid)
-            });
-            let owner = match change {
-                ObjectEvent::Applied(b) | ObjectEvent::Deleted(b) => b
-                    .spec
-                    .as_ref()
-                    .ok()
-                    .map(|spec| spec.owner.name.clone().into()),
+            let (_, text) = of("block", change, block);
+            let spec = match change {
+                ObjectEvent::Applied(it) | ObjectEvent::Deleted(it) => it.spec.as_ref().ok(),
                 _ => None,
             };
-            (owner, text)
+            (spec.map(|spec| spec.owner.name.clone().into()), text)
         }
         ControllerEvent::ServiceRanges(change) => of("services", change, |s| ranges(&s.cidrs)),
         ControllerEvent::Pods(change) => of("pod", change, |p| format!("{:?}", p.addresses)),

@@ -130,7 +130,7 @@ impl Sim {
     pub fn inject_host_fault(&mut self) {
         let host = self.draw_host();
         let what = self.rng.below(100);
-        if let Some(id) = host.filter(|_| !self.is_listened_to()) {
+        if let Some(id) = host.filter(|_| !self.agents_are_publishing()) {
             self.inject_fault(id, what);
         }
     }
@@ -138,7 +138,7 @@ impl Sim {
     /// Makes a random host lose its store.
     pub fn lose_some_store(&mut self) {
         if let Some(id) = self.draw_host() {
-            self.doom_store(id);
+            self.lose_store_soon(id);
         }
     }
 
@@ -158,18 +158,7 @@ impl Sim {
         let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
             return;
         };
-        let uid = self.api.uid();
-        let name: Text = format!("default/pod-{uid}").into();
-        let pod = Pod {
-            name: name.clone(),
-            uid: uid.clone(),
-            version: 0,
-            finished: false,
-            mirror_of: None,
-            addresses: [].into(),
-        };
-        self.log(Some(&node.name), || format!("{name} is bound to it"));
-        self.api.put_pod(pod, node.name.clone(), self.now);
+        let (uid, name) = self.put_new_pod(node, "pod", [].into());
         self.machines
             .of_pod
             .insert(uid.clone(), (id, node.uid.clone()));
@@ -201,7 +190,7 @@ impl Sim {
             ..Pod::clone(&pod)
         };
         self.checks.ghosts.remove(uid);
-        self.api.put_pod(pod, placed, self.now);
+        self.api.put_pod(pod, placed);
         self.publish();
     }
 
@@ -220,7 +209,7 @@ impl Sim {
             addresses: [].into(),
             ..Pod::clone(&pod)
         };
-        self.api.put_pod(pod, placed, self.now);
+        self.api.put_pod(pod, placed);
         self.publish();
         let stays = self.rng.stretch(SECOND, 30 * SECOND);
         self.after(stays, Due::PodGone(name.clone()));
@@ -231,7 +220,7 @@ impl Sim {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
             let id = *id;
             // After a forced deletion, the pod runs on although the API server does not know it any more.
-            let is_forced = self.rough && self.rng.chance(1_500);
+            let is_forced = self.has_faults && self.rng.chance(1_500);
             let lag = if is_forced {
                 self.rng.between(20, 150) * SECOND
             } else {

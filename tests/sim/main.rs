@@ -14,15 +14,16 @@
 //! | `api`, `object_log` | the API server: preconditions, versions, lists and watches |
 //! | `host` | one host: the shipped agent, its store, its kubelet, and their faults |
 //! | `machines` | all hosts, the Nodes that they register as, and their pods |
-//! | `process`, `shell` | one controller process: clocks, watches, requests, the Lease |
-//! | `workload`, `faults` | changes of objects, faults of controller processes |
+//! | `process`, `shell`, `lease_shell` | one controller process: clocks, watches, requests, the Lease |
+//! | `workload`, `pool_workload` | changes of objects |
+//! | `faults` | faults of controller processes |
 //! | `restore` | the API server is restored to an older state |
-//! | `lasting` | requests that are rejected or unanswered for long, watches that deliver nothing |
-//! | `checks`, `known`, `shape` | what must hold after each step |
-//! | `block_checks` | what must hold of blocks after each step |
+//! | `persistent_fault` | requests that are always rejected or never answered, watches that deliver nothing |
+//! | `checks`, `*_checks` | checks after each step: of podCIDRs, blocks, records of ranges, and the Lease |
+//! | `received`, `pool_model` | what the checks know of a process, and of pools |
 //! | `budget` | limits on how often a process may send requests |
 //! | `served` | no node may wait for long while a pool has free addresses for it |
-//! | `settle`, `settle_blocks` | what must hold at the end |
+//! | `settle`, `settle_blocks` | checks at the end |
 //! | `trace`, `describe` | readable traces |
 //! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
 //!
@@ -48,16 +49,22 @@ mod clock;
 mod describe;
 mod faults;
 mod host;
-mod known;
-mod lasting;
+mod lease_checks;
+mod lease_shell;
 mod machines;
 #[path = "../common/memory_disk.rs"]
 mod memory_disk;
 mod mutations;
 mod object_log;
+mod persistent_fault;
 mod plan;
+mod podcidr_checks;
+mod pool_model;
+mod pool_workload;
 mod process;
 mod proofs;
+mod received;
+mod record_checks;
 mod restore;
 #[path = "../common/rng.rs"]
 mod rng;
@@ -66,7 +73,6 @@ mod search;
 mod served;
 mod settle;
 mod settle_blocks;
-mod shape;
 mod shell;
 mod trace;
 mod workload;

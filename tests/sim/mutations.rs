@@ -1,17 +1,17 @@
 //! Tries deliberate bugs: checks that the simulation finds each bug that it has to find according to `proofs`.
 //!
-//! A search from seed 0 on takes minutes for some of them, so `make sim` runs the seeds in `found.txt` first: those at
-//! which the last search found them. Only where such a seed no longer finds its mutation, `make sim` searches as well.
+//! Some searches from seed 0 on take minutes. So `make sim` first runs the seeds in `found.txt`, at which the last
+//! search found the mutations. If a seed no longer finds its mutation, `make sim` searches from seed 0 on.
 //! `make mutants` always searches, and with `UPDATE=1` it writes the file. Mutations that unit tests find are tried in
 //! `tests/common/mutated.rs`.
 
-use super::proofs::Weather;
+use super::proofs::Scenario;
 
 /// How to run seeds for a mutation. Optimised builds have no mutations.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub struct Trial {
-    pub weather: Weather,
+    pub scenario: Scenario,
     /// The only rule whose violation ends a run; with `None` a violation of any rule does.
     pub rule: Option<&'static str>,
 }
@@ -27,64 +27,48 @@ mod tried {
 
     use super::super::proofs::{Proof, proof, row};
     use super::super::run::Sim;
-    use super::super::search::said;
+    use super::super::search::variable;
     use super::Trial;
 
     /// One line for each mutation: its name, and the seed that finds it.
     const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
 
-    /// Where a mutation was found.
-    struct Found {
-        seed: u64,
-        /// The number of steps, and the violation
-        how: String,
-    }
-
-    /// What came of one seed with a mutation.
-    enum Attempt {
-        Found(Found),
-        /// The number of steps that were run
-        NotFound(u64),
-    }
-
-    /// Runs a seed with the mutation. A seed that also fails without the mutation proves nothing.
-    fn try_seed(seed: u64, mutation: Mutation, trial: Trial) -> Attempt {
+    /// Runs a seed with the mutation. Returns the violation that the seed found, or the number of steps that were run.
+    /// A seed that also fails without the mutation proves nothing.
+    fn try_seed(seed: u64, mutation: Mutation, trial: Trial) -> Result<String, u64> {
         mutation::set(Some(mutation));
         let done = Sim::run(seed, Some(trial));
         mutation::set(None);
         let failure = match done {
-            Ok(tally) => return Attempt::NotFound(tally.steps),
+            Ok(tally) => return Err(tally.steps),
             Err(failure) => failure,
         };
         if Sim::run(seed, Some(trial)).is_err() {
-            return Attempt::NotFound(failure.step);
+            return Err(failure.step);
         }
         let (rule, text) = (failure.violation.rule, failure.violation.text);
-        let how = format!("seed {seed}, step {}, {rule:?}: {text}", failure.step);
-        Attempt::Found(Found { seed, how })
+        Ok(format!(
+            "seed {seed}, step {}, {rule:?}: {text}",
+            failure.step
+        ))
     }
 
-    /// Runs seeds from 0 on until one finds the mutation, for about `within` steps.
-    fn search(mutation: Mutation, trial: Trial, within: u64) -> Result<Found, String> {
-        let mut steps = 0;
-        for seed in 0.. {
+    /// Runs seeds from 0 on until one finds the mutation, for about `within` steps. Returns the seed and the violation.
+    fn search(mutation: Mutation, trial: Trial, within: u64) -> Result<(u64, String), String> {
+        let (mut seed, mut steps) = (0, 0);
+        while steps <= within {
             match try_seed(seed, mutation, trial) {
-                Attempt::Found(found) => {
-                    let how = format!("after {steps} steps: {}", found.how);
-                    return Ok(Found { how, ..found });
-                }
-                Attempt::NotFound(more) => steps += more,
+                Ok(how) => return Ok((seed, format!("after {steps} steps: {how}"))),
+                Err(more) => steps += more,
             }
-            if steps > within {
-                break;
-            }
+            seed += 1;
         }
         Err(format!("not found in {steps} steps"))
     }
 
     /// Returns the seeds in `found.txt`; none if this run has to search.
-    fn noted() -> BTreeMap<String, u64> {
-        if said("SEARCH").is_some() {
+    fn known_seeds() -> BTreeMap<String, u64> {
+        if variable("SEARCH").is_some() {
             return BTreeMap::new();
         }
         let text = std::fs::read_to_string(FOUND).unwrap();
@@ -98,7 +82,7 @@ mod tried {
     /// Tries each mutation on its own, two of them in parallel, and prints the results. Returns the seeds.
     fn try_all(
         mutations: impl Iterator<Item = Mutation>,
-        attempt: impl Fn(Mutation) -> Result<Found, String> + Sync,
+        attempt: impl Fn(Mutation) -> Result<(u64, String), String> + Sync,
     ) -> BTreeMap<Mutation, u64> {
         let left = Mutex::new(mutations.collect::<Vec<_>>().into_iter());
         let (seeds, failed) = (Mutex::default(), Mutex::new(Vec::new()));
@@ -107,9 +91,9 @@ mod tried {
                 let next = left.lock().unwrap().next();
                 let Some(mutation) = next else { break };
                 match attempt(mutation) {
-                    Ok(found) => {
-                        println!("{}\n  {}", row(mutation), found.how);
-                        BTreeMap::insert(&mut seeds.lock().unwrap(), mutation, found.seed);
+                    Ok((seed, how)) => {
+                        println!("{}\n  {how}", row(mutation));
+                        BTreeMap::insert(&mut seeds.lock().unwrap(), mutation, seed);
                     }
                     Err(why) => {
                         println!("{}\n  {why}", row(mutation));
@@ -129,8 +113,8 @@ mod tried {
 
     fn simulated(mutation: Mutation) -> Option<(Trial, u64)> {
         match proof(mutation) {
-            Proof::Simulation(weather, thousands, rule) => {
-                Some((Trial { weather, rule }, thousands))
+            Proof::Simulation(scenario, thousands, rule) => {
+                Some((Trial { scenario, rule }, thousands))
             }
             Proof::Test(_) => None,
         }
@@ -138,20 +122,21 @@ mod tried {
 
     /// `MUTANT` names the mutation to try; without it all mutations that the simulation has to find are tried.
     #[test]
-    fn what_is_said_of_the_simulation_is_so() {
-        let named = said("MUTANT");
+    fn the_simulation_finds_its_mutations() {
+        let named = variable("MUTANT");
         let is_named = |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
         let all = Mutation::ALL.iter().copied().filter(is_named);
-        let noted = noted();
+        let known_seeds = known_seeds();
         let seeds = try_all(all.filter(|it| simulated(*it).is_some()), |mutation| {
             let (trial, thousands) = simulated(mutation).ok_or("nothing to try")?;
-            let seed = noted.get(&format!("{mutation:?}"));
-            match seed.map(|seed| try_seed(*seed, mutation, trial)) {
-                Some(Attempt::Found(found)) => Ok(found),
-                _ => search(mutation, trial, thousands * 1_000),
-            }
+            let seed = known_seeds.get(&format!("{mutation:?}"));
+            let found = seed.and_then(|seed| {
+                let how = try_seed(*seed, mutation, trial).ok()?;
+                Some((*seed, how))
+            });
+            found.map_or_else(|| search(mutation, trial, thousands * 1_000), Ok)
         });
-        if named.is_none() && said("UPDATE").is_some() {
+        if named.is_none() && variable("UPDATE").is_some() {
             let mut text = String::new();
             for (mutation, seed) in seeds {
                 writeln!(text, "{mutation:?} {seed}").unwrap();

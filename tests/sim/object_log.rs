@@ -4,51 +4,51 @@
 //! delivers the objects that exist, and does not report deletions that happened meanwhile.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::Object;
+use cadastre_controller::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet};
 use cadastre_daemon::watch::ObjectEvent;
 
-use super::clock::Time;
+use super::api::{Api, Commit};
 
-/// An object whose `metadata.resourceVersion` the server sets.
-pub trait Versioned: Object + Clone + PartialEq {
+/// A kind of objects that the API server stores.
+pub trait Stored: Object + Clone + PartialEq {
     fn set_version(&mut self, version: u64);
+    fn kind(api: &Api) -> &Kind<Self>;
+    fn kind_mut(api: &mut Api) -> &mut Kind<Self>;
+    fn commit(before: Option<Arc<Self>>, after: Option<Arc<Self>>) -> Commit;
 }
 
-macro_rules! versioned {
-    ($($kind:ty),*) => {$(
-        impl Versioned for $kind {
+macro_rules! stored {
+    ($($kind:ident: $field:ident),*) => {$(
+        impl Stored for $kind {
             fn set_version(&mut self, version: u64) { self.version = version; }
+            fn kind(api: &Api) -> &Kind<Self> { &api.$field }
+            fn kind_mut(api: &mut Api) -> &mut Kind<Self> { &mut api.$field }
+            fn commit(before: Option<Arc<Self>>, after: Option<Arc<Self>>) -> Commit {
+                Commit::$kind(before, after)
+            }
         }
     )*};
 }
-versioned!(
-    cadastre_controller::cluster::objects::Node,
-    cadastre_controller::cluster::objects::Pool,
-    cadastre_controller::cluster::objects::Subnet,
-    cadastre_controller::cluster::objects::Block,
-    cadastre_controller::cluster::objects::ServiceRange,
-    cadastre_controller::cluster::objects::Pod
-);
+stored!(Node: nodes, Pool: pools, Subnet: subnets, Block: blocks, ServiceRange: services, Pod: pods);
 
 /// One change in the history.
-pub struct Logged<T> {
-    #[expect(dead_code, reason = "for whoever prints the history")]
-    pub at: Time,
-    pub deleted: bool,
-    pub object: Arc<T>,
+#[derive(Clone)]
+struct Change<T> {
+    deleted: bool,
+    object: Arc<T>,
 }
 
 /// All objects of a kind, and their history.
+#[derive(Clone)]
 pub struct Kind<T: Object> {
     pub live: BTreeMap<T::Name, Arc<T>>,
-    pub log: Vec<Logged<T>>,
+    log: Vec<Change<T>>,
     /// The version of the kind's last change.
-    version: u64,
+    pub version: u64,
 }
 
 impl<T: Object> Default for Kind<T> {
@@ -61,7 +61,7 @@ impl<T: Object> Default for Kind<T> {
     }
 }
 
-impl<T: Versioned> Kind<T> {
+impl<T: Stored> Kind<T> {
     pub fn get<N: Ord + ?Sized>(&self, name: &N) -> Option<&Arc<T>>
     where
         T::Name: Borrow<N>,
@@ -69,36 +69,28 @@ impl<T: Versioned> Kind<T> {
         self.live.get(name)
     }
 
-    pub fn put(&mut self, mut object: T, version: u64, at: Time) -> Arc<T> {
-        object.set_version(version);
-        self.version = version;
-        let object = Arc::new(object);
+    pub fn put(&mut self, object: T, version: u64) -> Arc<T> {
+        let object = self.record(object, version, false);
         self.live.insert(object.name().clone(), object.clone());
-        self.log.push(Logged {
-            at,
-            deleted: false,
-            object: object.clone(),
-        });
         object
     }
 
     /// Removes an object; watches receive its last state with the version of the removal.
-    pub fn remove(&mut self, name: &T::Name, version: u64, at: Time) -> Option<Arc<T>> {
+    pub fn remove(&mut self, name: &T::Name, version: u64) -> Option<Arc<T>> {
         let last = self.live.remove(name)?;
-        self.version = version;
-        let mut object = T::clone(&last);
-        object.set_version(version);
-        self.log.push(Logged {
-            at,
-            deleted: true,
-            object: Arc::new(object),
-        });
+        self.record(T::clone(&last), version, true);
         Some(last)
     }
 
-    /// Restores the objects and the version of a backup. Watches deliver none of this.
-    pub fn put_back(&mut self, live: BTreeMap<T::Name, Arc<T>>, version: u64) {
-        (self.live, self.version) = (live, version);
+    fn record(&mut self, mut object: T, version: u64, deleted: bool) -> Arc<T> {
+        object.set_version(version);
+        self.version = version;
+        let object = Arc::new(object);
+        self.log.push(Change {
+            deleted,
+            object: object.clone(),
+        });
+        object
     }
 }
 
@@ -109,19 +101,13 @@ pub struct Feed<T> {
     cursor: usize,
     /// The version up to which changes were delivered.
     seen: u64,
-    pub scheduled: bool,
-    /// Until when the watch delivers nothing, because its connection is cut or slow.
-    pub held_until: Time,
 }
 
 enum Stage<T> {
     Down,
     /// The start of the list was delivered, but the list is not read yet: it will contain changes that happen now.
     Announced,
-    Listing {
-        snapshot: Vec<Arc<T>>,
-        next: usize,
-    },
+    Listing(std::vec::IntoIter<Arc<T>>),
     Listed,
     Watching,
 }
@@ -132,51 +118,60 @@ impl<T> Default for Feed<T> {
             stage: Stage::Down,
             cursor: 0,
             seen: 0,
-            scheduled: false,
-            held_until: 0,
         }
     }
 }
 
-impl<T: Versioned> Feed<T> {
-    pub fn relist(&mut self) {
+/// A watch of any kind.
+pub trait AnyFeed {
+    /// Restarts the watch with a list.
+    fn relist(&mut self);
+
+    /// Handles a restore of the server to an older state. A watch resumes after the last version that it delivered, so
+    /// it delivers nothing until the server has passed that version again; an unfinished list starts again.
+    fn cut(&mut self, api: &Api);
+
+    fn has_next(&self, api: &Api) -> bool;
+}
+
+impl<T: Stored> AnyFeed for Feed<T> {
+    fn relist(&mut self) {
         self.stage = Stage::Down;
     }
 
-    /// The server was restored to an older state. A watch resumes after the last version that it delivered, so it
-    /// delivers nothing until the server has passed that version again; an unfinished list starts again.
-    pub fn cut(&mut self, kind: &Kind<T>) {
-        self.cursor = kind.log.len();
+    fn cut(&mut self, api: &Api) {
+        self.cursor = T::kind(api).log.len();
         if !self.is_watching() {
-            self.stage = Stage::Down;
+            self.relist();
         }
     }
 
-    pub fn is_watching(&self) -> bool {
+    fn has_next(&self, api: &Api) -> bool {
+        !self.is_watching() || self.cursor < T::kind(api).log.len()
+    }
+}
+
+impl<T: Stored> Feed<T> {
+    fn is_watching(&self) -> bool {
         matches!(self.stage, Stage::Watching)
     }
 
-    pub fn has_next(&self, kind: &Kind<T>) -> bool {
-        !self.is_watching() || self.cursor < kind.log.len()
-    }
-
-    pub fn next(&mut self, kind: &Kind<T>, asked: Duration) -> Option<ObjectEvent<T>> {
+    /// Returns the next event. `asked` is the monotonic time at which a list that begins now is requested.
+    pub fn next(&mut self, api: &Api, asked: Duration) -> Option<ObjectEvent<T>> {
+        let kind = T::kind(api);
         if let Stage::Announced = self.stage {
             (self.cursor, self.seen) = (kind.log.len(), kind.version);
-            self.stage = Stage::Listing {
-                snapshot: kind.live.values().cloned().collect(),
-                next: 0,
-            };
+            let snapshot: Vec<Arc<T>> = kind.live.values().cloned().collect();
+            self.stage = Stage::Listing(snapshot.into_iter());
         }
         match &mut self.stage {
             Stage::Down | Stage::Announced => {
                 self.stage = Stage::Announced;
                 Some(ObjectEvent::Restarted { asked })
             }
-            Stage::Listing { snapshot, next } => {
-                if let Some(object) = snapshot.get(*next) {
-                    *next += 1;
-                    return Some(ObjectEvent::Applied(T::clone(object)));
+            Stage::Listing(snapshot) => {
+                if let Some(object) = snapshot.next() {
+                    return Some(ObjectEvent::Applied(T::clone(&object)));
                 }
                 self.stage = Stage::Listed;
                 Some(ObjectEvent::Listed)
@@ -185,21 +180,20 @@ impl<T: Versioned> Feed<T> {
                 self.stage = Stage::Watching;
                 Some(ObjectEvent::Reached(self.seen))
             }
-            Stage::Watching => {
-                let mut logged = kind.log.get(self.cursor)?;
+            Stage::Watching => loop {
+                let change = kind.log.get(self.cursor)?;
                 self.cursor += 1;
-                while logged.object.version() <= self.seen {
-                    logged = kind.log.get(self.cursor)?;
-                    self.cursor += 1;
+                if change.object.version() <= self.seen {
+                    continue;
                 }
-                self.seen = logged.object.version();
-                let object = T::clone(&logged.object);
-                Some(if logged.deleted {
+                self.seen = change.object.version();
+                let object = T::clone(&change.object);
+                return Some(if change.deleted {
                     ObjectEvent::Deleted(object)
                 } else {
                     ObjectEvent::Applied(object)
-                })
-            }
+                });
+            },
         }
     }
 }
@@ -208,16 +202,15 @@ impl<T: Versioned> Feed<T> {
 /// received its deletion, or a complete list without it.
 pub struct View<T: Object> {
     pub objects: BTreeMap<T::Name, T>,
-    unseen: Option<BTreeMap<T::Name, ObjectUid>>,
-    pub listed: bool,
+    /// Names of the objects that the running list has not shown yet; `None` if no list is running.
+    unlisted: Option<BTreeSet<T::Name>>,
 }
 
 impl<T: Object> Default for View<T> {
     fn default() -> Self {
         View {
             objects: BTreeMap::new(),
-            unseen: None,
-            listed: false,
+            unlisted: None,
         }
     }
 }
@@ -227,40 +220,27 @@ impl<T: Object + Clone> View<T> {
     pub fn take(&mut self, change: &ObjectEvent<T>) -> Vec<T> {
         match change {
             ObjectEvent::Restarted { .. } => {
-                let names = self
-                    .objects
-                    .values()
-                    .map(|o| (o.name().clone(), o.uid().clone()));
-                self.unseen = Some(names.collect());
+                self.unlisted = Some(self.objects.keys().cloned().collect());
                 Vec::new()
             }
             ObjectEvent::Applied(object) => {
-                if let Some(unseen) = &mut self.unseen {
-                    unseen.remove(object.name());
+                if let Some(unlisted) = &mut self.unlisted {
+                    unlisted.remove(object.name());
                 }
                 let before = self.objects.insert(object.name().clone(), object.clone());
-                before
-                    .into_iter()
-                    .filter(|b| b.uid() != object.uid())
-                    .collect()
+                let replaced = before.filter(|before| before.uid() != object.uid());
+                replaced.into_iter().collect()
             }
             ObjectEvent::Reached(_) => Vec::new(),
             ObjectEvent::Listed => {
-                self.listed = true;
-                let gone = self.unseen.take().unwrap_or_default();
-                gone.keys()
-                    .filter_map(|name| self.objects.remove(name))
-                    .collect()
+                let gone = self.unlisted.take().into_iter().flatten();
+                gone.filter_map(|name| self.objects.remove(&name)).collect()
             }
             ObjectEvent::Deleted(object) => {
-                if self
-                    .objects
-                    .get(object.name())
-                    .is_some_and(|known| known.uid() == object.uid())
-                {
-                    return self.objects.remove(object.name()).into_iter().collect();
-                }
-                Vec::new()
+                let known = self.objects.get(object.name());
+                let is_known = known.is_some_and(|known| known.uid() == object.uid());
+                let gone = is_known.then(|| self.objects.remove(object.name()));
+                gone.flatten().into_iter().collect()
             }
         }
     }

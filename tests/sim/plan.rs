@@ -1,8 +1,8 @@
 //! What a seed draws before the first step: the size and the length of its run, and how frequent faults are.
 
 use super::clock::{MS, SECOND, Time};
-use super::lasting::Lasting;
-use super::proofs::Weather;
+use super::persistent_fault::PersistentFault;
+use super::proofs::Scenario;
 use super::rng::Rng;
 
 /// The conditions of one run. Chances are numbers out of ten thousand.
@@ -22,7 +22,7 @@ pub struct Plan {
     /// The maximum number of requests that one process has in flight.
     pub limit: usize,
     /// How long objects change and faults happen, from the start of the run.
-    pub rough_for: Time,
+    pub faults_for: Time,
     /// How long the cluster may take afterwards, until the checks at the end.
     pub settle_for: Time,
     /// The maximum time between two changes of objects, and between two faults.
@@ -49,12 +49,11 @@ pub struct Plan {
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
     pub agents: bool,
-    /// Rejections, missing answers and silent watches that last until the faults end.
-    pub lasting: Lasting,
+    pub persistent_fault: Option<PersistentFault>,
 }
 
 /// The chance of each fault of a request or watch.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
     pub lost_before: u32,
     pub lost_after: u32,
@@ -73,15 +72,8 @@ pub struct Network {
     pub lease_lost: u32,
 }
 
-impl Network {
-    fn total(&self) -> u32 {
-        let lost = self.lost_before + self.lost_after + self.late + self.last_words;
-        let refused = self.refused + self.busy + self.rejected;
-        lost + refused + self.slow + self.lagging + self.gap + self.lease_lost
-    }
-}
-
-#[derive(Clone, Debug, Default)]
+/// The relative frequency of each fault of a controller process.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
     pub pause: u32,
     pub crash: u32,
@@ -95,24 +87,11 @@ pub struct Faults {
     pub clock: u32,
 }
 
-impl Faults {
-    pub fn total(&self) -> u32 {
-        self.pause
-            + self.crash
-            + self.stop
-            + self.relist
-            + self.stall
-            + self.cut
-            + self.wall
-            + self.clock
-    }
-}
-
 impl Plan {
     pub fn draw(rng: &mut Rng) -> Self {
-        let rough = *rng.pick(&[0_u32, 1, 1, 3, 3, 10]);
+        let intensity = *rng.pick(&[0_u32, 1, 1, 3, 3, 10]);
         let mut some =
-            |most: u32| u32::try_from(rng.below(u64::from(most) + 1)).unwrap_or(0) * rough;
+            |most: u32| u32::try_from(rng.below(u64::from(most) + 1)).unwrap_or(0) * intensity;
         let network = Network {
             lost_before: some(60),
             lost_after: some(60),
@@ -145,10 +124,10 @@ impl Plan {
             slice: *rng.pick(&[21, 21, 22, 23]),
             crowded: rng.chance(3_000),
             limit: *rng.pick(&[1, 4, 16, 64]),
-            rough_for: rng.between(120, 420) * SECOND,
+            faults_for: rng.between(120, 420) * SECOND,
             settle_for: 450 * SECOND,
             work_every: rng.stretch(200 * MS, 4 * SECOND),
-            fault_every: if rough == 0 {
+            fault_every: if intensity == 0 {
                 600 * SECOND
             } else {
                 rng.stretch(2 * SECOND, 60 * SECOND)
@@ -164,7 +143,7 @@ impl Plan {
             lost_stores: 0,
             restore: None,
             agents: true,
-            lasting: Lasting::default(),
+            persistent_fault: None,
         };
         let plan = Plan {
             tampering_blocks: plan.tampering_blocks && !plan.tampering,
@@ -196,104 +175,102 @@ impl Plan {
     }
 
     /// Returns the conditions in which the simulation looks for a mutation.
-    pub fn under(self, weather: Weather) -> Self {
-        let crowded = |plan: Self, blocks| Plan {
-            blocks,
-            agents: blocks > 0,
-            tampering: false,
-            tampering_blocks: false,
-            ..plan.crowd()
+    pub fn under(self, scenario: Scenario) -> Self {
+        let plan = match scenario {
+            Scenario::AsDrawn => return self,
+            Scenario::Restored | Scenario::Agents => Plan {
+                blocks: 10_000,
+                agents: true,
+                processes: self.processes.min(2),
+                settle_for: 300 * SECOND,
+                foreign_allocator: false,
+                ..self
+            },
+            _ => {
+                let has_blocks = scenario == Scenario::CrowdedBlocks;
+                Plan {
+                    blocks: if has_blocks { 10_000 } else { 0 },
+                    agents: has_blocks,
+                    ..self.crowd()
+                }
+            }
         };
-        let only_blocks = |plan: Self| Plan {
-            blocks: 10_000,
-            agents: true,
-            processes: plan.processes.min(2),
-            settle_for: 300 * SECOND,
+        let plan = Plan {
             tampering: false,
             tampering_blocks: false,
-            foreign_allocator: false,
             ..plan
         };
-        match weather {
-            Weather::AsDrawn => self,
-            Weather::Crowded | Weather::Untold | Weather::BadClocks => crowded(self, 0),
-            Weather::Unclear => {
-                let plan = crowded(self, 0);
-                Plan {
-                    fault_every: 3 * SECOND,
-                    faults: Faults {
-                        crash: 60,
-                        ..plan.faults
-                    },
-                    network: Network {
-                        late: 3_000,
-                        slow: 3_000,
-                        ..plan.network
-                    },
-                    ..plan
-                }
-            }
-            Weather::CrowdedBlocks => crowded(self, 10_000),
-            Weather::Restored => Plan {
-                names: 6 + self.names % 6,
+        let (faults, network) = (plan.faults.clone(), plan.network.clone());
+        match scenario {
+            Scenario::AsDrawn
+            | Scenario::Crowded
+            | Scenario::CrowdedBlocks
+            | Scenario::NoIntents
+            | Scenario::BadClocks => plan,
+            Scenario::Unclear => Plan {
+                fault_every: 3 * SECOND,
+                faults: Faults {
+                    crash: 60,
+                    ..faults
+                },
+                network: Network {
+                    late: 3_000,
+                    slow: 3_000,
+                    ..network
+                },
+                ..plan
+            },
+            Scenario::Restored => Plan {
+                names: 6 + plan.names % 6,
                 pools: 5,
                 work_every: 5 * SECOND,
-                ..only_blocks(self)
+                ..plan
             },
-            Weather::Agents => Plan {
-                names: 2 + self.names % 3,
-                pools: self.pools.min(2),
-                rough_for: self.rough_for.min(150 * SECOND),
-                work_every: self.work_every.min(SECOND),
+            Scenario::Agents => Plan {
+                names: 2 + plan.names % 3,
+                pools: plan.pools.min(2),
+                faults_for: plan.faults_for.min(150 * SECOND),
+                work_every: plan.work_every.min(SECOND),
                 lost_stores: 200,
-                ..only_blocks(self)
+                ..plan
             },
-            Weather::Behind => {
-                let plan = crowded(self, 0);
-                Plan {
-                    work_every: 500 * MS,
-                    fault_every: 2 * SECOND,
-                    faults: Faults {
-                        stall: 40,
-                        ..Faults::default()
-                    },
-                    ..plan
-                }
-            }
-            Weather::HandOvers => {
-                let plan = crowded(self, 0);
-                Plan {
-                    work_every: 500 * MS,
-                    fault_every: 3 * SECOND,
-                    faults: Faults {
-                        stop: 10,
-                        stall: 10,
-                        ..Faults::default()
-                    },
-                    network: Network {
-                        late: 1_000,
-                        lagging: 500,
-                        last_words: 0,
-                        ..plan.network
-                    },
-                    ..plan
-                }
-            }
-            Weather::Scarce => {
-                let plan = crowded(self, 0);
-                Plan {
-                    work_every: 500 * MS,
-                    network: Network {
-                        late: 2_000,
-                        last_words: 0,
-                        ..plan.network
-                    },
-                    ..plan
-                }
-            }
-            Weather::Strangers => Plan {
+            Scenario::Behind => Plan {
+                work_every: 500 * MS,
+                fault_every: 2 * SECOND,
+                faults: Faults {
+                    stall: 40,
+                    ..Faults::default()
+                },
+                ..plan
+            },
+            Scenario::HandOvers => Plan {
+                work_every: 500 * MS,
+                fault_every: 3 * SECOND,
+                faults: Faults {
+                    stop: 10,
+                    stall: 10,
+                    ..Faults::default()
+                },
+                network: Network {
+                    late: 1_000,
+                    lagging: 500,
+                    last_words: 0,
+                    ..network
+                },
+                ..plan
+            },
+            Scenario::Scarce => Plan {
+                work_every: 500 * MS,
+                network: Network {
+                    late: 2_000,
+                    last_words: 0,
+                    ..network
+                },
+                ..plan
+            },
+            Scenario::Strangers => Plan {
                 strangers: 3_000,
-                ..crowded(self, 0)
+                ..plan
             },
         }
     }
@@ -306,7 +283,7 @@ impl Plan {
         Plan {
             blocks: if self.blocks == 0 { 5_000 } else { self.blocks },
             agents: true,
-            rough_for: restore + rng.between(150, 250) * SECOND,
+            faults_for: restore + rng.between(150, 250) * SECOND,
             faults: Faults {
                 wall: 0,
                 ..self.faults
@@ -320,7 +297,7 @@ impl Plan {
 
     /// Whether requests and watches have no faults in this run; processes then have hardly any.
     pub fn is_mild(&self) -> bool {
-        self.network.total() == 0
+        self.network == Network::default()
     }
 
     /// Makes monotonic clocks unreliable: they stop while their host stands still, as in a virtual machine that is

@@ -1,4 +1,4 @@
-//! One controller process: the shipped state machines, what they have received and sent, and the clocks of their host.
+//! One controller process: the shipped state machines, their watches and requests, and the clocks of their host.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,14 +7,13 @@ use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseContent, Lea
 use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet};
 use cadastre_controller::cluster::request::RequestId;
 use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
-use cadastre_daemon::watch::ObjectEvent;
 
 use jiff::Timestamp;
 
 use super::api::Api;
 use super::clock::{Clocks, Time};
-use super::known::Known;
-use super::object_log::{Feed, Versioned};
+use super::object_log::{AnyFeed, Feed};
+use super::received::Received;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
@@ -55,11 +54,11 @@ pub struct Run {
     /// The leadership that was last passed to the controller.
     pub observed: Option<Leadership>,
     /// Whether passing a changed leadership to the controller is scheduled.
-    pub telling: bool,
+    pub leadership_scheduled: bool,
     /// Whether a request about the Lease is in flight.
-    pub asked: bool,
+    pub lease_in_flight: bool,
     /// Whether the process has read the Lease. It starts no watch before.
-    pub heard: bool,
+    pub has_read_lease: bool,
     /// When a request about the Lease last had a certain outcome, by the monotonic clock.
     pub read_at: Option<Duration>,
     /// The version and renewal time of the Lease that the process last received.
@@ -69,13 +68,13 @@ pub struct Run {
     /// How long nobody had led when this process last tried to acquire the Lease.
     pub vacant: Duration,
     pub feeds: Feeds,
-    pub known: Known,
-    /// Requests in flight or about to be sent.
-    pub in_flight: BTreeMap<RequestId, OutgoingRequest>,
-    /// When the controller decided on each of these requests.
-    pub decided: BTreeMap<RequestId, Time>,
+    /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].
+    pub deliveries: [Deliveries; 6],
+    pub received: Received,
+    /// Requests in flight or about to be sent, and when the controller decided on each.
+    pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
     /// Requests that wait because the Lease has not been written since their decision.
-    pub held: Vec<RequestId>,
+    pub awaiting_lease: Vec<RequestId>,
     /// The intents that the controller wants in the Lease, until they are passed to the elector.
     pub wanted: Option<LeaseContent>,
     /// When the controller (`look_at`) and the elector (`lease_at`) are called next.
@@ -92,19 +91,32 @@ pub struct Run {
 
 #[derive(Default)]
 pub struct Feeds {
-    pub nodes: Feed<Node>,
-    pub pools: Feed<Pool>,
-    pub subnets: Feed<Subnet>,
-    pub blocks: Feed<Block>,
-    pub services: Feed<ServiceRange>,
-    pub pods: Feed<Pod>,
+    nodes: Feed<Node>,
+    pools: Feed<Pool>,
+    subnets: Feed<Subnet>,
+    blocks: Feed<Block>,
+    services: Feed<ServiceRange>,
+    pods: Feed<Pod>,
 }
 
-/// How deliveries of one watch are scheduled, whatever kind of objects it watches.
-pub struct Line<'a> {
-    pub scheduled: &'a mut bool,
-    pub held_until: &'a mut Time,
-    pub has_next: bool,
+impl Feeds {
+    pub fn of(&mut self, kind: Watched) -> &mut dyn AnyFeed {
+        match kind {
+            Watched::Nodes => &mut self.nodes,
+            Watched::Pools => &mut self.pools,
+            Watched::Subnets => &mut self.subnets,
+            Watched::Blocks => &mut self.blocks,
+            Watched::Services => &mut self.services,
+            Watched::Pods => &mut self.pods,
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Deliveries {
+    pub scheduled: bool,
+    /// Until when the watch delivers nothing, because its connection is cut or slow.
+    pub held_until: Time,
 }
 
 impl Run {
@@ -126,18 +138,18 @@ impl Run {
             }),
             elector: Elector::new(lease),
             observed: None,
-            telling: false,
-            asked: false,
-            heard: false,
+            leadership_scheduled: false,
+            lease_in_flight: false,
+            has_read_lease: false,
             read_at: None,
             lease: None,
             agents_heard: false,
             vacant: Duration::ZERO,
             feeds: Feeds::default(),
-            known: Known::default(),
+            deliveries: <[Deliveries; 6]>::default(),
+            received: Received::default(),
             in_flight: BTreeMap::new(),
-            decided: BTreeMap::new(),
-            held: Vec::new(),
+            awaiting_lease: Vec::new(),
             wanted: None,
             look_at: None,
             lease_at: None,
@@ -148,18 +160,13 @@ impl Run {
         }
     }
 
+    pub fn deliveries(&mut self, kind: Watched) -> &mut Deliveries {
+        &mut self.deliveries[kind as usize]
+    }
+
     /// Whether all watches of the process may deliver now.
-    pub fn hears(&self, now: Time) -> bool {
-        let feeds = &self.feeds;
-        let held = [
-            feeds.nodes.held_until,
-            feeds.pools.held_until,
-            feeds.subnets.held_until,
-            feeds.blocks.held_until,
-            feeds.services.held_until,
-            feeds.pods.held_until,
-        ];
-        held.into_iter().all(|until| until <= now)
+    pub fn all_watches_deliver(&self, now: Time) -> bool {
+        self.deliveries.iter().all(|it| it.held_until <= now)
     }
 
     /// The leadership to pass to the controller.
@@ -192,95 +199,26 @@ impl Run {
         now: Now,
         at: Time,
     ) -> Option<ControllerEvent> {
+        let (feeds, received, mono) = (&mut self.feeds, &mut self.received, now.mono);
         let event = match kind {
-            Watched::Nodes => {
-                let change = self.feeds.nodes.next(&api.nodes, now.mono)?;
-                self.known.nodes(&change, api);
-                ControllerEvent::Nodes(change)
-            }
-            Watched::Pools => {
-                let change = self.feeds.pools.next(&api.pools, now.mono)?;
-                self.known.pools(&change, at);
-                ControllerEvent::Pools(change)
-            }
-            Watched::Subnets => {
-                let change = self.feeds.subnets.next(&api.subnets, now.mono)?;
-                self.known.subnets(&change);
-                ControllerEvent::Subnets(change)
-            }
-            Watched::Blocks => {
-                let change = self.feeds.blocks.next(&api.blocks, now.mono)?;
-                self.known.blocks(&change);
-                ControllerEvent::Blocks(change)
-            }
-            Watched::Services => {
-                let change = self.feeds.services.next(&api.services, now.mono)?;
-                if let ObjectEvent::Applied(it) = &change {
-                    self.known.note(&it.uid, it.version.cast_signed(), at);
-                }
-                self.known.services.take(&change);
-                ControllerEvent::ServiceRanges(change)
-            }
-            Watched::Pods => {
-                let change = self.feeds.pods.next(&api.pods, now.mono)?;
-                if let ObjectEvent::Applied(it) = &change {
-                    self.known.note(&it.uid, it.version.cast_signed(), at);
-                }
-                self.known.pods.take(&change);
-                ControllerEvent::Pods(change)
-            }
+            Watched::Nodes => received.nodes(feeds.nodes.next(api, mono)?, api),
+            Watched::Pools => received.pools(feeds.pools.next(api, mono)?, at),
+            Watched::Subnets => received.subnets(feeds.subnets.next(api, mono)?),
+            Watched::Blocks => received.blocks(feeds.blocks.next(api, mono)?),
+            Watched::Services => received.services(feeds.services.next(api, mono)?, at),
+            Watched::Pods => received.pods(feeds.pods.next(api, mono)?, at),
         };
         self.controller.on(event.clone(), now);
         Some(event)
     }
-
-    pub fn line<'a>(&'a mut self, kind: Watched, api: &Api) -> Line<'a> {
-        fn of<'a, T: Versioned>(
-            feed: &'a mut Feed<T>,
-            kind: &super::object_log::Kind<T>,
-        ) -> Line<'a> {
-            let has_next = feed.has_next(kind);
-            Line {
-                scheduled: &mut feed.scheduled,
-                held_until: &mut feed.held_until,
-                has_next,
-            }
-        }
-        match kind {
-            Watched::Nodes => of(&mut self.feeds.nodes, &api.nodes),
-            Watched::Pools => of(&mut self.feeds.pools, &api.pools),
-            Watched::Subnets => of(&mut self.feeds.subnets, &api.subnets),
-            Watched::Blocks => of(&mut self.feeds.blocks, &api.blocks),
-            Watched::Services => of(&mut self.feeds.services, &api.services),
-            Watched::Pods => of(&mut self.feeds.pods, &api.pods),
-        }
-    }
-
-    pub fn relist(&mut self, kind: Watched) {
-        match kind {
-            Watched::Nodes => self.feeds.nodes.relist(),
-            Watched::Pools => self.feeds.pools.relist(),
-            Watched::Subnets => self.feeds.subnets.relist(),
-            Watched::Blocks => self.feeds.blocks.relist(),
-            Watched::Services => self.feeds.services.relist(),
-            Watched::Pods => self.feeds.pods.relist(),
-        }
-    }
-}
-
-impl Feeds {
-    /// Handles a restore of the API server to an older state.
-    pub fn cut(&mut self, api: &Api) {
-        self.nodes.cut(&api.nodes);
-        self.pools.cut(&api.pools);
-        self.subnets.cut(&api.subnets);
-        self.blocks.cut(&api.blocks);
-        self.services.cut(&api.services);
-        self.pods.cut(&api.pods);
-    }
 }
 
 impl Process {
+    /// The run in progress; there is one, because events of runs that have ended are dropped.
+    pub fn run(&mut self) -> &mut Run {
+        self.run.as_mut().unwrap()
+    }
+
     pub fn now(&self, now: Time) -> Now {
         Now {
             mono: self.clocks.mono(now),

@@ -11,12 +11,12 @@ use super::Mutation::{self, *};
 
 /// The conditions under which the simulation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weather {
+pub enum Scenario {
     /// The conditions that the seed draws.
     AsDrawn,
     /// Little space for many nodes; leaders stop sending after an allocation.
     Crowded,
-    /// Like [`Weather::Crowded`], with blocks.
+    /// Like [`Scenario::Crowded`], with blocks.
     CrowdedBlocks,
     /// Only pools of blocks. A few nodes live long enough to have blocks, and the API server is restored to an older
     /// state.
@@ -29,11 +29,11 @@ pub enum Weather {
     Scarce,
     /// Pods have addresses that Cadastre has not assigned.
     Strangers,
-    /// Like [`Weather::Crowded`], and the Lease does not contain intents.
-    Untold,
-    /// Like [`Weather::Crowded`], and clocks stop, jump and run at any rate.
+    /// Like [`Scenario::Crowded`], and the Lease does not contain intents.
+    NoIntents,
+    /// Like [`Scenario::Crowded`], and clocks stop, jump and run at any rate.
     BadClocks,
-    /// Like [`Weather::Crowded`]; many requests arrive late, and many leaders crash.
+    /// Like [`Scenario::Crowded`]; many requests arrive late, and many leaders crash.
     Unclear,
     /// Only pools of blocks, a few nodes, and many pods. Stores are lost just after an address was assigned.
     Agents,
@@ -44,24 +44,24 @@ pub enum Weather {
 pub enum Proof {
     /// The simulation, within this many thousand steps from seed 0 on: by a violation of the named rule, or of any
     /// rule.
-    Simulation(Weather, u64, Option<&'static str>),
+    Simulation(Scenario, u64, Option<&'static str>),
     Test(&'static str),
 }
 
 /// The name of the most important rule: no range has two holders.
 const ONE_HOLDER: Option<&str> = Some("one holder");
 
-const fn sim(weather: Weather, thousands: u64) -> Proof {
-    Proof::Simulation(weather, thousands, None)
+const fn sim(scenario: Scenario, thousands: u64) -> Proof {
+    Proof::Simulation(scenario, thousands, None)
 }
 
-const fn duplicate(weather: Weather, thousands: u64) -> Proof {
-    Proof::Simulation(weather, thousands, ONE_HOLDER)
+const fn duplicate(scenario: Scenario, thousands: u64) -> Proof {
+    Proof::Simulation(scenario, thousands, ONE_HOLDER)
 }
 
 /// Found by the check of waiting nodes during a run, not only at its end.
-const fn liveness(weather: Weather, thousands: u64) -> Proof {
-    Proof::Simulation(weather, thousands, Some("served in time"))
+const fn liveness(scenario: Scenario, thousands: u64) -> Proof {
+    Proof::Simulation(scenario, thousands, Some("served in time"))
 }
 
 const fn unit(name: &'static str) -> Proof {
@@ -69,9 +69,9 @@ const fn unit(name: &'static str) -> Proof {
 }
 
 pub fn proof(mutation: Mutation) -> Proof {
-    use Weather::{
-        Agents, AsDrawn, BadClocks, Behind, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce,
-        Strangers, Unclear, Untold,
+    use Scenario::{
+        Agents, AsDrawn, BadClocks, Behind, Crowded, CrowdedBlocks, HandOvers, NoIntents, Restored,
+        Scarce, Strangers, Unclear,
     };
     match mutation {
         // podCIDRs
@@ -115,8 +115,8 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::machine::tests::a_takeover_lists_only_kinds_whose_watch_may_be_behind",
         ),
         HandOverWhileIndeterminate => sim(HandOvers, 2_000),
-        DeletingNodesNotTouched => sim(Untold, 1_000),
-        RejectedTouchCounts => sim(Untold, 4_000),
+        DeletingNodesNotTouched => sim(NoIntents, 1_000),
+        RejectedTouchCounts => sim(NoIntents, 4_000),
         AllocatedBeforeNamed => duplicate(BadClocks, 10_000),
         NameRemovedWhileIndeterminate => sim(Unclear, 1_000),
         IndeterminateLeaseWriteCounts => sim(AsDrawn, 2_000),
@@ -263,7 +263,7 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         // Requests
         UidNotTested => duplicate(Crowded, 5_000),
-        TermNotTested => duplicate(Untold, 5_000),
+        TermNotTested => duplicate(NoIntents, 5_000),
         ServerErrorCountsAsRejection => {
             unit("controller::cluster::writer::tests::only_a_clear_rejection_counts_as_no_effect")
         }
@@ -273,7 +273,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         }
 
         // The agents, and the API server of the simulation
-        TouchWithoutEffect => duplicate(Untold, 5_000),
+        TouchWithoutEffect => duplicate(NoIntents, 5_000),
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
             unit("node::ledger::tests::a_released_block_is_used_again_only_under_another_uid")
         }
@@ -300,10 +300,10 @@ pub fn proof(mutation: Mutation) -> Proof {
 pub fn row(mutation: Mutation) -> String {
     let sentence = mutation.sentence();
     let found = match proof(mutation) {
-        Proof::Simulation(weather, thousands, rule) => {
+        Proof::Simulation(scenario, thousands, rule) => {
             let rule = rule.map(|rule| format!(", by the rule of {rule}"));
             let rule = rule.unwrap_or_default();
-            format!("simulation, {weather:?}, within {thousands} thousand steps{rule}")
+            format!("simulation, {scenario:?}, within {thousands} thousand steps{rule}")
         }
         Proof::Test(name) => format!("`{name}`"),
     };

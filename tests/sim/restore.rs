@@ -24,11 +24,12 @@ use std::sync::Arc;
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Node, Pod};
 
-use super::api::State;
+use super::api::Api;
 use super::block_checks::BlockChecks;
 use super::checks::DeadNode;
 use super::clock::{MS, SECOND, Time};
 use super::machines::Act;
+use super::process::Watched;
 use super::run::{Due, Sim};
 
 /// The time within which agents notice that the server answers again.
@@ -39,36 +40,34 @@ const SPARED: Time = 120 * SECOND;
 
 /// The state of the server and of the checks at the time of the backup.
 pub struct Backup {
-    state: State,
-    graves: Vec<DeadNode>,
-    parcels: BlockChecks,
+    api: Api,
+    dead_nodes: Vec<DeadNode>,
+    blocks: BlockChecks,
 }
 
 impl Sim {
     /// Whether a backup was made. The server is, or will be, restored to it.
     pub fn is_backed_up(&self) -> bool {
-        self.plan
-            .restore
-            .is_some_and(|(backup, _)| self.now >= backup)
+        let restore = self.plan.restore;
+        restore.is_some_and(|(backup, _)| self.now >= backup)
     }
 
     pub fn was_restored(&self) -> bool {
-        self.plan
-            .restore
-            .is_some_and(|(_, restore)| self.now >= restore)
+        let restore = self.plan.restore;
+        restore.is_some_and(|(_, at)| self.now >= at)
     }
 
     /// Whether the restore was so recent that agents are still publishing. No live host's Node is deleted in this time.
-    pub fn is_listened_to(&self) -> bool {
+    pub fn agents_are_publishing(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
     }
 
     pub fn back_up(&mut self) {
         self.log(None, || "a backup is made".to_owned());
         self.backup = Some(Backup {
-            state: self.api.backup(),
-            graves: self.checks.dead_nodes.clone(),
-            parcels: self.checks.parcels.clone(),
+            api: self.api.clone(),
+            dead_nodes: self.checks.dead_nodes.clone(),
+            blocks: self.checks.blocks.clone(),
         });
     }
 
@@ -89,7 +88,9 @@ impl Sim {
         self.put_back(backup);
         for process in &mut self.processes {
             if let Some(run) = &mut process.run {
-                run.feeds.cut(&self.api);
+                for kind in Watched::ALL {
+                    run.feeds.of(kind).cut(&self.api);
+                }
             }
         }
         self.bring_nodes_in_line(&nodes);
@@ -98,23 +99,19 @@ impl Sim {
     }
 
     fn put_back(&mut self, backup: Backup) {
-        let known: BTreeSet<ObjectUid> = backup
-            .state
-            .blocks
-            .values()
-            .map(|it| it.uid.clone())
-            .collect();
-        self.checks.dead_nodes = backup.graves;
-        self.checks.parcels = backup.parcels;
+        let in_backup = backup.api.blocks.live.values();
+        let in_backup: BTreeSet<&ObjectUid> = in_backup.map(|it| &it.uid).collect();
+        self.checks.dead_nodes = backup.dead_nodes;
+        self.checks.blocks = backup.blocks;
         for block in self.api.blocks.live.values() {
             if let Ok(spec) = &block.spec
-                && !known.contains(&block.uid)
+                && !in_backup.contains(&block.uid)
             {
                 let key = (spec.cidr, block.uid.clone());
-                self.checks.parcels.lost(key);
+                self.checks.blocks.lost(key);
             }
         }
-        self.api.put_back(backup.state);
+        self.api.restore(backup.api);
         let holder = self.api.lease.as_ref().and_then(|it| it.holder.clone());
         self.checks.leased(holder.as_deref(), self.now);
         self.checks.intents = self.api.lease.as_ref().and_then(|it| it.intents.clone());
@@ -142,9 +139,9 @@ impl Sim {
                     self.end_host(id);
                 }
             }
-            self.cache.forget_machine(&node.name);
+            self.world.forget_machine(&node.name);
             let late = self.once_back(60 * SECOND);
-            self.after(late, Due::Unmake(node.name.clone(), node.uid.clone()));
+            self.after(late, Due::DeleteNode(node.name.clone(), node.uid.clone()));
         }
         for node in before {
             if now.iter().any(|it| it.uid == node.uid) || node.deleting {
@@ -187,12 +184,12 @@ impl Sim {
             format!("node {} registers anew", node.uid)
         });
         self.settle_in(&node);
-        self.api.put_node(node, self.now);
+        self.api.put(node);
         self.publish();
     }
 
     /// Deletes a Node whose host is gone, as a user would.
-    pub fn unmake(&mut self, name: &NodeName, uid: &ObjectUid) {
+    pub fn delete_orphaned_node(&mut self, name: &NodeName, uid: &ObjectUid) {
         let is_it = |node: &Arc<Node>| node.uid == *uid;
         if self.api.nodes.get(name).is_some_and(is_it) {
             self.delete_node_named(name);
@@ -205,7 +202,7 @@ impl Sim {
             let notice = self.once_back(NOTICE);
             let host = &mut self.machines.hosts[id];
             for (cidr, _) in host.given.values() {
-                self.checks.parcels.used(cidr);
+                self.checks.blocks.used(cidr);
             }
             host.paused_until = host.paused_until.min(self.down_until);
             host.held_until = self.now + notice;

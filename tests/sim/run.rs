@@ -2,8 +2,7 @@
 //!
 //! Nothing waits in real time, and the seed is the only source of randomness, so a failing seed fails again.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_controller::OutgoingRequest;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
@@ -16,17 +15,18 @@ use super::api::{Api, Author, Commit};
 use super::budget::Budget;
 use super::checks::{Checks, Verdict, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
-use super::host::{KubeletAct, Landing, ProcessAct};
-use super::lasting::Lasting;
+use super::host::{AgentWrite, KubeletAct, ProcessAct};
 use super::machines::{Act, Machines};
 use super::mutations::Trial;
+use super::persistent_fault::PersistentFault;
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
-use super::proofs::Weather;
+use super::proofs::Scenario;
 use super::restore::Backup;
 use super::rng::Rng;
 use super::served::{LOOK, Served};
 use super::trace::Trace;
+use super::workload::World;
 
 /// The share of seeds that restore the API server to an older state, in ten thousand.
 const RESTORES: u32 = 1_500;
@@ -42,49 +42,49 @@ pub enum Due {
     /// An object changes.
     Work,
     /// The faults and changes end; until the end of the run everything has to settle.
-    Calm,
+    EndFaults,
     Fault,
     Start(usize),
     /// The node for which a late write was decided is changed.
     Disturb(NodeName),
     /// Many nodes are created at once.
-    Rush,
+    CreateNodes,
     /// A process ends without releasing the Lease.
-    Crash(Where),
+    Crash(RunId),
     /// A process asks its controller for requests.
-    Look(Where),
+    CallController(RunId),
     /// A process calls its elector.
-    Lease(Where),
+    CallElector(RunId),
     /// A changed leadership is passed to a controller.
-    Tell(Where),
-    Deliver(Where, Watched),
+    PassLeadership(RunId),
+    Deliver(RunId, Watched),
     /// A request is sent if the lease check passes.
-    Send(Where, RequestId),
+    Send(RunId, RequestId),
     /// A request takes effect at the API server.
-    Arrive(Where, Box<OutgoingRequest>, Reply),
-    Answer(Where, RequestId, Box<RequestOutcome>),
+    Arrive(RunId, Box<OutgoingRequest>, Reply),
+    Answer(RunId, RequestId, Box<RequestOutcome>),
     /// A request about the Lease takes effect. The time is the renewal time that it writes.
-    LeaseArrive(Where, Box<(LeaseCall, Timestamp)>, Reply),
-    LeaseAnswer(Where, Box<LeaseAnswer>),
+    LeaseArrive(RunId, Box<(LeaseCall, Timestamp)>, Reply),
+    LeaseAnswer(RunId, Box<LeaseAnswer>),
     /// A candidate's watch delivers the Lease.
-    LeaseShown(Where, Box<LeaseRecord>),
+    LeaseWatched(RunId, Box<LeaseRecord>),
     /// A graceful stop runs out of time.
-    GiveUp(Where),
+    StopTimeout(RunId),
     /// The check for waiting nodes runs.
-    Served,
+    CheckServed,
     Machine(usize, Act),
     /// Three events of an agent: an act of one run of its process; an act of its kubelet, valid until the next boot; a
     /// restart of the agent, also valid until the next boot.
     Process(usize, u32, Box<ProcessAct>),
     Kubelet(usize, u32, Box<KubeletAct>),
-    Revive(usize, u32),
+    StartAgent(usize, u32),
     /// A write of an agent arrives at the API server.
-    Landing(usize, Box<Landing>),
+    AgentWrite(usize, Box<AgentWrite>),
     /// The kubelet reports the addresses of a pod (UID); a pod finishes (name).
     PodReports(ObjectUid),
     PodFinishes(Text),
     /// A user removes the finalizer of a node (name, UID).
-    Unbind(NodeName, ObjectUid),
+    RemoveFinalizer(NodeName, ObjectUid),
     PodGone(Text),
     /// The API server is backed up; the server is restored.
     Backup,
@@ -92,30 +92,47 @@ pub enum Due {
     /// A host whose Node the server has lost registers again.
     Register(Box<Node>),
     /// A user deletes a Node whose host is gone (name, UID).
-    Unmake(NodeName, ObjectUid),
+    DeleteNode(NodeName, ObjectUid),
 }
 
 impl Due {
+    /// The run of a controller process that handles the event: later if the process is paused, not at all if the run
+    /// has ended.
+    fn handler(&self) -> Option<RunId> {
+        match self {
+            Due::CallController(run_id)
+            | Due::CallElector(run_id)
+            | Due::PassLeadership(run_id)
+            | Due::Deliver(run_id, _)
+            | Due::Send(run_id, _)
+            | Due::Answer(run_id, ..)
+            | Due::LeaseAnswer(run_id, _)
+            | Due::LeaseWatched(run_id, _)
+            | Due::StopTimeout(run_id) => Some(*run_id),
+            _ => None,
+        }
+    }
+
     /// Whether the event needs the API server, so that it is delayed while the server is down.
     fn waits(&self) -> bool {
         matches!(
             self,
             Due::Work
                 | Due::Disturb(_)
-                | Due::Rush
-                | Due::Unbind(..)
+                | Due::CreateNodes
+                | Due::RemoveFinalizer(..)
                 | Due::PodGone(_)
                 | Due::PodReports(_)
                 | Due::PodFinishes(_)
                 | Due::Register(_)
-                | Due::Unmake(..)
+                | Due::DeleteNode(..)
         )
     }
 }
 
 /// One run of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Where {
+pub struct RunId {
     pub process: usize,
     pub incarnation: u32,
 }
@@ -124,72 +141,53 @@ pub struct Where {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     After(Time),
-    /// Never: the sender has been told already that the outcome is indeterminate.
+    /// Never: the sender already counts the outcome as indeterminate.
     Never,
 }
 
-struct Entry {
-    at: Time,
-    order: u64,
-    due: Due,
+macro_rules! tally {
+    ($($(#[$doc:meta])* $field:ident: $what:literal,)*) => {
+        /// Totals of a run that succeeded.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct Tally {
+            /// The hash of the trace, if there is one.
+            pub trace: u64,
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl Tally {
+            pub fn add(&mut self, other: &Tally) {
+                $(self.$field += other.$field;)*
+            }
+        }
+
+        impl std::fmt::Display for Tally {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let counts = [$((self.$field, $what)),*];
+                let counts = counts.map(|(count, what)| format!("{count} {what}"));
+                f.write_str(&counts.join(", "))
+            }
+        }
+    };
 }
 
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-impl Eq for Entry {}
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
-/// Totals of a run that succeeded.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    pub steps: u64,
-    pub assigned: u64,
-    pub freed: u64,
-    pub takeovers: u64,
+tally! {
+    steps: "steps",
+    assigned: "podCIDRs assigned",
+    freed: "records of podCIDRs ended",
+    listed: "blocks listed",
+    ended: "blocks ended",
+    given: "addresses given",
+    takeovers: "terms",
     /// Takeovers without a clean hand-over that needed no list.
-    pub unlisted: u64,
+    unlisted: "of them without a list",
     /// How often a standby learned of a write of the Lease from its watch.
-    pub shown: u64,
-    /// Blocks listed (`listed`), blocks deleted (`ended`), addresses assigned to pods (`given`).
-    pub listed: u64,
-    pub ended: u64,
-    pub given: u64,
-    /// Duplicates that only the test of the node's UID has prevented, and those that only the test of the term has.
-    pub averted: (u64, u64),
-    /// How often the API server was restored (`restores`), and blocks unknown to it that were adopted (`adopted`).
-    pub restores: u64,
-    pub adopted: u64,
-    pub trace: u64,
-}
-
-impl Tally {
-    pub fn add(&mut self, other: &Tally) {
-        self.steps += other.steps;
-        self.assigned += other.assigned;
-        self.freed += other.freed;
-        self.takeovers += other.takeovers;
-        self.unlisted += other.unlisted;
-        self.shown += other.shown;
-        self.listed += other.listed;
-        self.ended += other.ended;
-        self.given += other.given;
-        self.averted.0 += other.averted.0;
-        self.averted.1 += other.averted.1;
-        self.restores += other.restores;
-        self.adopted += other.adopted;
-    }
+    shown: "Leases shown to standbys",
+    averted_by_uid: "duplicates averted only by the test of the node's UID",
+    averted_by_term: "only by the test of the term",
+    restores: "restores",
+    /// Blocks unknown to a restored API server that were adopted.
+    adopted: "blocks adopted",
 }
 
 /// A run that failed.
@@ -207,7 +205,7 @@ pub struct Sim {
     pub rng: Rng,
     pub plan: Plan,
     /// Whether objects still change and faults still happen.
-    pub rough: bool,
+    pub has_faults: bool,
     pub api: Api,
     pub processes: Vec<Process>,
     pub checks: Checks,
@@ -215,8 +213,8 @@ pub struct Sim {
     pub trace: Trace,
     pub trial: Option<Trial>,
     /// Writes that were sent and not executed yet, by sender and request.
-    pub on_wire: BTreeMap<(Where, RequestId), OutgoingRequest>,
-    pub cache: super::workload::World,
+    pub on_wire: BTreeMap<(RunId, RequestId), OutgoingRequest>,
+    pub world: World,
     pub machines: Machines,
     pub served: Served,
     pub backup: Option<Backup>,
@@ -224,26 +222,26 @@ pub struct Sim {
     pub down_until: Time,
     /// Names of the Nodes that a restore has lost and that will register again.
     pub registering: BTreeSet<NodeName>,
-    heap: BinaryHeap<Reverse<Entry>>,
-    order: u64,
+    /// The scheduled events, by time, and in the order in which they were scheduled.
+    schedule: BTreeMap<(Time, u64), Due>,
+    /// How many events were scheduled.
+    scheduled: u64,
 }
 
 impl Sim {
     pub fn new(seed: u64, trial: Option<Trial>, trace: Trace) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
-        let weather = trial.map_or(Weather::AsDrawn, |trial| trial.weather);
-        let plan = plan.under(weather);
+        let scenario = trial.map_or(Scenario::AsDrawn, |trial| trial.scenario);
+        let plan = plan.under(scenario);
         // A separate generator, so that all other draws of the seed do not depend on these.
         let mut chance = Rng::new(!seed);
-        let restored = match trial {
-            Some(_) if weather != Weather::AsDrawn => weather == Weather::Restored,
-            _ => chance.chance(RESTORES),
+        let draw = |chance: &mut Rng, only_in: Scenario, share| match scenario {
+            Scenario::AsDrawn => chance.chance(share),
+            _ => scenario == only_in,
         };
-        let has_clocks = match trial {
-            Some(_) if weather != Weather::AsDrawn => weather == Weather::BadClocks,
-            _ => chance.chance(CLOCKS),
-        };
+        let restored = draw(&mut chance, Scenario::Restored, RESTORES);
+        let has_clocks = draw(&mut chance, Scenario::BadClocks, CLOCKS);
         let plan = if restored {
             plan.with_restore(&mut chance)
         } else if has_clocks {
@@ -252,23 +250,24 @@ impl Sim {
         } else {
             plan
         };
-        // There are no lasting faults in trials of mutations, which set their own faults, and after a restore: the agent
-        // of a Node that the restore has removed must be able to write its NodeSubnet.
-        let lasting = match trial {
+        // There are no persistent faults in trials of mutations, which set their own faults, and after a restore: the
+        // agent of a Node that the restore has removed must be able to write its NodeSubnet.
+        let persistent_fault = match trial {
             None if plan.restore.is_none() => {
-                Lasting::draw(&mut Rng::new(seed.rotate_left(32) ^ !0), plan.processes)
+                let mut rng = Rng::new(seed.rotate_left(32) ^ !0);
+                PersistentFault::draw(&mut rng, plan.processes)
             }
-            _ => Lasting::default(),
+            _ => None,
         };
-        let plan = Plan { lasting, ..plan };
-        let unnamed = match trial {
-            Some(_) if weather != Weather::AsDrawn => weather == Weather::Untold,
-            _ => chance.chance(UNNAMED),
+        let plan = Plan {
+            persistent_fault,
+            ..plan
         };
+        let forgets_intents = draw(&mut chance, Scenario::NoIntents, UNNAMED);
         let mut sim = Sim {
             now: 0,
             step: 0,
-            rough: true,
+            has_faults: true,
             api: Api::default(),
             processes: Vec::new(),
             checks: Checks::new(plan.clocks_lie(), plan.skew),
@@ -276,18 +275,18 @@ impl Sim {
             trace,
             trial,
             on_wire: BTreeMap::new(),
-            cache: super::workload::World::default(),
+            world: World::default(),
             machines: Machines::default(),
             served: Served::default(),
             backup: None,
             down_until: 0,
             registering: BTreeSet::new(),
-            heap: BinaryHeap::new(),
-            order: 0,
+            schedule: BTreeMap::new(),
+            scheduled: 0,
             plan,
             rng,
         };
-        sim.api.forgets_intents = unnamed;
+        sim.api.forgets_intents = forgets_intents;
         sim.trace
             .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
         sim.populate();
@@ -305,9 +304,9 @@ impl Sim {
             sim.after(at, Due::Start(process));
         }
         sim.after(MS, Due::Work);
-        sim.after(LOOK, Due::Served);
+        sim.after(LOOK, Due::CheckServed);
         sim.after(sim.plan.fault_every, Due::Fault);
-        sim.after(sim.plan.rough_for, Due::Calm);
+        sim.after(sim.plan.faults_for, Due::EndFaults);
         if let Some((backup, restore)) = sim.plan.restore {
             sim.after(backup, Due::Backup);
             sim.after(restore, Due::Restore);
@@ -333,16 +332,13 @@ impl Sim {
     }
 
     pub fn go(&mut self) -> Verdict {
-        let end = self.plan.rough_for + self.plan.settle_for;
-        while let Some(Reverse(entry)) = self.heap.pop() {
-            if entry.at > end {
-                break;
-            }
-            self.now = entry.at;
-            self.take(entry.due)?;
+        let end = self.plan.faults_for + self.plan.settle_for;
+        while let Some(((at, _), due)) = self.schedule.pop_first().filter(|it| it.0.0 <= end) {
+            self.now = at;
+            self.take(due)?;
         }
         self.now = end;
-        let verdict = self.check_rest();
+        let verdict = self.check_end();
         self.judge(verdict)
     }
 
@@ -361,7 +357,8 @@ impl Sim {
         Tally {
             steps: self.step,
             trace: self.trace.hash(),
-            averted: self.api.averted,
+            averted_by_uid: self.api.averted.0,
+            averted_by_term: self.api.averted.1,
             ..self.checks.tally
         }
     }
@@ -373,104 +370,89 @@ impl Sim {
             self.after(self.down_until - self.now + lag, due);
             return Ok(());
         }
+        if let Some(run_id) = due.handler() {
+            if self.is_paused(run_id) {
+                let until = self.processes[run_id.process].paused_until;
+                self.after(until - self.now, due);
+                return Ok(());
+            }
+            if !self.is_alive(run_id) {
+                return Ok(());
+            }
+        }
         match due {
             Due::Work => self.work(),
-            Due::Calm => self.calm(),
+            Due::EndFaults => self.end_faults(),
             Due::Fault => self.fault(),
             Due::Start(process) => self.start(process),
             Due::Disturb(name) => self.disturb(&name),
-            Due::Rush => self.rush(),
-            Due::Crash(place) if self.is_alive(place) => self.end(place, "crashes"),
-            Due::Look(place) if self.awake(place, Due::Look) => return self.look(place),
-            Due::Lease(place) if self.awake(place, Due::Lease) => return self.poll_lease(place),
-            Due::Tell(place) if self.awake(place, Due::Tell) => return self.tell(place),
-            Due::Deliver(place, kind) if self.awake(place, |place| Due::Deliver(place, kind)) => {
-                return self.deliver(place, kind);
+            Due::CreateNodes => self.rush(),
+            Due::Crash(run_id) if self.is_alive(run_id) => self.end(run_id, "crashes"),
+            Due::Crash(_) => {}
+            Due::CallController(run_id) => return self.look(run_id),
+            Due::CallElector(run_id) => self.poll_lease(run_id),
+            Due::PassLeadership(run_id) => return self.tell(run_id),
+            Due::Deliver(run_id, kind) => return self.deliver(run_id, kind),
+            Due::Send(run_id, id) => return self.send(run_id, id),
+            Due::Arrive(run_id, outgoing, reply) => return self.arrive(run_id, &outgoing, reply),
+            Due::Answer(run_id, id, outcome) => return self.answer(run_id, id, *outcome),
+            Due::LeaseArrive(run_id, call, reply) => {
+                return self.arrive_lease(run_id, *call, reply);
             }
-            Due::Send(place, id) if self.awake(place, |place| Due::Send(place, id)) => {
-                return self.send(place, id);
-            }
-            Due::Arrive(place, outgoing, reply) => return self.arrive(place, *outgoing, reply),
-            Due::Answer(place, id, outcome) => {
-                if self.is_paused(place) {
-                    let until = self.processes[place.process].paused_until;
-                    self.after(until - self.now, Due::Answer(place, id, outcome));
-                } else if self.is_alive(place) {
-                    return self.answer(place, id, *outcome);
-                }
-            }
-            Due::LeaseArrive(place, call, reply) => {
-                return self.arrive_lease(place, *call, reply);
-            }
-            Due::LeaseAnswer(place, answer) => {
-                if self.is_paused(place) {
-                    let until = self.processes[place.process].paused_until;
-                    self.after(until - self.now, Due::LeaseAnswer(place, answer));
-                } else if self.is_alive(place) {
-                    return self.answer_lease(place, *answer);
-                }
-            }
-            Due::LeaseShown(place, record) => {
-                if self.is_paused(place) {
-                    let until = self.processes[place.process].paused_until;
-                    self.after(until - self.now, Due::LeaseShown(place, record));
-                } else if self.is_alive(place) {
-                    return self.show_lease(place, &record);
-                }
-            }
-            Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
-            Due::Unbind(name, uid) => self.unbind(&name, &uid),
+            Due::LeaseAnswer(run_id, answer) => self.answer_lease(run_id, *answer),
+            Due::LeaseWatched(run_id, record) => self.show_lease(run_id, &record),
+            Due::StopTimeout(run_id) => return self.wind_down(run_id),
+            Due::RemoveFinalizer(name, uid) => self.remove_finalizer(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
-            Due::Served => {
+            Due::CheckServed => {
                 let verdict = self.look_who_waits();
                 return self.judge(verdict);
             }
             Due::Backup => self.back_up(),
             Due::Restore => self.restore(),
             Due::Register(node) => self.register_anew(*node),
-            Due::Unmake(name, uid) => self.unmake(&name, &uid),
+            Due::DeleteNode(name, uid) => self.delete_orphaned_node(&name, &uid),
             Due::Machine(id, act) => self.act(id, &act),
             Due::Process(id, run, act) => return self.process_acts(id, run, act),
             Due::Kubelet(id, boot, act) => return self.kubelet_acts(id, boot, *act),
-            Due::Revive(id, boot) => self.revive_process(id, boot),
-            Due::Landing(id, landing) => return self.land_of_host(id, *landing),
+            Due::StartAgent(id, boot) => self.revive_process(id, boot),
+            Due::AgentWrite(id, write) => return self.write_arrives(id, *write),
             Due::PodReports(uid) => self.pod_reports(&uid),
             Due::PodFinishes(name) => self.pod_finishes(&name),
-            _ => {}
         }
         Ok(())
     }
 
     /// Schedules an event `delay` from now.
     pub fn after(&mut self, delay: Time, due: Due) {
-        self.order += 1;
-        self.heap.push(Reverse(Entry {
-            at: self.now + delay,
-            order: self.order,
-            due,
-        }));
+        self.scheduled += 1;
+        self.schedule
+            .insert((self.now + delay, self.scheduled), due);
     }
 
     /// Reschedules events for now that were postponed because their process was paused or cut off.
     pub fn resume(&mut self) {
         let now = self.now;
-        for Reverse(mut entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
-            let is_put_off = matches!(
-                entry.due,
-                Due::Tell(_) | Due::Send(..) | Due::Answer(..) | Due::LeaseAnswer(..)
-            );
-            if is_put_off {
-                entry.at = entry.at.min(now);
+        let schedule = std::mem::take(&mut self.schedule).into_iter();
+        let moved = schedule.map(|((at, order), due)| match due {
+            Due::PassLeadership(_) | Due::Send(..) | Due::Answer(..) | Due::LeaseAnswer(..) => {
+                ((at.min(now), order), due)
             }
-            self.heap.push(Reverse(entry));
-        }
+            due => ((at, order), due),
+        });
+        self.schedule = moved.collect();
         for process in 0..self.processes.len() {
-            let place = Where {
-                process,
-                incarnation: self.processes[process].incarnation,
-            };
-            self.after(0, Due::Lease(place));
-            self.after(0, Due::Look(place));
+            let run_id = self.run_id(process);
+            self.after(0, Due::CallElector(run_id));
+            self.after(0, Due::CallController(run_id));
+        }
+    }
+
+    /// The present or last run of a process.
+    pub fn run_id(&self, process: usize) -> RunId {
+        RunId {
+            process,
+            incarnation: self.processes[process].incarnation,
         }
     }
 
@@ -482,44 +464,39 @@ impl Sim {
     /// indeterminate.
     pub fn hang_up(&mut self) {
         self.on_wire.clear();
-        for Reverse(entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
-            let due = match entry.due {
-                Due::Arrive(_, _, Reply::Never) | Due::LeaseArrive(_, _, Reply::Never) => continue,
-                Due::Arrive(place, outgoing, Reply::After(_)) => {
-                    let outcome =
-                        RequestOutcome::Indeterminate("the connection was lost".to_owned());
-                    Due::Answer(place, outgoing.id, Box::new(outcome))
-                }
-                Due::Landing(id, landing) => match landing.lost() {
-                    Some((run, act)) => Due::Process(id, run, Box::new(act)),
-                    None => continue,
-                },
-                Due::LeaseArrive(place, _, Reply::After(_)) => {
-                    Due::LeaseAnswer(place, Box::new(LeaseAnswer::Unclear))
-                }
-                due => due,
-            };
-            self.heap.push(Reverse(Entry { due, ..entry }));
-        }
+        let lose = |due| match due {
+            Due::Arrive(_, _, Reply::Never) | Due::LeaseArrive(_, _, Reply::Never) => None,
+            Due::Arrive(run_id, outgoing, Reply::After(_)) => {
+                let outcome = RequestOutcome::Indeterminate("the connection was lost".to_owned());
+                Some(Due::Answer(run_id, outgoing.id, Box::new(outcome)))
+            }
+            Due::AgentWrite(id, write) => {
+                let (run, act) = write.lost()?;
+                Some(Due::Process(id, run, Box::new(act)))
+            }
+            Due::LeaseArrive(run_id, _, Reply::After(_)) => {
+                Some(Due::LeaseAnswer(run_id, Box::new(LeaseAnswer::Unclear)))
+            }
+            due => Some(due),
+        };
+        let schedule = std::mem::take(&mut self.schedule).into_iter();
+        let kept = schedule.filter_map(|(key, due)| Some((key, lose(due)?)));
+        self.schedule = kept.collect();
     }
 
-    pub fn is_alive(&self, place: Where) -> bool {
-        let process = &self.processes[place.process];
-        process.incarnation == place.incarnation && process.run.is_some()
+    /// The run with this id; `None` if the run has ended.
+    pub fn run_of(&self, run_id: RunId) -> Option<&Run> {
+        let process = &self.processes[run_id.process];
+        let run = process.run.as_ref();
+        run.filter(|_| process.incarnation == run_id.incarnation)
     }
 
-    pub fn is_paused(&self, place: Where) -> bool {
-        self.is_alive(place) && self.processes[place.process].paused_until > self.now
+    pub fn is_alive(&self, run_id: RunId) -> bool {
+        self.run_of(run_id).is_some()
     }
 
-    /// Whether the process can act; if it is paused, the event is put off until it continues.
-    fn awake(&mut self, place: Where, due: impl FnOnce(Where) -> Due) -> bool {
-        if self.is_paused(place) {
-            let until = self.processes[place.process].paused_until;
-            self.after(until - self.now, due(place));
-            return false;
-        }
-        self.is_alive(place)
+    pub fn is_paused(&self, run_id: RunId) -> bool {
+        self.is_alive(run_id) && self.processes[run_id.process].paused_until > self.now
     }
 
     pub fn log(&mut self, about: Option<&str>, text: impl FnOnce() -> String) {
@@ -527,7 +504,7 @@ impl Sim {
     }
 
     /// Passes the changes since the last call to the watches, the agents and the checks.
-    pub fn settle_commits(&mut self, author: &Author, decided: Time) -> Verdict {
+    pub fn settle_commits(&mut self, author: Author, decided: Time) -> Verdict {
         let commits = std::mem::take(&mut self.api.commits);
         let mut kinds = Vec::new();
         for commit in &commits {
@@ -536,7 +513,7 @@ impl Sim {
                 Commit::Pool(..) => Watched::Pools,
                 Commit::Subnet(..) => Watched::Subnets,
                 Commit::Block(..) => Watched::Blocks,
-                Commit::Service => Watched::Services,
+                Commit::ServiceRange(..) => Watched::Services,
                 Commit::Pod(..) => Watched::Pods,
                 Commit::Addresses(..) => continue,
             };
@@ -545,7 +522,9 @@ impl Sim {
             }
         }
         for kind in kinds {
-            self.nudge(kind);
+            for process in 0..self.processes.len() {
+                self.schedule_delivery(self.run_id(process), kind);
+            }
         }
         for commit in &commits {
             self.tell_agents(commit);
@@ -554,75 +533,54 @@ impl Sim {
             }
         }
         for commit in commits {
-            if let (Commit::Subnet(before, after), Author::Controller { .. }) = (&commit, author) {
-                let verdict = self.check_listed(before.as_deref(), after.as_deref());
-                self.judge(verdict)?;
-            }
-            let known = match author {
-                Author::Controller {
-                    process,
-                    incarnation,
-                    ..
-                } => {
-                    let process = &self.processes[*process];
-                    process
-                        .run
-                        .as_ref()
-                        .filter(|_| process.incarnation == *incarnation)
-                        .map(|run| &run.known)
+            let received = match author {
+                Author::Controller(run_id) => {
+                    if let Commit::Subnet(before, after) = &commit {
+                        let verdict = self.check_listed(before.as_deref(), after.as_deref());
+                        self.judge(verdict)?;
+                    }
+                    let process = &self.processes[run_id.process];
+                    let run = process.run.as_ref();
+                    let run = run.filter(|_| process.incarnation == run_id.incarnation);
+                    run.map(|run| &run.received)
                 }
                 Author::World | Author::Agent => None,
             };
-            let verdict =
-                self.checks
-                    .committed(&commit, author, known, &self.api, (self.now, decided));
+            let times = (self.now, decided);
+            let verdict = self
+                .checks
+                .committed(&commit, author, received, &self.api, times);
             self.judge(verdict)?;
         }
         Ok(())
     }
 
-    /// Schedules a delivery for every idle watch of the kind.
-    fn nudge(&mut self, kind: Watched) {
-        for process in 0..self.processes.len() {
-            let place = Where {
-                process,
-                incarnation: self.processes[process].incarnation,
-            };
-            self.schedule_delivery(place, kind);
-        }
-    }
-
     /// Schedules the next delivery of a watch, after a random time.
-    pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
-        if self.is_silent(place, kind) {
+    pub fn schedule_delivery(&mut self, run_id: RunId, kind: Watched) {
+        if self.is_silent(run_id, kind) {
             return;
         }
-        let cut = self.processes[place.process]
-            .cut_until
-            .saturating_sub(self.now);
-        let Some(run) = &mut self.processes[place.process].run else {
+        let process = &mut self.processes[run_id.process];
+        let Some(run) = process.run.as_mut().filter(|run| run.has_read_lease) else {
             return;
         };
-        if !run.heard {
+        let has_next = run.feeds.of(kind).has_next(&self.api);
+        let deliveries = run.deliveries(kind);
+        if deliveries.scheduled || !has_next {
             return;
         }
-        let line = run.line(kind, &self.api);
-        if *line.scheduled || !line.has_next {
-            return;
-        }
-        *line.scheduled = true;
-        let held = line.held_until.saturating_sub(self.now);
-        let held = held.max(cut);
-        let held = held.max(self.down_until.saturating_sub(self.now));
-        let lag = if self.rough && self.rng.chance(self.plan.network.lagging) {
+        deliveries.scheduled = true;
+        let until = deliveries.held_until.max(process.cut_until);
+        let held = until.max(self.down_until).saturating_sub(self.now);
+        let lag = if self.has_faults && self.rng.chance(self.plan.network.lagging) {
             self.rng.stretch(SECOND, 300 * SECOND)
         } else {
             self.rng.stretch(MS, 30 * MS)
         };
-        self.after(held + lag, Due::Deliver(place, kind));
+        self.after(held + lag, Due::Deliver(run_id, kind));
     }
 
-    pub fn boot(&mut self, process: usize) -> Where {
+    pub fn boot(&mut self, process: usize) -> RunId {
         let machine = &mut self.processes[process];
         machine.incarnation += 1;
         let incarnation = machine.incarnation;
@@ -631,9 +589,6 @@ impl Sim {
             machine.clocks.boot(self.now);
         }
         machine.run = Some(Run::new(process, incarnation, self.plan.limit));
-        Where {
-            process,
-            incarnation,
-        }
+        self.run_id(process)
     }
 }

@@ -10,62 +10,59 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::mutations::Trial;
-use super::run::{Sim, Tally};
+use super::run::{Failure, Sim, Tally};
 
 /// The number of steps that the seeds of a commit run whenever all tests run.
 const FRESH: u64 = 1_500_000;
 
-/// Runs consecutive seeds beginning with `first`, until `steps` are done.
-fn run_seeds(first: u64, steps: u64, trial: Option<Trial>) -> Tally {
-    let (begun, mut sum, mut shown) = (Instant::now(), Tally::default(), 0);
+/// How often the totals so far are printed, in seconds.
+const INTERVAL: u64 = 30;
+
+/// Runs consecutive seeds beginning with `first`, until `is_over`. Returns the totals.
+fn run_seeds(
+    first: u64,
+    mut is_over: impl FnMut(&Tally) -> bool,
+    mut handle: impl FnMut(Failure),
+) -> Tally {
+    let (begun, mut total, mut printed) = (Instant::now(), Tally::default(), 0);
     let mut seed = first;
-    while sum.steps < steps {
-        let tally = Sim::run(seed, trial).unwrap_or_else(|failure| panic!("{failure}"));
-        sum.add(&tally);
+    while !is_over(&total) {
+        match Sim::run(seed, None) {
+            Ok(tally) => total.add(&tally),
+            Err(failure) => {
+                total.steps += failure.step;
+                handle(failure);
+            }
+        }
         seed += 1;
-        if sum.steps / 1_000_000 > shown {
-            shown = sum.steps / 1_000_000;
-            println!("{}", summary(&sum, seed - first, begun));
+        let intervals = begun.elapsed().as_secs() / INTERVAL;
+        if intervals > std::mem::replace(&mut printed, intervals) {
+            println!("{} seeds, {total}", seed - first);
         }
     }
-    println!("{}", summary(&sum, seed - first, begun));
-    sum
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("{} seeds, {total}, {seconds:.1} s", seed - first);
+    total
 }
 
-fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
-    let seconds = begun.elapsed().as_secs_f64();
-    format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} of them without a list, {} Leases shown to standbys, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
-        sum.steps,
-        sum.assigned,
-        sum.freed,
-        sum.listed,
-        sum.ended,
-        sum.given,
-        sum.takeovers,
-        sum.unlisted,
-        sum.shown,
-        sum.averted.0,
-        sum.averted.1,
-        sum.restores,
-        sum.adopted,
-        seconds
-    )
+/// Runs seeds until `steps` are done; panics at the first failure.
+fn run_steps(first: u64, steps: u64) -> Tally {
+    let is_over = |total: &Tally| total.steps >= steps;
+    run_seeds(first, is_over, |failure| panic!("{failure}"))
 }
 
 /// The value of an environment variable, unless it is empty.
-pub fn said(name: &str) -> Option<String> {
+pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
 pub fn number(name: &str) -> Option<u64> {
-    let text = said(name)?;
+    let text = variable(name)?;
     let number = text.parse();
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
 }
 
-/// Computes a seed from a text. Its last nine digits are zeros, so that a user can recognise such seeds.
+/// Computes a seed from a text. The last nine digits of the seed are zeros, so that users recognise computed seeds.
 fn seed_of(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -78,41 +75,39 @@ fn seed_of_clock() -> u64 {
 }
 
 #[test]
-fn everything_promised_holds_over_many_seeds() {
-    run_seeds(0, 500_000, None);
+fn guarantees_hold_over_fixed_seeds() {
+    run_steps(0, 500_000);
 }
 
 /// Each commit runs seeds of its own: they can find failures that fixed seeds never show.
 #[test]
-fn everything_promised_holds_over_seeds_that_nobody_has_run() {
-    let (seed, of) = match said("COMMIT") {
+fn guarantees_hold_over_new_seeds() {
+    let (seed, of) = match variable("COMMIT") {
         Some(commit) => (seed_of(&commit), format!("commit {commit}")),
-        None => (
-            seed_of_clock(),
-            "the clock, as no COMMIT is given".to_owned(),
-        ),
+        None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),
     };
     println!("seeds of {of}: {FRESH} steps from seed {seed} on");
-    let sum = run_seeds(seed, FRESH, None);
+    let total = run_steps(seed, FRESH);
     // A third or less of what such runs usually do.
-    assert!(
-        sum.assigned > 100
-            && sum.freed > 100
-            && sum.takeovers > 40
-            && sum.shown > 1_000
-            && sum.restores > 1
-            && sum.given > 500
-            && sum.listed > 50
-            && sum.ended > 20,
-        "the runs do too little: {sum:?}"
-    );
+    for (count, least) in [
+        (total.assigned, 100),
+        (total.freed, 100),
+        (total.takeovers, 40),
+        (total.shown, 1_000),
+        (total.restores, 1),
+        (total.given, 500),
+        (total.listed, 50),
+        (total.ended, 20),
+    ] {
+        assert!(count > least, "the runs do too little: {total}");
+    }
 }
 
 /// Called by `make sim` with `SEED` or `STEPS`.
 #[test]
 fn replay() {
     let (seed, steps) = (number("SEED"), number("STEPS"));
-    run_seeds(seed.unwrap_or(0), steps.unwrap_or(1), None);
+    run_steps(seed.unwrap_or(0), steps.unwrap_or(1));
 }
 
 /// Called by `make soak`: continues after failures, and lists all failures at the end.
@@ -122,24 +117,12 @@ fn soak() {
     let minutes = number("MINUTES").unwrap_or(10);
     let first = number("SEED").unwrap_or_else(seed_of_clock);
     println!("searching for {minutes} minutes from seed {first} on");
-    let (begun, mut sum, mut shown) = (Instant::now(), Tally::default(), 0);
-    let (mut seed, mut failed) = (first, Vec::new());
-    while begun.elapsed() < Duration::from_secs(60 * minutes) {
-        match Sim::run(seed, None) {
-            Ok(tally) => sum.add(&tally),
-            Err(failure) => {
-                println!("{failure}");
-                sum.steps += failure.step;
-                failed.push(format!("make sim SEED={seed}: {}", failure.violation.rule));
-            }
-        }
-        seed += 1;
-        if begun.elapsed().as_secs() / 30 > shown {
-            shown = begun.elapsed().as_secs() / 30;
-            let text = summary(&sum, seed - first, begun);
-            println!("{text}, {} failures", failed.len());
-        }
-    }
-    println!("{}", summary(&sum, seed - first, begun));
+    let (begun, mut failed) = (Instant::now(), Vec::new());
+    let is_over = |_: &Tally| begun.elapsed() >= Duration::from_secs(60 * minutes);
+    run_seeds(first, is_over, |failure| {
+        println!("{failure}");
+        let rule = failure.violation.rule;
+        failed.push(format!("make sim SEED={}: {rule}", failure.seed));
+    });
     assert!(failed.is_empty(), "again:\n{}", failed.join("\n"));
 }

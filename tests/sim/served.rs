@@ -13,17 +13,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_api::{AllocationMode, Recall};
+use cadastre_api::AllocationMode;
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::Node;
-use cadastre_core::{Cidr, Family};
+use cadastre_core::Cidr;
 
-use super::checks::{Verdict, records, wrong};
+use super::checks::{Verdict, wrong};
 use super::clock::{SECOND, Time};
-use super::host::key;
+use super::pool_model::PoolModel;
+use super::record_checks::records;
 use super::run::{Due, Sim};
-use super::shape::Shape;
 
 /// The interval of the checks.
 pub const LOOK: Time = 5 * SECOND;
@@ -51,7 +51,7 @@ struct Wait {
 impl Sim {
     /// Checks for nodes that wait too long.
     pub fn look_who_waits(&mut self) -> Verdict {
-        self.after(LOOK, Due::Served);
+        self.after(LOOK, Due::CheckServed);
         let Some(patience) = self.patience() else {
             self.served = Served::default();
             return Ok(());
@@ -60,9 +60,9 @@ impl Sim {
         let doubted = self.doubted();
         for (node, pool, free) in self.who_could_be_served(&doubted) {
             let key = (node.uid.clone(), pool.clone());
-            let still = before.remove(&key).map(|known| Wait {
-                since: known.since,
-                free: known.free.iter().zip(&free).map(|(a, b)| a & b).collect(),
+            let still = before.remove(&key).map(|wait| Wait {
+                since: wait.since,
+                free: wait.free.iter().zip(&free).map(|(a, b)| a & b).collect(),
             });
             let still = still.filter(|it| it.free.iter().all(|free| !free.is_empty()));
             let since = self.now;
@@ -88,9 +88,8 @@ impl Sim {
     fn patience(&self) -> Option<Time> {
         let plan = &self.plan;
         let undone = plan.tampering || plan.tampering_blocks || plan.foreign_allocator;
-        let lasting = plan.lasting.trouble.is_some() || plan.lasting.silence.is_some();
-        let is_mild = plan.is_mild() && !lasting;
-        if undone || plan.restore.is_some() || (self.rough && !is_mild) {
+        let is_mild = plan.is_mild() && plan.persistent_fault.is_none();
+        if undone || plan.restore.is_some() || (self.has_faults && !is_mild) {
             return None;
         }
         let mut leaders = self.processes.iter().filter_map(|process| {
@@ -98,12 +97,12 @@ impl Sim {
             let Some(Leadership::Leading(term)) = &run.observed else {
                 return None;
             };
-            let deals = run.controller.is_allocating() && run.stopping.is_none();
-            deals.then_some((process, run, term))
+            let is_able = run.controller.is_allocating() && run.stopping.is_none();
+            is_able.then_some((process, run, term))
         });
         let (process, run, term) = leaders.next()?;
         let is_awake = process.paused_until.max(process.cut_until) <= self.now;
-        if leaders.next().is_some() || !is_awake || !run.hears(self.now) {
+        if leaders.next().is_some() || !is_awake || !run.all_watches_deliver(self.now) {
             return None;
         }
         let listening = if term.follows_a_gap() { LISTENING } else { 0 };
@@ -113,9 +112,9 @@ impl Sim {
     /// Ranges that the controller may not yet know to be free.
     fn doubted(&self) -> Vec<Cidr> {
         let mut doubted = Vec::new();
-        for grave in &self.checks.dead_nodes {
-            if grave.died + DOUBT > self.now {
-                doubted.extend(&grave.ranges);
+        for dead in &self.checks.dead_nodes {
+            if dead.died + DOUBT > self.now {
+                doubted.extend(&dead.ranges);
             }
         }
         for subnet in self.api.subnets.live.values() {
@@ -124,8 +123,8 @@ impl Sim {
         }
         for process in &self.processes {
             let Some(run) = &process.run else { continue };
-            for (uid, ranges) in run.known.decided.keys() {
-                let died = self.checks.parcels.died.get(uid);
+            for (uid, ranges) in run.received.decided.keys() {
+                let died = self.checks.blocks.died.get(uid);
                 if died.is_some_and(|died| died + DOUBT > self.now) {
                     doubted.extend(ranges);
                 }
@@ -134,26 +133,26 @@ impl Sim {
         doubted
     }
 
-    /// Nodes that need something from a pool, with the pool and what is free for them in each of its families.
+    /// Nodes that lack a range of a pool, with the pool and the ranges that are free for them in each of its families.
     fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, PoolName, Vec<BTreeSet<Cidr>>)> {
         let mut found = Vec::new();
         let serving = self.serving();
         let mut free: BTreeMap<PoolName, Vec<BTreeSet<Cidr>>> = BTreeMap::new();
         for node in self.api.nodes.live.values().filter(|node| !node.deleting) {
-            for shape in serving.iter().filter(|it| it.matches(&node.labels)) {
-                let lacks = match shape.allocation_mode {
+            for model in serving.iter().filter(|it| it.matches(&node.labels)) {
+                let lacks = match model.allocation_mode {
                     AllocationMode::NodeCIDR => {
-                        node.is_empty() && !shape.is_passed_over(&serving, &node.labels)
+                        node.is_empty() && !model.is_passed_over(&serving, &node.labels)
                     }
-                    AllocationMode::Blocks => self.lacks_of(node, shape),
+                    AllocationMode::Blocks => self.lacks_of(node, model),
                 };
                 if !lacks {
                     continue;
                 }
-                let known = free.entry(shape.name.clone());
-                let free = known.or_insert_with(|| self.free_of(shape, doubted));
+                let entry = free.entry(model.name.clone());
+                let free = entry.or_insert_with(|| self.free_of(model, doubted));
                 if free.iter().all(|free| !free.is_empty()) {
-                    found.push((Node::clone(node), shape.name.clone(), free.clone()));
+                    found.push((Node::clone(node), model.name.clone(), free.clone()));
                 }
             }
         }
@@ -161,59 +160,32 @@ impl Sim {
     }
 
     /// What a pool could allocate in each family: whole podCIDRs, or for blocks single addresses.
-    fn free_of(&self, shape: &Shape, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
-        let held = self.held();
-        let services = self.services_now();
-        let is_free = |block: &Cidr| {
-            let taken = held.iter().chain(&services).chain(doubted);
-            !taken.into_iter().any(|it| it.overlaps(block))
-                && !shape.reserved.iter().any(|span| span.overlaps(block))
-                && !self.pod_in(block)
-                && !self.node_in(block)
-        };
-        let families = shape.families.iter().map(|(family, _, _)| {
-            let mut pieces = shape.clone();
-            if shape.allocation_mode == AllocationMode::Blocks {
-                let of_family = pieces.families.iter_mut().filter(|(f, _, _)| f == family);
-                of_family.for_each(|(_, _, len)| *len = family.bits());
-            }
-            let pieces = pieces.blocks(*family).into_iter();
-            pieces.filter(|piece| is_free(piece)).collect()
+    fn free_of(&self, model: &PoolModel, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
+        let mut held = self.held();
+        held.extend(doubted);
+        let families = model.each_family().map(|family| {
+            let pieces = match model.allocation_mode {
+                AllocationMode::NodeCIDR => model.blocks(family),
+                AllocationMode::Blocks => model.blocks_of_length(family, family.bits()),
+            };
+            let free = |piece: &Cidr| self.is_free(model, piece, &held);
+            pieces.into_iter().filter(free).collect()
         });
         families.collect()
     }
 
     /// Whether the node's blocks of a pool have fewer addresses than its agent demands, and the limit allows another
     /// block.
-    fn lacks_of(&self, node: &Node, shape: &Shape) -> bool {
-        let Some(subnet) = self.api.subnets.get(&node.name) else {
-            return false;
-        };
-        let Ok(spec) = &subnet.spec else { return false };
-        let report = subnet.report.as_deref();
-        let report = report.filter(|report| report.node_uid == node.uid);
-        let Some(report) = report.filter(|_| spec.node_uid.as_deref() == Some(&*node.uid)) else {
-            return false;
-        };
-        let wanted = report.demand.iter().find(|(name, _)| *name == shape.name);
-        let wanted = wanted.map_or(0, |(_, wanted)| *wanted);
-        let of_family = |family: Family| {
-            let own = spec.blocks.iter().filter(|held| *held.pool == *shape.name);
-            let own = own.filter(|held| held.recall != Some(Recall::Drain));
-            own.map(key)
-                .filter(move |(cidr, _)| cidr.family() == family)
-        };
-        let worth = |family: Family| -> u64 {
-            let words = of_family(family).map(|(cidr, uid)| {
-                let word = report.of_block(&cidr, &uid);
-                // A block that was just listed is not in the status yet, so it counts as large enough.
-                word.map_or(u64::MAX / 64, |word| word.used + word.cooling + word.free)
-            });
-            words.fold(0, u64::saturating_add)
-        };
-        let mut families = shape.families.iter();
-        let at_limit = families.any(|(family, _, _)| of_family(*family).count() >= shape.most);
-        let mut families = shape.families.iter();
-        !at_limit && families.any(|(family, _, _)| worth(*family) < wanted)
+    fn lacks_of(&self, node: &Node, model: &PoolModel) -> bool {
+        let subnet = self.api.subnets.get(&node.name);
+        let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+        let is_current = spec.is_some_and(|it| it.node_uid.as_deref() == Some(&*node.uid));
+        let report = self.report_of(node).filter(|_| is_current);
+        report.is_some_and(|report| {
+            // A block that was just listed is not in the status yet, so it counts as large enough.
+            let unreported = u64::MAX / 64;
+            let own = self.pool_use(node, model, report, unreported);
+            own.lacks_block(model)
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! What must hold at the end: the faults are over, objects no longer change, and some minutes have passed.
+//! Checks at the end of a run, when the faults are over, objects no longer change, and some minutes have passed.
 //!
 //! Every node has podCIDRs if a pool that selects it has free ones. Every NodeSubnet contains exactly the ranges of its
 //! node, and no record of a deleted node. The numbers in every pool's status equal a brute-force count. Nothing is
@@ -6,38 +6,28 @@
 
 use std::collections::BTreeSet;
 
-use cadastre_api::{AddressStatus, AllocationMode, FamilyStatus};
+use cadastre_api::{AddressStatus, AllocationMode};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-use super::checks::{Verdict, records, wrong};
+use super::checks::{Verdict, wrong};
 use super::clock::SECOND;
 use super::describe::ranges;
+use super::pool_model::{PoolModel, counted, is_counted};
+use super::process::Run;
+use super::record_checks::records;
 use super::run::Sim;
-use super::shape::{Shape, counted, is_counted};
 
 /// Nothing may be written or requested in this time before the end of a run.
 const QUIET: u64 = 60 * SECOND;
 
-/// Ranges and addresses that cannot be allocated, even if no node has them.
-struct Blocked {
-    spans: Vec<Cidr>,
-    addresses: Vec<Addr>,
-}
-
 impl Sim {
-    pub fn check_rest(&mut self) -> Verdict {
-        let leads =
-            |run: &super::process::Run| matches!(run.elector.leadership(), Leadership::Leading(_));
-        if self
-            .processes
-            .iter()
-            .filter(|p| p.run.as_ref().is_some_and(leads))
-            .count()
-            != 1
-        {
+    pub fn check_end(&mut self) -> Verdict {
+        let runs = self.processes.iter().filter_map(|it| it.run.as_ref());
+        let leads = |run: &&Run| matches!(run.elector.leadership(), Leadership::Leading(_));
+        if runs.filter(leads).count() != 1 {
             return wrong("progress", "not one process leads".to_owned(), None::<&str>);
         }
         for id in 0..self.machines.hosts.len() {
@@ -48,7 +38,7 @@ impl Sim {
         self.check_served()?;
         self.check_blocks()?;
         for id in 0..self.machines.hosts.len() {
-            self.check_host_rest(id)?;
+            self.check_host_end(id)?;
         }
         let (at, what) = &self.checks.last_write;
         if *at + QUIET > self.now {
@@ -71,43 +61,28 @@ impl Sim {
     }
 
     fn check_subnets(&self) -> Verdict {
-        for node in self
-            .api
-            .nodes
-            .live
-            .values()
-            .filter(|node| !node.pod_cidrs.is_empty())
-        {
-            let told = self
-                .api
-                .subnets
-                .get(&node.name)
-                .and_then(|subnet| subnet.spec.as_ref().ok());
-            let held: BTreeSet<Cidr> = told
-                .iter()
-                .flat_map(|spec| records(spec))
-                .filter(|record| *record.uid == *node.uid && record.until.is_none())
-                .map(|record| record.range)
-                .filter(is_counted)
-                .collect();
-            if held != counted(node).copied().collect() {
-                let text = format!(
-                    "{} has {} and its NodeSubnet says {told:?}",
-                    node.name,
-                    ranges(&node.pod_cidrs)
-                );
+        let nodes = self.api.nodes.live.values();
+        for node in nodes.filter(|node| !node.pod_cidrs.is_empty()) {
+            let subnet = self.api.subnets.get(&node.name);
+            let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+            let own = spec.iter().flat_map(|spec| records(spec));
+            let own = own.filter(|it| *it.uid == *node.uid && it.until.is_none());
+            let listed: BTreeSet<Cidr> = own.map(|it| it.range).filter(is_counted).collect();
+            if listed != counted(node).copied().collect() {
+                let podcidrs = ranges(&node.pod_cidrs);
+                let text = format!("{} has {podcidrs}, its NodeSubnet {spec:?}", node.name);
                 return wrong("subnets", text, [node.name.clone()]);
             }
         }
         for subnet in self.api.subnets.live.values() {
             let lives = self.api.nodes.get(&subnet.name).is_some();
-            let previous = subnet
-                .spec
-                .as_ref()
-                .is_ok_and(|spec| !spec.quarantined.is_empty());
-            if !lives || previous {
-                let text = format!("{} is never collected: {:?}", subnet.name, subnet.spec);
-                return wrong("collected", text, [subnet.name.clone()]);
+            let spec = subnet.spec.as_ref();
+            if !lives || spec.is_ok_and(|spec| !spec.quarantined.is_empty()) {
+                let text = format!(
+                    "{} is never deleted or cleaned up: {:?}",
+                    subnet.name, subnet.spec
+                );
+                return wrong("cleanup", text, [subnet.name.clone()]);
             }
         }
         Ok(())
@@ -115,37 +90,31 @@ impl Sim {
 
     fn check_pools(&self) -> Verdict {
         for pool in self.api.pools.live.values() {
-            let Some(shape) = Shape::new(pool) else {
+            let Some(model) = PoolModel::new(pool) else {
                 continue;
             };
             // A range that an older pool with a finalizer contains keeps that pool, so it is no reason to keep
             // this one.
             let ages = self.by_age();
             let kept_elsewhere = |range: &Cidr| {
-                let keeper = ages.iter().find(|s| s.guarded && s.contains(range));
-                keeper.is_some_and(|keeper| keeper.name != shape.name)
+                let keeper = ages.iter().find(|s| s.has_finalizer && s.contains(range));
+                keeper.is_some_and(|keeper| keeper.name != model.name)
             };
             let held = self.held();
-            let mut held = held.iter().filter(|range| shape.overlaps(range));
+            let mut held = held.iter().filter(|range| model.overlaps(range));
             // A block of this pool keeps the pool, even if the pool's ranges have changed since.
-            let mut specs = self
-                .api
-                .blocks
-                .live
-                .values()
-                .filter_map(|it| it.spec.as_ref().ok());
-            let carved = specs.any(|spec| *spec.pool == *pool.name);
-            if pool.deleting && !carved && held.all(kept_elsewhere) {
-                let text = format!("pool {} is never let go", pool.name);
-                return wrong("collected", text, [pool.name.clone()]);
-            }
             let blocks = self.api.blocks.live.values();
             let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
-            let pure = !blocks.any(|spec| shape.overlaps(&spec.cidr));
-            if shape.allocation_mode == AllocationMode::NodeCIDR && pure {
-                self.check_status(pool, &shape)?;
+            let carved = blocks.clone().any(|spec| *spec.pool == *pool.name);
+            if pool.deleting && !carved && held.all(kept_elsewhere) {
+                let text = format!("pool {} never loses its finalizer", pool.name);
+                return wrong("cleanup", text, [pool.name.clone()]);
+            }
+            let pure = !blocks.any(|spec| model.overlaps(&spec.cidr));
+            if model.allocation_mode == AllocationMode::NodeCIDR && pure {
+                self.check_status(pool, &model)?;
             } else {
-                self.check_counts(pool, &shape)?;
+                self.check_counts(pool, &model)?;
             }
         }
         Ok(())
@@ -153,38 +122,40 @@ impl Sim {
 
     /// Checks the numbers in the status that can be counted even if the pool's range contains blocks: ranges and
     /// addresses.
-    fn check_counts(&self, pool: &Pool, shape: &Shape) -> Verdict {
+    fn check_counts(&self, pool: &Pool, model: &PoolModel) -> Verdict {
         let blocks = self.api.blocks.live.values();
         let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
         let nodes = self.api.nodes.live.values();
         let podcidrs: Vec<Cidr> = nodes.flat_map(|it| counted(it)).copied().collect();
         let status = pool.status.as_ref();
-        for (family, cidrs, _) in &shape.families {
-            let told = status.and_then(|status| match family {
+        for (family, cidrs, _) in &model.families {
+            let reported = status.and_then(|status| match family {
                 Family::V4 => status.ipv4.as_ref(),
                 Family::V6 => status.ipv6.as_ref(),
             });
             let within = |range: &Cidr| cidrs.iter().filter(|cidr| cidr.overlaps(range)).count();
-            let resting = |rests: bool| -> usize {
-                let blocks = blocks.iter().filter(|it| it.owner.quarantined == rests);
+            let blocks_held = |quarantined: bool| -> usize {
+                let blocks = blocks
+                    .iter()
+                    .filter(|it| it.owner.quarantined == quarantined);
                 blocks.map(|it| within(&it.cidr)).sum()
             };
-            let held: usize = podcidrs.iter().map(within).sum::<usize>() + resting(false);
-            let count = (held.to_string(), resting(true).to_string());
-            let is = told.map(|told| (told.allocated.clone(), told.quarantined.clone()));
+            let held: usize = podcidrs.iter().map(within).sum::<usize>() + blocks_held(false);
+            let count = (held.to_string(), blocks_held(true).to_string());
+            let is = reported.map(|it| (it.allocated.clone(), it.quarantined.clone()));
             if is.as_ref() != Some(&count) {
                 let text = format!(
-                    "pool {}: {family} held and quarantined are {count:?}, told {is:?}",
+                    "pool {}: {family} held and quarantined are {count:?}, status {is:?}",
                     pool.name
                 );
                 return wrong("status", text, [pool.name.clone()]);
             }
-            let addresses = (shape.allocation_mode == AllocationMode::Blocks)
-                .then(|| self.count_addresses(shape, *family));
-            let is = told.and_then(|told| told.addresses.clone());
+            let addresses = (model.allocation_mode == AllocationMode::Blocks)
+                .then(|| self.count_addresses(model, *family));
+            let is = reported.and_then(|it| it.addresses.clone());
             if is != addresses {
                 let text = format!(
-                    "pool {}: {family} addresses are {addresses:?}, told {is:?}",
+                    "pool {}: {family} addresses are {addresses:?}, status {is:?}",
                     pool.name
                 );
                 return wrong("status", text, [pool.name.clone()]);
@@ -193,139 +164,89 @@ impl Sim {
         Ok(())
     }
 
-    fn check_status(&self, pool: &Pool, shape: &Shape) -> Verdict {
+    fn check_status(&self, pool: &Pool, model: &PoolModel) -> Verdict {
+        let fail = |text: String| wrong("status", text, [pool.name.clone()]);
         let Some(status) = &pool.status else {
-            return wrong(
-                "status",
-                format!("pool {} has no status", pool.name),
-                [pool.name.clone()],
-            );
+            return fail(format!("pool {} has no status", pool.name));
         };
-        let names = || [pool.name.clone()];
-        for (family, cidrs, _) in &shape.families {
-            let told = match family {
+        let held = self.held();
+        let is_held = |range: &&Cidr| held.iter().any(|it| it.overlaps(range));
+        for (family, cidrs, _) in &model.families {
+            let reported = match family {
                 Family::V4 => &status.ipv4,
                 Family::V6 => &status.ipv6,
             };
-            let blocked = self.blocked(shape);
-            let open: Vec<Cidr> = shape
-                .blocks(*family)
-                .into_iter()
-                .filter(|block| !blocked.hits(block))
-                .collect();
-            let held = self.held();
-            let free = open
-                .iter()
-                .filter(|block| !held.iter().any(|h| h.overlaps(block)))
-                .count();
-            let holding: usize = cidrs
-                .iter()
-                .map(|cidr| held.iter().filter(|h| h.overlaps(cidr)).count())
-                .sum();
-            let count = (
-                open.len().to_string(),
-                holding.to_string(),
-                "0".to_owned(),
-                free.to_string(),
-            );
-            let numbers = |f: &FamilyStatus| {
-                (
-                    f.capacity.clone(),
-                    f.allocated.clone(),
-                    f.quarantined.clone(),
-                    f.free.clone(),
-                )
-            };
-            if told.as_ref().map(numbers).as_ref() != Some(&count) {
-                let text = format!(
-                    "pool {}: {family} capacity, held, quarantined, free are {count:?}, told {told:?}",
+            let mut open = model.blocks(*family);
+            open.retain(|block| !self.is_blocked(model, block));
+            let taken = open.iter().filter(is_held).count();
+            let within = |cidr: &Cidr| held.iter().filter(|it| it.overlaps(cidr)).count();
+            let allocated: usize = cidrs.iter().map(within).sum();
+            let counts = [open.len(), allocated, 0, open.len() - taken];
+            let counts = counts.map(|count| count.to_string());
+            let is = reported.as_ref();
+            let is = is.map(|it| [&it.capacity, &it.allocated, &it.quarantined, &it.free]);
+            if is != Some(counts.each_ref()) {
+                return fail(format!(
+                    "pool {}: {family} capacity, held, quarantined, free are {counts:?}, status {reported:?}",
                     pool.name
-                );
-                return wrong("status", text, names());
+                ));
             }
         }
-        let nodes = i64::try_from(self.holders(shape).len()).ok();
-        let waiting = i64::try_from(self.waiting(shape)).ok();
+        let nodes = i64::try_from(self.holders(model).len()).ok();
+        let waiting = i64::try_from(self.waiting(model)).ok();
         if (status.nodes, status.waiting) != (nodes, waiting) {
-            let text = format!(
-                "pool {}: {nodes:?} nodes, {waiting:?} waiting; told {:?}, {:?}",
+            return fail(format!(
+                "pool {}: {nodes:?} nodes, {waiting:?} waiting; status {:?}, {:?}",
                 pool.name, status.nodes, status.waiting
-            );
-            return wrong("status", text, names());
+            ));
         }
         if status.observed_generation != Some(pool.generation) {
-            return wrong(
-                "status",
-                format!("pool {}: an old generation observed", pool.name),
-                names(),
-            );
+            return fail(format!("pool {}: an old generation observed", pool.name));
         }
         Ok(())
     }
 
     fn check_served(&self) -> Verdict {
-        let serving: Vec<Shape> = self.serving();
-        for node in self
-            .api
-            .nodes
-            .live
-            .values()
-            .filter(|node| node.is_empty() && !node.deleting)
-        {
-            let podcidrs = |shape: &&Shape| shape.allocation_mode == AllocationMode::NodeCIDR;
-            let able = serving.iter().filter(podcidrs).find(|shape| {
-                let blocked = self.blocked(shape);
-                let free = |family: &Family| {
-                    let free = |block: &Cidr| {
-                        !blocked.hits(block)
-                            && !self.held().iter().any(|h| h.overlaps(block))
-                            && !self.pod_in(block)
-                    };
-                    shape.blocks(*family).iter().any(free)
-                };
-                shape.matches(&node.labels)
-                    && !shape.is_passed_over(&serving, &node.labels)
-                    && shape.families.iter().all(|(family, _, _)| free(family))
-            });
-            if let Some(shape) = able {
+        let (serving, held) = (self.serving(), self.held());
+        let nodes = self.api.nodes.live.values();
+        for node in nodes.filter(|node| node.is_empty() && !node.deleting) {
+            let has_free = |model: &PoolModel, family: Family| {
+                let mut blocks = model.blocks(family).into_iter();
+                blocks.any(|block| self.is_free(model, &block, &held))
+            };
+            let is_able = |model: &&PoolModel| {
+                model.allocation_mode == AllocationMode::NodeCIDR
+                    && model.matches(&node.labels)
+                    && !model.is_passed_over(&serving, &node.labels)
+                    && model.each_family().all(|family| has_free(model, family))
+            };
+            if let Some(model) = serving.iter().find(is_able) {
                 let text = format!(
                     "{} ({}) waits, and pool {} could serve it",
-                    node.name, node.uid, shape.name
+                    node.name, node.uid, model.name
                 );
-                return wrong("served", text, [&*node.name, &*shape.name]);
+                return wrong("served", text, [&*node.name, &*model.name]);
             }
         }
         Ok(())
     }
 
     /// The pools that may allocate: of two pools that overlap, only the older one.
-    pub fn serving(&self) -> Vec<Shape> {
-        let shapes = self.by_age();
-        let older = |at: usize| {
-            shapes[..at]
-                .iter()
-                .any(|o| o.cidrs().any(|cidr| shapes[at].overlaps(cidr)))
+    pub fn serving(&self) -> Vec<PoolModel> {
+        let models = self.by_age();
+        let is_able = |(at, model): &(usize, &PoolModel)| {
+            let mut older = models[..*at].iter().flat_map(PoolModel::cidrs);
+            let is_serving = !model.disabled && !model.deleting && model.has_finalizer;
+            is_serving && !older.any(|cidr| model.overlaps(cidr))
         };
-        let able = |at: &usize| {
-            let shape = &shapes[*at];
-            !shape.disabled && !shape.deleting && shape.guarded && !older(*at)
-        };
-        (0..shapes.len())
-            .filter(able)
-            .map(|at| shapes[at].clone())
-            .collect()
+        let able = models.iter().enumerate().filter(is_able);
+        able.map(|(_, model)| model.clone()).collect()
     }
 
-    fn by_age(&self) -> Vec<Shape> {
-        let mut shapes: Vec<Shape> = self
-            .api
-            .pools
-            .live
-            .values()
-            .filter_map(|pool| Shape::new(pool))
-            .collect();
-        shapes.sort_by(|a, b| a.age().cmp(&b.age()));
-        shapes
+    fn by_age(&self) -> Vec<PoolModel> {
+        let mut models = self.models_now();
+        models.sort_by(|a, b| a.age().cmp(&b.age()));
+        models
     }
 
     /// All podCIDRs and blocks.
@@ -340,30 +261,23 @@ impl Sim {
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
     }
 
-    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: those that can be assigned,
-    /// those in use, and those cooling. Use is counted in the agent's store, else in its last status, else in pods.
-    fn count_addresses(&self, shape: &Shape, family: Family) -> AddressStatus {
+    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: all that can be assigned, the
+    /// addresses in use, and the addresses cooling. The counts come from the store of the agent; without a store from
+    /// the agent's last status; without a status from the pods.
+    fn count_addresses(&self, model: &PoolModel, family: Family) -> AddressStatus {
         let services = self.services_now();
-        let left_out: Vec<IpRange> = shape
-            .reserved
-            .iter()
-            .copied()
-            .chain(
-                services
-                    .into_iter()
-                    .filter(|it| shape.overlaps(it))
-                    .map(IpRange::from),
-            )
-            .collect();
+        let services = services.into_iter().filter(|it| model.overlaps(it));
+        let reserved = model.reserved.iter().copied();
+        let left_out: Vec<IpRange> = reserved.chain(services.map(IpRange::from)).collect();
         let is_left_out = |addr: Addr| {
             let host = Cidr::host(addr);
-            let is_node = shape.cidrs().any(|it| it.contains_addr(addr)) && self.node_in(&host);
+            let is_node = model.cidrs().any(|it| it.contains_addr(addr)) && self.node_in(&host);
             is_node || left_out.iter().any(|span| span.overlaps(&host))
         };
         let (mut held, mut used, mut cooling) = (0, 0, 0);
         for block in self.api.blocks.live.values() {
             let Ok(spec) = &block.spec else { continue };
-            if spec.pool != shape.name || spec.owner.quarantined || spec.cidr.family() != family {
+            if spec.pool != model.name || spec.owner.quarantined || spec.cidr.family() != family {
                 continue;
             }
             let all = addresses(&spec.cidr);
@@ -372,10 +286,8 @@ impl Sim {
             let (in_use, cools) = of_agent.unwrap_or_else(|| {
                 let pods = self.api.pods.live.values();
                 let reported: BTreeSet<Addr> = pods.flat_map(|it| it.addresses.to_vec()).collect();
-                (
-                    all.iter().filter(|it| reported.contains(it)).count() as u64,
-                    0,
-                )
+                let in_use = all.iter().filter(|it| reported.contains(it));
+                (in_use.count() as u64, 0)
             });
             used += in_use;
             cooling += cools;
@@ -387,95 +299,73 @@ impl Sim {
         }
     }
 
-    pub fn services_now(&self) -> Vec<Cidr> {
+    fn services_now(&self) -> Vec<Cidr> {
         let services = self.api.services.live.values();
         services.flat_map(|s| s.cidrs.clone()).collect()
     }
 
-    pub fn node_in(&self, block: &Cidr) -> bool {
+    fn node_in(&self, block: &Cidr) -> bool {
         let nodes = &mut self.api.nodes.live.values();
         nodes.any(|node| node.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
 
     /// Nodes with a range that counts for the pool: of all pools that contain a range, it counts for the oldest.
-    fn holders(&self, shape: &Shape) -> BTreeSet<NodeName> {
+    fn holders(&self, model: &PoolModel) -> BTreeSet<NodeName> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
-            shape.overlaps(range)
-                && ages
-                    .iter()
-                    .find(|s| s.contains(range))
-                    .is_none_or(|s| s.name == shape.name)
+            let oldest = ages.iter().find(|s| s.contains(range));
+            model.overlaps(range) && oldest.is_none_or(|s| s.name == model.name)
         };
-        let holds = |node: &&std::sync::Arc<Node>| counted(node).any(counts);
-        self.api
-            .nodes
-            .live
-            .values()
-            .filter(holds)
-            .map(|node| node.name.clone())
-            .collect()
+        let nodes = self.api.nodes.live.values();
+        let holders = nodes.filter(|node| counted(node).any(counts));
+        holders.map(|node| node.name.clone()).collect()
     }
 
     /// The number of nodes that wait for the pool: the pool selects them, and no other pool allocates to them instead.
-    fn waiting(&self, shape: &Shape) -> usize {
+    fn waiting(&self, model: &PoolModel) -> usize {
         let serving = self.serving();
-        let serves = serving.iter().any(|s| s.name == shape.name);
-        let serves_instead = |s: &Shape, n: &Node| {
+        let serves = serving.iter().any(|s| s.name == model.name);
+        let serves_instead = |s: &PoolModel, n: &Node| {
             s.allocation_mode == AllocationMode::NodeCIDR && s.matches(&n.labels)
         };
         let waits = |node: &&std::sync::Arc<Node>| {
             node.is_empty()
                 && !node.deleting
-                && shape.matches(&node.labels)
-                && !shape.is_passed_over(&serving, &node.labels)
+                && model.matches(&node.labels)
+                && !model.is_passed_over(&serving, &node.labels)
                 && (serves || !serving.iter().any(|s| serves_instead(s, node)))
         };
         self.api.nodes.live.values().filter(waits).count()
     }
 
-    fn blocked(&self, shape: &Shape) -> Blocked {
-        let reserved = shape.reserved.iter().flat_map(IpRange::to_cidrs);
-        let services = self
-            .api
-            .services
-            .live
-            .values()
-            .flat_map(|s| s.cidrs.clone());
-        let addresses = self
-            .api
-            .nodes
-            .live
-            .values()
-            .flat_map(|node| node.addresses.to_vec());
-        Blocked {
-            spans: reserved.chain(services).collect(),
-            addresses: addresses.collect(),
-        }
+    /// Whether the pool cannot allocate the range, even if no node and no pod has any of it.
+    fn is_blocked(&self, model: &PoolModel, range: &Cidr) -> bool {
+        let mut services = self.api.services.live.values();
+        model.reserved.iter().any(|span| span.overlaps(range))
+            || services.any(|it| it.cidrs.iter().any(|cidr| cidr.overlaps(range)))
+            || self.node_in(range)
     }
 
-    pub fn pod_in(&self, block: &Cidr) -> bool {
-        self.api
+    /// Whether the pool could allocate the range if only these ranges were `held`.
+    pub fn is_free(&self, model: &PoolModel, range: &Cidr, held: &[Cidr]) -> bool {
+        !held.iter().any(|it| it.overlaps(range))
+            && !self.is_blocked(model, range)
+            && !self.pod_in(range)
+    }
+
+    pub fn pod_in(&self, range: &Cidr) -> bool {
+        let mut addresses = self
+            .api
             .pods
             .live
             .values()
-            .any(|pod| pod.addresses.iter().any(|addr| block.contains_addr(*addr)))
+            .flat_map(|it| it.addresses.iter());
+        addresses.any(|addr| range.contains_addr(*addr))
     }
 }
 
 fn addresses(cidr: &Cidr) -> Vec<Addr> {
-    let (first, last) = (cidr.first(), cidr.last());
-    let all = first.value..=last.value;
-    let all = all.map(|value| Addr {
-        family: first.family,
-        value,
-    });
-    all.collect()
-}
-
-impl Blocked {
-    fn hits(&self, block: &Cidr) -> bool {
-        self.spans.iter().any(|span| span.overlaps(block))
-            || self.addresses.iter().any(|addr| block.contains_addr(*addr))
-    }
+    let family = cidr.family();
+    let all = cidr.first().value..=cidr.last().value;
+    all.map(|value| Addr { family, value }).collect()
 }

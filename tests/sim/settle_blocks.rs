@@ -1,4 +1,4 @@
-//! What must hold of blocks at the end of a run.
+//! Checks of blocks at the end of a run.
 //!
 //! Block objects, NodeSubnets and agents' stores agree. Deleted nodes have no blocks, and no empty block is left that
 //! should have been recalled. No node lacks a block that a pool could allocate, or that another node keeps unused.
@@ -7,38 +7,60 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_api::{AllocatedBlock, AllocationMode, Recall};
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::{AgentReport, Block, Node};
-use cadastre_core::{Addr, Cidr, Family, IpRange};
+use cadastre_controller::cluster::objects::{AgentReport, Block, BlockReport, Node};
+use cadastre_core::{Cidr, Family, IpRange};
 
 use super::checks::{Verdict, wrong};
 use super::host::{Host, Key, key};
+use super::pool_model::PoolModel;
 use super::run::Sim;
-use super::shape::Shape;
 
-/// A block of a node, with the number of its addresses in use or cooling (`busy`) and of all of them (`worth`).
+/// A block of a node. The numbers of addresses are 0 if the agent has not reported the block.
 #[derive(Debug)]
-struct Lent {
+struct BlockUse {
     cidr: Cidr,
+    /// The number of addresses in use or cooling.
     busy: u64,
-    worth: u64,
+    /// The number of all addresses that can be assigned.
+    size: u64,
 }
 
-/// The blocks that a node has of a pool, and how many addresses it demands and keeps ready.
+/// The blocks that a node has of a pool, and how many addresses the node demands and keeps ready.
 #[derive(Debug)]
-struct Standing {
-    blocks: Vec<Lent>,
+pub struct PoolUse {
+    blocks: Vec<BlockUse>,
     wanted: u64,
     low: u64,
 }
 
-impl Standing {
-    fn of(&self, family: Family) -> impl Iterator<Item = &Lent> {
-        let blocks = self.blocks.iter();
-        blocks.filter(move |it| it.cidr.family() == family)
+impl PoolUse {
+    /// Selects the blocks of the pool. A block that the agent has not reported counts as having `unreported` addresses.
+    fn new<'a>(
+        blocks: impl Iterator<Item = &'a AllocatedBlock>,
+        model: &PoolModel,
+        report: &AgentReport,
+        unreported: u64,
+    ) -> Self {
+        let own = blocks.filter(|held| *held.pool == *model.name);
+        let own = own.map(|held| {
+            let (cidr, uid) = key(held);
+            let report = report.of_block(&cidr, &uid);
+            BlockUse {
+                cidr,
+                busy: report.map_or(0, BlockReport::busy),
+                size: report.map_or(unreported, size_of),
+            }
+        });
+        PoolUse {
+            blocks: own.collect(),
+            wanted: demand(report, &model.name),
+            low: model.low,
+        }
     }
 
-    fn worth(&self, family: Family) -> u64 {
-        self.of(family).map(|it| it.worth).sum()
+    fn of(&self, family: Family) -> impl Iterator<Item = &BlockUse> {
+        let blocks = self.blocks.iter();
+        blocks.filter(move |it| it.cidr.family() == family)
     }
 
     fn busy(&self) -> u64 {
@@ -55,20 +77,42 @@ impl Standing {
     fn has_pods_waiting(&self) -> bool {
         self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.busy() + self.low)
     }
+
+    /// Whether the node demands more addresses than it has, and may get another block.
+    pub fn lacks_block(&self, model: &PoolModel) -> bool {
+        let size = |family| {
+            let sizes = self.of(family).map(|it| it.size);
+            sizes.fold(0, u64::saturating_add)
+        };
+        let is_at_limit = |family| self.of(family).count() >= model.max_blocks;
+        !model.each_family().any(is_at_limit)
+            && model.each_family().any(|family| size(family) < self.wanted)
+    }
+}
+
+fn size_of(report: &BlockReport) -> u64 {
+    report.busy().saturating_add(report.free)
+}
+
+/// How many addresses of a pool an agent demands.
+fn demand(report: &AgentReport, pool: &str) -> u64 {
+    let mut demand = report.demand.iter();
+    let of_pool = demand.find(|(name, _)| **name == *pool);
+    of_pool.map_or(0, |(_, wanted)| *wanted)
 }
 
 impl Sim {
     pub fn check_blocks(&self) -> Verdict {
-        let mut listed: BTreeMap<Key, (ObjectUid, AllocatedBlock)> = BTreeMap::new();
-        for node in self.api.nodes.live.values() {
-            for held in self.listed_to(node) {
-                listed.insert(key(&held), (node.uid.clone(), held));
-            }
-        }
+        let nodes = self.api.nodes.live.values();
+        let listed = nodes.flat_map(|node| {
+            let blocks = self.listed_to(node).iter();
+            blocks.map(|held| (key(held), node.uid.clone()))
+        });
+        let listed: BTreeMap<Key, ObjectUid> = listed.collect();
         for block in self.api.blocks.live.values() {
             self.check_object(block, &listed)?;
         }
-        for ((cidr, uid), (owner, _)) in &listed {
+        for ((cidr, uid), owner) in &listed {
             let object = self.api.blocks.live.values().find(|b| b.uid == *uid);
             let theirs = object.and_then(|b| b.spec.as_ref().ok());
             if theirs.is_none_or(|spec| spec.cidr != *cidr || spec.owner.uid != *owner) {
@@ -77,35 +121,36 @@ impl Sim {
             }
         }
         for node in self.api.nodes.live.values() {
-            let lists: Vec<AllocatedBlock> = self.listed_to(node);
-            self.check_reserved(node, &lists)?;
+            let lists = self.listed_to(node);
+            self.check_reserved(node, lists)?;
             let Some(agent) = self.working_agent(node) else {
                 continue;
             };
             let used: BTreeSet<&Key> = agent.uses(&node.uid).map(|(key, _)| key).collect();
-            let told: Vec<Key> = lists.iter().map(key).collect();
-            if used != told.iter().collect() {
-                let text = format!("{} is listed {told:?} and uses {used:?}", node.name);
+            let listed: Vec<Key> = lists.iter().map(key).collect();
+            if used != listed.iter().collect() {
+                let text = format!("{} is listed {listed:?} and uses {used:?}", node.name);
                 return wrong("blocks", text, [node.name.clone()]);
             }
-            let Some(report) = self.word_of(node) else {
+            let Some(report) = self.report_of(node) else {
                 continue;
             };
-            self.check_spared(node, report, &lists)?;
+            self.check_recalled(node, report, lists)?;
             self.check_supplied(node, report)?;
-            self.check_lent(node, report)?;
+            self.check_idle_blocks(node, report)?;
         }
         Ok(())
     }
 
-    fn listed_to(&self, node: &Node) -> Vec<AllocatedBlock> {
+    fn listed_to(&self, node: &Node) -> &[AllocatedBlock] {
         let subnet = self.api.subnets.get(&node.name);
         let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
         let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&*node.uid));
-        spec.map(|spec| spec.blocks.clone()).unwrap_or_default()
+        spec.map_or(&[], |spec| &spec.blocks)
     }
 
-    /// How many addresses of a block are in use and cooling, according to the agent's store, else to its last status.
+    /// How many addresses of a block are in use and cooling: by the agent's store, or without a store by the agent's last
+    /// status.
     pub fn store_of(&self, cidr: Cidr, block: &ObjectUid, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
@@ -114,15 +159,12 @@ impl Sim {
             let cooling = agent.cooling.get(&key).copied().unwrap_or(0);
             return Some((of_block.count() as u64, cooling));
         }
-        let report = self.api.subnets.get(&node.name)?.report.as_ref()?;
-        let report = (report.node_uid == node.uid).then_some(report)?;
-        let word = report.of_block(&cidr, block)?;
-        Some((word.used, word.cooling))
+        let report = self.report_of(node)?.of_block(&cidr, block)?;
+        Some((report.used, report.cooling))
     }
 
-    /// Returns what the node's agent has published, if the agent is running.
-    fn word_of(&self, node: &Node) -> Option<&AgentReport> {
-        self.working_agent(node)?;
+    /// Returns what the agent of the Node has published.
+    pub fn report_of(&self, node: &Node) -> Option<&AgentReport> {
         let report = self.api.subnets.get(&node.name)?.report.as_deref()?;
         (report.node_uid == node.uid).then_some(report)
     }
@@ -133,22 +175,14 @@ impl Sim {
     }
 
     /// Checks that every block is listed for its owner, or is quarantined because a pod reports an address of it.
-    fn check_object(
-        &self,
-        block: &Block,
-        listed: &BTreeMap<Key, (ObjectUid, AllocatedBlock)>,
-    ) -> Verdict {
+    fn check_object(&self, block: &Block, listed: &BTreeMap<Key, ObjectUid>) -> Verdict {
         // The owner of an unreadable block is unknown. If such a block is listed, another check fails.
         let Ok(spec) = &block.spec else {
             return Ok(());
         };
         let key = (spec.cidr, block.uid.clone());
-        let owner = listed.get(&key).map(|(uid, _)| uid);
-        let own = |pod: &cadastre_controller::cluster::objects::Pod| {
-            let inside = |addr: &Addr| spec.cidr.contains_addr(*addr);
-            pod.addresses.iter().any(inside)
-        };
-        let kept = spec.owner.quarantined && self.api.pods.live.values().any(|pod| own(pod));
+        let owner = listed.get(&key);
+        let kept = spec.owner.quarantined && self.pod_in(&spec.cidr);
         if owner == Some(&spec.owner.uid) && !spec.owner.quarantined || kept {
             return Ok(());
         }
@@ -156,12 +190,12 @@ impl Sim {
             "{} {} of {:?} is listed to {owner:?}",
             spec.cidr, block.uid, spec.owner
         );
-        wrong("collected", text, [spec.owner.name.clone()])
+        wrong("cleanup", text, [spec.owner.name.clone()])
     }
 
-    fn shapes_now(&self) -> Vec<Shape> {
+    pub fn models_now(&self) -> Vec<PoolModel> {
         let pools = self.api.pools.live.values();
-        pools.filter_map(|pool| Shape::new(pool)).collect()
+        pools.filter_map(|pool| PoolModel::new(pool)).collect()
     }
 
     /// Checks that NodeSubnets contain the reserved addresses of their blocks.
@@ -171,23 +205,23 @@ impl Sim {
             let spans = |texts: &[String]| -> Vec<IpRange> {
                 texts.iter().map(|it| IpRange::parse(it).unwrap()).collect()
             };
-            for shape in self.shapes_now() {
-                let told = if shape.on_request {
+            for model in self.models_now() {
+                let reserved = if model.on_request {
                     spans(&held.on_request)
                 } else {
                     spans(&held.reserved)
                 };
-                let Some(addr) = shape
+                let Some(addr) = model
                     .reserved
                     .iter()
-                    .filter(|_| *shape.name == *held.pool)
+                    .filter(|_| *model.name == *held.pool)
                     .filter_map(|span| span.within(&cidr))
                     .flat_map(|span| span.to_cidrs())
-                    .find(|part| !told.iter().any(|span| span.overlaps(part)))
+                    .find(|part| !reserved.iter().any(|span| span.overlaps(part)))
                 else {
                     continue;
                 };
-                let text = format!("{addr} of {cidr} is reserved, told {told:?}");
+                let text = format!("{addr} of {cidr} is reserved, the NodeSubnet has {reserved:?}");
                 return wrong("reserved", text, [node.name.clone()]);
             }
         }
@@ -195,38 +229,39 @@ impl Sim {
     }
 
     /// Checks that a node has no empty block that should have been recalled or that the node does not need.
-    fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[AllocatedBlock]) -> Verdict {
-        let shapes = self.shapes_now();
+    fn check_recalled(
+        &self,
+        node: &Node,
+        report: &AgentReport,
+        lists: &[AllocatedBlock],
+    ) -> Verdict {
+        let models = self.models_now();
         let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
         for held in lists {
             let (cidr, uid) = key(held);
-            let unreadable = self
-                .api
-                .pools
-                .get(&*held.pool)
-                .is_some_and(|p| p.spec.is_err());
-            let pool = shapes.iter().find(|shape| *shape.name == *held.pool);
+            let pool = self.api.pools.get(&*held.pool);
+            let unreadable = pool.is_some_and(|pool| pool.spec.is_err());
+            let pool = models.iter().find(|model| *model.name == *held.pool);
             let stays = pool.is_some_and(|pool| {
                 !pool.deleting && pool.matches(&node.labels) && pool.contains(&cidr)
             });
-            let word = report.of_block(&cidr, &uid);
-            let is_empty = word.is_some_and(|word| word.used + word.cooling == 0);
+            let entry = report.of_block(&cidr, &uid);
+            let is_empty = entry.is_some_and(|entry| entry.busy() == 0);
             if !stays && !unreadable && is_empty {
                 let text = format!("{} keeps {cidr} of pool {}", node.name, held.pool);
                 return wrong("recall", text, [&*node.name, held.pool.as_str()]);
             }
-            let worth = word.map_or(0, |word| word.used + word.cooling + word.free);
+            let size = entry.map_or(0, size_of);
             let blocks = free.entry((&held.pool, cidr.family())).or_default();
             if stays {
-                blocks.push((cidr, worth, is_empty));
+                blocks.push((cidr, size, is_empty));
             }
         }
         for ((pool, _), blocks) in &free {
-            let sum: u64 = blocks.iter().map(|(_, worth, _)| worth).sum();
-            let wanted = report.demand.iter().find(|(name, _)| **name == **pool);
-            let wanted = wanted.map_or(0, |(_, wanted)| *wanted);
-            let spare = |(_, worth, is_empty): &&(Cidr, u64, bool)| {
-                *is_empty && blocks.len() > 1 && sum - worth >= wanted
+            let sum: u64 = blocks.iter().map(|(_, size, _)| size).sum();
+            let wanted = demand(report, pool);
+            let spare = |(_, size, is_empty): &&(Cidr, u64, bool)| {
+                *is_empty && blocks.len() > 1 && sum - size >= wanted
             };
             if let Some((cidr, _, _)) = blocks.iter().find(spare) {
                 let text = format!(
@@ -238,90 +273,75 @@ impl Sim {
         }
         // An idle node keeps no block of a pool whose nodes get blocks only on demand.
         let unasked = self.serving();
-        let unasked = unasked.iter().filter(|shape| {
-            shape.allocation_mode == AllocationMode::Blocks
-                && !shape.on_sight
-                && shape.matches(&node.labels)
+        let unasked = unasked.iter().filter(|model| {
+            model.allocation_mode == AllocationMode::Blocks
+                && !model.is_immediate
+                && model.matches(&node.labels)
         });
-        for shape in unasked {
-            let state = self.standing(node, shape, report);
-            if state.is_idle() && state.blocks.iter().all(|it| shape.contains(&it.cidr)) {
+        for model in unasked {
+            let state = self.pool_use(node, model, report, 0);
+            if state.is_idle() && state.blocks.iter().all(|it| model.contains(&it.cidr)) {
                 let text = format!(
                     "{} keeps the last blocks of pool {} for nothing: {:?}",
-                    node.name, shape.name, state.blocks
+                    node.name, model.name, state.blocks
                 );
-                return wrong("recall", text, [&*node.name, &*shape.name]);
+                return wrong("recall", text, [&*node.name, &*model.name]);
             }
         }
         Ok(())
     }
 
-    /// What a node has and demands of a pool, according to its agent's report.
-    fn standing(&self, node: &Node, shape: &Shape, report: &AgentReport) -> Standing {
-        let lists = self.listed_to(node);
-        let own = lists
-            .iter()
-            .filter(|held| *held.pool == *shape.name && held.recall != Some(Recall::Drain));
-        let blocks = own.map(|held| {
-            let (cidr, uid) = key(held);
-            let word = report.of_block(&cidr, &uid);
-            Lent {
-                cidr,
-                busy: word.map_or(0, |word| word.used + word.cooling),
-                worth: word.map_or(0, |word| word.used + word.cooling + word.free),
-            }
-        });
-        let wanted = report.demand.iter().find(|(name, _)| *name == shape.name);
-        Standing {
-            blocks: blocks.collect(),
-            wanted: wanted.map_or(0, |(_, wanted)| *wanted),
-            low: shape.low,
-        }
+    /// What a node has and demands of a pool, according to its agent's report, without blocks that a user drains.
+    pub fn pool_use(
+        &self,
+        node: &Node,
+        model: &PoolModel,
+        report: &AgentReport,
+        unreported: u64,
+    ) -> PoolUse {
+        let own = self.listed_to(node).iter();
+        let own = own.filter(|held| held.recall != Some(Recall::Drain));
+        PoolUse::new(own, model, report, unreported)
     }
 
     /// Checks that no node waits for blocks while another node keeps some that it does not need.
-    fn check_lent(&self, node: &Node, report: &AgentReport) -> Verdict {
+    fn check_idle_blocks(&self, node: &Node, report: &AgentReport) -> Verdict {
         if node.deleting {
             return Ok(());
         }
-        for shape in self.serving() {
-            if shape.allocation_mode != AllocationMode::Blocks || !shape.matches(&node.labels) {
+        for model in self.serving() {
+            if model.allocation_mode != AllocationMode::Blocks || !model.matches(&node.labels) {
                 continue;
             }
-            let own = self.standing(node, &shape, report);
-            let families = || shape.families.iter().map(|(family, _, _)| *family);
-            let lacks = |family: &Family| own.worth(*family) < own.wanted;
-            let at_limit = families().any(|family| own.of(family).count() >= shape.most);
-            if at_limit || !families().any(|family| lacks(&family)) {
+            let own = self.pool_use(node, &model, report, 0);
+            if !own.lacks_block(&model) {
                 continue;
             }
             for other in self.api.nodes.live.values().filter(|it| it.uid != node.uid) {
-                let Some(report) = self.word_of(other) else {
-                    continue;
-                };
-                let theirs = self.standing(other, &shape, report);
+                let report = self.working_agent(other).and(self.report_of(other));
+                let Some(report) = report else { continue };
+                let theirs = self.pool_use(other, &model, report, 0);
                 // If both nodes are idle, no block has to move between them.
-                let freed: Vec<Cidr> = if theirs.is_idle() && !own.is_idle() {
-                    theirs.blocks.iter().map(|it| it.cidr).collect()
-                } else if own.has_pods_waiting() && !theirs.has_pods_waiting() {
-                    let spare =
-                        |it: &&Lent| it.busy == 0 && theirs.of(it.cidr.family()).count() > 1;
-                    theirs
-                        .blocks
-                        .iter()
-                        .filter(spare)
-                        .map(|it| it.cidr)
-                        .collect()
-                } else {
-                    Vec::new()
+                let gives_all = theirs.is_idle() && !own.is_idle();
+                let gives_spare = own.has_pods_waiting() && !theirs.has_pods_waiting();
+                let is_freed = |it: &&BlockUse| {
+                    let is_spare = it.busy == 0 && theirs.of(it.cidr.family()).count() > 1;
+                    gives_all || gives_spare && is_spare
                 };
-                let has_room = |family: Family| self.has_room(&shape, family, &freed);
-                if !freed.is_empty() && families().all(has_room) {
+                let freed = theirs.blocks.iter().filter(is_freed);
+                let freed: Vec<Cidr> = freed.map(|it| it.cidr).collect();
+                let mut families = model.each_family();
+                let has_room = |family: Family| self.has_room(&model, family, &freed);
+                if !freed.is_empty() && families.all(has_room) {
                     let text = format!(
                         "{} ({}) waits with {own:?} for pool {}, and {} keeps {freed:?}: {theirs:?}",
-                        node.name, node.uid, shape.name, other.name
+                        node.name, node.uid, model.name, other.name
                     );
-                    return wrong("lent", text, [&*node.name, &*other.name, &*shape.name]);
+                    return wrong(
+                        "idle blocks",
+                        text,
+                        [&*node.name, &*other.name, &*model.name],
+                    );
                 }
             }
         }
@@ -334,52 +354,29 @@ impl Sim {
             return Ok(());
         }
         let all = self.serving();
-        let serving = all.iter().filter(|shape| {
-            shape.allocation_mode == AllocationMode::Blocks && shape.matches(&node.labels)
+        let serving = all.iter().filter(|model| {
+            model.allocation_mode == AllocationMode::Blocks && model.matches(&node.labels)
         });
-        let lists: Vec<(Key, AllocatedBlock)> = self
-            .listed_to(node)
-            .into_iter()
-            .map(|held| (key(&held), held))
-            .collect();
+        let lists = self.listed_to(node);
         let mut could_be_first = None;
-        for shape in serving {
-            let of_family = |family: Family| {
-                let own = lists.iter().filter(move |((cidr, _), held)| {
-                    *held.pool == *shape.name && cidr.family() == family && shape.contains(cidr)
-                });
-                own.map(|((cidr, uid), _)| {
-                    let word = report.of_block(cidr, uid);
-                    word.map_or(0, |word| word.used + word.cooling + word.free)
-                })
-            };
-            let room = shape
-                .families
-                .iter()
-                .all(|(family, _, _)| self.has_room(shape, *family, &[]));
-            let at_limit = shape
-                .families
-                .iter()
-                .any(|(family, _, _)| of_family(*family).count() >= shape.most);
-            let wanted = report.demand.iter().find(|(name, _)| *name == shape.name);
-            let wanted = wanted.map_or(0, |(_, wanted)| *wanted);
-            let mut families = shape.families.iter();
-            let lacks = families.any(|(family, _, _)| of_family(*family).sum::<u64>() < wanted);
-            if lacks && room && !at_limit {
+        for model in serving {
+            let inside = lists.iter().filter(|held| model.contains(&key(held).0));
+            let own = PoolUse::new(inside, model, report, 0);
+            let mut families = model.each_family();
+            let room = families.all(|family| self.has_room(model, family, &[]));
+            if own.lacks_block(model) && room {
                 let text = format!(
-                    "{} ({}) wants {wanted} of pool {}, has {lists:?}, and there is room",
-                    node.name, node.uid, shape.name
+                    "{} ({}) wants more of pool {} than {own:?}, and there is room",
+                    node.name, node.uid, model.name
                 );
-                return wrong("supplied", text, [&*node.name, &*shape.name]);
+                return wrong("supplied", text, [&*node.name, &*model.name]);
             }
-            if shape.on_sight && room && !shape.is_passed_over(&all, &node.labels) {
-                could_be_first = could_be_first.or(Some(shape.name.clone()));
+            if model.is_immediate && room && !model.is_passed_over(&all, &node.labels) {
+                could_be_first = could_be_first.or(Some(model.name.clone()));
             }
         }
-        let mut lasting = lists
-            .iter()
-            .filter(|(_, it)| it.recall != Some(Recall::Drain));
-        if let Some(pool) = could_be_first.filter(|_| lasting.next().is_none()) {
+        let is_drained = |held: &AllocatedBlock| held.recall == Some(Recall::Drain);
+        if let Some(pool) = could_be_first.filter(|_| lists.iter().all(is_drained)) {
             let text = format!("{} has no block of pool {pool}", node.name);
             return wrong("supplied", text, [&*node.name, &*pool]);
         }
@@ -388,26 +385,14 @@ impl Sim {
 
     /// Whether a block of the pool's size, or down to 1/64 of it, could be allocated if the blocks in `freed` were
     /// free.
-    fn has_room(&self, shape: &Shape, family: Family, freed: &[Cidr]) -> bool {
-        let Some((_, _, len)) = shape.families.iter().find(|(f, _, _)| *f == family) else {
-            return false;
-        };
+    fn has_room(&self, model: &PoolModel, family: Family, freed: &[Cidr]) -> bool {
         let mut held = self.held();
         held.retain(|it| !freed.contains(it));
-        let services: Vec<Cidr> = self.services_now();
-        (*len..=len.saturating_add(6).min(family.bits())).any(|len| {
-            let mut smaller = shape.clone();
-            for (_, _, of) in smaller.families.iter_mut().filter(|(f, _, _)| *f == family) {
-                *of = len;
-            }
-            let open = |block: &Cidr| {
-                !held.iter().any(|it| it.overlaps(block))
-                    && !services.iter().any(|it| it.overlaps(block))
-                    && !shape.reserved.iter().any(|span| span.overlaps(block))
-                    && !self.pod_in(block)
-                    && !self.node_in(block)
-            };
-            smaller.blocks(family).iter().any(open)
+        let own = model.families.iter().filter(|(f, _, _)| *f == family);
+        let mut lengths = own.flat_map(|(_, _, len)| *len..=(len + 6).min(family.bits()));
+        lengths.any(|len| {
+            let mut blocks = model.blocks_of_length(family, len).into_iter();
+            blocks.any(|block| self.is_free(model, &block, &held))
         })
     }
 }

@@ -2,24 +2,21 @@
 //! write podCIDRs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use cadastre_api::{
-    AddressTerms, AllocationMode, AssignmentMode, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
-    Requests, Warm,
-};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{
-    Block, MachineIdentity, Node, Pod, Pool, ServiceRange, Subnet, Text,
-};
+use cadastre_api::{IPPoolSpec, Requests};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
+use cadastre_controller::cluster::objects::{Block, MachineIdentity, Node, Pod, Subnet, Text};
 use cadastre_core::{Addr, Cidr};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::api::Author;
-use super::clock::{MS, SECOND, seconds};
+use super::clock::{MS, SECOND};
 use super::describe::ranges;
+use super::object_log::Stored;
+use super::pool_model::counted;
+use super::pool_workload::service;
 use super::process::Watched;
-use super::run::{Due, Sim, Where};
-use super::shape::counted;
+use super::run::{Due, Sim};
 
 /// What the workload remembers of its own changes.
 #[derive(Default)]
@@ -27,7 +24,7 @@ pub struct World {
     /// The identity of the last host of each node name.
     machines: BTreeMap<NodeName, MachineIdentity>,
     /// The specs of pools before they became unreadable, by UID.
-    specs: BTreeMap<ObjectUid, IPPoolSpec>,
+    pub specs: BTreeMap<ObjectUid, IPPoolSpec>,
     count: u64,
 }
 
@@ -38,9 +35,6 @@ impl World {
     }
 }
 
-/// 10.244.0.0/18 is divided into this many slices, from which the ranges of pools are drawn.
-const SLICES: u64 = 8;
-
 pub fn cidr(text: &str) -> Cidr {
     Cidr::parse_strict(text).unwrap()
 }
@@ -48,8 +42,7 @@ pub fn cidr(text: &str) -> Cidr {
 impl Sim {
     /// Creates the objects that exist when the controllers start.
     pub fn populate(&mut self) {
-        self.api
-            .put_service(service("kubernetes", "10.96.0.0/16"), 0);
+        self.api.put(service("kubernetes", "10.96.0.0/16"));
         let least = u64::from(self.plan.blocks > 0);
         for _ in 0..self.rng.below(self.plan.pools + 1).max(least) {
             self.create_pool();
@@ -65,7 +58,7 @@ impl Sim {
     }
 
     pub fn work(&mut self) {
-        if !self.rough {
+        if !self.has_faults {
             return;
         }
         let burst = if self.rng.chance(300) {
@@ -109,7 +102,7 @@ impl Sim {
 
     /// Passes the changes to the watches and the checks. Changes of the workload never violate a rule.
     pub fn publish(&mut self) {
-        let done = self.settle_commits(&Author::World, self.now);
+        let done = self.settle_commits(Author::World, self.now);
         debug_assert!(done.is_ok());
     }
 
@@ -139,9 +132,15 @@ impl Sim {
         format!("n{}", self.rng.below(self.plan.names)).into()
     }
 
-    fn some_node(&mut self) -> Option<std::sync::Arc<Node>> {
-        let at = self.rng.index(self.api.nodes.live.len().max(1));
-        self.api.nodes.live.values().nth(at).cloned()
+    /// Draws one of the objects of a kind.
+    pub fn some<T: Stored>(&mut self) -> Option<Arc<T>> {
+        let live = &T::kind(&self.api).live;
+        let at = self.rng.index(live.len().max(1));
+        live.values().nth(at).cloned()
+    }
+
+    fn some_node(&mut self) -> Option<Arc<Node>> {
+        self.some()
     }
 
     fn create_node(&mut self) {
@@ -153,9 +152,9 @@ impl Sim {
 
     fn create_node_named(&mut self, name: NodeName) {
         let uid = self.api.uid();
-        self.cache.count += 1;
-        let count = self.cache.count;
-        let machine = match self.cache.machines.get(&name) {
+        self.world.count += 1;
+        let count = self.world.count;
+        let machine = match self.world.machines.get(&name) {
             Some(machine) if self.rng.chance(5_000) => machine.clone(),
             _ if self.rng.chance(1_000) => MachineIdentity::default(),
             _ => MachineIdentity {
@@ -166,7 +165,7 @@ impl Sim {
                 machine_id: Some(format!("m{count}").into()),
             },
         };
-        self.cache.machines.insert(name.clone(), machine.clone());
+        self.world.machines.insert(name.clone(), machine.clone());
         let (pod_cidrs, unreadable) = self.born_with();
         // A few addresses of nodes lie inside a pool: they are in use and must not be allocated.
         let address = if self.rng.chance(300) {
@@ -194,7 +193,7 @@ impl Sim {
             format!("node {} is created {}", node.uid, ranges(&node.pod_cidrs))
         });
         self.settle_in(&node);
-        self.api.put_node(node, self.now);
+        self.api.put(node);
     }
 
     /// The podCIDRs of a new node: nearly always none.
@@ -224,7 +223,7 @@ impl Sim {
     }
 
     fn delete_node(&mut self) {
-        if self.is_listened_to() {
+        if self.agents_are_publishing() {
             return;
         }
         if let Some(node) = self.some_node() {
@@ -240,17 +239,17 @@ impl Sim {
 
     fn delete(&mut self, node: &Node) {
         self.log(Some(&node.name), || format!("node {} is deleted", node.uid));
-        self.api.delete_node(&node.name, self.now);
+        self.api.delete_node(&node.name);
         if self.api.finalized.contains(&node.uid) {
             let held = self.rng.stretch(500 * MS, 60 * SECOND);
-            self.after(held, Due::Unbind(node.name.clone(), node.uid.clone()));
+            self.after(
+                held,
+                Due::RemoveFinalizer(node.name.clone(), node.uid.clone()),
+            );
         }
-        let pods: Vec<Text> = self
-            .api
-            .pods_on(&node.name)
-            .map(|pod| pod.name.clone())
-            .collect();
-        for pod in pods {
+        let pods = self.api.pods_on(&node.name);
+        let names: Vec<Text> = pods.map(|pod| pod.name.clone()).collect();
+        for pod in names {
             let lives = self.rng.stretch(SECOND, 150 * SECOND);
             self.after(lives, Due::PodGone(pod));
         }
@@ -258,7 +257,7 @@ impl Sim {
 
     /// Creates many nodes at once, so that the space is used up.
     pub fn rush(&mut self) {
-        for _ in 0..if self.rough { 16 } else { 0 } {
+        for _ in 0..if self.has_faults { 16 } else { 0 } {
             self.create_node();
         }
         self.publish();
@@ -266,7 +265,13 @@ impl Sim {
 
     /// Changes or deletes the node for which a write under way was decided.
     pub fn disturb(&mut self, name: &NodeName) {
-        let Some(node) = self.api.nodes.get(name).cloned().filter(|_| self.rough) else {
+        let Some(node) = self
+            .api
+            .nodes
+            .get(name)
+            .cloned()
+            .filter(|_| self.has_faults)
+        else {
             return;
         };
         match self.rng.below(4) {
@@ -278,9 +283,9 @@ impl Sim {
                     labels,
                     ..Node::clone(&node)
                 };
-                self.api.put_node(node, self.now);
+                self.api.put(node);
             }
-            1 | 2 if self.is_listened_to() => {}
+            1 | 2 if self.agents_are_publishing() => {}
             1 => {
                 self.api.finalized.insert(node.uid.clone());
                 self.delete(&node);
@@ -298,29 +303,25 @@ impl Sim {
 
     /// Deletes a node and creates it again at once, as autoscalers and impatient users do.
     fn recreate_node(&mut self) {
-        if self.is_listened_to() {
+        if self.agents_are_publishing() {
             return;
         }
         let Some(node) = self.some_node() else { return };
         self.log(Some(&node.name), || {
             format!("node {} is deleted and comes back", node.uid)
         });
-        self.api.delete_node(&node.name, self.now);
+        self.api.delete_node(&node.name);
         if self.api.nodes.get(&node.name).is_none() {
             self.create_node_named(node.name.clone());
         }
     }
 
-    pub fn unbind(&mut self, name: &NodeName, uid: &ObjectUid) {
+    pub fn remove_finalizer(&mut self, name: &NodeName, uid: &ObjectUid) {
         self.api.finalized.remove(uid);
-        if self
-            .api
-            .nodes
-            .get(name)
-            .is_some_and(|node| node.uid == *uid && node.deleting)
-        {
+        let node = self.api.nodes.get(name);
+        if node.is_some_and(|node| node.uid == *uid && node.deleting) {
             self.log(Some(name), || format!("node {uid} loses its finalizer"));
-            self.api.delete_node(name, self.now);
+            self.api.delete_node(name);
             self.publish();
         }
     }
@@ -335,14 +336,14 @@ impl Sim {
             1 => node.annotated = true,
             2 if node.machine.provider_id.is_none() => {
                 node.machine.provider_id = Some(format!("cloud://{}", node.uid).into());
-                self.cache
+                self.world
                     .machines
                     .insert(node.name.clone(), node.machine.clone());
                 self.machines.identify(&node);
             }
             _ => {}
         }
-        self.api.put_node(node, self.now);
+        self.api.put(node);
     }
 
     fn create_pods(&mut self) {
@@ -356,306 +357,71 @@ impl Sim {
         }
     }
 
+    /// Creates a pod with an address of each of its node's podCIDRs.
     fn create_pod(&mut self, node: &Node) {
-        let uid = self.api.uid();
-        let host = self.rng.between(2, 14);
-        let inside = |range: &Cidr| {
-            let first = range.first();
-            Addr {
-                family: first.family,
-                value: first.value + u128::from(host),
-            }
+        let host = u128::from(self.rng.between(2, 14));
+        let inside = |range: &Cidr| Addr {
+            family: range.family(),
+            value: range.first().value + host,
         };
-        let addresses = counted(node).map(inside).collect();
-        let name: Text = format!("default/pod-{uid}").into();
-        self.log(Some(&node.name), || {
-            format!("{name} runs with {addresses:?}")
-        });
-        self.api.put_pod(
-            Pod {
-                name: name.clone(),
-                uid,
-                version: 0,
-                finished: false,
-                mirror_of: None,
-                addresses,
-            },
-            node.name.clone(),
-            self.now,
-        );
-        let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
-        self.after(lives, Due::PodGone(name));
+        self.run_pod(node, "pod", counted(node).map(inside).collect());
     }
 
     /// Creates a pod with an address that Cadastre has not assigned, anywhere in the ranges of podCIDRs.
     fn create_stranger(&mut self) {
         let address = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
-        let Some(node) = self.some_node() else { return };
-        let uid = self.api.uid();
-        let name: Text = format!("default/stranger-{uid}").into();
-        self.log(Some(&node.name), || format!("{name} runs with {address}"));
-        let pod = Pod {
-            name: name.clone(),
-            uid,
-            version: 0,
-            finished: false,
-            mirror_of: None,
-            addresses: [addr(&address)].into(),
-        };
-        self.api.put_pod(pod, node.name.clone(), self.now);
+        if let Some(node) = self.some_node() {
+            self.run_pod(&node, "stranger", [addr(&address)].into());
+        }
+    }
+
+    /// Creates a pod without the help of an agent, and schedules the deletion of the pod.
+    fn run_pod(&mut self, node: &Node, kind: &str, addresses: Box<[Addr]>) {
+        let (_, name) = self.put_new_pod(node, kind, addresses);
         let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
         self.after(lives, Due::PodGone(name));
     }
 
+    /// Returns the UID and the name of the new pod.
+    pub fn put_new_pod(
+        &mut self,
+        node: &Node,
+        kind: &str,
+        addresses: Box<[Addr]>,
+    ) -> (ObjectUid, Text) {
+        let uid = self.api.uid();
+        let name: Text = format!("default/{kind}-{uid}").into();
+        self.log(Some(&node.name), || {
+            format!("{name} is bound to it, with {addresses:?}")
+        });
+        let pod = Pod {
+            name: name.clone(),
+            uid: uid.clone(),
+            version: 0,
+            finished: false,
+            mirror_of: None,
+            addresses,
+        };
+        self.api.put_pod(pod, node.name.clone());
+        (uid, name)
+    }
+
     fn delete_pod(&mut self) {
-        let at = self.rng.index(self.api.pods.live.len().max(1));
-        let name = self.api.pods.live.keys().nth(at).cloned();
-        if let Some(name) = name {
-            self.end_pod(&name);
+        if let Some(pod) = self.some::<Pod>() {
+            self.end_pod(&pod.name);
         }
     }
 
     fn end_pod(&mut self, name: &Text) {
         if let Some(pod) = self.api.pods.get(name).cloned() {
             self.pod_ended(&pod.uid);
-            self.api.delete_pod(name, self.now);
+            self.api.remove::<Pod>(name);
         }
     }
 
     pub fn pod_gone(&mut self, name: &Text) {
         self.end_pod(name);
         self.publish();
-    }
-
-    fn create_pool(&mut self) {
-        let name: PoolName = format!("p{}", self.rng.below(self.plan.pools)).into();
-        if self.api.pools.get(&name).is_some() {
-            return;
-        }
-        let spec = self.some_spec();
-        self.log(Some(&name), || format!("pool is created {spec:?}"));
-        let pool = Pool {
-            name,
-            uid: self.api.uid(),
-            version: 0,
-            generation: 1,
-            created: seconds(self.now),
-            deleting: false,
-            finalizers: Vec::new(),
-            spec: Ok(spec),
-            status: None,
-        };
-        self.api.put_pool(pool, self.now);
-    }
-
-    /// Draws the spec of a pool of blocks, so small that it is sometimes exhausted.
-    fn some_block_spec(&mut self) -> IPPoolSpec {
-        let slice = self.rng.below(SLICES);
-        let families = self.rng.below(10);
-        let class = *self.rng.pick(&["", "", "", "a", "b"]);
-        let selector = LabelSelector {
-            match_labels: Some([("class".to_owned(), class.to_owned())].into()),
-            ..LabelSelector::default()
-        };
-        let reserved = match self.rng.below(6) {
-            0 => vec![format!("10.245.{slice}.1")],
-            1 => vec![
-                format!("10.245.{slice}.9-10.245.{slice}.20"),
-                format!("fd00:0:1:{}::5", slice + 1),
-            ],
-            _ => Vec::new(),
-        };
-        // A few pools of blocks lie in the range of podCIDRs, so they may overlap pools of podCIDRs.
-        let third = if self.rng.chance(1_000) { 244 } else { 245 };
-        let len = *self.rng.pick(&[25, 26, 26, 27]);
-        let low = u32::try_from(self.rng.between(1, 3)).unwrap();
-        IPPoolSpec {
-            ipv4: (families < 9).then(|| IPv4Ranges {
-                cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
-                block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30])),
-                gateway: None,
-            }),
-            ipv6: (families > 5).then(|| IPv6Ranges {
-                cidrs: vec![format!("fd00:0:1:{}::/122", slice + 1)],
-                block_size: Some(*self.rng.pick(&[124, 125, 126])),
-                gateway: None,
-            }),
-            allocation_mode: AllocationMode::Blocks,
-            node_selector: (!class.is_empty()).then_some(selector),
-            namespace_selector: None,
-            pod_selector: None,
-            assignment: *self.rng.pick(&[
-                AssignmentMode::Automatic,
-                AssignmentMode::Automatic,
-                AssignmentMode::Manual,
-            ]),
-            first_block: *self.rng.pick(&[
-                FirstBlock::Immediate,
-                FirstBlock::Immediate,
-                FirstBlock::OnDemand,
-            ]),
-            max_blocks_per_node: *self.rng.pick(&[None, None, Some(1), Some(3)]),
-            idle_seconds: *self.rng.pick(&[0, 2, 20]),
-            nearly_exhausted_percent: 90,
-            priority: i32::try_from(self.rng.below(3)).unwrap(),
-            disabled: false,
-            reserved,
-            reserved_on_request: slice.is_multiple_of(3),
-            quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
-            terms: AddressTerms {
-                warm: Warm { low, high: 50 },
-                ..AddressTerms::default()
-            },
-        }
-    }
-
-    fn some_spec(&mut self) -> IPPoolSpec {
-        if self.rng.chance(self.plan.blocks) {
-            self.some_block_spec()
-        } else {
-            self.some_podcidr_spec()
-        }
-    }
-
-    fn some_podcidr_spec(&mut self) -> IPPoolSpec {
-        let slice = self.rng.below(SLICES);
-        let families = self.rng.below(10);
-        let class = *self.rng.pick(&["", "", "", "a", "b"]);
-        let selector = LabelSelector {
-            match_labels: Some([("class".to_owned(), class.to_owned())].into()),
-            ..LabelSelector::default()
-        };
-        let reserved = match self.rng.below(6) {
-            0 => vec![format!("10.244.{}.5", slice * 8 + 1)],
-            1 => vec![
-                format!("10.244.{0}.9-10.244.{0}.77", slice * 8 + 3),
-                "fd00::5".to_owned(),
-            ],
-            _ => Vec::new(),
-        };
-        let (v4_sizes, v6_sizes, quarantines): (&[u32], &[u32], &[u32]) = if self.plan.crowded {
-            (&[24, 24, 25], &[64], &[0, 1, 5])
-        } else {
-            (&[24, 24, 25, 26], &[64, 64, 66], &[0, 5, 20, 60])
-        };
-        IPPoolSpec {
-            ipv4: (families < 9).then(|| IPv4Ranges {
-                cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
-                block_size: Some(*self.rng.pick(v4_sizes)),
-                gateway: None,
-            }),
-            ipv6: (families > 5).then(|| IPv6Ranges {
-                cidrs: vec![
-                    Cidr::new(
-                        addr(&format!("fd00:0:0:{:x}::", slice * 16)),
-                        self.plan.slice + 40,
-                    )
-                    .unwrap()
-                    .to_string(),
-                ],
-                block_size: Some(*self.rng.pick(v6_sizes)),
-                gateway: None,
-            }),
-            allocation_mode: AllocationMode::NodeCIDR,
-            node_selector: (!class.is_empty()).then_some(selector),
-            namespace_selector: None,
-            pod_selector: None,
-            assignment: AssignmentMode::Automatic,
-            first_block: FirstBlock::Immediate,
-            max_blocks_per_node: None,
-            idle_seconds: 300,
-            nearly_exhausted_percent: 90,
-            priority: i32::try_from(self.rng.below(3)).unwrap(),
-            disabled: false,
-            reserved,
-            reserved_on_request: false,
-            quarantine_seconds: *self.rng.pick(quarantines),
-            terms: AddressTerms::default(),
-        }
-    }
-
-    fn edit_pool(&mut self) {
-        let at = self.rng.index(self.api.pools.live.len().max(1));
-        let Some(pool) = self.api.pools.live.values().nth(at).cloned() else {
-            return;
-        };
-        let mut pool = Pool::clone(&pool);
-        let known = pool.spec.as_ref().ok();
-        let known = known.or_else(|| self.cache.specs.get(&pool.uid));
-        let fresh = match known.map(|spec| spec.allocation_mode) {
-            Some(AllocationMode::Blocks) => self.some_block_spec(),
-            _ => self.some_podcidr_spec(),
-        };
-        let more = self.rng.chance(4_000);
-        let Ok(spec) = &mut pool.spec else {
-            // Repairs an unreadable spec by restoring the last readable one.
-            pool.spec = Ok(self.cache.specs.remove(&pool.uid).unwrap_or(fresh));
-            pool.generation += 1;
-            self.api.put_pool(pool, self.now);
-            return;
-        };
-        match self.rng.below(12) {
-            0..3 => spec.disabled = !spec.disabled,
-            3..5 => spec.priority = fresh.priority,
-            5..7 => {
-                // The server accepts disjoint ranges only, so an overlapping one is not added.
-                let disjoint = |known: &[String], more: &str| {
-                    known.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
-                };
-                if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4)
-                    && disjoint(&v4.cidrs, &more.cidrs[0])
-                {
-                    v4.cidrs.extend(more.cidrs);
-                }
-            }
-            7..9 => {
-                if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4) {
-                    v4.block_size = more.block_size;
-                }
-                if let (Some(v6), Some(more), true) = (&mut spec.ipv6, fresh.ipv6, more) {
-                    v6.block_size = more.block_size;
-                }
-            }
-            9..11 if more && spec.allocation_mode == AllocationMode::Blocks => {
-                // Removes the first range, or replaces it if there is no other.
-                if let Some(v4) = &mut spec.ipv4 {
-                    v4.cidrs.remove(0);
-                    if let Some(other) = fresh.ipv4.filter(|_| v4.cidrs.is_empty()) {
-                        *v4 = other;
-                    }
-                    if v4.cidrs.is_empty() {
-                        v4.cidrs.push("10.245.200.0/27".to_owned());
-                    }
-                }
-            }
-            9 => spec.node_selector = fresh.node_selector,
-            10 => spec.reserved = fresh.reserved,
-            _ => {
-                self.cache.specs.insert(pool.uid.clone(), spec.clone());
-                pool.spec = Err("spec.ipv4: invalid type".to_owned());
-            }
-        }
-        pool.generation += 1;
-        self.log(Some(&pool.name), || {
-            format!("pool is edited {:?}", pool.spec)
-        });
-        self.api.put_pool(pool, self.now);
-    }
-
-    fn delete_pool(&mut self) {
-        let name: PoolName = format!("p{}", self.rng.below(self.plan.pools)).into();
-        self.log(Some(&name), || "pool is deleted".to_owned());
-        self.api.delete_pool(&name, self.now);
-    }
-
-    fn change_services(&mut self) {
-        let third = self.rng.below(16) * 4;
-        if self.api.services.get("more").is_some() {
-            self.api.delete_service(&"more".into(), self.now);
-        } else {
-            self.api
-                .put_service(service("more", &format!("10.244.{third}.0/22")), self.now);
-        }
     }
 
     /// Edits or deletes a NodeSubnet, as a user would.
@@ -677,15 +443,14 @@ impl Sim {
                 spec.blocks.clear();
             }
             (2, spec) => *spec = Err("missing field podCIDRs".to_owned()),
-            _ => return self.api.delete_subnet(&subnet.name, self.now),
+            _ => return self.api.delete_subnet(&subnet.name),
         }
-        self.api.put_subnet(subnet, self.now);
+        self.api.put(subnet);
     }
 
     /// Requests drains of random blocks and releases of random orphans, as a user would.
     fn ask_of_node(&mut self) {
-        let at = self.rng.index(self.api.subnets.live.len().max(1));
-        let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
+        let Some(subnet) = self.some::<Subnet>() else {
             return;
         };
         let blocks = subnet.spec.iter().flat_map(|spec| &spec.blocks);
@@ -708,14 +473,13 @@ impl Sim {
                 requests,
                 ..Subnet::clone(subnet)
             };
-            self.api.put_subnet(subnet, self.now);
+            self.api.put(subnet);
         }
     }
 
     /// Edits or deletes an IPAMBlock, as a user would.
     fn tamper_block(&mut self) {
-        let at = self.rng.index(self.api.blocks.live.len().max(1));
-        let Some(block) = self.api.blocks.live.values().nth(at).cloned() else {
+        let Some(block) = self.some::<Block>() else {
             return;
         };
         let owner = block.spec.as_ref().ok().map(|spec| spec.owner.name.clone());
@@ -736,9 +500,9 @@ impl Sim {
                 }
             }
             (2, spec) => *spec = Err("missing field owner".to_owned()),
-            _ => return self.api.delete_block(&block.name, self.now),
+            _ => return self.api.remove::<Block>(&block.name),
         }
-        self.api.put_block(block, self.now);
+        self.api.put(block);
     }
 
     /// Lets a foreign allocator write a podCIDR: the lowest range without another podCIDR, for a node without podCIDRs.
@@ -747,31 +511,25 @@ impl Sim {
             return;
         };
         let taken = |range: &Cidr| {
-            self.api
-                .nodes
-                .live
-                .values()
-                .any(|n| n.pod_cidrs.iter().any(|c| c.overlaps(range)))
+            let mut nodes = self.api.nodes.live.values();
+            nodes.any(|n| n.pod_cidrs.iter().any(|c| c.overlaps(range)))
         };
-        let free = (0..64)
-            .map(|third| cidr(&format!("10.244.{third}.0/24")))
-            .find(|range| !taken(range));
-        let Some(range) = free else { return };
+        let mut ranges = (0..64).map(|third| cidr(&format!("10.244.{third}.0/24")));
+        let Some(range) = ranges.find(|range| !taken(range)) else {
+            return;
+        };
         self.log(Some(&node.name), || {
             format!("somebody else gives it {range}")
         });
-        self.api.put_node(
-            Node {
-                pod_cidrs: [range].into(),
-                ..Node::clone(&node)
-            },
-            self.now,
-        );
+        self.api.put(Node {
+            pod_cidrs: [range].into(),
+            ..Node::clone(&node)
+        });
     }
 
     /// Ends all faults and changes: completes deletions of nodes, and deletes the pods of deleted nodes.
-    pub fn calm(&mut self) {
-        self.rough = false;
+    pub fn end_faults(&mut self) {
+        self.has_faults = false;
         self.log(None, || "faults end".to_owned());
         let subnets: Vec<_> = self.api.subnets.live.values().cloned().collect();
         for subnet in subnets {
@@ -788,65 +546,38 @@ impl Sim {
         }
         self.resume();
         for process in 0..self.processes.len() {
-            let place = Where {
-                process,
-                incarnation: self.processes[process].incarnation,
-            };
-            for kind in Watched::ALL {
-                if let Some(run) = &mut self.processes[process].run {
-                    let line = run.line(kind, &self.api);
-                    (*line.scheduled, *line.held_until) = (false, self.now);
+            if let Some(run) = &mut self.processes[process].run {
+                for it in &mut run.deliveries {
+                    (it.scheduled, it.held_until) = (false, self.now);
                 }
-                self.schedule_delivery(place, kind);
+            }
+            for kind in Watched::ALL {
+                self.schedule_delivery(self.run_id(process), kind);
             }
         }
-        let names: Vec<(NodeName, ObjectUid)> = self
-            .api
-            .nodes
-            .live
-            .values()
-            .filter(|n| n.deleting)
-            .map(|n| (n.name.clone(), n.uid.clone()))
-            .collect();
-        for (name, uid) in names {
-            self.unbind(&name, &uid);
+        let nodes: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
+        for node in nodes.iter().filter(|node| node.deleting) {
+            self.remove_finalizer(&node.name, &node.uid);
         }
-        let homeless: Vec<Text> = self
-            .api
-            .pods
-            .live
-            .values()
-            .filter(|pod| {
-                if let Some((id, uid)) = self.machines.of_pod.get(&pod.uid) {
-                    return self.machines.live_node(*id, &self.api).as_ref() != Some(uid);
-                }
-                let node = self
-                    .api
-                    .placed
-                    .get(&pod.uid)
-                    .and_then(|node| self.api.nodes.get(node));
-                !node.is_some_and(|n| {
-                    pod.addresses
-                        .iter()
-                        .all(|a| n.pod_cidrs.iter().any(|c| c.contains_addr(*a)))
-                })
-            })
-            .map(|pod| pod.name.clone())
-            .collect();
+        let is_homeless = |pod: &&Arc<Pod>| {
+            if let Some((id, uid)) = self.machines.of_pod.get(&pod.uid) {
+                return self.machines.live_node(*id, &self.api).as_ref() != Some(uid);
+            }
+            let node = self.api.placed.get(&pod.uid);
+            let node = node.and_then(|node| self.api.nodes.get(node));
+            let has = |node: &Node, addr: &Addr| {
+                let mut podcidrs = node.pod_cidrs.iter();
+                podcidrs.any(|cidr| cidr.contains_addr(*addr))
+            };
+            node.is_none_or(|node| !pod.addresses.iter().all(|addr| has(node, addr)))
+        };
+        let homeless = self.api.pods.live.values().filter(is_homeless);
+        let homeless: Vec<Text> = homeless.map(|pod| pod.name.clone()).collect();
         for pod in homeless {
             self.end_pod(&pod);
         }
         self.calm_hosts();
         self.publish();
-    }
-}
-
-fn service(name: &str, range: &str) -> ServiceRange {
-    ServiceRange {
-        name: name.into(),
-        uid: format!("service-{name}").into(),
-        version: 0,
-        cidrs: vec![cidr(range)],
     }
 }
 

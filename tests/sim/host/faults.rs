@@ -7,7 +7,7 @@ use crate::rng::Rng;
 use crate::run::{Due, Sim};
 
 impl Sim {
-    /// Causes a fault of the host; `what`, a number below 100, selects which.
+    /// Causes a fault of the host. `what` is a number below 100 that selects the kind of fault.
     pub fn inject_fault(&mut self, id: usize, what: u64) {
         let name = self.machines.hosts[id].name.clone();
         let length = self.rng.stretch(100 * MS, 120 * SECOND);
@@ -18,18 +18,16 @@ impl Sim {
             }
             20..35 => self.reboot_host(id, length),
             35..55 => {
-                let (now, stops) = (self.now, self.plan.clocks_stop && self.rng.chance(7_000));
-                let host = self.host_mut(id);
-                host.paused_until = now + length;
-                if stops {
-                    let (rate, until) = (host.clocks.rate(), host.paused_until);
-                    host.clocks.set_pace(now, rate, until);
+                let (now, until) = (self.now, self.now + length);
+                self.host_mut(id).paused_until = until;
+                if self.plan.clocks_stop && self.rng.chance(7_000) {
+                    self.host_mut(id).clocks.stop(now, until);
                 }
-                self.log(Some(&name), || format!("agent {id} hangs"));
+                self.log_host(id, || format!("agent {id} hangs"));
             }
             55..75 => {
                 self.machines.hosts[id].held_until = self.now + length;
-                self.log(Some(&name), || format!("agent {id} loses its watches"));
+                self.log_host(id, || format!("agent {id} loses its watches"));
                 self.relist_host(id, true);
             }
             75..85 => self.renew_sandbox(id),
@@ -37,7 +35,7 @@ impl Sim {
             90..93 => self.break_disk(id, length, what == 90),
             _ => {
                 self.end_host(id);
-                self.log(Some(&name), || format!("machine {id} is off for good"));
+                self.log_host(id, || format!("machine {id} is off for good"));
                 if self.rng.chance(5_000) {
                     self.delete_node_named(&name);
                 }
@@ -48,9 +46,9 @@ impl Sim {
     /// Powers off earlier hosts of the same name: nothing is guaranteed while two hosts have one name.
     pub fn end_earlier_hosts(&mut self, id: usize) {
         let name = self.machines.hosts[id].name.clone();
-        for other in 0..self.machines.hosts.len() {
+        for other in (0..self.machines.hosts.len()).filter(|other| *other != id) {
             let host = self.host(other);
-            if other != id && host.name == name && !host.is_gone {
+            if host.name == name && !host.is_gone {
                 self.end_host(other);
             }
         }
@@ -58,7 +56,7 @@ impl Sim {
 
     /// Schedules a restart of the agent by the kubelet after `delay`.
     pub(super) fn start_process_later(&mut self, id: usize, delay: Time) {
-        self.after(delay, Due::Revive(id, self.host(id).boot));
+        self.after(delay, Due::StartAgent(id, self.host(id).boot));
     }
 
     /// Starts the agent's process, unless the host was rebooted or powered off meanwhile.
@@ -70,8 +68,7 @@ impl Sim {
 
     /// Powers the host off; it boots again after `length`.
     fn reboot_host(&mut self, id: usize, length: Time) {
-        let name = self.machines.hosts[id].name.clone();
-        self.log(Some(&name), || format!("machine {id} loses its power"));
+        self.log_host(id, || format!("machine {id} loses its power"));
         self.machines.hosts[id].is_off = true;
         self.power_off_host(id);
         self.after(length, Due::Machine(id, Act::Start));
@@ -107,17 +104,17 @@ impl Sim {
 
     /// Loses the host's store as soon as nothing uses it. Then only the runtime knows the addresses that were
     /// assigned last. In half of the cases the agent is also restarted, so its watches have to be listed again.
-    pub fn doom_store(&mut self, id: usize) {
-        self.machines.hosts[id].is_store_doomed = true;
-        self.lose_doomed_store(id);
+    pub fn lose_store_soon(&mut self, id: usize) {
+        self.machines.hosts[id].store_loss_pending = true;
+        self.lose_pending_store(id);
     }
 
-    pub(super) fn lose_doomed_store(&mut self, id: usize) {
+    pub(super) fn lose_pending_store(&mut self, id: usize) {
         let host = self.host(id);
-        if !self.rough || !host.is_store_doomed || host.is_in_use() {
+        if !self.has_faults || !host.store_loss_pending || host.is_in_use() {
             return;
         }
-        self.machines.hosts[id].is_store_doomed = false;
+        self.machines.hosts[id].store_loss_pending = false;
         self.lose_store(id);
         if self.rng.chance(5_000) {
             self.kill_process(id);
@@ -127,16 +124,14 @@ impl Sim {
 
     /// The disk is full, or fails, for some time.
     fn break_disk(&mut self, id: usize, length: Time, is_full: bool) {
-        let name = self.machines.hosts[id].name.clone();
         let until = self.now + length;
         self.machines.hosts[id].disk_trouble = DiskTrouble { until, is_full };
         let what = if is_full { "is full" } else { "fails" };
-        self.log(Some(&name), || format!("the disk of machine {id} {what}"));
+        self.log_host(id, || format!("the disk of machine {id} {what}"));
     }
 
     /// Deletes the store's file, unless the store is in use.
     fn lose_store(&mut self, id: usize) {
-        let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
         if host.is_in_use() {
             return;
@@ -149,7 +144,7 @@ impl Sim {
         }
         // Only the store recorded the cooldown of addresses, so the checks no longer demand it.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
-        self.log(Some(&name), || format!("machine {id} loses its store"));
+        self.log_host(id, || format!("machine {id} loses its store"));
     }
 
     /// Ends the faults of the host: the agent runs, and its watches are listed again.

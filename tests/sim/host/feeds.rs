@@ -1,14 +1,15 @@
 //! The agent's watches: what they deliver, and when.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, SubnetSeen};
-use cadastre_api::{AllocatedBlock, Recall};
+use cadastre_api::{AllocatedBlock, NodeAddressesSpec, Recall};
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::{Pod as ApiPod, Subnet};
+use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::{ObjectEvent, WatchStep};
 
@@ -35,10 +36,8 @@ impl Line {
 /// Events that the agent's watches have not delivered yet, and what the agent knows from those delivered.
 #[derive(Default)]
 pub struct Feeds {
-    node: VecDeque<WatchStep<String>>,
-    subnet: VecDeque<WatchStep<SubnetSeen>>,
-    addresses: VecDeque<WatchStep<AddressesSeen>>,
-    pods: VecDeque<WatchStep<Pod>>,
+    /// The events of each watch, in the order of [`Line::ALL`].
+    queues: [VecDeque<AgentEvent>; 4],
     scheduled: [bool; 4],
     /// Whether the Node was in the list that is being delivered or was delivered last.
     node_listed: bool,
@@ -49,15 +48,6 @@ pub struct Feeds {
 }
 
 impl Feeds {
-    fn is_empty(&self, line: Line) -> bool {
-        match line {
-            Line::Node => self.node.is_empty(),
-            Line::Subnet => self.subnet.is_empty(),
-            Line::Addresses => self.addresses.is_empty(),
-            Line::Pods => self.pods.is_empty(),
-        }
-    }
-
     /// Updates `givable` and `ended` for a NodeSubnet that the agent received; `node` is the UID of its Node.
     fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&ObjectUid>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
@@ -91,15 +81,6 @@ impl Feeds {
             ObjectEvent::Listed | ObjectEvent::Reached(_) => {}
         }
     }
-
-    fn next(&mut self, line: Line) -> Option<AgentEvent> {
-        match line {
-            Line::Node => self.node.pop_front().map(AgentEvent::Node),
-            Line::Subnet => self.subnet.pop_front().map(AgentEvent::Subnet),
-            Line::Addresses => self.addresses.pop_front().map(AgentEvent::Addresses),
-            Line::Pods => self.pods.pop_front().map(AgentEvent::Pod),
-        }
-    }
 }
 
 /// A NodeSubnet as the agent parses it.
@@ -127,11 +108,29 @@ fn seen_pod(pod: &ApiPod) -> Pod {
     }
 }
 
-fn listing<T>(asked: Duration, all: impl IntoIterator<Item = T>) -> VecDeque<WatchStep<T>> {
-    let mut steps = VecDeque::from([ObjectEvent::Restarted { asked }]);
-    steps.extend(all.into_iter().map(ObjectEvent::Applied));
-    steps.push_back(ObjectEvent::Listed);
-    steps.into_iter().map(WatchStep::Change).collect()
+/// Returns the events of a watch that restarts with a list. With `is_cut`, the watch reports an error before.
+fn listing<T>(
+    asked: Duration,
+    is_cut: bool,
+    all: impl IntoIterator<Item = T>,
+    event: fn(WatchStep<T>) -> AgentEvent,
+) -> VecDeque<AgentEvent> {
+    let error = is_cut.then_some(WatchStep::Trouble).into_iter();
+    let begin = [ObjectEvent::Restarted { asked }].into_iter();
+    let all = all.into_iter().map(ObjectEvent::Applied);
+    let list = begin.chain(all).chain([ObjectEvent::Listed]);
+    error
+        .chain(list.map(WatchStep::Change))
+        .map(event)
+        .collect()
+}
+
+fn step<T>(is_there: bool, object: T) -> WatchStep<T> {
+    WatchStep::Change(if is_there {
+        ObjectEvent::Applied(object)
+    } else {
+        ObjectEvent::Deleted(object)
+    })
 }
 
 impl Sim {
@@ -143,117 +142,78 @@ impl Sim {
     /// Queues a change for the watches of the host's agent.
     pub fn tell_host(&mut self, id: usize, commit: &Commit) {
         let name = &self.machines.hosts[id].name;
-        let line = match commit {
+        let (line, event) = match commit {
             Commit::Node(before, after) => {
-                let node = after.as_ref().or(before.as_ref());
-                let Some(node) = node.filter(|it| it.name == *name).cloned() else {
+                let own = |node: &Option<Arc<Node>>| {
+                    let uid = node.as_ref().map(|node| node.uid.clone());
+                    uid.filter(|uid| self.is_host_of(id, uid))
+                };
+                let (before, after) = (own(before), own(after));
+                let Some(uid) = after.as_ref().or(before.as_ref()) else {
                     return;
                 };
-                let was_mine = before
-                    .as_ref()
-                    .is_some_and(|it| self.is_host_of(id, &it.uid));
-                let is_mine = after
-                    .as_ref()
-                    .is_some_and(|it| self.is_host_of(id, &it.uid));
-                let same = matches!((before, after), (Some(b), Some(a)) if b.uid == a.uid);
-                if !(was_mine || is_mine) || same {
+                if before == after {
                     return;
                 }
-                let change = if is_mine {
-                    ObjectEvent::Applied(node.uid.to_string())
-                } else {
-                    ObjectEvent::Deleted(node.uid.to_string())
-                };
-                let host = self.host_mut(id);
-                host.feeds.node.push_back(WatchStep::Change(change));
-                Line::Node
+                let node = uid.to_string();
+                (Line::Node, AgentEvent::Node(step(after.is_some(), node)))
             }
             Commit::Subnet(before, after) => {
                 let subnet = after.as_ref().or(before.as_ref());
                 let Some(subnet) = subnet.filter(|it| it.name == *name) else {
                     return;
                 };
-                let seen = seen_subnet(subnet, &self.api);
-                let change = if after.is_some() {
-                    ObjectEvent::Applied(seen)
-                } else {
-                    ObjectEvent::Deleted(seen)
-                };
-                let host = self.host_mut(id);
-                host.feeds.subnet.push_back(WatchStep::Change(change));
-                Line::Subnet
+                let subnet = step(after.is_some(), seen_subnet(subnet, &self.api));
+                (Line::Subnet, AgentEvent::Subnet(subnet))
             }
-            Commit::Pod(node, pod, is_there) => {
-                if node != name {
+            Commit::Pod(before, after) => {
+                let pod = after.as_ref().or(before.as_ref());
+                let placed = |pod: &&Arc<ApiPod>| self.api.placed.get(&pod.uid) == Some(name);
+                let Some(pod) = pod.filter(placed) else {
                     return;
-                }
-                let seen = seen_pod(pod);
-                let change = if *is_there {
-                    ObjectEvent::Applied(seen)
-                } else {
-                    ObjectEvent::Deleted(seen)
                 };
-                let host = self.host_mut(id);
-                host.feeds.pods.push_back(WatchStep::Change(change));
-                Line::Pods
+                let pod = step(after.is_some(), seen_pod(pod));
+                (Line::Pods, AgentEvent::Pod(pod))
             }
-            Commit::Addresses(of, after) => {
-                if of != name {
-                    return;
-                }
-                let change = match after {
-                    Some(after) => ObjectEvent::Applied(after.clone()),
-                    None => ObjectEvent::Deleted(AddressesSeen {
-                        owner: String::new(),
-                        list: cadastre_api::NodeAddressesSpec::default(),
-                    }),
-                };
-                let host = self.host_mut(id);
-                host.feeds.addresses.push_back(WatchStep::Change(change));
-                Line::Addresses
+            Commit::Addresses(of, after) if of == name => {
+                let addresses = after.clone().unwrap_or_else(|| AddressesSeen {
+                    owner: String::new(),
+                    list: NodeAddressesSpec::default(),
+                });
+                let addresses = step(after.is_some(), addresses);
+                (Line::Addresses, AgentEvent::Addresses(addresses))
             }
             _ => return,
         };
+        self.host_mut(id).feeds.queues[line as usize].push_back(event);
         self.schedule_line(id, line);
     }
 
     /// Restarts all watches of the host with a list. With `is_cut`, they report an error before.
     pub fn relist_host(&mut self, id: usize, is_cut: bool) {
         let asked = self.host_now(id).since_boot;
-        let name = self.machines.hosts[id].name.clone();
-        let node = self.api.nodes.get(&name).cloned();
-        let node = node.filter(|node| self.is_host_of(id, &node.uid));
-        let subnet = self.api.subnets.get(&name).cloned();
-        let subnet = subnet.map(|it| seen_subnet(&it, &self.api));
-        let addresses = self.api.addresses.get(&name).cloned();
-        let pods: Vec<Pod> = self.api.pods_on(&name).map(|pod| seen_pod(pod)).collect();
-        let host = self.host_mut(id);
-        let feeds = &mut host.feeds;
-        feeds.node = listing(asked, node.map(|node| node.uid.to_string()));
-        feeds.subnet = listing(asked, subnet);
-        feeds.addresses = listing(asked, addresses);
-        feeds.pods = listing(asked, pods);
-        if is_cut {
-            feeds.node.push_front(WatchStep::Trouble);
-            feeds.subnet.push_front(WatchStep::Trouble);
-            feeds.addresses.push_front(WatchStep::Trouble);
-            feeds.pods.push_front(WatchStep::Trouble);
-        }
+        let (api, name) = (&self.api, &self.machines.hosts[id].name);
+        let node = api.nodes.get(name).map(|node| &node.uid);
+        let node = node.filter(|uid| self.is_host_of(id, uid)).map(ToString::to_string);
+        let subnet = api.subnets.get(name).map(|it| seen_subnet(it, api));
+        let addresses = api.addresses.get(name).cloned();
+        let pods: Vec<Pod> = api.pods_on(name).map(|pod| seen_pod(pod)).collect();
+        self.host_mut(id).feeds.queues = [
+            listing(asked, is_cut, node, AgentEvent::Node),
+            listing(asked, is_cut, subnet, AgentEvent::Subnet),
+            listing(asked, is_cut, addresses, AgentEvent::Addresses),
+            listing(asked, is_cut, pods, AgentEvent::Pod),
+        ];
         for line in Line::ALL {
             self.schedule_line(id, line);
         }
     }
 
     fn schedule_line(&mut self, id: usize, line: Line) {
-        let is_spared = self.is_listened_to();
-        let held = {
-            let agent = &self.machines.hosts[id];
-            agent
-                .held_until
-                .max(agent.paused_until)
-                .max(self.down_until)
-        };
-        let host = self.host_mut(id);
+        let is_spared = self.agents_are_publishing();
+        let host = &mut self.machines.hosts[id];
+        let held = host.held_until.max(host.paused_until);
+        let held = held.max(self.down_until).saturating_sub(self.now);
         if host.process.is_none() {
             return;
         }
@@ -262,14 +222,14 @@ impl Sim {
         if std::mem::replace(scheduled, true) {
             return;
         }
-        let is_lagging = self.rough && self.rng.chance(self.plan.network.lagging);
+        let is_lagging = self.has_faults && self.rng.chance(self.plan.network.lagging);
         let lag = if is_lagging && !is_spared {
             self.rng.stretch(SECOND, 120 * SECOND)
         } else {
             self.rng.stretch(MS, 50 * MS)
         };
         let due = Due::Process(id, incarnation, Box::new(ProcessAct::Deliver(line)));
-        self.after(held.saturating_sub(self.now) + lag, due);
+        self.after(held + lag, due);
     }
 
     /// Forgets scheduled deliveries, because they were for an earlier process of the agent.
@@ -291,7 +251,7 @@ impl Sim {
             return Ok(());
         }
         let mut shown: Option<SubnetSeen> = None;
-        while let Some(event) = host.feeds.next(line) {
+        while let Some(event) = host.feeds.queues[line as usize].pop_front() {
             if let AgentEvent::Node(WatchStep::Change(change)) = &event {
                 host.feeds.node_shown(change, &mut node);
             }
@@ -306,7 +266,7 @@ impl Sim {
                 break;
             }
         }
-        let has_more = !host.feeds.is_empty(line);
+        let has_more = !host.feeds.queues[line as usize].is_empty();
         let virtual_now = self.now;
         self.machines.hosts[id].node.clone_from(&node);
         if let Some(subnet) = shown {

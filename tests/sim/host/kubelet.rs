@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_agent::cri::Sandbox as Told;
+use cadastre_agent::cri::Sandbox as Listed;
 use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_controller::cluster::objects::Text;
 use cadastre_core::{Addr, Cidr};
@@ -80,35 +80,22 @@ impl Kubelet {
     }
 
     /// All sandboxes, as the runtime's list describes them.
-    pub fn sandboxes(&self) -> Vec<Told> {
-        let told = |(id, it): (&String, &Sandbox)| Told {
-            id: id.clone(),
-            pod: it.pod.clone(),
-            addresses: it
-                .addresses
-                .iter()
-                .copied()
-                .filter(|_| it.is_alive)
-                .collect(),
+    pub fn sandboxes(&self) -> Vec<Listed> {
+        let listed = |(id, it): (&String, &Sandbox)| {
+            let addresses = it.addresses.iter().copied().filter(|_| it.is_alive);
+            Listed {
+                id: id.clone(),
+                pod: it.pod.clone(),
+                addresses: addresses.collect(),
+            }
         };
-        self.sandboxes.iter().map(told).collect()
+        self.sandboxes.iter().map(listed).collect()
     }
 
-    fn has_netns(&self, path: &str) -> bool {
+    /// Whether a network namespace exists at the path.
+    pub fn has_netns(&self, path: &str) -> bool {
         let mut all = self.sandboxes.iter();
         all.any(|(id, it)| it.has_netns && netns(id) == path)
-    }
-
-    /// The paths at which no network namespace exists.
-    pub fn gone<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-        let is_gone = |path: &&str| !path.is_empty() && !self.has_netns(path);
-        paths.filter(is_gone).map(ToOwned::to_owned).collect()
-    }
-
-    /// The paths at which a network namespace exists.
-    pub fn present<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-        let is_there = |path: &&str| self.has_netns(path);
-        paths.filter(is_there).map(ToOwned::to_owned).collect()
     }
 
     /// Whether a sandbox is being set up: the runtime does not know its addresses yet.
@@ -118,11 +105,9 @@ impl Kubelet {
 
     /// The addresses of a pod's live sandboxes.
     pub fn addresses_of(&self, uid: &str) -> BTreeSet<Addr> {
-        let of = self
-            .sandboxes
-            .values()
-            .filter(|it| it.pod.uid == uid && it.is_alive);
-        of.flat_map(|it| it.addresses.iter().copied()).collect()
+        let all = self.sandboxes.values();
+        let of_pod = all.filter(|it| it.pod.uid == uid && it.is_alive);
+        of_pod.flat_map(|it| it.addresses.iter().copied()).collect()
     }
 
     /// Returns the id of the live sandbox that has the address and was set up under that Node.
@@ -139,9 +124,8 @@ impl Kubelet {
 
     /// Pods that should run and have no address yet.
     pub fn waiting(&self) -> impl Iterator<Item = &PodRef> {
-        self.pods
-            .values()
-            .filter(|pod| self.addresses_of(&pod.uid).is_empty())
+        let pods = self.pods.values();
+        pods.filter(|pod| self.addresses_of(&pod.uid).is_empty())
     }
 
     /// Ends all processes and removes all network namespaces, as a loss of power does.
@@ -180,8 +164,8 @@ impl Sim {
 
     /// Kills a sandbox's processes and schedules the sandbox's DEL, which may be lost.
     fn kill_sandbox(&mut self, id: usize, container: &str) {
-        let is_lost = self.rough && self.rng.chance(500);
-        let lag = if self.rough && self.rng.chance(1_000) {
+        let is_lost = self.has_faults && self.rng.chance(500);
+        let lag = if self.has_faults && self.rng.chance(1_000) {
             self.rng.stretch(SECOND, 60 * SECOND)
         } else {
             self.rng.stretch(MS, SECOND)
@@ -208,7 +192,7 @@ impl Sim {
                 let call = self.host_mut(id).calls.get_mut(&number);
                 if call.is_some_and(Call::stop_listening) {
                     self.answered(id, number, *result)?;
-                    self.lose_doomed_store(id);
+                    self.lose_pending_store(id);
                 }
             }
             KubeletAct::Patience(number) => self.plugin_gives_up_on_agent(id, number),
@@ -267,8 +251,7 @@ impl Sim {
         let Some(call) = host.calls.remove(&number) else {
             return Ok(());
         };
-        let name = self.machines.hosts[id].name.clone();
-        self.log(Some(&name), || {
+        self.log_host(id, || {
             let what = match &result {
                 Ok(OpOutcome::Assigned(given)) => {
                     let all = given.addresses.iter().map(|it| it.address.to_string());
@@ -297,7 +280,7 @@ impl Sim {
                 let again = if is_done {
                     let lag = self.rng.stretch(MS, SECOND);
                     self.kubelet_due(id, lag, KubeletAct::Remove(container.clone()));
-                    (self.rough && self.rng.chance(1_500)).then_some((100 * MS, 20 * SECOND))
+                    (self.has_faults && self.rng.chance(1_500)).then_some((100 * MS, 20 * SECOND))
                 } else {
                     Some((5 * SECOND, 30 * SECOND))
                 };
@@ -439,8 +422,8 @@ impl Sim {
             if !sandbox.is_alive || sandbox.addresses.is_empty() {
                 continue;
             }
-            let mut tenants = snapshot.attachments.iter();
-            let own = tenants.find(|it| it.attachment.container_id == *container);
+            let mut entries = snapshot.attachments.iter();
+            let own = entries.find(|it| it.attachment.container_id == *container);
             let has: BTreeSet<Addr> = own
                 .iter()
                 .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
@@ -463,7 +446,7 @@ impl Sim {
     }
 
     /// Checks at the end that no address is leaked and no pod waits while addresses are free.
-    pub fn check_host_rest(&mut self, id: usize) -> Verdict {
+    pub fn check_host_end(&mut self, id: usize) -> Verdict {
         let name = self.machines.hosts[id].name.clone();
         let lives = self.machines.live_node(id, &self.api).is_some();
         let host = self.host(id);
@@ -476,8 +459,8 @@ impl Sim {
             let text = format!("{name} has no store");
             return wrong("store", text, [name]);
         };
-        for tenant in &snapshot.attachments {
-            let container = &tenant.attachment.container_id;
+        for entry in &snapshot.attachments {
+            let container = &entry.attachment.container_id;
             if !runs.contains(container) {
                 let text = format!("{container} on {name} is gone, and the store has it still");
                 return wrong("leak", text, [name]);

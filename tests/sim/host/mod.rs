@@ -50,7 +50,7 @@ use super::memory_disk::{Fate, MemoryDisk};
 use super::run::Sim;
 
 pub use kubelet::KubeletAct;
-pub use process::{Landing, ProcessAct};
+pub use process::{AgentWrite, ProcessAct};
 
 use feeds::Feeds;
 use kubelet::Kubelet;
@@ -63,11 +63,9 @@ type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 /// Names a block: its CIDR and the UID of its object.
 pub type Key = (Cidr, ObjectUid);
 
-pub fn key(told: &AllocatedBlock) -> Key {
-    (
-        Cidr::parse_strict(&told.cidr).unwrap(),
-        told.uid.as_str().into(),
-    )
+pub fn key(block: &AllocatedBlock) -> Key {
+    let cidr = Cidr::parse_strict(&block.cidr).unwrap();
+    (cidr, block.uid.as_str().into())
 }
 
 /// A block in the store.
@@ -129,7 +127,7 @@ pub struct Host {
     process: Option<Process>,
     incarnation: u32,
     /// Whether the store is to be lost as soon as nothing uses it.
-    is_store_doomed: bool,
+    store_loss_pending: bool,
     /// Until then its disk is full or fails.
     disk_trouble: DiskTrouble,
     /// How often the host was booted.
@@ -158,7 +156,7 @@ impl Host {
             slot: Slot::default(),
             process: None,
             incarnation: 0,
-            is_store_doomed: false,
+            store_loss_pending: false,
             disk_trouble: DiskTrouble::default(),
             boot: 1,
             feeds: Feeds::default(),
@@ -191,7 +189,7 @@ impl Host {
         self.feeds.ended.get(range).copied()
     }
 
-    /// Returns since when the agent's process has not been killed or stopped; without a process, a time that never comes.
+    /// Returns since when the agent's process has run without a pause; without a process, a time that never comes.
     fn awake_since(&self) -> Time {
         let process = self.process.as_ref();
         process.map_or(Time::MAX / 2, |it| it.started.max(self.paused_until))
@@ -227,6 +225,11 @@ impl Sim {
     pub fn addresses_on_host(&self, id: usize, uid: &ObjectUid) -> Box<[Addr]> {
         let addresses = self.host(id).kubelet.addresses_of(uid);
         addresses.into_iter().collect()
+    }
+
+    fn log_host(&mut self, id: usize, text: impl FnOnce() -> String) {
+        let name = &self.machines.hosts[id].name;
+        self.trace.push((self.step, self.now), Some(name), text);
     }
 
     fn host_now(&self, id: usize) -> Now {

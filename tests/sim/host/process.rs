@@ -104,9 +104,8 @@ impl Sim {
             wake_at: None,
             started,
         });
-        let name = self.machines.hosts[id].name.clone();
-        self.machines.hosts[id].node = None;
-        self.log(Some(&name), || format!("agent {id} starts"));
+        host.node = None;
+        self.log_host(id, || format!("agent {id} starts"));
         self.reset_lines(id);
         self.relist_host(id, false);
         self.turn_later(id, MS);
@@ -115,22 +114,18 @@ impl Sim {
     /// Schedules a turn of the agent after `delay`, unless an earlier one is scheduled.
     pub fn turn_later(&mut self, id: usize, delay: Time) {
         let at = self.now + delay;
-        if let Some(process) = self
-            .process(id)
-            .filter(|it| it.wake_at.is_none_or(|due| due > at))
-        {
+        let process = self.process(id);
+        if let Some(process) = process.filter(|it| it.wake_at.is_none_or(|due| due > at)) {
             process.wake_at = Some(at);
             self.process_due(id, delay, ProcessAct::Turn);
         }
     }
 
     pub fn kill_process(&mut self, id: usize) {
-        let name = self.machines.hosts[id].name.clone();
-        let host = self.host_mut(id);
-        if host.process.take().is_none() {
+        if self.host_mut(id).process.take().is_none() {
             return;
         }
-        self.log(Some(&name), || format!("agent {id} is killed"));
+        self.log_host(id, || format!("agent {id} is killed"));
         self.hang_up_plugins(id);
     }
 
@@ -271,7 +266,7 @@ impl Sim {
             }
             AgentEffect::Masquerade { .. } => return Some(AgentEvent::Masqueraded(None)),
             AgentEffect::AskNamespace(name) => {
-                let is_lost = self.is_down() || self.rough && self.rng.chance(500);
+                let is_lost = self.is_down() || self.has_faults && self.rng.chance(500);
                 let known = (!is_lost).then(Namespace::default);
                 let event = AgentEvent::Namespace(name, known);
                 self.process_due(id, lag, ProcessAct::Tell(Box::new(event)));
@@ -285,9 +280,8 @@ impl Sim {
             AgentEffect::Held => self.wake_adds(id, |_, it| matches!(it, Waiting::Block(_))),
             AgentEffect::TurnedAwayReported => self.process(id)?.desk.turned_away = None,
             AgentEffect::Emit(notice) => {
-                let name = self.machines.hosts[id].name.clone();
-                self.log(Some(&name), || {
-                    format!("agent {id} tells: {} {}", notice.reason, notice.note)
+                self.log_host(id, || {
+                    format!("agent {id} reports: {} {}", notice.reason, notice.note)
                 });
             }
             AgentEffect::Ready(..)
@@ -308,17 +302,18 @@ impl Sim {
         pods: Option<&Pods>,
     ) {
         let now = self.host_now(id);
-        let is_silent = self.rough && self.rng.chance(1_000);
+        let is_silent = self.has_faults && self.rng.chance(1_000);
         let host = self.host_mut(id);
+        let paths = candidates.iter().map(LeakedAttachment::netns);
+        let paths = paths.filter(|path| !path.is_empty());
+        let (present, gone) = paths
+            .map(str::to_owned)
+            .partition(|it| host.kubelet.has_netns(it));
         let evidence = NodeEvidence {
             boot,
             sandboxes: (!is_silent).then(|| host.kubelet.containers()),
-            gone: host
-                .kubelet
-                .gone(candidates.iter().map(LeakedAttachment::netns)),
-            present: host
-                .kubelet
-                .present(candidates.iter().map(LeakedAttachment::netns)),
+            gone,
+            present,
         };
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods, &evidence));
@@ -330,14 +325,11 @@ impl Sim {
 
     /// Sends a write to the API server, which may lose or delay it.
     fn send_from_host(&mut self, id: usize, writing: Writing) {
-        let there = self.rng.stretch(MS, 20 * MS);
-        let is_lost = self.rough && self.rng.chance(self.plan.network.lost_before);
-        let is_late = self.rough && self.rng.chance(self.plan.network.late);
-        let there = if is_late {
-            self.rng.stretch(SECOND, 120 * SECOND)
-        } else {
-            there
-        };
+        let mut there = self.rng.stretch(MS, 20 * MS);
+        let is_lost = self.has_faults && self.rng.chance(self.plan.network.lost_before);
+        if self.has_faults && self.rng.chance(self.plan.network.late) {
+            there = self.rng.stretch(SECOND, 120 * SECOND);
+        }
         let host = self.host(id);
         let incarnation = host.incarnation;
         if is_lost || self.is_down() {
@@ -345,34 +337,32 @@ impl Sim {
             self.process_due(id, lag, ProcessAct::Tell(Box::new(writing.failed())));
             return;
         }
-        if there > API_LIMIT {
+        let is_heard = there <= API_LIMIT;
+        if !is_heard {
             let failed = ProcessAct::Tell(Box::new(writing.failed()));
             self.process_due(id, API_LIMIT, failed);
         }
-        let is_heard = there <= API_LIMIT;
-        let landing = Landing {
+        let write = AgentWrite {
             incarnation,
             writing,
             is_heard,
         };
-        self.after(there, Due::Landing(id, Box::new(landing)));
+        self.after(there, Due::AgentWrite(id, Box::new(write)));
     }
 
     /// Executes a write of an agent that arrives at the API server.
-    pub fn land_of_host(&mut self, id: usize, landing: Landing) -> Verdict {
-        let Landing {
+    pub fn write_arrives(&mut self, id: usize, write: AgentWrite) -> Verdict {
+        let AgentWrite {
             incarnation,
             writing,
             is_heard,
-        } = landing;
+        } = write;
         let name = self.machines.hosts[id].name.clone();
+        let is_traced = self.trace.is_on();
         let (text, event) = match writing {
             Writing::Status(version, status) => {
-                let told = self
-                    .trace
-                    .is_on()
-                    .then(|| crate::describe::of_status(&status));
-                let stored = self.api.publish_status(&name, version, *status, self.now);
+                let text = is_traced.then(|| serde_json::to_string(&status).unwrap());
+                let stored = self.api.publish_status(&name, version, *status);
                 let event = match stored {
                     Some((version, status)) => WriteOutcome::Done {
                         version: version.to_string(),
@@ -384,7 +374,7 @@ impl Sim {
                 };
                 let taken = matches!(event, WriteOutcome::Done { .. });
                 (
-                    told.map(|told| format!("{told}, taken: {taken}")),
+                    text.map(|text| format!("{text}, taken: {taken}")),
                     AgentEvent::Written(event),
                 )
             }
@@ -395,21 +385,18 @@ impl Sim {
                 } else {
                     ListOutcome::Failed
                 };
-                let text = self
-                    .trace
-                    .is_on()
-                    .then(|| format!("its list, taken: {done}"));
+                let text = is_traced.then(|| format!("its list, taken: {done}"));
                 (text, AgentEvent::Listed(listed))
             }
         };
         if let Some(text) = text {
-            self.log(Some(&name), || format!("agent {id} says {text}"));
+            self.log_host(id, || format!("agent {id} says {text}"));
         }
         if matches!(&event, AgentEvent::Written(WriteOutcome::Done { .. })) {
             self.machines.last_write = self.now;
         }
         if is_heard {
-            let lost = self.rough && self.rng.chance(self.plan.network.lost_after);
+            let lost = self.has_faults && self.rng.chance(self.plan.network.lost_after);
             let lag = if lost {
                 API_LIMIT
             } else {
@@ -423,7 +410,7 @@ impl Sim {
             let act = Box::new(ProcessAct::Tell(Box::new(event)));
             self.after(lag, Due::Process(id, incarnation, act));
         }
-        self.settle_commits(&Author::Agent, self.now)
+        self.settle_commits(Author::Agent, self.now)
     }
 }
 
@@ -445,14 +432,14 @@ impl Writing {
 }
 
 /// A write of an agent on its way to the API server.
-pub struct Landing {
+pub struct AgentWrite {
     incarnation: u32,
     writing: Writing,
     /// Whether the agent still waits for the answer.
     is_heard: bool,
 }
 
-impl Landing {
+impl AgentWrite {
     /// Returns the failure that the agent receives if the connection is lost; `None` if the agent no longer waits.
     pub fn lost(&self) -> Option<(u32, ProcessAct)> {
         let failed = ProcessAct::Tell(Box::new(self.writing.failed()));

@@ -280,7 +280,6 @@ impl Sim {
     /// Lets the plugin work on the store's file itself. While the agent has the file open, the plugin retries.
     pub(super) fn plugin_alone(&mut self, id: usize, number: u64) -> Verdict {
         let now = self.host_now(id);
-        let name = self.machines.hosts[id].name.clone();
         let virtual_now = self.now;
         let at = self.rng.below(12);
         let fate = self.host(id).disk_trouble.fate(virtual_now, at);
@@ -306,9 +305,7 @@ impl Sim {
         let done = open(&host.slot)
             .and_then(|mut store| store.transact(&now, |ledger| ledger.run_asked(&op, asked)));
         set_fate(&host.slot, Fate::Lasts);
-        self.log(Some(&name), || {
-            format!("a plugin works alone: {}", outline(&op))
-        });
+        self.log_host(id, || format!("a plugin works alone: {}", outline(&op)));
         let result = match done {
             Ok(result) => result,
             Err(cadastre_node::StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => {

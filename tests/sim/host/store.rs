@@ -112,7 +112,7 @@ impl Sim {
     /// Lets the store thread execute all waiting requests in one transaction.
     pub(super) fn serve_store(&mut self, id: usize) -> Verdict {
         let now = self.host_now(id);
-        let dies = self.rough && self.rng.chance(60);
+        let dies = self.has_faults && self.rng.chance(60);
         let at = self.rng.below(12);
         let fate = if dies {
             Fate::Dies(at)
@@ -186,10 +186,9 @@ impl Sim {
     /// Answers a question about the file itself or about the runtime.
     pub(super) fn do_question(&mut self, id: usize, question: StoreQuestion) -> Verdict {
         let now = self.host_now(id);
-        let is_silent = self.rough && self.rng.chance(500);
+        let is_silent = self.has_faults && self.rng.chance(500);
         let at = self.rng.below(12);
         let fate = self.host(id).disk_trouble.fate(self.now, at);
-        let name = self.machines.hosts[id].name.clone();
         let host = self.host_mut(id);
         let slot = Arc::clone(&host.slot);
         let worker = || {
@@ -251,7 +250,7 @@ impl Sim {
         if !is_new {
             return Ok(());
         }
-        self.log(Some(&name), || format!("agent {id} has a new store"));
+        self.log_host(id, || format!("agent {id} has a new store"));
         self.mirror(id)
     }
 
@@ -279,7 +278,6 @@ impl Sim {
         let Some(snapshot) = self.contents(id) else {
             return Ok(());
         };
-        let name = self.machines.hosts[id].name.clone();
         let live = self.machines.live_node(id, &self.api);
         let nodes = &self.machines.of_node;
         let agent = &mut self.machines.hosts[id];
@@ -294,19 +292,14 @@ impl Sim {
             }
             let key: Key = (block.cidr, block.uid.as_str().into());
             let listed = block.state.is_listed();
-            let old = before.get(&key);
             // A block that is no longer listed still belongs to the Node that it was listed for.
-            let of = match old {
-                Some(old) if !listed => old.node.clone(),
-                _ => node.clone(),
+            let old = before.get(&key).filter(|_| !listed);
+            let held = Held {
+                node: old.map_or(&node, |old| &old.node).clone(),
+                listed,
+                released: block.state == BlockState::Released,
             };
             agent.cooling.insert(key.clone(), block.counts.cooling);
-            let released = block.state == BlockState::Released;
-            let held = Held {
-                node: of,
-                listed,
-                released,
-            };
             agent.blocks.insert(key, held);
         }
         let uid_of = |cidr: Cidr| {
@@ -315,8 +308,8 @@ impl Sim {
             block.map_or("", |it| it.uid.as_str()).into()
         };
         let given = std::mem::take(&mut agent.given);
-        for tenant in &snapshot.attachments {
-            for given in &tenant.given.addresses {
+        for entry in &snapshot.attachments {
+            for given in &entry.given.addresses {
                 let key = (given.block, uid_of(given.block));
                 agent.given.insert(given.address, key);
             }
@@ -333,9 +326,8 @@ impl Sim {
             let until = now + u64::from(terms.cooldown_seconds) * SECOND;
             Some((*addr, (id, node.clone(), until)))
         };
-        let freed = given
-            .iter()
-            .filter(|(addr, _)| !agent.given.contains_key(addr));
+        let freed = given.iter();
+        let freed = freed.filter(|(addr, _)| !agent.given.contains_key(addr));
         let freed = freed.filter_map(|(addr, it)| cooldown(addr, it));
         self.checks.cooling.extend(freed);
         let agent = &mut self.machines.hosts[id];
@@ -344,29 +336,19 @@ impl Sim {
             let was = before.get(*key);
             uses(held) && was.is_none_or(|was| !uses(was) || was.node != held.node)
         };
-        let taken: Vec<Key> = agent
-            .blocks
-            .iter()
-            .filter(is_new)
-            .map(|it| it.0.clone())
-            .collect();
-        let ended: Vec<Key> = before
-            .iter()
-            .filter(|(key, held)| {
-                let is = agent.blocks.get(*key);
-                !held.released && is.is_none_or(|is| is.released)
-            })
-            .map(|it| it.0.clone())
-            .collect();
+        let taken = agent.blocks.iter().filter(is_new);
+        let taken: Vec<Key> = taken.map(|(key, _)| key.clone()).collect();
+        let is_ended = |(key, held): &(&Key, &Held)| {
+            let is = agent.blocks.get(*key);
+            !held.released && is.is_none_or(|is| is.released)
+        };
+        let ended = before.iter().filter(is_ended);
+        let ended: Vec<Key> = ended.map(|(key, _)| key.clone()).collect();
         for key in ended {
-            self.log(Some(&name), || {
-                format!("agent {id} releases {} {}", key.0, key.1)
-            });
+            self.log_host(id, || format!("agent {id} releases {} {}", key.0, key.1));
         }
         for key in taken {
-            self.log(Some(&name), || {
-                format!("agent {id} takes over {} {}", key.0, key.1)
-            });
+            self.log_host(id, || format!("agent {id} takes over {} {}", key.0, key.1));
             self.judge(self.check_taken(id, &key))?;
         }
         let verdict = self.check_kept(id, &snapshot);

@@ -31,12 +31,17 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
 /// Describes a range and its owner for users.
 fn whose(id: HoldingId, holding: &Holding, inventory: &Inventory) -> String {
     let registry = &inventory.registry;
-    let block = registry.blocks.get(&holding.cidr).filter(|it| it.holding == id);
+    let block = registry
+        .blocks
+        .get(&holding.cidr)
+        .filter(|it| it.holding == id);
     let kind = if block.is_some() { "block" } else { "podCIDR" };
     let node = registry.node_of(holding.holder);
     let node = node.map_or("nobody", |(name, _)| name);
     match holding.state {
-        HoldingState::Quarantined => format!("{kind} {} (in quarantine, was {node}'s)", holding.cidr),
+        HoldingState::Quarantined => {
+            format!("{kind} {} (in quarantine, was {node}'s)", holding.cidr)
+        }
         _ => format!("{kind} {} of node {node}", holding.cidr),
     }
 }

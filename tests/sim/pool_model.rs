@@ -20,7 +20,7 @@ pub fn is_counted(cidr: &Cidr) -> bool {
 
 /// One version of a pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shape {
+pub struct PoolModel {
     pub name: PoolName,
     pub uid: ObjectUid,
     pub created: i64,
@@ -34,68 +34,52 @@ pub struct Shape {
     pub quarantine: u64,
     pub priority: i32,
     /// Whether nodes get a first block without demand.
-    pub on_sight: bool,
+    pub is_immediate: bool,
     /// `warm.low`: the number of free addresses that a node keeps ready.
     pub low: u64,
-    pub most: usize,
+    pub max_blocks: usize,
     pub disabled: bool,
     pub deleting: bool,
-    pub guarded: bool,
+    pub has_finalizer: bool,
 }
 
-impl Shape {
+impl PoolModel {
     /// Returns `None` if the spec cannot be parsed.
     pub fn new(pool: &Pool) -> Option<Self> {
         let spec: &IPPoolSpec = pool.spec.as_ref().ok()?;
-        let read = |cidrs: &[String]| {
-            cidrs
-                .iter()
-                .map(|c| Cidr::parse_strict(c).unwrap())
-                .collect::<Vec<_>>()
+        let read = |cidrs: &[String]| -> Vec<Cidr> {
+            let all = cidrs.iter().map(|c| Cidr::parse_strict(c).unwrap());
+            all.collect()
         };
-        let mut families = Vec::new();
-        if let Some(v4) = &spec.ipv4 {
-            families.push((
-                Family::V4,
-                read(&v4.cidrs),
-                u8::try_from(spec.ipv4_block_size()?).ok()?,
-            ));
-        }
-        if let Some(v6) = &spec.ipv6 {
-            families.push((
-                Family::V6,
-                read(&v6.cidrs),
-                u8::try_from(spec.ipv6_block_size()?).ok()?,
-            ));
-        }
-        let selector = spec
-            .node_selector
-            .iter()
-            .flat_map(|s| s.match_labels.iter().flatten());
-        Some(Shape {
+        let (v4, v6) = (spec.ipv4.as_ref(), spec.ipv6.as_ref());
+        let v4 = v4.map(|it| (Family::V4, read(&it.cidrs), spec.ipv4_block_size()));
+        let v6 = v6.map(|it| (Family::V6, read(&it.cidrs), spec.ipv6_block_size()));
+        let families = v4.into_iter().chain(v6);
+        let families = families
+            .map(|(family, cidrs, len)| Some((family, cidrs, u8::try_from(len?).ok()?)))
+            .collect::<Option<Vec<_>>>()?;
+        let selectors = spec.node_selector.iter();
+        let selector = selectors.flat_map(|s| s.match_labels.iter().flatten());
+        let reserved = spec.reserved.iter().map(|r| IpRange::parse(r).unwrap());
+        let max_blocks = spec.max_blocks_per_node.map(|most| most as usize);
+        Some(PoolModel {
             name: pool.name.clone(),
             uid: pool.uid.clone(),
             created: pool.created,
             allocation_mode: spec.allocation_mode,
             families,
             selector: selector.map(|(k, v)| (k.clone(), v.clone())).collect(),
-            reserved: spec
-                .reserved
-                .iter()
-                .map(|r| IpRange::parse(r).unwrap())
-                .collect(),
+            reserved: reserved.collect(),
             on_request: spec.reserved_on_request,
             quarantine: u64::from(spec.quarantine_seconds),
             priority: spec.priority,
-            on_sight: spec.first_block == FirstBlock::Immediate
+            is_immediate: spec.first_block == FirstBlock::Immediate
                 && spec.assignment == AssignmentMode::Automatic,
             low: u64::from(spec.terms.warm.low),
-            most: spec
-                .max_blocks_per_node
-                .map_or(usize::MAX, |most| most as usize),
+            max_blocks: max_blocks.unwrap_or(usize::MAX),
             disabled: spec.disabled,
             deleting: pool.deleting,
-            guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
+            has_finalizer: pool.finalizers.iter().any(|f| f == FINALIZER),
         })
     }
 
@@ -109,23 +93,26 @@ impl Shape {
     /// Whether the node gets nothing from this pool because the pool lacks a family. The oldest of the node's best
     /// pools decides which families nodes get. A pool that lacks one of them is passed over if another pool of the
     /// same rank has all of them.
-    pub fn is_passed_over(&self, serving: &[Shape], labels: &[(Text, Text)]) -> bool {
-        let rank = |it: &Shape| (it.priority, it.selector.len());
-        let alike = serving
-            .iter()
-            .filter(|it| it.allocation_mode == self.allocation_mode);
-        let alike: Vec<&Shape> = alike.filter(|it| it.matches(labels)).collect();
+    pub fn is_passed_over(&self, serving: &[PoolModel], labels: &[(Text, Text)]) -> bool {
+        let rank = |it: &PoolModel| (it.priority, it.selector.len());
+        let alike =
+            |it: &&PoolModel| it.allocation_mode == self.allocation_mode && it.matches(labels);
+        let alike: Vec<&PoolModel> = serving.iter().filter(alike).collect();
         let best = alike.iter().map(|it| rank(it)).max();
         let best = alike.iter().filter(|it| Some(rank(it)) == best);
         let Some(oldest) = best.min_by_key(|it| (it.created, it.name.clone())) else {
             return false;
         };
-        let has_all = |it: &Shape| {
-            let mut given = oldest.families.iter().map(|(family, _, _)| *family);
-            given.all(|family| it.families.iter().any(|(f, _, _)| *f == family))
+        let has_all = |it: &PoolModel| {
+            let mut given = oldest.each_family();
+            given.all(|family| it.each_family().any(|f| f == family))
         };
         let mut equal = alike.iter().filter(|it| rank(it) == rank(self));
         !has_all(self) && equal.any(|it| has_all(it))
+    }
+
+    pub fn each_family(&self) -> impl Iterator<Item = Family> {
+        self.families.iter().map(|(family, _, _)| *family)
     }
 
     pub fn matches(&self, labels: &[(Text, Text)]) -> bool {
@@ -147,52 +134,43 @@ impl Shape {
     }
 
     /// Whether this pool could have allocated exactly these ranges to a node with these labels.
-    pub fn could_deal(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+    pub fn could_allocate(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+        let mut pairs = self.families.iter().zip(ranges);
         self.allocation_mode == AllocationMode::NodeCIDR
-            && !self.disabled
-            && !self.deleting
-            && self.matches(labels)
             && self.families.len() == ranges.len()
-            && self
-                .families
-                .iter()
-                .zip(ranges)
-                .all(|((family, cidrs, len), range)| {
-                    range.family() == *family
-                        && range.len() == *len
-                        && cidrs.iter().any(|c| c.contains(range))
-                })
-            && !self.reserves(ranges)
-    }
-
-    fn reserves(&self, ranges: &[Cidr]) -> bool {
-        self.reserved
-            .iter()
-            .any(|span| ranges.iter().any(|range| span.overlaps(range)))
+            && pairs.all(|((family, _, len), it)| (it.family(), it.len()) == (*family, *len))
+            && self.could_return(ranges, labels)
     }
 
     /// Whether the node of a host that had these ranges earlier may get them back from this pool.
     pub fn could_return(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+        let is_reserved = |range: &Cidr| self.reserved.iter().any(|span| span.overlaps(range));
         !self.disabled
             && !self.deleting
             && self.matches(labels)
-            && ranges.iter().all(|range| self.contains(range))
-            && !self.reserves(ranges)
+            && ranges
+                .iter()
+                .all(|it| self.contains(it) && !is_reserved(it))
     }
 
     /// All blocks of a family, in ascending order.
     pub fn blocks(&self, family: Family) -> Vec<Cidr> {
+        let own = self.families.iter().filter(|(f, _, _)| *f == family);
+        own.flat_map(|(_, _, len)| self.blocks_of_length(family, *len))
+            .collect()
+    }
+
+    /// All ranges of a family with this prefix length, in ascending order.
+    pub fn blocks_of_length(&self, family: Family, len: u8) -> Vec<Cidr> {
         let mut blocks = Vec::new();
-        for (_, cidrs, len) in self.families.iter().filter(|(f, _, _)| *f == family) {
-            for cidr in cidrs {
-                let mut at = cidr.first();
-                while let Some(block) = Cidr::new(at, *len).filter(|block| cidr.contains(block)) {
-                    blocks.push(block);
-                    let Some(value) = block.last().value.checked_add(1) else {
-                        break;
-                    };
-                    at = Addr { family, value };
-                }
+        for cidr in self.cidrs().filter(|it| it.family() == family) {
+            let mut at = cidr.first();
+            while let Some(block) = Cidr::new(at, len).filter(|block| cidr.contains(block)) {
+                blocks.push(block);
+                let Some(value) = block.last().value.checked_add(1) else {
+                    break;
+                };
+                at = Addr { family, value };
             }
         }
         blocks

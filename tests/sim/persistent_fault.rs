@@ -1,0 +1,128 @@
+//! Persistent faults: the API server always rejects a kind of write, or an answer or a list never arrives.
+//!
+//! A run has at most one persistent fault, which ends together with the other faults. In real clusters, admission
+//! policies, quotas, webhooks and proxies cause such faults, for one object or for a whole kind of write.
+
+use std::time::Duration;
+
+use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, Rejection};
+
+use super::clock::{SECOND, Time};
+use super::process::Watched;
+use super::rng::Rng;
+use super::run::{RunId, Sim};
+use super::shell::Fate;
+
+const BY_POLICY: &str = "a policy forbids it";
+
+/// The kind of requests that a persistent fault concerns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Subject {
+    /// Changes of the finalizers of pools.
+    PoolFinalizers,
+    PoolStatus,
+    BlockCreations,
+    /// Updates and deletions of blocks.
+    BlockChanges,
+    /// podCIDRs of nodes, and touches.
+    Nodes,
+    /// Specs of NodeSubnets.
+    Subnets,
+    SubnetConditions,
+    /// Consistent lists of the pods of a node.
+    Pods,
+}
+
+/// A fault that stays until all faults end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PersistentFault {
+    Requests {
+        subject: Subject,
+        fate: Fate,
+        /// Whether the fault concerns all requests of that kind, or only those about some objects.
+        all: bool,
+        from: Time,
+    },
+    /// A process receives neither lists nor watch events of the kind.
+    SilentWatch { process: usize, kind: Watched },
+}
+
+impl PersistentFault {
+    pub fn draw(rng: &mut Rng, processes: usize) -> Option<Self> {
+        if rng.chance(4_000) {
+            return Some(PersistentFault::Requests {
+                subject: *rng.pick(&[
+                    Subject::PoolFinalizers,
+                    Subject::PoolStatus,
+                    Subject::BlockCreations,
+                    Subject::BlockChanges,
+                    Subject::Nodes,
+                    Subject::Subnets,
+                    Subject::SubnetConditions,
+                    Subject::Pods,
+                ]),
+                fate: rng
+                    .pick(&[
+                        Fate::Refused(Rejection::Rejected(BY_POLICY.to_owned())),
+                        Fate::Refused(Rejection::Guard(BY_POLICY.to_owned())),
+                        Fate::Refused(Rejection::Busy(Some(Duration::from_secs(7)))),
+                        Fate::Unanswered,
+                    ])
+                    .clone(),
+                all: rng.chance(5_000),
+                from: rng.below(120) * SECOND,
+            });
+        }
+        rng.chance(500).then(|| PersistentFault::SilentWatch {
+            process: rng.index(processes),
+            kind: *rng.pick(&Watched::ALL),
+        })
+    }
+}
+
+impl Sim {
+    /// Returns the fate of a request that the persistent fault of the run concerns; `None` for other requests.
+    pub fn persistent_fate(&self, request: &ApiRequest) -> Option<Fate> {
+        match &self.plan.persistent_fault {
+            Some(PersistentFault::Requests {
+                subject,
+                fate,
+                all,
+                from,
+            }) if self.has_faults && self.now >= *from => {
+                is_concerned(request, *subject, *all).then(|| fate.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a process receives nothing of a kind, not even the first list.
+    pub fn is_silent(&self, run_id: RunId, kind: Watched) -> bool {
+        let silent = PersistentFault::SilentWatch {
+            process: run_id.process,
+            kind,
+        };
+        self.has_faults && self.plan.persistent_fault == Some(silent)
+    }
+}
+
+/// Whether a fault concerns the request: all requests of its kind, or only those about a third of the objects.
+fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
+    let (of, name): (_, &str) = match request {
+        ApiRequest::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
+        ApiRequest::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
+        ApiRequest::Create(name, ObjectSpec::Block(_)) => (Subject::BlockCreations, name),
+        ApiRequest::Replace(it, ObjectSpec::Block(_))
+        | ApiRequest::Delete(ObjectKind::Block, it) => (Subject::BlockChanges, &it.name),
+        ApiRequest::AssignPodCidrs(a) => (Subject::Nodes, &a.name),
+        ApiRequest::TouchNode(touch) => (Subject::Nodes, &touch.name),
+        ApiRequest::Create(name, ObjectSpec::Subnet(_)) => (Subject::Subnets, name),
+        ApiRequest::Replace(it, ObjectSpec::Subnet(_))
+        | ApiRequest::Delete(ObjectKind::Subnet, it) => (Subject::Subnets, &it.name),
+        ApiRequest::SetSubnetConditions(it, _) => (Subject::SubnetConditions, &it.name),
+        ApiRequest::ListPodsOf { node } => (Subject::Pods, node),
+        _ => return false,
+    };
+    let sum: u32 = name.bytes().map(u32::from).sum();
+    of == subject && (all || sum.is_multiple_of(3))
+}

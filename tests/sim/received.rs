@@ -1,0 +1,198 @@
+//! The objects that one run of a controller process has received, as the checks record them without the controller.
+//!
+//! A controller can only respect objects that it has received. For example, a node may appear with a range just after
+//! the controller has allocated that range; then the controller has made no mistake.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre_controller::ControllerEvent;
+use cadastre_controller::cluster::lease::{Leadership, Takeover};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, TermId};
+use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre_controller::cluster::request::RequestOutcome;
+use cadastre_core::Cidr;
+use cadastre_daemon::watch::ObjectEvent;
+
+use super::api::Api;
+use super::clock::Time;
+use super::object_log::View;
+use super::pool_model::PoolModel;
+
+pub type Labels = Box<[(Text, Text)]>;
+
+#[derive(Default)]
+pub struct Received {
+    pub nodes: View<Node>,
+    pub pools: View<Pool>,
+    pub subnets: View<Subnet>,
+    pub blocks: View<Block>,
+    pub services: View<ServiceRange>,
+    pub pods: View<Pod>,
+    /// All sets of labels that each node was received with, by UID.
+    pub labels: BTreeMap<ObjectUid, BTreeSet<Labels>>,
+    /// All versions of pools that were received.
+    pub models: Vec<PoolModel>,
+    /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
+    pub term: Option<TermId>,
+    pub takeover: Option<Takeover>,
+    /// Whether the process got the intents of earlier leaders from the Lease.
+    pub has_inherited_intents: bool,
+    /// Whether the controller has requested a write other than a touch in that term, and so has passed the fence.
+    pub has_written: bool,
+    /// Whether the controller has requested a list in that term.
+    pub has_listed: bool,
+    /// UIDs of nodes that were received with podCIDRs while they existed. Events of a node that is deleted already may
+    /// arrive after newer ones of the same name; the process rightly ignores them.
+    had_podcidrs: BTreeSet<ObjectUid>,
+    /// UIDs of nodes in `had_podcidrs` whose deletion was received, whoever led at that time.
+    pub seen_deleted: BTreeSet<ObjectUid>,
+    /// All ranges that the process has chosen, with the name of the node. The process may choose them again for that
+    /// name, even if no node ever had them.
+    pub chosen: BTreeSet<(NodeName, Vec<Cidr>)>,
+    /// Blocks that the process received or requested, with the name of their node: creating them again is a repair.
+    pub had: BTreeSet<(Cidr, NodeName)>,
+    /// Blocks that a node's agent uses, according to a NodeSubnet in a watch event or response: they may be adopted.
+    pub used: BTreeSet<(Cidr, NodeName)>,
+    /// The newest version of each pool in a watch event or response, by UID.
+    newest: BTreeMap<ObjectUid, u64>,
+    /// By UID: the present version of a service range or pod, or generation of a pool, and when it was received.
+    versions: BTreeMap<ObjectUid, (i64, Time)>,
+    /// When the process first requested these ranges for a node (by UID).
+    pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
+    /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine had to be
+    /// respected, by this process or by the one from which it inherited the choice.
+    pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
+}
+
+impl Received {
+    pub fn observe_leadership(&mut self, leadership: &Leadership) {
+        let (term, takeover) = match leadership {
+            Leadership::Leading(term) => (Some(term.id.clone()), Some(term.takeover)),
+            _ => (None, None),
+        };
+        self.has_inherited_intents =
+            matches!(leadership, Leadership::Leading(it) if it.inherited.is_some());
+        self.has_written &= term == self.term;
+        self.has_listed &= term == self.term;
+        (self.term, self.takeover) = (term, takeover);
+    }
+
+    pub fn nodes(&mut self, change: ObjectEvent<Node>, api: &Api) -> ControllerEvent {
+        if let ObjectEvent::Applied(node) = &change {
+            self.node(node);
+            let live = api.nodes.get(&node.name);
+            if !node.pod_cidrs.is_empty() && live.is_some_and(|live| live.uid == node.uid) {
+                self.had_podcidrs.insert(node.uid.clone());
+            }
+        }
+        let gone = self.nodes.take(&change).into_iter().map(|it| it.uid);
+        self.seen_deleted
+            .extend(gone.filter(|uid| self.had_podcidrs.contains(uid)));
+        ControllerEvent::Nodes(change)
+    }
+
+    pub fn subnets(&mut self, change: ObjectEvent<Subnet>) -> ControllerEvent {
+        if let ObjectEvent::Applied(subnet) = &change {
+            self.subnet(subnet);
+        }
+        self.subnets.take(&change);
+        ControllerEvent::Subnets(change)
+    }
+
+    pub fn blocks(&mut self, change: ObjectEvent<Block>) -> ControllerEvent {
+        if let ObjectEvent::Applied(block) = &change
+            && let Ok(spec) = &block.spec
+        {
+            self.had.insert((spec.cidr, spec.owner.name.clone()));
+        }
+        self.blocks.take(&change);
+        ControllerEvent::Blocks(change)
+    }
+
+    pub fn services(&mut self, change: ObjectEvent<ServiceRange>, now: Time) -> ControllerEvent {
+        if let ObjectEvent::Applied(it) = &change {
+            self.record_version(&it.uid, it.version.cast_signed(), now);
+        }
+        self.services.take(&change);
+        ControllerEvent::ServiceRanges(change)
+    }
+
+    pub fn pods(&mut self, change: ObjectEvent<Pod>, now: Time) -> ControllerEvent {
+        if let ObjectEvent::Applied(it) = &change {
+            self.record_version(&it.uid, it.version.cast_signed(), now);
+        }
+        self.pods.take(&change);
+        ControllerEvent::Pods(change)
+    }
+
+    pub fn pools(&mut self, change: ObjectEvent<Pool>, now: Time) -> ControllerEvent {
+        if let ObjectEvent::Applied(pool) = &change {
+            self.pool(pool);
+            self.record_version(&pool.uid, pool.generation, now);
+        }
+        self.pools.take(&change);
+        ControllerEvent::Pools(change)
+    }
+
+    /// Records the version of an object, and since when the process knows this version.
+    fn record_version(&mut self, uid: &ObjectUid, version: i64, now: Time) {
+        let known = self.versions.entry(uid.clone()).or_insert((-1, now));
+        if known.0 != version {
+            *known = (version, now);
+        }
+    }
+
+    /// Whether the process has known the object's present version since `then`.
+    pub fn has_known_since(&self, uid: &ObjectUid, then: Time) -> bool {
+        self.versions.get(uid).is_some_and(|(_, at)| *at <= then)
+    }
+
+    pub fn answer(&mut self, outcome: &RequestOutcome) {
+        match outcome {
+            RequestOutcome::Node(node) => self.node(node),
+            RequestOutcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
+            RequestOutcome::Pool(pool) => self.pool(pool),
+            RequestOutcome::Subnet(subnet) => self.subnet(subnet),
+            RequestOutcome::Subnets(subnets) => subnets.iter().for_each(|it| self.subnet(it)),
+            _ => {}
+        }
+    }
+
+    /// Records the first write in a term, with which the controller has passed the fence. Nodes that died earlier are
+    /// no longer in its records. Returns whether it is the first write after an unclean takeover without any list.
+    pub fn begins_to_write(&mut self, api: &Api) -> bool {
+        let begins = !std::mem::replace(&mut self.has_written, true);
+        if begins {
+            let live = api.nodes.live.values();
+            let live: BTreeSet<&ObjectUid> = live.map(|node| &node.uid).collect();
+            self.had_podcidrs.retain(|uid| live.contains(uid));
+        }
+        begins && !self.has_listed && self.takeover == Some(Takeover::Unclean)
+    }
+
+    fn node(&mut self, node: &Node) {
+        let labels = self.labels.entry(node.uid.clone()).or_default();
+        labels.insert(node.labels.clone());
+    }
+
+    fn subnet(&mut self, subnet: &Subnet) {
+        let reports = subnet.report.iter().flat_map(|report| &report.blocks);
+        let used = reports.filter(|report| report.busy() > 0);
+        self.used
+            .extend(used.map(|report| (report.cidr, subnet.name.clone())));
+    }
+
+    /// Whether no newer version of the pool was received than this one.
+    pub fn is_newest(&self, pool: &Pool) -> bool {
+        let newest = self.newest.get(&pool.uid);
+        newest.is_none_or(|newest| *newest <= pool.version)
+    }
+
+    fn pool(&mut self, pool: &Pool) {
+        let newest = self.newest.entry(pool.uid.clone()).or_default();
+        *newest = pool.version.max(*newest);
+        if let Some(model) = PoolModel::new(pool).filter(|model| !self.models.contains(model)) {
+            self.models.push(model);
+        }
+    }
+}
