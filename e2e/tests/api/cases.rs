@@ -61,7 +61,7 @@ fn blocks(fields: Value) -> Value {
 
 /// Returns the spec of a pool of blocks in which one field is replaced.
 fn one(key: &str, value: Value) -> Value {
-    blocks(json!({ key: value }))
+    blocks(Value::from_iter([(key, value)]))
 }
 
 fn v4(cidrs: &[&str], block_size: u32) -> Value {
@@ -79,11 +79,16 @@ fn reserved(entries: &[&str]) -> Value {
 
 /// Returns the spec of a pool whose node selector has one expression with the operator and the values.
 fn operator(operator: &str, values: Value) -> Value {
-    expression(json!({"key": "zone", "operator": operator, "values": values}))
+    let zone = [
+        ("key", json!("zone")),
+        ("operator", json!(operator)),
+        ("values", values),
+    ];
+    expression(Value::from_iter(zone))
 }
 
 fn expression(expression: Value) -> Value {
-    with(json!({"nodeSelector": {"matchExpressions": [expression]}}))
+    with(json!({"nodeSelector": {"matchExpressions": vec![expression]}}))
 }
 
 pub fn pools() -> Vec<NamedCase> {
