@@ -103,10 +103,11 @@ bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
 	$(CARGO) bench -p cadastre-core -p cadastre-node
 
+# GOGC=100 is the default of Go; tests start the control plane with a larger one.
 bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods, takeover, status or all, for NODES=5000, compared with raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
-	@exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
+	@GOGC=100 exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
 
 # Against musl where its target is installed or can be, else against a static glibc, which is larger.
 plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
@@ -133,7 +134,7 @@ crd: setup ## generate the CRDs of the chart
 	cp $(TARGET)/cadastre.dev.yaml charts/cadastre/crds/
 
 config: setup tools ## generate config and docs/values.md from the chart
-	UPDATE=1 $(CARGO) test --workspace --test chart -- --quiet made::config values
+	UPDATE=1 $(CARGO) test --workspace --test chart -- --quiet generated::config values
 
 image: setup ## the image from Dockerfile, by buildah or docker; PREBUILT=1 builds the executables outside
 	$(call say,image)

@@ -24,8 +24,7 @@ pub struct TestCluster {
 impl TestCluster {
     /// Starts a control plane, installs the CRDs, starts `cadastre controller FLAGS`, and returns when it is ready.
     pub async fn start(options: Options, flags: &[&str]) -> Result<Self> {
-        let control_plane = ControlPlane::start(options).await?;
-        crds::install(&control_plane.client().await?).await?;
+        let (control_plane, _) = with_crds(options).await?;
         let mut controller = start_controller(&control_plane, ADMIN, flags)?;
         controller.wait_ready(START_LIMIT).await?;
         Ok(Self {
@@ -54,6 +53,14 @@ impl TestCluster {
         self.controller.wait_ready(START_LIMIT).await?;
         Ok(())
     }
+}
+
+/// Starts a control plane and installs the CRDs; no controller runs.
+pub async fn with_crds(options: Options) -> Result<(ControlPlane, Fixtures)> {
+    let control_plane = ControlPlane::start(options).await?;
+    let fixtures = Fixtures::new(control_plane.client().await?);
+    crds::install(&fixtures.client).await?;
+    Ok((control_plane, fixtures))
 }
 
 /// Starts `cadastre controller FLAGS` as `user`, with the log `cadastre-USER.log`. Does not wait until it is ready.

@@ -138,43 +138,32 @@ pub(crate) async fn request(
     Ok((status, String::from_utf8(body.to_vec())?))
 }
 
-/// Returns the path of `cadastre`: `CADASTRE_BIN` if set, else the binary built with the running executable.
+/// Returns the path of `cadastre`.
 pub fn binary() -> Result<PathBuf> {
-    match env::var_os("CADASTRE_BIN") {
-        Some(path) => Ok(PathBuf::from(path)),
-        None => sibling("cadastre", "CADASTRE_BIN"),
-    }
+    built("cadastre", "CADASTRE_BIN")
 }
 
-/// Returns the path of the CNI plugin: `CADASTRE_IPAM` if set, else the `cadastre-ipam` built with the running
-/// executable.
+/// Returns the path of the CNI plugin.
 pub fn plugin() -> Result<PathBuf> {
-    match env::var_os("CADASTRE_IPAM") {
-        Some(path) => Ok(PathBuf::from(path)),
-        None => sibling("cadastre-ipam", "CADASTRE_IPAM"),
-    }
+    built("cadastre-ipam", "CADASTRE_IPAM")
 }
 
-/// Returns the path of the kubectl plugin: `CADASTRE_KUBECTL` if set, else the `kubectl-cadastre` built with the
-/// running executable.
+/// Returns the path of the kubectl plugin.
 pub fn kubectl_plugin() -> Result<PathBuf> {
-    match env::var_os("CADASTRE_KUBECTL") {
-        Some(path) => Ok(PathBuf::from(path)),
-        None => sibling("kubectl-cadastre", "CADASTRE_KUBECTL"),
-    }
+    built("kubectl-cadastre", "CADASTRE_KUBECTL")
 }
 
-fn sibling(name: &str, variable: &str) -> Result<PathBuf> {
+/// Returns the path in the environment variable `variable` if it is set, else the binary `name` that was built with
+/// the running executable.
+fn built(name: &str, variable: &str) -> Result<PathBuf> {
+    if let Some(path) = env::var_os(variable) {
+        return Ok(PathBuf::from(path));
+    }
     let this = env::current_exe()?;
     // Binaries are in target/debug, tests in target/debug/deps, so the folder of this executable and its parent are
     // searched.
-    let found = this
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|it| it.join(name))
-        .find(|it| it.is_file());
-    found.with_context(|| {
+    let mut paths = this.ancestors().skip(1).take(2).map(|it| it.join(name));
+    paths.find(|it| it.is_file()).with_context(|| {
         format!(
             "no {name} beside {}: run `cargo build --workspace` (with --release if this is a release \
              build), or set {variable} to the binary",

@@ -101,18 +101,41 @@ impl Fixtures {
 
     /// Merges `spec` into the spec of a pool.
     pub async fn change_pool(&self, name: &str, spec: Value) -> Result<IPPool> {
-        let patch = Patch::Merge(json!({"spec": spec}));
-        let changed = self
-            .pools
-            .patch(name, &PatchParams::default(), &patch)
-            .await;
-        changed.with_context(|| format!("cannot change pool {name}"))
+        merge(&self.pools, name, json!({ "spec": spec })).await
+    }
+
+    /// Merges `spec` into the spec of a pool, and waits until the controller has read the change: the status names the
+    /// generation of the pool that it describes.
+    pub async fn change_pool_observed(&self, name: &str, spec: Value) -> Result<IPPool> {
+        let generation = self.change_pool(name, spec).await?.metadata.generation;
+        self.pool_until(name, "the change is observed", |it| {
+            it.status.as_ref().and_then(|it| it.observed_generation) == generation
+        })
+        .await
+    }
+
+    /// Deletes a pool; the controller's finalizer keeps the object while ranges of the pool are in use.
+    pub async fn delete_pool(&self, name: &str) -> Result<()> {
+        let deleted = self.pools.delete(name, &DeleteParams::default()).await;
+        deleted.with_context(|| format!("cannot delete pool {name}"))?;
+        Ok(())
     }
 
     /// Creates a node that belongs to a group.
     pub async fn node(&self, group: &str, name: &str) -> Result<Node> {
-        self.create_node(labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, group)]))
-            .await
+        self.create_node(node_of_group(group, name)).await
+    }
+
+    /// Creates a node that belongs to a group, and returns its podCIDRs as soon as it has some.
+    pub async fn served_node(&self, group: &str, name: &str) -> Result<Vec<String>> {
+        self.node(group, name).await?;
+        self.served(name).await
+    }
+
+    /// Creates a node for which no range of podCIDRs is free, and returns the message of the event that says so.
+    pub async fn waiting_node(&self, group: &str, name: &str) -> Result<String> {
+        let node = self.node(group, name).await?;
+        self.event_about(&node, "WaitingForPodCIDR").await
     }
 
     /// Creates a node with the metadata, spec and status of `node`.
@@ -127,6 +150,16 @@ impl Fixtures {
         let deleted = self.nodes.delete(name, &DeleteParams::default()).await;
         deleted.with_context(|| format!("cannot delete node {name}"))?;
         Ok(())
+    }
+
+    /// Merges `change` into a node.
+    pub async fn change_node(&self, name: &str, change: Value) -> Result<Node> {
+        merge(&self.nodes, name, change).await
+    }
+
+    /// Merges `change` into a NodeSubnet.
+    pub async fn change_subnet(&self, name: &str, change: Value) -> Result<NodeSubnet> {
+        merge(&self.subnets, name, change).await
     }
 
     /// Creates a pod on a node and writes `addresses` to the pod's status, which is otherwise the kubelet's task.
@@ -188,12 +221,7 @@ impl Fixtures {
         what: &str,
         is: impl Fn(&IPPool) -> bool,
     ) -> Result<IPPool> {
-        until(&format!("pool {name}: {what}"), LIMIT, async || {
-            let pool = self.pools.get(name).await?;
-            ensure!(is(&pool), "{:?}", pool.status);
-            Ok(Some(pool))
-        })
-        .await
+        object_until(&self.pools, name, &format!("pool {name}: {what}"), is).await
     }
 
     /// Waits until the condition `kind` of a pool has this status (`True`, `False`), and returns it.
@@ -213,12 +241,14 @@ impl Fixtures {
         what: &str,
         is: impl Fn(&NodeSubnet) -> bool,
     ) -> Result<NodeSubnet> {
-        until(&format!("NodeSubnet {name}: {what}"), LIMIT, async || {
-            let subnet = self.subnets.get(name).await?;
-            ensure!(is(&subnet), "{:?}", subnet.spec);
-            Ok(Some(subnet))
-        })
-        .await
+        let what = format!("NodeSubnet {name}: {what}");
+        object_until(&self.subnets, name, &what, is).await
+    }
+
+    /// Waits until the NodeSubnet lists the node's podCIDRs.
+    pub async fn recorded(&self, node: &str) -> Result<NodeSubnet> {
+        let is_recorded = |it: &NodeSubnet| !it.spec.pod_cidrs.is_empty();
+        self.subnet_until(node, "lists podCIDRs", is_recorded).await
     }
 
     /// Writes the status of a NodeSubnet, in the agent's place.
@@ -246,16 +276,8 @@ impl Fixtures {
         what: &str,
         is: impl Fn(&NodeSubnetStatus) -> bool,
     ) -> Result<NodeSubnet> {
-        until(&format!("NodeSubnet {node}: {what}"), LIMIT, async || {
-            let subnet = self.subnets.get(node).await?;
-            ensure!(
-                subnet.status.as_ref().is_some_and(&is),
-                "{:?}",
-                subnet.status
-            );
-            Ok(Some(subnet))
-        })
-        .await
+        self.subnet_until(node, what, |it| it.status.as_ref().is_some_and(&is))
+            .await
     }
 
     /// Has the agents of a pool's nodes demand `low` free addresses. They release blocks only when these are
@@ -283,13 +305,8 @@ impl Fixtures {
         what: &str,
         is: impl Fn(&IPAMBlock) -> bool,
     ) -> Result<IPAMBlock> {
-        let name = block_name(cidr);
-        until(&format!("block {cidr}: {what}"), LIMIT, async || {
-            let block = self.blocks.get(&name).await?;
-            ensure!(is(&block), "{:?}", block.spec);
-            Ok(Some(block))
-        })
-        .await
+        let what = format!("block {cidr}: {what}");
+        object_until(&self.blocks, &block_name(cidr), &what, is).await
     }
 
     /// Waits until no IPAMBlock exists for a CIDR.
@@ -331,6 +348,12 @@ impl Fixtures {
     }
 
     /// Waits for an event with this reason about the object, and returns the event's message.
+    pub async fn event_about(&self, object: &impl kube::Resource, reason: &str) -> Result<String> {
+        let uid = object.meta().uid.as_deref().context("it has no UID")?;
+        self.event(uid, reason).await
+    }
+
+    /// Waits for an event with this reason about the object with this UID, and returns the event's message.
     pub async fn event(&self, uid: &str, reason: &str) -> Result<String> {
         until(&format!("event {reason} about {uid}"), LIMIT, async || {
             let events = self.events_of(uid).await?;
@@ -349,10 +372,31 @@ pub fn block_name(cidr: &str) -> String {
     cidr.replace(['.', ':', '/'], "-")
 }
 
+async fn merge<K>(api: &Api<K>, name: &str, change: Value) -> Result<K>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let (params, patch) = (PatchParams::default(), Patch::Merge(change));
+    let changed = api.patch(name, &params, &patch).await;
+    changed.with_context(|| format!("cannot change {name}"))
+}
+
+async fn object_until<K>(api: &Api<K>, name: &str, what: &str, is: impl Fn(&K) -> bool) -> Result<K>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    until(what, LIMIT, async || {
+        let object = api.get(name).await?;
+        ensure!(is(&object), "{object:?}");
+        Ok(Some(object))
+    })
+    .await
+}
+
 /// Waits until no object with this name exists.
 pub async fn gone<K>(api: &Api<K>, name: &str) -> Result<()>
 where
-    K: kube::Resource + Clone + DeserializeOwned + Debug,
+    K: Clone + DeserializeOwned + Debug,
 {
     until(&format!("{name} is gone"), LIMIT, async || {
         let found = api.get_opt(name).await?;
@@ -366,6 +410,11 @@ where
 pub fn condition<'a>(pool: &'a IPPool, kind: &str) -> Option<&'a Condition> {
     let conditions = &pool.status.as_ref()?.conditions;
     conditions.iter().find(|it| it.type_ == kind)
+}
+
+/// Returns a node that belongs to a group.
+pub fn node_of_group(group: &str, name: &str) -> Node {
+    labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, group)])
 }
 
 /// Adds labels to a node.

@@ -301,9 +301,7 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
             })?;
             // The neighbour is the last live range that starts at or before the end of `bounds`. Live ranges are
             // disjoint, so an earlier range that overlaps `bounds` would have to overlap the neighbour.
-            let neighbour = live
-                .range(..=(bounds.1, IpAddr::from([0xff; 16])))
-                .next_back();
+            let neighbour = live.range(..=(bounds.1, (u8::MAX, u128::MAX))).next_back();
             match neighbour.filter(|((_, end), _)| *end >= bounds.0) {
                 Some((_, (holder, _))) if holder.uid == revision.uid => {}
                 Some((_, (holder, held))) => {
@@ -324,35 +322,22 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     Ok(found)
 }
 
-/// First and last address of a range. All IPv4 addresses sort before all IPv6 addresses.
-type Bounds = (IpAddr, IpAddr);
+/// An IP version and the bits of an address of it. So all IPv4 addresses sort before all IPv6 addresses.
+type Address = (u8, u128);
+
+/// First and last address of a range.
+type Bounds = (Address, Address);
 
 /// Parses a CIDR, ignoring its host bits.
 fn bounds(cidr: &str) -> Option<Bounds> {
     let (address, length) = cidr.split_once('/')?;
-    let length: u32 = length.parse().ok()?;
-    match address.parse().ok()? {
-        IpAddr::V4(address) => {
-            let host = u32::MAX.checked_shr(length).unwrap_or_default();
-            let bits = address.to_bits();
-            (length <= 32).then(|| {
-                (
-                    IpAddr::V4((bits & !host).into()),
-                    IpAddr::V4((bits | host).into()),
-                )
-            })
-        }
-        IpAddr::V6(address) => {
-            let host = u128::MAX.checked_shr(length).unwrap_or_default();
-            let bits = address.to_bits();
-            (length <= 128).then(|| {
-                (
-                    IpAddr::V6((bits & !host).into()),
-                    IpAddr::V6((bits | host).into()),
-                )
-            })
-        }
-    }
+    let (version, bits, width) = match address.parse().ok()? {
+        IpAddr::V4(address) => (4, u128::from(address.to_bits()), 32_u32),
+        IpAddr::V6(address) => (6, address.to_bits(), 128),
+    };
+    let host_bits = width.checked_sub(length.parse().ok()?)?;
+    let host = u128::MAX.checked_shr(128 - host_bits).unwrap_or_default();
+    Some(((version, bits & !host), (version, bits | host)))
 }
 
 fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {

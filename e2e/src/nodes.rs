@@ -2,7 +2,6 @@
 
 use anyhow::{Context as _, Result};
 use http::Method;
-use hyper::body::Bytes;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeSpec, NodeStatus};
 use kube::api::{ListParams, ObjectMeta};
 use kube::{Api, Client, ResourceExt};
@@ -55,12 +54,8 @@ pub async fn create(
     make: impl Fn(u32) -> Node,
 ) -> Result<Report> {
     let call = |i| -> Result<Call> {
-        Ok(Call {
-            method: Method::POST,
-            path: PATH.to_owned(),
-            content_type: JSON,
-            body: Bytes::from(serde_json::to_vec(&make(i))?),
-        })
+        let node = serde_json::to_value(make(i))?;
+        Ok(Call::new(Method::POST, PATH.to_owned(), JSON, &node))
     };
     let calls = (0..count).map(call).collect::<Result<_>>()?;
     cluster
@@ -75,12 +70,7 @@ pub async fn delete(
     cluster: &ControlPlane,
     names: impl IntoIterator<Item = String>,
 ) -> Result<Report> {
-    let call = |name: String| Call {
-        method: Method::DELETE,
-        path: format!("{PATH}/{name}"),
-        content_type: JSON,
-        body: Bytes::new(),
-    };
+    let call = |name: String| Call::without_body(Method::DELETE, format!("{PATH}/{name}"));
     let calls = names.into_iter().map(call).collect();
     cluster
         .endpoint()?
@@ -119,10 +109,7 @@ pub fn assign(name: &str, pod_cidrs: &[String]) -> Result<Call> {
     let first = pod_cidrs
         .first()
         .with_context(|| format!("no podCIDR to give to {name}"))?;
-    Ok(Call {
-        method: Method::PATCH,
-        path: format!("{PATH}/{name}"),
-        content_type: MERGE_PATCH,
-        body: Bytes::from(json!({"spec": {"podCIDR": first, "podCIDRs": pod_cidrs}}).to_string()),
-    })
+    let patch = json!({"spec": {"podCIDR": first, "podCIDRs": pod_cidrs}});
+    let path = format!("{PATH}/{name}");
+    Ok(Call::new(Method::PATCH, path, MERGE_PATCH, &patch))
 }

@@ -30,10 +30,6 @@ use tokio_rustls::TlsConnector;
 
 /// `application/merge-patch+json`: the patch is short, and lists are replaced as a whole.
 pub const MERGE_PATCH: &str = "application/merge-patch+json";
-/// `application/json-patch+json`: can contain `test` operations.
-pub const JSON_PATCH: &str = "application/json-patch+json";
-/// `application/strategic-merge-patch+json`: what client-go sends.
-pub const STRATEGIC_PATCH: &str = "application/strategic-merge-patch+json";
 /// `application/json`: for a POST.
 pub const JSON: &str = "application/json";
 
@@ -81,6 +77,16 @@ impl Call {
             path,
             content_type,
             body: body.to_string().into(),
+        }
+    }
+
+    /// Returns a call without a body.
+    pub fn without_body(method: Method, path: String) -> Self {
+        Call {
+            method,
+            path,
+            content_type: JSON,
+            body: Bytes::new(),
         }
     }
 }

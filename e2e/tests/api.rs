@@ -22,6 +22,8 @@ mod limits;
 #[path = "api/older.rs"]
 mod older;
 
+const WAIT: &str = "wait --for=condition=Established --timeout=30s crd/ippools.cadastre.dev crd/nodesubnets.cadastre.dev crd/ipamblocks.cadastre.dev";
+
 /// Part of the server's answer if a limit is exceeded: the server then evaluates no rule.
 const NOT_CHECKED: &str = "some validation rules were not checked";
 
@@ -110,17 +112,7 @@ impl Lab {
             cluster,
         };
         lab.apply("older.yaml", &older::without_rules()).await;
-        lab.cluster
-            .kubectl(&[
-                "wait",
-                "--for=condition=Established",
-                "--timeout=30s",
-                "crd/ippools.cadastre.dev",
-                "crd/nodesubnets.cadastre.dev",
-                "crd/ipamblocks.cadastre.dev",
-            ])
-            .await
-            .unwrap();
+        lab.cluster.kubectl_line(WAIT).await.unwrap();
         lab
     }
 
@@ -130,13 +122,9 @@ impl Lab {
         std::fs::write(&path, yaml).unwrap();
         let path = path.display().to_string();
         self.cluster
-            .kubectl(&[
-                "apply",
-                "--server-side",
-                "--warnings-as-errors",
-                "-f",
-                &path,
-            ])
+            .kubectl_line(&format!(
+                "apply --server-side --warnings-as-errors -f {path}"
+            ))
             .await
             .unwrap();
     }

@@ -10,17 +10,17 @@ use std::time::Duration;
 use anyhow::Result;
 use cadastre_api::FIELD_MANAGER;
 use cadastre_e2e::{KcmOptions, install, metrics, nodes, wait};
-use common::{Lab, leads};
+use common::{Lab, leads, wait_leads};
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// For how long Cadastre pauses in these tests after the last foreign allocation.
-const HOLD: Duration = Duration::from_secs(8);
+const HOLD: Duration = Duration::from_secs(4);
 
 /// Returns the messages of events with this reason about objects of this kind, by the object's name.
-async fn told(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<String, String>> {
+async fn messages(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<String, String>> {
     let events = Api::<Event>::namespaced(client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
     Ok(all
@@ -62,11 +62,7 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     let lab = Lab::start().await;
     let hold = format!("--foreign-allocator-pause={}", HOLD.as_secs());
     let mut cadastre = lab.controller("a", &[&hold]);
-    wait::until("Cadastre leads", LIMIT, async || {
-        Ok(leads(&cadastre).await?.then_some(()))
-    })
-    .await
-    .unwrap();
+    wait_leads(&cadastre).await;
     lab.pool("default", "10.244.0.0/16", "fd00:244::/48", 1)
         .await;
     condition(&lab, "Ready", "True", LIMIT).await;
@@ -97,7 +93,7 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     let message = condition(&lab, "ForeignAllocator", "True", LIMIT).await;
     assert!(message.contains("--allocate-node-cidrs=false"), "{message}");
     let notes = wait::until("an event on a node", LIMIT, async || {
-        let notes = told(&lab.client, "Node", "ForeignAllocator").await?;
+        let notes = messages(&lab.client, "Node", "ForeignAllocator").await?;
         Ok((!notes.is_empty()).then_some(notes))
     })
     .await
@@ -140,19 +136,18 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     );
     condition(&lab, "ForeignAllocator", "False", LIMIT).await;
     lab.all_served(total).await;
-    let quiet = told(&lab.client, "IPPool", "ForeignAllocatorQuiet")
+    let quiet = messages(&lab.client, "IPPool", "ForeignAllocatorQuiet")
         .await
         .unwrap();
     assert!(
         quiet.contains_key("default"),
-        "the recovery is told as well"
+        "the recovery is reported as well"
     );
 }
 
 /// Creates 200 nodes with podCIDRs from kube-controller-manager. Then starts Cadastre, and restarts
 /// kube-controller-manager without allocation. All podCIDRs must stay.
 async fn move_over(ranges: &[&str], pool: serde_json::Value) {
-    let _turn = common::turn().await;
     let lab = Lab::start().await;
     let options = KcmOptions {
         qps: 1000,

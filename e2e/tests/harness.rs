@@ -58,15 +58,8 @@ async fn a_killed_api_server_comes_back_with_its_data_and_the_history_goes_on() 
         .unwrap();
     nodes::create(&cluster, 3, nodes::numbered).await.unwrap();
     history.wait_until_live(3, LIMIT).await.unwrap();
-    assert_eq!(
-        cluster
-            .kubectl(&["get", "nodes", "-o", "name"])
-            .await
-            .unwrap()
-            .lines()
-            .count(),
-        3
-    );
+    let names = cluster.kubectl_line("get nodes -o name").await.unwrap();
+    assert_eq!(names.lines().count(), 3);
 
     cluster.kill_apiserver().unwrap();
     assert!(nodes::list(&cluster.client().await.unwrap()).await.is_err());

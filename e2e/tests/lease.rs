@@ -19,7 +19,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::JoinHandle;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -75,7 +75,7 @@ impl Candidate {
         }
     }
 
-    /// Waits until the candidate leads, and returns its term.
+    /// Waits until the candidate leads, and returns its term of leadership.
     async fn leads(&mut self) -> LeadershipTerm {
         let leading = |now: &Leadership| matches!(now, Leadership::Leading(_));
         let wait = self.leadership.wait_for(leading);
@@ -102,10 +102,12 @@ impl Candidate {
     }
 }
 
-async fn start() -> (ControlPlane, Client) {
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let client = cluster.client().await.unwrap();
-    (cluster, client)
+/// Returns the control plane that all tests share, and a new client: a client ends with the runtime of its test.
+async fn start() -> (&'static ControlPlane, Client) {
+    static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
+    let start = async || ControlPlane::start(Options::default()).await.unwrap();
+    let cluster = CLUSTER.get_or_init(start).await;
+    (cluster, cluster.client().await.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,7 +193,7 @@ async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
     let now = tokio::time::timeout(LIMIT, wait).await.unwrap();
     assert!(
         matches!(&*now.unwrap(), Leadership::Leading(now) if now.id == term.id),
-        "an edit ends no term"
+        "an edit does not end the term of leadership"
     );
     let lease = leases.get("kept").await.unwrap();
     assert_eq!(lease.metadata.labels, noted.metadata.labels);
@@ -221,7 +223,7 @@ async fn a_standby_goes_by_its_watch_and_seldom_asks() {
     // A standby polls until its watch has delivered an event, so the first two renewals are not counted.
     a.renews(2).await;
     let (before, begun) = (requests(&registry), Instant::now());
-    a.renews(12).await;
+    a.renews(8).await;
     let asked = requests(&registry) - before;
     let a_minute = asked * 60.0 / begun.elapsed().as_secs_f64();
     println!(

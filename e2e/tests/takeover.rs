@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cadastre_e2e::admission::{is_refused, policy};
 use cadastre_e2e::{Daemon, Fixtures, metrics, nodes, wait};
-use common::{Lab, leads};
+use common::{Lab, wait_leads};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -49,11 +49,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     }
     let before = patches_and_lists(&lab).await;
     a.process().kill().unwrap();
-    wait::until("b leads", LIMIT, async || {
-        Ok(leads(&b).await?.then_some(()))
-    })
-    .await
-    .unwrap();
+    wait_leads(&b).await;
     // The new leader must allocate a block, which shows that it works.
     hand.create_node(nodes::numbered(NODES)).await.unwrap();
     hand.listed(&format!("node-{NODES:05}"), 1).await.unwrap();
@@ -97,37 +93,27 @@ async fn with_a_node_refused() -> (Lab, Fixtures, Daemon, Daemon, String) {
 async fn a_node_that_cannot_be_written_keeps_nobody_waiting_after_a_kill() {
     let _turn = common::turn().await;
     let (_lab, hand, mut a, b, uid) = with_a_node_refused().await;
-    let told = hand.event_count(&uid, "WriteRejected").await.unwrap();
+    let before = hand.event_count(&uid, "WriteRejected").await.unwrap();
     a.process().kill().unwrap();
-    wait::until("b leads", LIMIT, async || {
-        Ok(leads(&b).await?.then_some(()))
-    })
-    .await
-    .unwrap();
+    wait_leads(&b).await;
     hand.node("cidrs", "cidrs-other").await.unwrap();
     hand.node("blocks", "blocks-other").await.unwrap();
     assert_eq!(hand.served("cidrs-other").await.unwrap().len(), 1);
     assert_eq!(hand.listed("blocks-other", 1).await.unwrap().len(), 1);
-    wait::until("b tells of the node, too", LIMIT, async || {
-        Ok((hand.event_count(&uid, "WriteRejected").await? > told).then_some(()))
+    wait::until("b reports the node, too", LIMIT, async || {
+        Ok((hand.event_count(&uid, "WriteRejected").await? > before).then_some(()))
     })
     .await
     .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_the_lease_tells_nothing_blocks_do_not_wait_for_a_node_that_cannot_be_touched() {
+async fn if_the_lease_names_nothing_blocks_do_not_wait_for_a_node_that_cannot_be_touched() {
     let _turn = common::turn().await;
     let (lab, hand, mut a, b, uid) = with_a_node_refused().await;
     a.process().kill().unwrap();
-    let args = [
-        "annotate",
-        "lease",
-        "cadastre-controller",
-        "--namespace=kube-system",
-        "cadastre.dev/intents-",
-    ];
-    lab.cluster.kubectl(&args).await.unwrap();
+    let args = "annotate lease cadastre-controller --namespace=kube-system cadastre.dev/intents-";
+    lab.cluster.kubectl_line(args).await.unwrap();
     let said = wait::until("b leads, and says what waits", LIMIT, async || {
         let said = b.ready().await?;
         Ok(said.starts_with("leader, but").then_some(said))
@@ -138,20 +124,20 @@ async fn where_the_lease_tells_nothing_blocks_do_not_wait_for_a_node_that_cannot
     hand.node("cidrs", "cidrs-other").await.unwrap();
     hand.node("blocks", "blocks-other").await.unwrap();
     assert_eq!(hand.listed("blocks-other", 1).await.unwrap().len(), 1);
-    wait::until("it is told which node that is", LIMIT, async || {
+    wait::until("the event names the reason", LIMIT, async || {
         let events = hand.events_of(&uid).await?;
-        let told = events.iter().any(|it| {
+        let reported = events.iter().any(|it| {
             it.message
                 .as_deref()
                 .is_some_and(|it| it.contains("after a change of leaders"))
         });
-        Ok(told.then_some(()))
+        Ok(reported.then_some(()))
     })
     .await
     .unwrap();
     assert!(hand.pod_cidrs("cidrs-other").await.unwrap().is_empty());
-    let args = ["delete", "validatingadmissionpolicybinding", "no-nodes"];
-    lab.cluster.kubectl(&args).await.unwrap();
+    let args = "delete validatingadmissionpolicybinding no-nodes";
+    lab.cluster.kubectl_line(args).await.unwrap();
     assert_eq!(hand.served("cidrs-other").await.unwrap().len(), 1);
     assert_eq!(hand.served("cidrs-refused").await.unwrap().len(), 1);
 }

@@ -60,7 +60,7 @@ async fn wait_for(steps: &mut mpsc::Receiver<String>, wanted: &str) -> Vec<Strin
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_does_not_come_and_a_watch_that_falls_silent_do_not_blind() {
+async fn changes_arrive_after_an_unanswered_list_and_a_silent_watch() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
     let hand = Fixtures::new(cluster.client().await.unwrap());
     for name in ["w-1", "w-2", "w-3"] {

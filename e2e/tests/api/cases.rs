@@ -5,9 +5,12 @@ use serde_json::{Value, json};
 
 use super::Cause;
 
+/// A spec or a status, and the cause if the API server rejects the object.
+type Case = (Value, Option<Cause>);
 /// The name and the spec of an object, and the cause if the API server rejects the object.
-type Case = (String, Value, Option<Cause>);
+type NamedCase = (String, Value, Option<Cause>);
 
+const NOT_CIDR: &str = "is not a CIDR: write an address, / and a prefix length";
 const NOT_CIDR4: &str = "is not an IPv4 CIDR: write an address, / and a prefix length, such as 10.244.0.0/16 (IPv6 goes under ipv6)";
 const NOT_CIDR6: &str = "is not an IPv6 CIDR: write an address, / and a prefix length, such as fd00:10:244::/48 (IPv4 goes under ipv4)";
 const TOO_WIDE: &str = "is wider than a /8: give narrower ranges";
@@ -22,25 +25,47 @@ const NEEDS_VALUES: &str =
 const NO_VALUES: &str = "Exists and DoesNotExist take no values: remove them, or use In or NotIn";
 const BAD_NAME: &str =
     "the name of a pool has at most 63 characters and no dot: choose a shorter or plainer name";
+const NEGATIVE: &str = "should be greater than or equal to 0";
+const REQUIRED: &str = "Required value";
+
+fn accepted<const N: usize>(objects: [Value; N]) -> Vec<Case> {
+    objects.map(|it| (it, None)).into()
+}
+
+fn rejected<const N: usize>(
+    field: &'static str,
+    message: &'static str,
+    objects: [Value; N],
+) -> Vec<Case> {
+    objects.map(|it| (it, Some((field, message)))).into()
+}
+
+/// Returns an object in which these fields are replaced.
+fn replaced(mut object: Value, fields: Value) -> Value {
+    if let (Value::Object(object), Value::Object(fields)) = (&mut object, fields) {
+        object.extend(fields);
+    }
+    object
+}
 
 /// Returns the spec of a pool of podCIDRs in which these fields are replaced.
-fn with(fields: &Value) -> Value {
-    let mut spec = json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
-    for (key, value) in fields.as_object().unwrap() {
-        spec[key] = value.clone();
-    }
-    spec
+fn with(fields: Value) -> Value {
+    let spec = json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
+    replaced(spec, fields)
 }
 
 /// Returns the spec of a pool of blocks in which these fields are replaced.
-fn blocks(fields: &Value) -> Value {
-    let mut spec = with(fields);
-    spec["allocationMode"] = json!("Blocks");
-    spec
+fn blocks(fields: Value) -> Value {
+    replaced(with(json!({"allocationMode": "Blocks"})), fields)
+}
+
+/// Returns the spec of a pool of blocks in which one field is replaced.
+fn one(key: &str, value: Value) -> Value {
+    blocks(Value::from_iter([(key, value)]))
 }
 
 fn v4(cidrs: &[&str], block_size: u32) -> Value {
-    with(&json!({"ipv4": {"cidrs": cidrs, "blockSize": block_size}}))
+    with(json!({"ipv4": {"cidrs": cidrs, "blockSize": block_size}}))
 }
 
 fn v6(cidrs: &[&str], block_size: u32) -> Value {
@@ -49,15 +74,25 @@ fn v6(cidrs: &[&str], block_size: u32) -> Value {
 
 /// Returns the spec of a pool with 10.0.0.0/16, fd00::/48 and these entries in `reserved`.
 fn reserved(entries: &[&str]) -> Value {
-    with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}, "reserved": entries}))
+    with(json!({"ipv6": {"cidrs": ["fd00::/48"]}, "reserved": entries}))
 }
 
-fn expression(expression: &Value) -> Value {
-    with(&json!({"nodeSelector": {"matchExpressions": [expression]}}))
+/// Returns the spec of a pool whose node selector has one expression with the operator and the values.
+fn operator(operator: &str, values: Value) -> Value {
+    let zone = [
+        ("key", json!("zone")),
+        ("operator", json!(operator)),
+        ("values", values),
+    ];
+    expression(Value::from_iter(zone))
 }
 
-pub fn pools() -> Vec<Case> {
-    let named = |(spec, cause): (Value, Option<Cause>)| ("p".to_owned(), spec, cause);
+fn expression(expression: Value) -> Value {
+    with(json!({"nodeSelector": {"matchExpressions": vec![expression]}}))
+}
+
+pub fn pools() -> Vec<NamedCase> {
+    let named = |(spec, cause): Case| ("p".to_owned(), spec, cause);
     let all = [
         families(),
         ranges(),
@@ -67,631 +102,498 @@ pub fn pools() -> Vec<Case> {
         numbers(),
         block_terms(),
         address_terms(),
+        routes_and_dns(),
     ];
-    let mut cases: Vec<Case> = all.into_iter().flatten().map(named).collect();
-    let plain = with(&json!({}));
-    cases.push(("a".repeat(63), plain.clone(), None));
-    cases.push(("a".repeat(64), plain.clone(), Some(("<nil>", BAD_NAME))));
-    cases.push(("a.b".to_owned(), plain, Some(("<nil>", BAD_NAME))));
+    let mut cases: Vec<NamedCase> = all.into_iter().flatten().map(named).collect();
+    for (name, cause) in [
+        ("a".repeat(63), None),
+        ("a".repeat(64), Some(("<nil>", BAD_NAME))),
+        ("a.b".to_owned(), Some(("<nil>", BAD_NAME))),
+    ] {
+        cases.push((name, with(json!({})), cause));
+    }
     cases
 }
 
-fn families() -> Vec<(Value, Option<Cause>)> {
-    let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
+fn families() -> Vec<Case> {
+    let some = "a pool needs addresses: give ipv4, ipv6, or both for dual stack";
     let neither = json!({"allocationMode": "NodeCIDR"});
     let null = json!({"allocationMode": "NodeCIDR", "ipv4": null});
-    let some = "a pool needs addresses: give ipv4, ipv6, or both for dual stack";
-    vec![
-        (v4(&["10.0.0.0/16"], 24), None),
-        (v6(&["fd00::/48"], 64), None),
-        (dual, None),
-        (neither, Some(("spec", some))),
-        (null, Some(("spec", some))),
-        (json!({"ipv4": {"cidrs": ["10.0.0.0/16"]}}), None),
-        (with(&json!({"allocationMode": "Blocks"})), None),
-        (
-            with(&json!({"allocationMode": "Addresses"})),
-            Some((
-                "spec.allocationMode",
-                r#"supported values: "Blocks", "NodeCIDR""#,
-            )),
+    let modes = r#"supported values: "Blocks", "NodeCIDR""#;
+    [
+        accepted([
+            v4(&["10.0.0.0/16"], 24),
+            v6(&["fd00::/48"], 64),
+            with(json!({"ipv6": {"cidrs": ["fd00::/48"]}})),
+            json!({"ipv4": {"cidrs": ["10.0.0.0/16"]}}),
+            blocks(json!({})),
+        ]),
+        rejected("spec", some, [neither, null]),
+        rejected(
+            "spec.allocationMode",
+            modes,
+            [one("allocationMode", json!("Addresses"))],
         ),
-        (
-            v4(&[], 24),
-            Some(("spec.ipv4.cidrs", "should have at least 1 items")),
+        rejected(
+            "spec.ipv4.cidrs",
+            "should have at least 1 items",
+            [v4(&[], 24)],
         ),
     ]
+    .concat()
 }
 
-fn ranges() -> Vec<(Value, Option<Cause>)> {
-    let first4 = |message| Some(("spec.ipv4.cidrs[0]", message));
-    let first6 = |message| Some(("spec.ipv6.cidrs[0]", message));
-    let second6 = |message| Some(("spec.ipv6.cidrs[1]", message));
-    vec![
-        // CIDRs that cannot be parsed, or that belong to the other family
-        (v4(&["10.0.0.0"], 24), first4(NOT_CIDR4)),
-        (v4(&["10.0.0.0/33"], 32), first4(NOT_CIDR4)),
-        (v4(&["10.0.0.00/24"], 24), first4(NOT_CIDR4)),
-        (v4(&["10.0.0.0/024"], 24), first4(NOT_CIDR4)),
-        (v4(&[" 10.0.0.0/24"], 24), first4(NOT_CIDR4)),
-        (v4(&[""], 24), first4(NOT_CIDR4)),
-        (v4(&["fd00::/16"], 24), first4(NOT_CIDR4)),
-        (v6(&["fd00::"], 64), first6(NOT_CIDR6)),
-        (v6(&["fd00::/48", "10.0.0.0/16"], 64), second6(NOT_CIDR6)),
-        (v6(&["::ffff:10.0.0.0/112"], 120), first6(NOT_CIDR6)),
-        (v6(&["fe80::%eth0/64"], 64), first6(NOT_CIDR6)),
-        // CIDRs that are not written in canonical form
-        (
-            v4(&["10.0.0.1/24"], 24),
-            first4("is not in canonical form: write 10.0.0.0/24"),
+fn ranges() -> Vec<Case> {
+    const FIRST4: &str = "spec.ipv4.cidrs[0]";
+    const FIRST6: &str = "spec.ipv6.cidrs[0]";
+    let four = |cidr: &str| v4(&[cidr], 24);
+    let six = |cidr: &str| v6(&[cidr], 64);
+    let not_ipv4 = [
+        "10.0.0.0",
+        "10.0.0.00/24",
+        "10.0.0.0/024",
+        " 10.0.0.0/24",
+        "",
+        "fd00::/16",
+    ];
+    let not_canonical = "is not in canonical form: write fd00::/48";
+    let wide_enough = ["11.0.0.0/8", "240.0.0.0/8", "100.64.0.0/10"];
+    [
+        rejected(FIRST4, NOT_CIDR4, not_ipv4.map(four)),
+        rejected(FIRST4, NOT_CIDR4, [v4(&["10.0.0.0/33"], 32)]),
+        rejected(FIRST6, NOT_CIDR6, ["fd00::", "fe80::%eth0/64"].map(six)),
+        rejected(FIRST6, NOT_CIDR6, [v6(&["::ffff:10.0.0.0/112"], 120)]),
+        rejected(
+            "spec.ipv6.cidrs[1]",
+            NOT_CIDR6,
+            [v6(&["fd00::/48", "10.0.0.0/16"], 64)],
         ),
-        (
-            v6(&["FD00::/48"], 64),
-            first6("is not in canonical form: write fd00::/48"),
+        rejected(
+            FIRST4,
+            "is not in canonical form: write 10.0.0.0/24",
+            [four("10.0.0.1/24")],
         ),
-        (
-            v6(&["fd00:0:0::/48"], 64),
-            first6("is not in canonical form: write fd00::/48"),
+        rejected(
+            FIRST6,
+            not_canonical,
+            ["FD00::/48", "fd00:0:0::/48", "fd00::1/48"].map(six),
         ),
-        (
-            v6(&["fd00::1/48"], 64),
-            first6("is not in canonical form: write fd00::/48"),
+        accepted(wide_enough.map(four)),
+        accepted([six("fd00::/8")]),
+        rejected(FIRST4, TOO_WIDE, ["10.0.0.0/7", "0.0.0.0/0"].map(four)),
+        rejected(FIRST6, TOO_WIDE, [six("fc00::/7")]),
+        rejected(
+            FIRST4,
+            NOT_UNICAST,
+            ["127.0.0.0/8", "169.254.0.0/16", "224.1.0.0/16"].map(four),
         ),
-        // CIDRs that are too wide, or that are not unicast space
-        (v4(&["11.0.0.0/8"], 24), None),
-        (v4(&["10.0.0.0/7"], 24), first4(TOO_WIDE)),
-        (v4(&["0.0.0.0/0"], 24), first4(TOO_WIDE)),
-        (v6(&["fd00::/8"], 64), None),
-        (v6(&["fc00::/7"], 64), first6(TOO_WIDE)),
-        (v4(&["240.0.0.0/8"], 24), None),
-        (v4(&["100.64.0.0/10"], 24), None),
-        (v4(&["127.0.0.0/8"], 24), first4(NOT_UNICAST)),
-        (v4(&["169.254.0.0/16"], 24), first4(NOT_UNICAST)),
-        (v4(&["224.1.0.0/16"], 24), first4(NOT_UNICAST)),
-        (v6(&["fe80::/64"], 64), first6(NOT_UNICAST)),
-        (v6(&["ff02::/16"], 64), first6(NOT_UNICAST)),
+        rejected(FIRST6, NOT_UNICAST, ["fe80::/64", "ff02::/16"].map(six)),
         // Overlap between the CIDRs of one list
-        (v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23"], 24), None),
-        (
-            v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.0.0/16"], 24),
-            Some((
-                "spec.ipv4.cidrs",
-                r#"["10.0.0.0/16"]: other ranges of the list are the same or lie inside: keep only the wider ones"#,
-            )),
+        accepted([v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23"], 24)]),
+        rejected(
+            "spec.ipv4.cidrs",
+            r#"["10.0.0.0/16"]: other ranges of the list are the same or lie inside: keep only the wider ones"#,
+            [v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.0.0/16"], 24)],
         ),
-        (
-            v6(&["fd00::/48", "fd01::/48", "fd00::/48"], 64),
-            Some((
-                "spec.ipv6.cidrs",
-                r#"["fd00::/48", "fd00::/48"]: other ranges of the list are the same or lie inside: keep only the wider ones"#,
-            )),
+        rejected(
+            "spec.ipv6.cidrs",
+            r#"["fd00::/48", "fd00::/48"]: other ranges of the list are the same or lie inside: keep only the wider ones"#,
+            [v6(&["fd00::/48", "fd01::/48", "fd00::/48"], 64)],
         ),
     ]
+    .concat()
 }
 
-fn block_sizes() -> Vec<(Value, Option<Cause>)> {
-    let size4 = |message| Some(("spec.ipv4.blockSize", message));
-    let size6 = |message| Some(("spec.ipv6.blockSize", message));
-    vec![
-        (v4(&["10.0.0.0/24"], 24), None),
-        (v4(&["10.0.0.0/16", "10.1.0.0/25"], 24), size4(NO_FIT)),
-        (v4(&["10.0.0.1/32"], 32), None),
-        (
-            v4(&["10.0.0.0/16"], 33),
-            size4("should be less than or equal to 32"),
+fn block_sizes() -> Vec<Case> {
+    const SIZE4: &str = "spec.ipv4.blockSize";
+    const SIZE6: &str = "spec.ipv6.blockSize";
+    [
+        accepted([
+            v4(&["10.0.0.0/24"], 24),
+            v4(&["10.0.0.1/32"], 32),
+            v6(&["fd00::/64"], 64),
+            v6(&["fd00::1/128"], 128),
+            // A pool without `blockSize` has a default size, which must fit too
+            with(json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}})),
+            blocks(json!({"ipv4": {"cidrs": ["10.0.0.0/26"]}})),
+            blocks(json!({"ipv6": {"cidrs": ["fd00::/122"]}})),
+        ]),
+        rejected(
+            SIZE4,
+            NO_FIT,
+            [
+                v4(&["10.0.0.0/16", "10.1.0.0/25"], 24),
+                with(json!({"ipv4": {"cidrs": ["10.0.0.0/25"]}})),
+                blocks(json!({"ipv4": {"cidrs": ["10.0.0.0/27"]}})),
+            ],
         ),
-        (v6(&["fd00::/64"], 64), None),
-        (v6(&["fd00::/65"], 64), size6(NO_FIT)),
-        (v6(&["fd00::1/128"], 128), None),
-        (
-            v6(&["fd00::/64"], 129),
-            size6("should be less than or equal to 128"),
+        rejected(
+            SIZE6,
+            NO_FIT,
+            [
+                v6(&["fd00::/65"], 64),
+                blocks(json!({"ipv6": {"cidrs": ["fd00::/123"]}})),
+            ],
         ),
-        // A pool without `blockSize` has a default size, which must fit too
-        (
-            with(&json!({"ipv4": {"cidrs": ["10.0.0.0/25"]}})),
-            size4(NO_FIT),
+        rejected(
+            SIZE4,
+            "should be less than or equal to 32",
+            [v4(&["10.0.0.0/16"], 33)],
         ),
-        (with(&json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}})), None),
-        (blocks(&json!({"ipv4": {"cidrs": ["10.0.0.0/26"]}})), None),
-        (
-            blocks(&json!({"ipv4": {"cidrs": ["10.0.0.0/27"]}})),
-            size4(NO_FIT),
-        ),
-        (blocks(&json!({"ipv6": {"cidrs": ["fd00::/122"]}})), None),
-        (
-            blocks(&json!({"ipv6": {"cidrs": ["fd00::/123"]}})),
-            size6(NO_FIT),
+        rejected(
+            SIZE6,
+            "should be less than or equal to 128",
+            [v6(&["fd00::/64"], 129)],
         ),
     ]
+    .concat()
 }
 
-fn reservations() -> Vec<(Value, Option<Cause>)> {
-    let first = |message| Some(("spec.reserved[0]", message));
+fn reservations() -> Vec<Case> {
+    const FIRST: &str = "spec.reserved[0]";
+    let first = |message, entry: &str| rejected(FIRST, message, [reserved(&[entry])]);
+    let outside =
+        |message, entries: &[&str]| rejected("spec.reserved", message, [reserved(entries)]);
     let across = "is a range from one family to the other: give both ends of the same family";
-    vec![
-        (
+    let cannot_be_parsed = [
+        "gateway",
+        "",
+        "-",
+        "10.0.0.1-",
+        "-10.0.0.1",
+        "10.0.0.1 - 10.0.0.2",
+        "10.0.0.1-9",
+        "10.0.0.1-10.0.0.2-10.0.0.3",
+        "10.0.0.0/24-10.0.1.0/24",
+    ];
+    [
+        accepted([
             reserved(&["10.0.0.0/24", "fd00::/64", "10.0.1.1", "fd00::1"]),
-            None,
-        ),
-        (
             reserved(&["10.0.2.1-10.0.2.9", "fd00::1:1-fd00::1:ffff"]),
-            None,
-        ),
-        (reserved(&["10.0.0.1-10.0.0.1", "fd00::1-fd00::1"]), None),
-        (reserved(&["0.0.0.0-255.255.255.255", "::-ffff::"]), None),
-        (
+            reserved(&["10.0.0.1-10.0.0.1", "fd00::1-fd00::1"]),
+            reserved(&["0.0.0.0-255.255.255.255", "::-ffff::"]),
             reserved(&["10.0.0.255-10.0.1.0", "fd00::ffff-fd00::1:0"]),
-            None,
-        ),
-        (
             reserved(&["127.255.255.255-128.0.0.0", "7fff::-8000::"]),
-            None,
+            reserved(&["9.9.9.9-10.0.0.1", "fd00::9-fd00::a"]),
+        ]),
+        rejected(
+            FIRST,
+            NOT_RESERVABLE,
+            cannot_be_parsed.map(|it| reserved(&[it])),
         ),
-        (reserved(&["9.9.9.9-10.0.0.1", "fd00::9-fd00::a"]), None),
-        // Entries that cannot be parsed
-        (reserved(&["gateway"]), first(NOT_RESERVABLE)),
-        (reserved(&[""]), first(NOT_RESERVABLE)),
-        (reserved(&["-"]), first(NOT_RESERVABLE)),
-        (reserved(&["10.0.0.1-"]), first(NOT_RESERVABLE)),
-        (reserved(&["-10.0.0.1"]), first(NOT_RESERVABLE)),
-        (reserved(&["10.0.0.1 - 10.0.0.2"]), first(NOT_RESERVABLE)),
-        (reserved(&["10.0.0.1-9"]), first(NOT_RESERVABLE)),
-        (
-            reserved(&["10.0.0.1-10.0.0.2-10.0.0.3"]),
-            first(NOT_RESERVABLE),
-        ),
-        (
-            reserved(&["10.0.0.0/24-10.0.1.0/24"]),
-            first(NOT_RESERVABLE),
-        ),
-        // Entries that are not written in canonical form
-        (
-            reserved(&["10.0.0.1/24"]),
-            first("is not in canonical form: write 10.0.0.0/24"),
-        ),
-        (
-            reserved(&["FD00::1"]),
-            first("is not in canonical form: write fd00::1"),
-        ),
-        (
-            reserved(&["fd00::1-fd00:0::2"]),
-            first("is not in canonical form: write fd00::1-fd00::2"),
+        first("is not in canonical form: write 10.0.0.0/24", "10.0.0.1/24"),
+        first("is not in canonical form: write fd00::1", "FD00::1"),
+        first(
+            "is not in canonical form: write fd00::1-fd00::2",
+            "fd00::1-fd00:0::2",
         ),
         // Ranges across families, ranges that end before they begin, and duplicates
-        (reserved(&["10.0.0.1-fd00::1"]), first(across)),
-        (reserved(&["::1-10.0.0.1"]), first(across)),
-        (
-            reserved(&["10.0.0.9-10.0.0.1"]),
-            first("is a range that ends before it begins: write 10.0.0.1-10.0.0.9"),
+        first(across, "10.0.0.1-fd00::1"),
+        first(across, "::1-10.0.0.1"),
+        first(
+            "is a range that ends before it begins: write 10.0.0.1-10.0.0.9",
+            "10.0.0.9-10.0.0.1",
         ),
-        (
-            reserved(&["10.0.1.0-10.0.0.255"]),
-            first("is a range that ends before it begins: write 10.0.0.255-10.0.1.0"),
+        first(
+            "is a range that ends before it begins: write 10.0.0.255-10.0.1.0",
+            "10.0.1.0-10.0.0.255",
         ),
-        (
-            reserved(&["128.0.0.0-127.255.255.255"]),
-            first("is a range that ends before it begins: write 127.255.255.255-128.0.0.0"),
+        first(
+            "is a range that ends before it begins: write 127.255.255.255-128.0.0.0",
+            "128.0.0.0-127.255.255.255",
         ),
-        (
-            reserved(&["fd00::a-fd00::9"]),
-            first("is a range that ends before it begins: write fd00::9-fd00::a"),
+        first(
+            "is a range that ends before it begins: write fd00::9-fd00::a",
+            "fd00::a-fd00::9",
         ),
-        (
-            reserved(&["8000::-7fff::ffff"]),
-            first("is a range that ends before it begins: write 7fff::ffff-8000::"),
+        first(
+            "is a range that ends before it begins: write 7fff::ffff-8000::",
+            "8000::-7fff::ffff",
         ),
-        (
-            reserved(&["10.0.0.1", "10.0.0.2", "10.0.0.1"]),
-            Some(("spec.reserved[2]", r#"Duplicate value: "10.0.0.1""#)),
+        rejected(
+            "spec.reserved[2]",
+            r#"Duplicate value: "10.0.0.1""#,
+            [reserved(&["10.0.0.1", "10.0.0.2", "10.0.0.1"])],
         ),
         // Each reserved entry must overlap a CIDR of the pool
-        (reserved(&["10.0.0.0/8", "fd00::/32"]), None),
-        (reserved(&["10.0.255.250-10.1.0.5"]), None),
-        (reserved(&["9.0.0.0-11.0.0.0", "9.0.0.0-9.5.0.0"]), None),
-        (
-            reserved(&["10.0.0.1", "10.1.0.1"]),
-            Some(("spec.reserved", OUTSIDE_10_1_0_1)),
+        accepted([
+            reserved(&["10.0.0.0/8", "fd00::/32"]),
+            reserved(&["10.0.255.250-10.1.0.5"]),
+            reserved(&["9.0.0.0-11.0.0.0", "9.0.0.0-9.5.0.0"]),
+        ]),
+        outside(OUTSIDE_10_1_0_1, &["10.0.0.1", "10.1.0.1"]),
+        outside(
+            r#"["10.1.0.0/24", "10.2.0.1-10.2.0.9"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
+            &["10.1.0.0/24", "10.0.0.1", "10.2.0.1-10.2.0.9"],
         ),
-        (
-            reserved(&["10.1.0.0/24", "10.0.0.1", "10.2.0.1-10.2.0.9"]),
-            Some((
-                "spec.reserved",
-                r#"["10.1.0.0/24", "10.2.0.1-10.2.0.9"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
-            )),
+        outside(
+            r#"["fd00:1::1", "fd01::/64", "fd02::1-fd02::2"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
+            &["fd00:1::1", "fd00::1", "fd01::/64", "fd02::1-fd02::2"],
         ),
-        (
-            reserved(&["fd00:1::1", "fd00::1", "fd01::/64", "fd02::1-fd02::2"]),
-            Some((
-                "spec.reserved",
-                r#"["fd00:1::1", "fd01::/64", "fd02::1-fd02::2"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
-            )),
-        ),
-        (
-            with(&json!({"reserved": ["fd00::1"]})),
-            Some((
-                "spec.reserved",
-                r#"["fd00::1"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
-            )),
+        rejected(
+            "spec.reserved",
+            r#"["fd00::1"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
+            [with(json!({"reserved": ["fd00::1"]}))],
         ),
     ]
+    .concat()
 }
 
-fn selectors() -> Vec<(Value, Option<Cause>)> {
+fn selectors() -> Vec<Case> {
+    const LABELS: &str = "spec.nodeSelector.matchLabels";
     const FIRST: &str = "spec.nodeSelector.matchExpressions[0]";
-    let labels = |labels: &Value| with(&json!({"nodeSelector": {"matchLabels": labels}}));
-    vec![
-        (with(&json!({"nodeSelector": {}})), None),
-        (
-            labels(&json!({"example.com/zone": "a-1", "empty": ""})),
-            None,
+    let of = |selector: &str, labels: Value| with(json!({selector: {"matchLabels": labels}}));
+    let labels = |labels: Value| of("nodeSelector", labels);
+    [
+        accepted([
+            with(json!({"nodeSelector": {}})),
+            labels(json!({"example.com/zone": "a-1", "empty": ""})),
+            labels(json!({"a.b-c.example/A_b.c": "a"})),
+            labels(json!({"n".repeat(63): "a"})),
+            operator("In", json!(["a", "b"])),
+            operator("NotIn", json!(["a"])),
+            operator("DoesNotExist", json!([])),
+            expression(json!({"key": "node-role.kubernetes.io/edge", "operator": "Exists"})),
+        ]),
+        rejected(LABELS, NO_VALUE, [labels(json!({"zone": "not a value"}))]),
+        rejected(
+            "spec.nodeSelector.matchLabels.zone",
+            "may not be more than 63 bytes",
+            [labels(json!({"zone": "v".repeat(64)}))],
         ),
-        (
-            labels(&json!({"zone": "not a value"})),
-            Some(("spec.nodeSelector.matchLabels", NO_VALUE)),
+        rejected(
+            LABELS,
+            NO_KEY,
+            [
+                labels(json!({"not a key": "a"})),
+                labels(json!({"n".repeat(64): "a"})),
+                labels(json!({"example..com/zone": "a"})),
+            ],
         ),
-        (
-            labels(&json!({"zone": "v".repeat(64)})),
-            Some((
-                "spec.nodeSelector.matchLabels.zone",
-                "may not be more than 63 bytes",
-            )),
+        rejected(
+            "spec.podSelector.matchLabels",
+            NO_KEY,
+            [of("podSelector", json!({"/zone": "a"}))],
         ),
-        (labels(&json!({"a.b-c.example/A_b.c": "a"})), None),
-        (labels(&json!({"n".repeat(63): "a"})), None),
-        (
-            labels(&json!({"not a key": "a"})),
-            Some(("spec.nodeSelector.matchLabels", NO_KEY)),
+        rejected(
+            "spec.namespaceSelector.matchLabels",
+            NO_VALUE,
+            [of("namespaceSelector", json!({"zone": "a b"}))],
         ),
-        (
-            labels(&json!({"n".repeat(64): "a"})),
-            Some(("spec.nodeSelector.matchLabels", NO_KEY)),
+        rejected(
+            FIRST,
+            NEEDS_VALUES,
+            [
+                expression(json!({"key": "zone", "operator": "In"})),
+                operator("NotIn", json!([])),
+            ],
         ),
-        (
-            labels(&json!({"example..com/zone": "a"})),
-            Some(("spec.nodeSelector.matchLabels", NO_KEY)),
+        rejected(
+            FIRST,
+            NO_VALUES,
+            ["Exists", "DoesNotExist"].map(|it| operator(it, json!(["a"]))),
         ),
-        (
-            with(&json!({"podSelector": {"matchLabels": {"/zone": "a"}}})),
-            Some(("spec.podSelector.matchLabels", NO_KEY)),
+        rejected(
+            "spec.nodeSelector.matchExpressions[0].operator",
+            r#"supported values: "In", "NotIn", "Exists", "DoesNotExist""#,
+            [operator("Is", json!(["a"]))],
         ),
-        (
-            with(&json!({"namespaceSelector": {"matchLabels": {"zone": "a b"}}})),
-            Some(("spec.namespaceSelector.matchLabels", NO_VALUE)),
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "In", "values": ["a", "b"]})),
-            None,
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "NotIn", "values": ["a"]})),
-            None,
-        ),
-        (
-            expression(&json!({"key": "node-role.kubernetes.io/edge", "operator": "Exists"})),
-            None,
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "DoesNotExist", "values": []})),
-            None,
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "In"})),
-            Some((FIRST, NEEDS_VALUES)),
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "NotIn", "values": []})),
-            Some((FIRST, NEEDS_VALUES)),
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "Exists", "values": ["a"]})),
-            Some((FIRST, NO_VALUES)),
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "DoesNotExist", "values": ["a"]})),
-            Some((FIRST, NO_VALUES)),
-        ),
-        (
-            expression(&json!({"key": "zone", "operator": "Is", "values": ["a"]})),
-            Some((
-                "spec.nodeSelector.matchExpressions[0].operator",
-                r#"supported values: "In", "NotIn", "Exists", "DoesNotExist""#,
-            )),
-        ),
-        (
-            expression(&json!({"key": "not a key", "operator": "Exists"})),
-            Some((
-                "spec.nodeSelector.matchExpressions[0].key",
-                "should match '^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'",
-            )),
+        rejected(
+            "spec.nodeSelector.matchExpressions[0].key",
+            "should match '^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'",
+            [expression(json!({"key": "not a key", "operator": "Exists"}))],
         ),
     ]
+    .concat()
 }
 
-fn numbers() -> Vec<(Value, Option<Cause>)> {
-    let quarantine = |seconds: i64| with(&json!({ "quarantineSeconds": seconds }));
-    let field = "spec.quarantineSeconds";
-    vec![
-        (quarantine(0), None),
-        (quarantine(86_400), None),
-        (
-            quarantine(-1),
-            Some((field, "should be greater than or equal to 0")),
+/// Fields with a least and a greatest value.
+fn numbers() -> Vec<Case> {
+    let at_least_1 = "should be greater than or equal to 1";
+    let at_most_a_day = "should be less than or equal to 86400";
+    let at_most_4096 = "should be less than or equal to 4096";
+    let at_most_100 = "should be less than or equal to 100";
+    let limited = |field: &'static str, least, too_little, most, too_much| {
+        let key = field.trim_start_matches("spec.");
+        [
+            accepted([least, most].map(|it: i64| one(key, json!(it)))),
+            rejected(field, too_little, [one(key, json!(least - 1))]),
+            rejected(field, too_much, [one(key, json!(most + 1))]),
+        ]
+        .concat()
+    };
+    [
+        limited("spec.quarantineSeconds", 0, NEGATIVE, 86_400, at_most_a_day),
+        limited("spec.idleSeconds", 0, NEGATIVE, 86_400, at_most_a_day),
+        limited("spec.cooldownSeconds", 0, NEGATIVE, 86_400, at_most_a_day),
+        limited("spec.maxBlocksPerNode", 1, at_least_1, 4_096, at_most_4096),
+        limited(
+            "spec.nearlyExhaustedPercent",
+            1,
+            at_least_1,
+            100,
+            at_most_100,
         ),
-        (
-            quarantine(86_401),
-            Some((field, "should be less than or equal to 86400")),
-        ),
-        (with(&json!({"priority": -5, "disabled": true})), None),
+        accepted([with(json!({"priority": -5, "disabled": true}))]),
     ]
+    .concat()
 }
 
-fn address_terms() -> Vec<(Value, Option<Cause>)> {
-    let one = |key: &str, value: Value| blocks(&json!({ key: value }));
+fn block_terms() -> Vec<Case> {
+    let labels = json!({"matchLabels": {"team": "a"}});
+    let expression = json!({"matchExpressions": [{"key": "zone", "operator": "In"}]});
+    let too_low = "low is more than high: blocks would be asked for and given back in turn";
+    [
+        accepted([
+            one("assignment", json!("Manual")),
+            one("firstBlock", json!("OnDemand")),
+            one("namespaceSelector", labels.clone()),
+            one("podSelector", labels),
+            one("warm", json!({"low": 0, "high": 0})),
+            one("warm", json!({"low": 50})),
+        ]),
+        rejected(
+            "spec.assignment",
+            r#"supported values: "Automatic", "Manual""#,
+            [one("assignment", json!("ByName"))],
+        ),
+        rejected(
+            "spec.firstBlock",
+            r#"supported values: "Immediate", "OnDemand""#,
+            [one("firstBlock", json!("Never"))],
+        ),
+        rejected(
+            "spec.namespaceSelector.matchExpressions[0]",
+            NEEDS_VALUES,
+            [one("namespaceSelector", expression.clone())],
+        ),
+        rejected(
+            "spec.podSelector.matchExpressions[0]",
+            NEEDS_VALUES,
+            [one("podSelector", expression)],
+        ),
+        rejected("spec.warm", too_low, [one("warm", json!({"low": 51}))]),
+        rejected("spec.warm.low", NEGATIVE, [one("warm", json!({"low": -1}))]),
+    ]
+    .concat()
+}
+
+fn address_terms() -> Vec<Case> {
+    const GATEWAY4: &str = "spec.ipv4.gateway";
+    const GATEWAY6: &str = "spec.ipv6.gateway";
     let gateway4 =
-        |gateway: &str| with(&json!({"ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": gateway}}));
+        |gateway: &str| with(json!({"ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": gateway}}));
     let gateway6 = |gateway: &str| json!({"allocationMode": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"], "gateway": gateway}});
     let no_gateway4 = "is neither None nor an IPv4 address: write one such as 10.244.0.1, or leave it out for the first usable address of each block";
     let no_gateway6 = "is neither None nor an IPv6 address: write one such as fd00::1, or leave it out for the first usable address of each block";
     let outside = "lies in none of the cidrs, where pods cannot reach it: give an address of the pool, leave it out for the first usable address of each block, or set addressPrefix to Host if pods have a way to it all the same";
     let on_host = |family: &str, cidr: &str, gateway: &str| json!({"addressPrefix": "Host", family: {"cidrs": [cidr], "gateway": gateway}});
-    let dns = |key: &str, value: Value| one("dns", json!({ key: value }));
-    let route = |dst: &str, gw: &str| one("routes", json!([{"dst": dst, "gw": gw}]));
-    vec![
-        (one("warm", json!({"low": 0, "high": 0})), None),
-        (one("warm", json!({"low": 50})), None),
-        (
-            one("warm", json!({"low": 51})),
-            Some((
-                "spec.warm",
-                "low is more than high: blocks would be asked for and given back in turn",
-            )),
+    [
+        accepted([one("addressPrefix", json!("Pool"))]),
+        rejected(
+            "spec.addressPrefix",
+            r#"supported values: "Block", "Pool", "Host""#,
+            [one("addressPrefix", json!("Node"))],
         ),
-        (
-            one("warm", json!({"low": -1})),
-            Some(("spec.warm.low", "should be greater than or equal to 0")),
+        accepted(["None", "10.0.0.1"].map(gateway4)),
+        accepted(["fd00::1", "fe80::1"].map(gateway6)),
+        rejected(GATEWAY4, no_gateway4, ["fd00::1", "none"].map(gateway4)),
+        rejected(GATEWAY6, no_gateway6, [gateway6("10.0.0.1")]),
+        rejected(
+            GATEWAY6,
+            "is not in canonical form: write fd00::1",
+            [gateway6("FD00::1")],
         ),
-        (one("cooldownSeconds", json!(0)), None),
-        (
-            one("cooldownSeconds", json!(86_401)),
-            Some((
-                "spec.cooldownSeconds",
-                "should be less than or equal to 86400",
-            )),
-        ),
-        (one("addressPrefix", json!("Pool")), None),
-        (
-            one("addressPrefix", json!("Node")),
-            Some((
-                "spec.addressPrefix",
-                r#"supported values: "Block", "Pool", "Host""#,
-            )),
-        ),
-        (gateway4("None"), None),
-        (gateway4("10.0.0.1"), None),
-        (
-            gateway4("fd00::1"),
-            Some(("spec.ipv4.gateway", no_gateway4)),
-        ),
-        (gateway4("none"), Some(("spec.ipv4.gateway", no_gateway4))),
-        (gateway6("fd00::1"), None),
-        (
-            gateway6("10.0.0.1"),
-            Some(("spec.ipv6.gateway", no_gateway6)),
-        ),
-        (
-            gateway6("FD00::1"),
-            Some((
-                "spec.ipv6.gateway",
-                "is not in canonical form: write fd00::1",
-            )),
-        ),
-        (gateway4("10.1.0.1"), Some(("spec.ipv4.gateway", outside))),
-        (gateway6("fd00:1::1"), Some(("spec.ipv6.gateway", outside))),
-        (gateway6("fe80::1"), None),
-        (on_host("ipv4", "10.0.0.0/16", "169.254.1.1"), None),
-        (on_host("ipv6", "fd00::/48", "fd00:1::1"), None),
-        (route("0.0.0.0/0", "10.0.0.1"), None),
-        (one("routes", json!([{"dst": "fd00::/8"}])), None),
-        (
-            route("0.0.0.0", "10.0.0.1"),
-            Some((
-                "spec.routes[0].dst",
-                "is not a CIDR: write an address, / and a prefix length",
-            )),
-        ),
-        (
-            route("0.0.0.0/0", "gateway"),
-            Some((
-                "spec.routes[0].gw",
-                "is not an address: write one such as 10.244.0.1 or fd00::1",
-            )),
-        ),
-        (
-            one(
-                "dns",
-                json!({"nameservers": ["10.96.0.10"], "domain": "a.example", "search": ["b.example"], "options": ["ndots:5"]}),
-            ),
-            None,
-        ),
-        (dns("nameservers", json!(["fd00::a", "10.0.0.10"])), None),
-        (
-            dns("nameservers", json!(["10.0.0.10", "dns.example"])),
-            Some((
-                "spec.dns.nameservers[1]",
-                "is no address: write one such as 10.96.0.10",
-            )),
-        ),
-        (
-            dns("search", json!([".", "cluster.local.", "_x.example"])),
-            None,
-        ),
-        (
-            dns("search", json!(["a.example b.example"])),
-            Some((
-                "spec.dns.search[0]",
-                "is no domain: write one such as svc.cluster.local",
-            )),
-        ),
-        (
-            dns("search", json!(["a..example"])),
-            Some((
-                "spec.dns.search[0]",
-                "is no domain: write one such as svc.cluster.local",
-            )),
-        ),
-        (
-            dns("domain", json!("a/b")),
-            Some((
-                "spec.dns.domain",
-                "is no domain: write one such as cluster.local, or leave it out",
-            )),
-        ),
-        (dns("domain", json!("")), None),
-        (
-            dns("options", json!(["edns0", "timeout:2", "trust-ad"])),
-            None,
-        ),
-        (
-            dns("options", json!(["ndots:5 edns0"])),
-            Some((
-                "spec.dns.options[0]",
-                "is no option of a resolver: write one an entry, without spaces, such as ndots:5",
-            )),
-        ),
-        (
-            dns("options", json!(["ndots:5\n"])),
-            Some((
-                "spec.dns.options[0]",
-                "is no option of a resolver: write one an entry, without spaces, such as ndots:5",
-            )),
-        ),
+        rejected(GATEWAY4, outside, [gateway4("10.1.0.1")]),
+        rejected(GATEWAY6, outside, [gateway6("fd00:1::1")]),
+        accepted([
+            on_host("ipv4", "10.0.0.0/16", "169.254.1.1"),
+            on_host("ipv6", "fd00::/48", "fd00:1::1"),
+        ]),
     ]
+    .concat()
 }
 
-fn block_terms() -> Vec<(Value, Option<Cause>)> {
-    let one = |key: &str, value: Value| blocks(&json!({ key: value }));
-    let expression = json!({"matchExpressions": [{"key": "zone", "operator": "In"}]});
-    let mut cases = vec![
-        (one("assignment", json!("Manual")), None),
-        (
-            one("assignment", json!("ByName")),
-            Some((
-                "spec.assignment",
-                r#"supported values: "Automatic", "Manual""#,
-            )),
+fn routes_and_dns() -> Vec<Case> {
+    let dns = |key: &str, value: Value| one("dns", json!({ key: value }));
+    let route = |dst: &str, gw: &str| one("routes", json!([{"dst": dst, "gw": gw}]));
+    let whole = json!({
+        "nameservers": ["10.96.0.10"], "domain": "a.example", "search": ["b.example"], "options": ["ndots:5"],
+    });
+    let no_option =
+        "is no option of a resolver: write one an entry, without spaces, such as ndots:5";
+    [
+        accepted([
+            route("0.0.0.0/0", "10.0.0.1"),
+            one("routes", json!([{"dst": "fd00::/8"}])),
+            one("dns", whole),
+            dns("nameservers", json!(["fd00::a", "10.0.0.10"])),
+            dns("search", json!([".", "cluster.local.", "_x.example"])),
+            dns("domain", json!("")),
+            dns("options", json!(["edns0", "timeout:2", "trust-ad"])),
+        ]),
+        rejected(
+            "spec.routes[0].dst",
+            NOT_CIDR,
+            [route("0.0.0.0", "10.0.0.1")],
         ),
-        (one("firstBlock", json!("OnDemand")), None),
-        (
-            one("firstBlock", json!("Never")),
-            Some((
-                "spec.firstBlock",
-                r#"supported values: "Immediate", "OnDemand""#,
-            )),
+        rejected(
+            "spec.routes[0].gw",
+            "is not an address: write one such as 10.244.0.1 or fd00::1",
+            [route("0.0.0.0/0", "gateway")],
         ),
-        (
-            one("namespaceSelector", json!({"matchLabels": {"team": "a"}})),
-            None,
+        rejected(
+            "spec.dns.nameservers[1]",
+            "is no address: write one such as 10.96.0.10",
+            [dns("nameservers", json!(["10.0.0.10", "dns.example"]))],
         ),
-        (
-            one("podSelector", json!({"matchLabels": {"app": "a"}})),
-            None,
+        rejected(
+            "spec.dns.search[0]",
+            "is no domain: write one such as svc.cluster.local",
+            ["a.example b.example", "a..example"].map(|it| dns("search", json!([it]))),
         ),
-        (
-            one("namespaceSelector", expression.clone()),
-            Some(("spec.namespaceSelector.matchExpressions[0]", NEEDS_VALUES)),
+        rejected(
+            "spec.dns.domain",
+            "is no domain: write one such as cluster.local, or leave it out",
+            [dns("domain", json!("a/b"))],
         ),
-        (
-            one("podSelector", expression),
-            Some(("spec.podSelector.matchExpressions[0]", NEEDS_VALUES)),
+        rejected(
+            "spec.dns.options[0]",
+            no_option,
+            ["ndots:5 edns0", "ndots:5\n"].map(|it| dns("options", json!([it]))),
         ),
-    ];
-    let at_least = |least| match least {
-        0 => "should be greater than or equal to 0",
-        _ => "should be greater than or equal to 1",
-    };
-    for (key, field, least, most, too_much) in [
-        (
-            "maxBlocksPerNode",
-            "spec.maxBlocksPerNode",
-            1,
-            4_096,
-            "should be less than or equal to 4096",
-        ),
-        (
-            "idleSeconds",
-            "spec.idleSeconds",
-            0,
-            86_400,
-            "should be less than or equal to 86400",
-        ),
-        (
-            "nearlyExhaustedPercent",
-            "spec.nearlyExhaustedPercent",
-            1,
-            100,
-            "should be less than or equal to 100",
-        ),
-    ] {
-        cases.push((one(key, json!(least)), None));
-        cases.push((one(key, json!(most)), None));
-        cases.push((one(key, json!(least - 1)), Some((field, at_least(least)))));
-        cases.push((one(key, json!(most + 1)), Some((field, too_much))));
-    }
-    cases
+    ]
+    .concat()
 }
 
 /// IPAMBlocks. The name keeps a second block with the same CIDR from being created, so the name must follow from the
 /// CIDR.
-pub fn ipam_blocks() -> Vec<Case> {
+pub fn ipam_blocks() -> Vec<NamedCase> {
     const PLAIN: &str = "10-244-1-64-26";
     const NAME: &str = "the name of a block is its cidr with - for every other sign: blocks are written by the controller alone";
-    let with = |name: &str, fields: Value, cause| {
-        let mut spec = block("10.244.1.64/26");
-        for (key, value) in fields.as_object().unwrap() {
-            spec[key] = value.clone();
-        }
-        (name.to_owned(), spec, cause)
+    const NOT_CANONICAL: &str = "is not in canonical form: write 10.244.1.64/26";
+    const KINDS: &str = r#"supported values: "Node", "Quarantine""#;
+    let with = |fields, cause| {
+        let spec = replaced(block("10.244.1.64/26"), fields);
+        (PLAIN.to_owned(), spec, cause)
     };
-    let of = |name: &str, cidr: &str, cause| with(name, json!({ "cidr": cidr }), cause);
+    let of = |name: &str, cidr: &str, cause| (name.to_owned(), block(cidr), cause);
     let owner = |kind: &str| json!({"owner": {"kind": kind, "name": "n1", "uid": "u1", "providerID": "p", "machineID": "m"}});
+    let no_uid = json!({"owner": {"kind": "Node", "name": "n1"}});
+    let bad_name = Some(("<nil>", NAME));
+    let bad_cidr = |message| Some(("spec.cidr", message));
     vec![
         of(PLAIN, "10.244.1.64/26", None),
         of("fd00-10-244--40-122", "fd00:10:244::40/122", None),
         of("fd00---64", "fd00::/64", None),
-        of("10-244-1-65-26", "10.244.1.64/26", Some(("<nil>", NAME))),
-        of("block-1", "10.244.1.64/26", Some(("<nil>", NAME))),
-        of(
-            "10-244-1-65-26",
-            "10.244.1.65/26",
-            Some((
-                "spec.cidr",
-                "is not in canonical form: write 10.244.1.64/26",
-            )),
-        ),
-        of(
-            "all-of-it",
-            "all.of/it",
-            Some((
-                "spec.cidr",
-                "is not a CIDR: write an address, / and a prefix length",
-            )),
-        ),
-        with(PLAIN, owner("Quarantine"), None),
-        with(PLAIN, json!({"until": "2026-11-21T10:00:00Z"}), None),
-        with(
-            PLAIN,
-            owner("Pod"),
-            Some((
-                "spec.owner.kind",
-                r#"supported values: "Node", "Quarantine""#,
-            )),
-        ),
-        with(
-            PLAIN,
-            json!({"owner": {"kind": "Node", "name": "n1"}}),
-            Some(("spec.owner.uid", "Required value")),
-        ),
+        of("10-244-1-65-26", "10.244.1.64/26", bad_name),
+        of("block-1", "10.244.1.64/26", bad_name),
+        of("10-244-1-65-26", "10.244.1.65/26", bad_cidr(NOT_CANONICAL)),
+        of("all-of-it", "all.of/it", bad_cidr(NOT_CIDR)),
+        with(owner("Quarantine"), None),
+        with(json!({"until": "2026-11-21T10:00:00Z"}), None),
+        with(owner("Pod"), Some(("spec.owner.kind", KINDS))),
+        with(no_uid, Some(("spec.owner.uid", REQUIRED))),
     ]
 }
 
@@ -703,203 +605,149 @@ pub fn block(cidr: &str) -> Value {
     })
 }
 
-pub fn subnets() -> Vec<Case> {
+pub fn subnets() -> Vec<NamedCase> {
     const FIRST: &str = "spec.podCIDRs[0].cidr";
-    let held = |cidrs: &[&str]| {
+    const NOT_CANONICAL: &str = "is not in canonical form: write 10.244.1.0/24";
+    let pod_cidrs = |cidrs: &[&str]| {
         let ranges: Vec<Value> = cidrs.iter().map(|cidr| json!({ "cidr": cidr })).collect();
         json!({"nodeUID": "u", "podCIDRs": ranges})
     };
-    let previous = |cidr: &str| {
+    let quarantined = |cidr: &str| {
         let ranges = [json!({"cidr": cidr, "pool": "default"})];
         json!({"quarantined": [{"nodeUID": "u", "podCIDRs": ranges, "until": "2026-11-21T10:00:00Z"}]})
     };
-    let held_block = || json!({"cidr": "10.244.1.64/26", "uid": "b1", "pool": "default"});
-    let listed = |fields: Value| {
-        let mut block = held_block();
-        for (key, value) in fields.as_object().unwrap() {
-            block[key] = value.clone();
-        }
-        json!({"nodeUID": "u", "blocks": [block]})
-    };
-    let case = |spec, cause| ("n".to_owned(), spec, cause);
-    vec![
-        case(held(&["10.244.1.0/24", "fd00::/64"]), None),
-        case(held(&["10.0.0.0/7", "127.0.0.0/24"]), None),
-        case(
-            held(&["10.244.1.0"]),
-            Some((
-                FIRST,
-                "is not a CIDR: write an address, / and a prefix length",
-            )),
-        ),
-        case(
-            held(&["10.244.1.7/24"]),
-            Some((FIRST, "is not in canonical form: write 10.244.1.0/24")),
-        ),
-        case(
-            held(&["10.244.1.0/24", "10.244.1.0/24"]),
-            Some((
-                "spec.podCIDRs[1]",
-                r#"Duplicate value: {"cidr":"10.244.1.0/24"}"#,
-            )),
-        ),
-        case(previous("10.244.1.0/24"), None),
-        case(
-            previous("10.244.1.7/24"),
-            Some((
-                "spec.quarantined[0].podCIDRs[0].cidr",
-                "is not in canonical form: write 10.244.1.0/24",
-            )),
-        ),
-        case(
-            json!({"quarantined": [{"nodeUID": "u"}]}),
-            Some(("spec.quarantined[0].until", "Required value")),
-        ),
-        case(listed(json!({})), None),
-        case(
+    let block = || json!({"cidr": "10.244.1.64/26", "uid": "b1", "pool": "default"});
+    let listed = |fields| json!({"nodeUID": "u", "blocks": [replaced(block(), fields)]});
+    let all = [
+        accepted([
+            pod_cidrs(&["10.244.1.0/24", "fd00::/64"]),
+            pod_cidrs(&["10.0.0.0/7", "127.0.0.0/24"]),
+            quarantined("10.244.1.0/24"),
+            listed(json!({})),
             listed(
                 json!({"recall": "Drain", "reserved": ["10.244.1.64", "10.244.1.70-10.244.1.79"]}),
             ),
-            None,
-        ),
-        case(
-            listed(json!({"recall": "Now"})),
-            Some((
-                "spec.blocks[0].recall",
-                r#"supported values: "IfEmpty", "Drain""#,
-            )),
-        ),
-        case(
-            listed(json!({"cidr": "10.244.1.65/26"})),
-            Some((
-                "spec.blocks[0].cidr",
-                "is not in canonical form: write 10.244.1.64/26",
-            )),
-        ),
-        case(
-            json!({"blocks": [held_block(), held_block()]}),
-            Some((
-                "spec.blocks[1]",
-                r#"Duplicate value: {"cidr":"10.244.1.64/26"}"#,
-            )),
-        ),
-        case(
-            json!({"blocks": [{"cidr": "10.244.1.64/26", "pool": "default"}]}),
-            Some(("spec.blocks[0].uid", "Required value")),
-        ),
-        case(
             json!({"pools": [{"name": "default"}], "leakCandidates": [{"address": "10.244.1.65", "podUID": "p"}]}),
-            None,
+        ]),
+        rejected(FIRST, NOT_CIDR, [pod_cidrs(&["10.244.1.0"])]),
+        rejected(FIRST, NOT_CANONICAL, [pod_cidrs(&["10.244.1.7/24"])]),
+        rejected(
+            "spec.podCIDRs[1]",
+            r#"Duplicate value: {"cidr":"10.244.1.0/24"}"#,
+            [pod_cidrs(&["10.244.1.0/24", "10.244.1.0/24"])],
         ),
-        // A node name of the maximum length, 253 characters
-        (
-            ["n".repeat(63).as_str(); 4].join(".")[..253].to_owned(),
-            held(&["10.244.1.0/24"]),
-            None,
+        rejected(
+            "spec.quarantined[0].podCIDRs[0].cidr",
+            NOT_CANONICAL,
+            [quarantined("10.244.1.7/24")],
         ),
-    ]
+        rejected(
+            "spec.quarantined[0].until",
+            REQUIRED,
+            [json!({"quarantined": [{"nodeUID": "u"}]})],
+        ),
+        rejected(
+            "spec.blocks[0].recall",
+            r#"supported values: "IfEmpty", "Drain""#,
+            [listed(json!({"recall": "Now"}))],
+        ),
+        rejected(
+            "spec.blocks[0].cidr",
+            "is not in canonical form: write 10.244.1.64/26",
+            [listed(json!({"cidr": "10.244.1.65/26"}))],
+        ),
+        rejected(
+            "spec.blocks[1]",
+            r#"Duplicate value: {"cidr":"10.244.1.64/26"}"#,
+            [json!({"blocks": [block(), block()]})],
+        ),
+        rejected(
+            "spec.blocks[0].uid",
+            REQUIRED,
+            [json!({"blocks": [{"cidr": "10.244.1.64/26", "pool": "default"}]})],
+        ),
+    ];
+    let named = |(spec, cause): Case| ("n".to_owned(), spec, cause);
+    let mut cases: Vec<NamedCase> = all.into_iter().flatten().map(named).collect();
+    // A node name of the maximum length, 253 characters
+    let longest = ["n".repeat(63).as_str(); 4].join(".")[..253].to_owned();
+    cases.push((longest, pod_cidrs(&["10.244.1.0/24"]), None));
+    cases
 }
 
-/// Statuses that an agent may or may not write to an existing NodeSubnet, and the cause if the API server rejects the
-/// status.
-pub fn statuses() -> Vec<(Value, Option<Cause>)> {
-    vec![
-        (
-            json!({
-                "nodeUID": "u", "pools": [{"pool": "default", "demand": 40}],
-                "blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "used": 1, "cooling": 2, "free": 61}],
-                "orphans": [{"address": "10.244.1.65", "podUID": "p1"}],
-            }),
-            None,
+/// Statuses that an agent may or may not write to an existing NodeSubnet.
+pub fn statuses() -> Vec<Case> {
+    let whole = json!({
+        "nodeUID": "u", "pools": [{"pool": "default", "demand": 40}],
+        "blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "used": 1, "cooling": 2, "free": 61}],
+        "orphans": [{"address": "10.244.1.65", "podUID": "p1"}],
+    });
+    let two_uids = json!({"blocks": [
+        {"cidr": "10.244.1.64/26", "uid": "b1", "released": true}, {"cidr": "10.244.1.64/26", "uid": "b2"},
+    ]});
+    [
+        accepted([whole, two_uids]),
+        rejected(
+            "status.pools[0].demand",
+            NEGATIVE,
+            [json!({"pools": [{"pool": "default", "demand": -1}]})],
         ),
-        (
-            json!({"blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "released": true}, {"cidr": "10.244.1.64/26", "uid": "b2"}]}),
-            None,
+        rejected(
+            "status.pools[1]",
+            r#"Duplicate value: {"pool":"a"}"#,
+            [json!({"pools": [{"pool": "a", "demand": 1}, {"pool": "a", "demand": 2}]})],
         ),
-        (
-            json!({"pools": [{"pool": "default", "demand": -1}]}),
-            Some((
-                "status.pools[0].demand",
-                "should be greater than or equal to 0",
-            )),
+        rejected(
+            "status.blocks[0].uid",
+            REQUIRED,
+            [json!({"blocks": [{"cidr": "10.244.1.64/26"}]})],
         ),
-        (
-            json!({"pools": [{"pool": "a", "demand": 1}, {"pool": "a", "demand": 2}]}),
-            Some(("status.pools[1]", r#"Duplicate value: {"pool":"a"}"#)),
+        rejected(
+            "status.blocks[0].used",
+            NEGATIVE,
+            [json!({"blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "used": -1}]})],
         ),
-        (
-            json!({"blocks": [{"cidr": "10.244.1.64/26"}]}),
-            Some(("status.blocks[0].uid", "Required value")),
-        ),
-        (
-            json!({"blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "used": -1}]}),
-            Some((
-                "status.blocks[0].used",
-                "should be greater than or equal to 0",
-            )),
-        ),
-        (
-            json!({"orphans": [{"podUID": "p1"}]}),
-            Some(("status.orphans[0].address", "Required value")),
+        rejected(
+            "status.orphans[0].address",
+            REQUIRED,
+            [json!({"orphans": [{"podUID": "p1"}]})],
         ),
     ]
+    .concat()
 }
 
 /// A pool's spec before and after an update, and the cause if the API server rejects the update.
 pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
-    let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
-    let v4_alone = v4(&["10.0.0.0/16"], 24);
-    let v6_alone = v6(&["fd00::/48"], 64);
-    let two = |reserved: &[&str], cidrs: &[&str]| {
-        with(&json!({"ipv4": {"cidrs": cidrs}, "reserved": reserved}))
+    const STAYS4: &str = "ipv4 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family";
+    const STAYS6: &str = "ipv6 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family";
+    const MODE: &str =
+        "is immutable: add a new pool that allocates the other way, and set disabled on this one";
+    let dual = || with(json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
+    let ipv4 = || v4(&["10.0.0.0/16"], 24);
+    let of = |reserved: &[&str], cidrs: &[&str]| {
+        with(json!({"ipv4": {"cidrs": cidrs}, "reserved": reserved}))
     };
+    let two_cidrs = || of(&["10.1.0.1"], &["10.0.0.0/16", "10.1.0.0/16"]);
+    let more_reserved = of(&["10.0.0.1", "10.1.0.1"], &["10.0.0.0/16"]);
+    let more_cidrs = ["10.0.0.0/16", "10.5.0.0/16"];
     vec![
         // Removing a CIDR that contains a reserved entry is allowed; adding an entry then makes the server check the
         // whole list
+        (two_cidrs(), of(&["10.1.0.1"], &["10.0.0.0/16"]), None),
         (
-            two(&["10.1.0.1"], &["10.0.0.0/16", "10.1.0.0/16"]),
-            two(&["10.1.0.1"], &["10.0.0.0/16"]),
-            None,
-        ),
-        (
-            two(&["10.1.0.1"], &["10.0.0.0/16", "10.1.0.0/16"]),
-            two(&["10.0.0.1", "10.1.0.1"], &["10.0.0.0/16"]),
+            two_cidrs(),
+            more_reserved,
             Some(("spec.reserved", OUTSIDE_10_1_0_1)),
         ),
-        (v4_alone.clone(), dual.clone(), None),
+        (ipv4(), dual(), None),
+        (ipv4(), v4(&more_cidrs, 20), None),
+        (v4(&more_cidrs, 24), ipv4(), None),
         (
-            v4_alone.clone(),
-            v4(&["10.0.0.0/16", "10.5.0.0/16"], 20),
-            None,
+            with(json!({})),
+            blocks(json!({})),
+            Some(("spec.allocationMode", MODE)),
         ),
-        (
-            v4(&["10.0.0.0/16", "10.5.0.0/16"], 24),
-            v4_alone.clone(),
-            None,
-        ),
-        (
-            with(&json!({})),
-            blocks(&json!({})),
-            Some((
-                "spec.allocationMode",
-                "is immutable: add a new pool that allocates the other way, and set disabled on this one",
-            )),
-        ),
-        (
-            dual.clone(),
-            v4_alone,
-            Some((
-                "spec.ipv6",
-                "ipv6 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family",
-            )),
-        ),
-        (
-            dual,
-            v6_alone,
-            Some((
-                "spec.ipv4",
-                "ipv4 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family",
-            )),
-        ),
+        (dual(), ipv4(), Some(("spec.ipv6", STAYS6))),
+        (dual(), v6(&["fd00::/48"], 64), Some(("spec.ipv4", STAYS4))),
     ]
 }

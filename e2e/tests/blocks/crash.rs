@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use anyhow::Result;
 use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
@@ -17,23 +18,20 @@ use crate::node;
 const LIMIT: Duration = Duration::from_secs(180);
 const NODES: usize = 12;
 /// A Lease that expires within seconds.
-const FLAGS: [&str; 6] = [
-    "--lease-duration",
-    "4",
-    "--renew-deadline",
-    "3",
-    "--retry-period",
-    "1",
+const FLAGS: [&str; 3] = [
+    "--lease-duration=4",
+    "--renew-deadline=3",
+    "--retry-period=1",
 ];
 
 /// The CIDRs of all IPAMBlocks.
-async fn objects(fixtures: &Fixtures) -> anyhow::Result<BTreeSet<String>> {
+async fn objects(fixtures: &Fixtures) -> Result<BTreeSet<String>> {
     let blocks = fixtures.blocks.list(&ListParams::default()).await?;
     Ok(blocks.into_iter().map(|it| it.spec.cidr).collect())
 }
 
 /// The listed blocks by node, which must not overlap.
-async fn lists(fixtures: &Fixtures) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+async fn lists(fixtures: &Fixtures) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let subnets = fixtures.subnets.list(&ListParams::default()).await?;
     let mut all: Vec<Cidr> = Vec::new();
     let mut lists = BTreeMap::new();
@@ -52,19 +50,19 @@ async fn lists(fixtures: &Fixtures) -> anyhow::Result<BTreeMap<String, BTreeSet<
 }
 
 /// Sets what the nodes of a half demand: that many blocks of 16 addresses, besides those in use.
-async fn demand(fixtures: &Fixtures, half: usize, blocks: u32) {
+async fn demand(fixtures: &Fixtures, half: usize, blocks: u32) -> Result<()> {
     let name = format!("half{half}-1");
     let warm = json!({"warm": {"low": blocks * 16, "high": blocks * 16}});
-    fixtures.change_pool(&name, warm).await.unwrap();
+    fixtures.change_pool(&name, warm).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated_twice() {
-    let mut cluster = TestCluster::start(Options::default(), &FLAGS)
-        .await
-        .unwrap();
-    let fixtures = cluster.fixtures().await.unwrap();
-    let agents = Agents::new(&cluster.control_plane).unwrap();
+async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated_twice()
+-> Result<()> {
+    let mut cluster = TestCluster::start(Options::default(), &FLAGS).await?;
+    let fixtures = cluster.fixtures().await?;
+    let agents = Agents::new(&cluster.control_plane)?;
     // Each half of the nodes has a pool of its own, so that one demands more while the other one demands less.
     for (half, range) in ["10.80.0.0/19", "10.80.32.0/19"].into_iter().enumerate() {
         let spec = json!({
@@ -72,18 +70,18 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
             "warm": {"low": 30 * 16, "high": 30 * 16},
         });
         let name = format!("half{half}-1");
-        fixtures.block_pool(&name, spec).await.unwrap();
+        fixtures.block_pool(&name, spec).await?;
     }
     let names: Vec<String> = (0..NODES).map(|i| format!("crash-{i}")).collect();
     for (i, name) in names.iter().enumerate() {
-        node(&fixtures, &agents, &format!("half{}", i % 2), name).await;
+        node(&fixtures, &agents, &format!("half{}", i % 2), name).await?;
     }
     let mut pods = BTreeMap::new();
     for round in 1..=4 {
-        let before = objects(&fixtures).await.unwrap();
+        let before = objects(&fixtures).await?;
         for half in 0..2 {
             let blocks = if (half + round) % 2 == 0 { 30 } else { 5 };
-            demand(&fixtures, half, blocks).await;
+            demand(&fixtures, half, blocks).await?;
         }
         let adds = names.iter().enumerate().map(async |(i, name)| {
             let (pool, pod) = (format!("half{}-1", i % 2), format!("{name}-{round}"));
@@ -103,12 +101,12 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
             let all = pods.entry(name.clone()).or_insert_with(Vec::new);
             all.extend(addresses.into_iter().flatten());
         }
-        lists(&fixtures).await.unwrap();
-        cluster.controller = start_controller(&cluster.control_plane, ADMIN, &FLAGS).unwrap();
-        cluster.controller.wait_ready(LIMIT).await.unwrap();
+        lists(&fixtures).await?;
+        cluster.controller = start_controller(&cluster.control_plane, ADMIN, &FLAGS)?;
+        cluster.controller.wait_ready(LIMIT).await?;
     }
     for half in 0..2 {
-        demand(&fixtures, half, 7).await;
+        demand(&fixtures, half, 7).await?;
     }
     // In the end every node has the blocks it demands, and every IPAMBlock is listed.
     until("all is settled", LIMIT, async || {
@@ -124,10 +122,9 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
         anyhow::ensure!(counts.iter().all(|it| *it == 8), "{counts:?}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     // No node has lost a block with a pod in it, and no address was assigned twice.
-    let lists = lists(&fixtures).await.unwrap();
+    let lists = lists(&fixtures).await?;
     let mut all = BTreeSet::new();
     for name in &names {
         let addresses = &pods[name];
@@ -139,6 +136,7 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
             assert!(lists[name].iter().any(contains), "{address} of {name}");
         }
         let count = i64::try_from(addresses.len()).unwrap();
-        fixtures.in_use(name, count).await.unwrap();
+        fixtures.in_use(name, count).await?;
     }
+    Ok(())
 }

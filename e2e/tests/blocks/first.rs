@@ -1,5 +1,6 @@
 //! Which nodes get a first block, and when.
 
+use anyhow::Result;
 use cadastre_api::{NodeSubnet, NodeSubnetStatus, OwnerKind};
 use cadastre_e2e::Fixtures;
 use cadastre_e2e::fixtures::LIMIT;
@@ -14,17 +15,15 @@ use serde_json::json;
 use crate::{node, shared};
 
 #[tokio::test]
-async fn a_new_node_gets_a_block_and_assigns_addresses_from_it() {
-    let (_, fixtures, agents) = shared().await;
+async fn a_new_node_gets_a_block_and_assigns_addresses_from_it() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     fixtures
         .block_pool("sight", json!({"ipv4": {"cidrs": ["10.1.0.0/24"]}}))
-        .await
-        .unwrap();
-    let made = node(&fixtures, &agents, "sight", "sight-1").await;
+        .await?;
+    let made = node(&fixtures, &agents, "sight", "sight-1").await?;
     let subnet = fixtures
         .subnet_until("sight-1", "lists a block", |it| it.spec.blocks.len() == 1)
-        .await
-        .unwrap();
+        .await?;
     let listed = &subnet.spec.blocks[0];
     assert_eq!(subnet.spec.node_uid, made.metadata.uid);
     assert_eq!(names(&subnet), ["sight"]);
@@ -41,35 +40,37 @@ async fn a_new_node_gets_a_block_and_assigns_addresses_from_it() {
         (OwnerKind::Node, "sight-1", made.metadata.uid.as_ref())
     );
 
-    let addresses = agents.allocate("sight-1", "sight", "web").await.unwrap();
+    let addresses = agents.allocate("sight-1", "sight", "web").await?;
     assert_eq!(addresses.len(), 1);
-    let subnet = fixtures.in_use("sight-1", 1).await.unwrap();
+    let subnet = fixtures.in_use("sight-1", 1).await?;
     let status = subnet.status.unwrap();
     // A flawless status has no condition.
     assert!(status.conditions.is_empty(), "{:?}", status.conditions);
-    assert!(fixtures.pod_cidrs("sight-1").await.unwrap().is_empty());
+    assert!(fixtures.pod_cidrs("sight-1").await?.is_empty());
+    Ok(())
 }
 
 #[tokio::test]
-async fn the_first_block_is_of_the_best_pool_and_others_are_allocated_on_demand() {
-    let (_, fixtures, agents) = shared().await;
+async fn the_first_block_is_of_the_best_pool_and_others_are_allocated_on_demand() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     for (name, range, priority) in [("best-1", "10.2.0.0/24", 1), ("best-2", "10.2.1.0/24", 2)] {
         let spec = json!({"ipv4": {"cidrs": [range]}, "priority": priority});
-        fixtures.block_pool(name, spec).await.unwrap();
-        fixtures.condition(name, "Ready", "True").await.unwrap();
+        fixtures.block_pool(name, spec).await?;
+        fixtures.condition(name, "Ready", "True").await?;
     }
-    node(&fixtures, &agents, "best", "best-a").await;
-    let first = fixtures.listed("best-a", 1).await.unwrap();
+    node(&fixtures, &agents, "best", "best-a").await?;
+    let first = fixtures.listed("best-a", 1).await?;
     assert!(first[0].starts_with("10.2.1."), "{first:?}");
-    let subnet = fixtures.subnets.get("best-a").await.unwrap();
+    let subnet = fixtures.subnets.get("best-a").await?;
     assert_eq!(names(&subnet), ["best-2", "best-1"]);
-    let addresses = agents.allocate("best-a", "best-1", "web").await.unwrap();
+    let addresses = agents.allocate("best-a", "best-1", "web").await?;
     assert!(addresses[0].starts_with("10.2.0."), "{addresses:?}");
+    Ok(())
 }
 
 #[tokio::test]
-async fn where_the_first_block_is_on_demand_a_node_gets_none_before() {
-    let (_, fixtures, agents) = shared().await;
+async fn where_the_first_block_is_on_demand_a_node_gets_none_before() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     for (name, field, value) in [
         ("demand", "firstBlock", json!("OnDemand")),
         ("named", "assignment", json!("Manual")),
@@ -85,35 +86,29 @@ async fn where_the_first_block_is_on_demand_a_node_gets_none_before() {
             _ => 2,
         };
         let spec = json!({"ipv4": {"cidrs": [format!("10.3.{third}.0/24")]}, field: value});
-        fixtures.block_pool(name, spec).await.unwrap();
+        fixtures.block_pool(name, spec).await?;
         let node_name = format!("{name}-1");
-        let made = node(&fixtures, &agents, name, &node_name).await;
+        let made = node(&fixtures, &agents, name, &node_name).await?;
         // The NodeSubnet exists, so that the agent can publish demand.
         let subnet = fixtures
             .subnet_until(&node_name, "names the pool", |it| names(it) == [name])
-            .await
-            .unwrap();
+            .await?;
         assert_eq!(subnet.spec.node_uid, made.metadata.uid);
         let demands_nothing = |it: &NodeSubnetStatus| it.agent.is_some() && it.pools.is_empty();
         let what = "has a status without demand";
         fixtures
             .status_until(&node_name, what, demands_nothing)
-            .await
-            .unwrap();
+            .await?;
         // The pool's count of waiting nodes is written after the controller has evaluated the node.
         fixtures
             .pool_until(name, "has counted", |it| {
                 it.status.as_ref().is_some_and(|it| it.waiting == Some(0))
             })
-            .await
-            .unwrap();
-        assert_eq!(
-            fixtures.blocks_of(name).await.unwrap(),
-            Vec::<String>::new()
-        );
+            .await?;
+        assert_eq!(fixtures.blocks_of(name).await?, Vec::<String>::new());
         // Only the pools that are for certain namespaces need a pod: the agent has to know its namespace.
         let add = match name {
-            "tenant" => add_of(&fixtures, &node_name).await,
+            "tenant" => add_of(&fixtures, &node_name).await?,
             _ => Add {
                 pools: vec![name.to_owned()],
                 ..add("web")
@@ -122,31 +117,25 @@ async fn where_the_first_block_is_on_demand_a_node_gets_none_before() {
         until("an ADD succeeds", LIMIT, async || {
             Ok(Some(agents.add(&node_name, add.clone()).await??))
         })
-        .await
-        .unwrap();
-        fixtures.listed(&node_name, 1).await.unwrap();
+        .await?;
+        fixtures.listed(&node_name, 1).await?;
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn a_node_that_is_older_than_its_pool_gets_a_block() {
-    let (_, fixtures, agents) = shared().await;
-    node(&fixtures, &agents, "early", "early-1").await;
+async fn a_node_that_is_older_than_its_pool_gets_a_block() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
+    node(&fixtures, &agents, "early", "early-1").await?;
     fixtures
         .block_pool("early", json!({"ipv4": {"cidrs": ["10.4.0.0/24"]}}))
-        .await
-        .unwrap();
-    fixtures.listed("early-1", 1).await.unwrap();
+        .await?;
+    fixtures.listed("early-1", 1).await?;
     // A node that a pool selects only later gets a block, too.
-    let other = node(&fixtures, &agents, "late", "late-1").await;
+    let other = node(&fixtures, &agents, "late", "late-1").await?;
     let labels = json!({"metadata": {"labels": {"group": "early"}}});
-    let patch = kube::api::Patch::Merge(labels);
-    fixtures
-        .nodes
-        .patch("late-1", &kube::api::PatchParams::default(), &patch)
-        .await
-        .unwrap();
-    fixtures.listed("late-1", 1).await.unwrap();
+    fixtures.change_node("late-1", labels).await?;
+    fixtures.listed("late-1", 1).await?;
     assert!(other.metadata.uid.is_some());
     until("the pool counts both", LIMIT, async || {
         let pool = fixtures.pools.get("early").await?;
@@ -154,31 +143,29 @@ async fn a_node_that_is_older_than_its_pool_gets_a_block() {
         anyhow::ensure!(nodes == Some(2), "{nodes:?}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
 /// An ADD of a new pod of a namespace with the label `a=b`.
-async fn add_of(fixtures: &Fixtures, node: &str) -> Add {
+async fn add_of(fixtures: &Fixtures, node: &str) -> Result<Add> {
     let namespace =
         serde_json::from_value(json!({"metadata": {"name": "b", "labels": {"a": "b"}}}));
     let params = PostParams::default();
     Api::<Namespace>::all(fixtures.client.clone())
         .create(&params, &namespace.unwrap())
-        .await
-        .unwrap();
+        .await?;
     let pod = serde_json::from_value(json!({
         "metadata": {"name": "web"},
         "spec": {"nodeName": node, "containers": [{"name": "c", "image": "none"}]},
     }));
     let pod: Pod = Api::namespaced(fixtures.client.clone(), "b")
         .create(&params, &pod.unwrap())
-        .await
-        .unwrap();
-    Add {
+        .await?;
+    Ok(Add {
         pod: Some(pod_ref(&pod)),
         ..add("web")
-    }
+    })
 }
 
 /// The names of the pools in the NodeSubnet's spec.

@@ -1,5 +1,6 @@
 //! Addresses whose pods are gone: the controller lists only those as leak candidates.
 
+use anyhow::Result;
 use cadastre_api::LeakCandidate;
 use cadastre_e2e::Fixtures;
 use serde_json::json;
@@ -11,33 +12,30 @@ async fn candidates(
     node: &str,
     what: &str,
     addresses: &[String],
-) -> Vec<LeakCandidate> {
+) -> Result<Vec<LeakCandidate>> {
     let is = |candidates: &[LeakCandidate]| {
         let named: Vec<&String> = candidates.iter().map(|it| &it.address).collect();
         named == addresses.iter().collect::<Vec<_>>()
     };
     let subnet = fixtures.subnet_until(node, what, |it| is(&it.spec.leak_candidates));
-    subnet.await.unwrap().spec.leak_candidates
+    Ok(subnet.await?.spec.leak_candidates)
 }
 
 #[tokio::test]
-async fn only_addresses_without_a_pod_are_leak_candidates() {
-    let (_, fixtures, _) = shared().await;
+async fn only_addresses_without_a_pod_are_leak_candidates() -> Result<()> {
+    let (_, fixtures, _) = shared().await?;
     let spec = json!({"ipv4": {"cidrs": ["10.74.0.0/24"], "blockSize": 28}});
-    fixtures.block_pool("leaky", spec).await.unwrap();
-    let node = fixtures.node("leaky", "leaky-1").await.unwrap();
-    let cidr = fixtures.listed("leaky-1", 1).await.unwrap()[0].clone();
-    let block = fixtures.subnets.get("leaky-1").await.unwrap().spec.blocks[0].clone();
+    fixtures.block_pool("leaky", spec).await?;
+    let node = fixtures.node("leaky", "leaky-1").await?;
+    let cidr = fixtures.listed("leaky-1", 1).await?[0].clone();
+    let block = fixtures.subnets.get("leaky-1").await?.spec.blocks[0].clone();
     let first: std::net::Ipv4Addr = cidr.split('/').next().unwrap().parse().unwrap();
     let address = |n: u32| std::net::Ipv4Addr::from(u32::from(first) + n).to_string();
 
-    let lives = fixtures.pod("leaky-a", "leaky-1", &[]).await.unwrap();
-    let goes = fixtures.pod("leaky-b", "leaky-1", &[]).await.unwrap();
+    let lives = fixtures.pod("leaky-a", "leaky-1", &[]).await?;
+    let goes = fixtures.pod("leaky-b", "leaky-1", &[]).await?;
     // The address is now reported by another pod, whatever UID the agent publishes for it.
-    fixtures
-        .pod("leaky-c", "leaky-1", &[&address(3)])
-        .await
-        .unwrap();
+    fixtures.pod("leaky-c", "leaky-1", &[&address(3)]).await?;
     let stranger = "00000000-0000-4000-8000-000000000001";
     let entry = |n: u32, uid: &str| json!({"address": address(n), "podUID": uid});
     let status = json!({
@@ -52,19 +50,16 @@ async fn only_addresses_without_a_pod_are_leak_candidates() {
             {"address": "192.0.2.55", "podUID": stranger},
         ],
     });
-    fixtures
-        .write_status("leaky-1", status.clone())
-        .await
-        .unwrap();
+    fixtures.write_status("leaky-1", status.clone()).await?;
     let named = candidates(
         &fixtures,
         "leaky-1",
         "names the address without a pod",
         &[address(4)],
     )
-    .await;
+    .await?;
     assert_eq!(named[0].pod_uid, stranger);
-    fixtures.delete_pod("leaky-b").await.unwrap();
+    fixtures.delete_pod("leaky-b").await?;
     let both = [address(2), address(4)];
     candidates(
         &fixtures,
@@ -72,17 +67,18 @@ async fn only_addresses_without_a_pod_are_leak_candidates() {
         "names the address of the deleted pod, too",
         &both,
     )
-    .await;
+    .await?;
 
     // The agent releases one address and keeps the other, which remains a leak candidate.
     let mut less = status.clone();
     less["orphans"].as_array_mut().unwrap().remove(3);
-    fixtures.write_status("leaky-1", less).await.unwrap();
+    fixtures.write_status("leaky-1", less).await?;
     candidates(
         &fixtures,
         "leaky-1",
         "names the address that is left",
         &[address(2)],
     )
-    .await;
+    .await?;
+    Ok(())
 }

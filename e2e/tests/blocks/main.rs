@@ -8,29 +8,30 @@
 //! | `first` | which nodes get a first block, and when |
 //! | `demand` | many blocks, limits, both families or neither, reserved addresses |
 //! | `releasing` | surplus blocks and deselected nodes |
-//! | `short` | exhausted pools, and from which nodes blocks are recalled |
+//! | `exhaustion` | exhausted pools, and from which nodes blocks are recalled |
 //! | `pools` | pools that change or are deleted while nodes have blocks of them |
-//! | `dead` | blocks of deleted nodes |
+//! | `deleted_nodes` | blocks of deleted nodes |
 //! | `leaks` | addresses whose pods are gone |
 //! | `requests` | requests that people make by annotations |
-//! | `mending` | objects edited and deleted by fixtures |
-//! | `trust` | statuses that make no sense |
+//! | `manual_edits` | objects edited and deleted by fixtures |
+//! | `agent_statuses` | statuses that make no sense |
 //! | `crash` | a controller that is killed while it works |
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
+mod agent_statuses;
 mod crash;
-mod dead;
+mod deleted_nodes;
 mod demand;
+mod exhaustion;
 mod first;
 mod leaks;
-mod mending;
+mod manual_edits;
 mod pools;
 mod releasing;
 mod requests;
-mod short;
-mod trust;
 
+use anyhow::Result;
 use cadastre_api::{NodeSubnet, Recall};
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
@@ -39,31 +40,25 @@ use k8s_openapi::api::core::v1::Node;
 use tokio::sync::OnceCell;
 
 /// The cluster that most tests share, with a new [`Fixtures`] and new agents for this test.
-async fn shared() -> (&'static TestCluster, Fixtures, Agents) {
+async fn shared() -> Result<(&'static TestCluster, Fixtures, Agents)> {
     static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
-    let start = || async {
-        TestCluster::start(
-            Options::default(),
-            &["--log-level", "debug", "--leak-grace", "2"],
-        )
-        .await
-        .unwrap()
-    };
-    let cluster = CLUSTER.get_or_init(start).await;
-    let fixtures = cluster.fixtures().await.unwrap();
-    let agents = Agents::new(&cluster.control_plane).unwrap();
-    (cluster, fixtures, agents)
+    let flags = ["--log-level", "debug", "--leak-grace", "2"];
+    let start = || TestCluster::start(Options::default(), &flags);
+    let cluster = CLUSTER.get_or_try_init(start).await?;
+    let fixtures = cluster.fixtures().await?;
+    let agents = Agents::new(&cluster.control_plane)?;
+    Ok((cluster, fixtures, agents))
 }
 
 /// Creates a node and starts its agent.
-async fn node(fixtures: &Fixtures, agents: &Agents, group: &str, name: &str) -> Node {
-    let node = fixtures.node(group, name).await.unwrap();
-    agents.join(&node).unwrap();
-    node
+async fn node(fixtures: &Fixtures, agents: &Agents, group: &str, name: &str) -> Result<Node> {
+    let node = fixtures.node(group, name).await?;
+    agents.join(&node)?;
+    Ok(node)
 }
 
 /// Waits until the pool has `count` blocks, and returns their CIDRs.
-async fn blocks(fixtures: &Fixtures, pool: &str, count: usize) -> Vec<String> {
+async fn blocks(fixtures: &Fixtures, pool: &str, count: usize) -> Result<Vec<String>> {
     let what = format!("pool {pool} has {count} blocks");
     until(&what, LIMIT, async || {
         let blocks = fixtures.blocks_of(pool).await?;
@@ -71,22 +66,22 @@ async fn blocks(fixtures: &Fixtures, pool: &str, count: usize) -> Vec<String> {
         Ok(Some(blocks))
     })
     .await
-    .unwrap()
 }
 
 /// Waits until all blocks of a node drain.
-async fn drains(fixtures: &Fixtures, node: &str) {
+async fn drains(fixtures: &Fixtures, node: &str) -> Result<()> {
     let is_draining = |it: &NodeSubnet| {
         let mut blocks = it.spec.blocks.iter();
         blocks.all(|it| it.recall == Some(Recall::Drain))
     };
     let subnet = fixtures.subnet_until(node, "drains", is_draining);
-    subnet.await.unwrap();
+    subnet.await?;
+    Ok(())
 }
 
 /// Returns the recall of a node's block, if there is one.
-async fn recall(fixtures: &Fixtures, node: &str, cidr: &str) -> Option<Recall> {
-    let subnet = fixtures.subnets.get(node).await.unwrap();
+async fn recall(fixtures: &Fixtures, node: &str, cidr: &str) -> Result<Option<Recall>> {
+    let subnet = fixtures.subnets.get(node).await?;
     let block = subnet.spec.blocks.iter().find(|it| it.cidr == cidr);
-    block.unwrap().recall
+    Ok(block.unwrap().recall)
 }

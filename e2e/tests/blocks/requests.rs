@@ -1,79 +1,79 @@
 //! Requests that people make by annotations of a NodeSubnet.
 
+use anyhow::Result;
 use cadastre_api::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, Recall};
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Fixtures, Options, TestCluster};
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::{blocks, node, recall, shared};
 
-async fn annotate(fixtures: &Fixtures, node: &str, name: &str, value: Value) {
-    let patch = Patch::Merge(json!({"metadata": {"annotations": {name: value}}}));
-    let params = PatchParams::default();
-    fixtures.subnets.patch(node, &params, &patch).await.unwrap();
+async fn annotate(fixtures: &Fixtures, node: &str, name: &str, value: Value) -> Result<()> {
+    let change = json!({"metadata": {"annotations": {name: value}}});
+    fixtures.change_subnet(node, change).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn a_block_drains_as_long_as_the_annotation_names_it() {
-    let (_, fixtures, agents) = shared().await;
+async fn a_block_drains_as_long_as_the_annotation_names_it() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = json!({"ipv4": {"cidrs": ["10.23.8.0/24"], "blockSize": 28}, "idleSeconds": 86400, "cooldownSeconds": 0});
-    fixtures.block_pool("plea", spec).await.unwrap();
-    node(&fixtures, &agents, "plea", "plea-1").await;
-    agents.allocate("plea-1", "plea", "p0").await.unwrap();
-    let first = fixtures.listed("plea-1", 1).await.unwrap()[0].clone();
+    fixtures.block_pool("plea", spec).await?;
+    node(&fixtures, &agents, "plea", "plea-1").await?;
+    agents.allocate("plea-1", "plea", "p0").await?;
+    let first = fixtures.listed("plea-1", 1).await?[0].clone();
 
-    annotate(&fixtures, "plea-1", DRAIN_ANNOTATION, json!(first)).await;
-    let both = fixtures.listed("plea-1", 2).await.unwrap();
+    annotate(&fixtures, "plea-1", DRAIN_ANNOTATION, json!(first)).await?;
+    let both = fixtures.listed("plea-1", 2).await?;
     assert_eq!(
-        recall(&fixtures, "plea-1", &first).await,
+        recall(&fixtures, "plea-1", &first).await?,
         Some(Recall::Drain)
     );
     let second = both.iter().find(|it| **it != first).unwrap().clone();
-    assert_eq!(recall(&fixtures, "plea-1", &second).await, None);
+    assert_eq!(recall(&fixtures, "plea-1", &second).await?, None);
     // The controller's own writes preserve annotations.
-    let subnet = fixtures.subnets.get("plea-1").await.unwrap();
+    let subnet = fixtures.subnets.get("plea-1").await?;
     assert_eq!(
         subnet.metadata.annotations.unwrap()[DRAIN_ANNOTATION],
         first
     );
 
-    annotate(&fixtures, "plea-1", DRAIN_ANNOTATION, Value::Null).await;
+    annotate(&fixtures, "plea-1", DRAIN_ANNOTATION, Value::Null).await?;
     until("it is drained no longer", LIMIT, async || {
         Ok(recall(&fixtures, "plea-1", &first)
-            .await
+            .await?
             .is_none()
             .then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
-    annotate(&fixtures, "plea-1", DRAIN_ANNOTATION, json!(first)).await;
+    annotate(&fixtures, "plea-1", DRAIN_ANNOTATION, json!(first)).await?;
     fixtures
         .subnet_until("plea-1", "drains again", |it| {
             it.spec.blocks.iter().any(|it| it.recall.is_some())
         })
-        .await
-        .unwrap();
-    agents.free("plea-1", "p0").await.unwrap();
-    fixtures.block_gone(&first).await.unwrap();
-    assert_eq!(blocks(&fixtures, "plea", 1).await, [second]);
+        .await?;
+    agents.free("plea-1", "p0").await?;
+    fixtures.block_gone(&first).await?;
+    assert_eq!(blocks(&fixtures, "plea", 1).await?, [second]);
+    Ok(())
 }
 
 #[tokio::test]
-async fn a_requested_release_ignores_the_grace_period_and_frees_no_address_of_a_living_pod() {
+async fn a_requested_release_ignores_the_grace_period_and_frees_no_address_of_a_living_pod()
+-> Result<()> {
     let cluster = TestCluster::start(Options::default(), &["--leak-grace", "3600"]);
-    let cluster = cluster.await.unwrap();
-    let fixtures = cluster.fixtures().await.unwrap();
+    let cluster = cluster.await?;
+    let fixtures = cluster.fixtures().await?;
     let spec = json!({"ipv4": {"cidrs": ["10.74.8.0/24"], "blockSize": 28}});
-    fixtures.block_pool("let", spec).await.unwrap();
-    let node = fixtures.node("let", "let-1").await.unwrap();
-    let cidr = fixtures.listed("let-1", 1).await.unwrap()[0].clone();
-    let block = fixtures.subnets.get("let-1").await.unwrap().spec.blocks[0].clone();
+    fixtures.block_pool("let", spec).await?;
+    let node = fixtures.node("let", "let-1").await?;
+    let cidr = fixtures.listed("let-1", 1).await?[0].clone();
+    let block = fixtures.subnets.get("let-1").await?.spec.blocks[0].clone();
     let first: std::net::Ipv4Addr = cidr.split('/').next().unwrap().parse().unwrap();
     let address = |n: u32| std::net::Ipv4Addr::from(u32::from(first) + n).to_string();
-    let lives = fixtures.pod("let-a", "let-1", &[]).await.unwrap();
+    let lives = fixtures.pod("let-a", "let-1", &[]).await?;
     let lives = lives.metadata.uid.unwrap();
     let gone = |n: u32| format!("00000000-0000-4000-8000-00000000000{n}");
     let orphans = [
@@ -86,19 +86,20 @@ async fn a_requested_release_ignores_the_grace_period_and_frees_no_address_of_a_
         "blocks": [{"cidr": cidr, "uid": block.uid, "used": 3, "free": 13}],
         "orphans": orphans,
     });
-    fixtures.write_status("let-1", status).await.unwrap();
+    fixtures.write_status("let-1", status).await?;
     let all = [
         format!("{}={lives}", address(1)),
         format!("{}={}", address(2), gone(2)),
         // The address is in use by another pod than the one that is named.
         format!("{}={}", address(3), gone(9)),
     ];
-    annotate(&fixtures, "let-1", RELEASE_ANNOTATION, json!(all.join(","))).await;
+    annotate(&fixtures, "let-1", RELEASE_ANNOTATION, json!(all.join(","))).await?;
     let subnet = fixtures.subnet_until("let-1", "names a leak candidate", |it| {
         !it.spec.leak_candidates.is_empty()
     });
-    let candidates = subnet.await.unwrap().spec.leak_candidates;
+    let candidates = subnet.await?.spec.leak_candidates;
     assert_eq!(candidates.len(), 1, "{candidates:?}");
     assert_eq!(candidates[0].address, address(2));
     assert_eq!(candidates[0].pod_uid, gone(2));
+    Ok(())
 }

@@ -8,7 +8,7 @@
 
 #[path = "../install/docs.rs"]
 mod docs;
-mod made;
+mod generated;
 mod nodes;
 mod refusals;
 mod removal;
@@ -19,12 +19,15 @@ mod values;
 use cadastre_e2e::assets;
 use cadastre_e2e::helm::{Helm, chart, template};
 
+/// Builds helm if it is missing.
+async fn tools() {
+    let ensured = tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS)).await;
+    ensured.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn lint_finds_nothing() {
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
-        .await
-        .unwrap()
-        .unwrap();
+    tools().await;
     let folder = tempfile::tempdir().unwrap();
     let chart = chart().display().to_string();
     let helm = Helm::offline(folder.path());
@@ -50,10 +53,7 @@ fn the_versions_are_that_of_the_code() {
 /// only when a release is made.
 #[tokio::test]
 async fn a_release_names_its_sources_and_its_image() {
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
-        .await
-        .unwrap()
-        .unwrap();
+    tools().await;
     let folder = tempfile::tempdir().unwrap();
     let hack = chart().join("../../hack");
     let run = |script: &str| {

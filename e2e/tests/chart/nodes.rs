@@ -1,9 +1,11 @@
 //! The chart sets the number of controllers by the cluster's number of nodes, with helm 4 and helm 3.
 
 use cadastre_e2e::helm::{Helm, chart};
-use cadastre_e2e::{ControlPlane, Options, assets, nodes};
+use cadastre_e2e::{ControlPlane, Options, nodes};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
+
+use crate::tools;
 
 /// Returns the number of replicas and the update strategy of the Deployment.
 fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
@@ -19,10 +21,7 @@ fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
 /// each upgrade.
 #[tokio::test]
 async fn one_node_has_one_controller_and_many_have_two() {
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
-        .await
-        .unwrap()
-        .unwrap();
+    tools().await;
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
     let api = Api::all(cluster.client().await.unwrap());
     let (four, three) = (
@@ -47,18 +46,14 @@ async fn one_node_has_one_controller_and_many_have_two() {
             node.metadata.labels.get_or_insert_default().extend([name]);
             api.create(&PostParams::default(), &node).await.unwrap();
         }
-        for helm in [&four, &three] {
-            let chart = chart().display().to_string();
-            let mut args = vec!["install", "cadastre", &chart, "--namespace=kube-system"];
-            args.push("--dry-run=server");
-            args.extend(flags);
-            let rendered = helm.run(&args).await.unwrap();
-            let is = rollout(&rendered);
-            assert_eq!(
-                is,
-                (Some(replicas), Some(strategy)),
-                "{count} nodes, {flags:?}"
-            );
+        let chart = chart().display().to_string();
+        let mut args = vec!["install", "cadastre", &chart, "--namespace=kube-system"];
+        args.push("--dry-run=server");
+        args.extend(flags);
+        let (by_four, by_three) = tokio::try_join!(four.run(&args), three.run(&args)).unwrap();
+        for rendered in [by_four, by_three] {
+            let expected = (Some(replicas), Some(strategy));
+            assert_eq!(rollout(&rendered), expected, "{count} nodes, {flags:?}");
         }
     }
 }

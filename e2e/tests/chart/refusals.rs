@@ -4,71 +4,68 @@ use crate::template;
 
 #[tokio::test]
 async fn wrong_values_are_refused_with_their_path() {
-    for (flags, says) in [
-        (&["mode=bridge"][..], &["mode", "blocks", "podCIDRs"][..]),
-        (&["modes=blocks"], &["modes"]),
-        (&["image.repository="], &["image", "repository"]),
-        (&["image.digest=sha256:1"], &["digest"]),
-        (&["controller.replicas=two"], &["controller", "replicas"]),
+    let cases: [(&str, &[&str]); 28] = [
+        ("mode=bridge", &["mode", "blocks", "podCIDRs"]),
+        ("modes=blocks", &["modes"]),
+        ("image.repository=", &["image", "repository"]),
+        ("image.digest=sha256:1", &["digest"]),
+        ("controller.replicas=two", &["controller", "replicas"]),
         (
-            &["enabled=false"],
+            "enabled=false",
             &["condition: cadastre.enabled", "upgrade.md"],
         ),
         (
-            &["commonLabels.app\\.kubernetes\\.io/name=x"],
+            "commonLabels.app\\.kubernetes\\.io/name=x",
             &["app.kubernetes.io/name"],
         ),
-        (&["controller.extraEnv[0].value=x"], &["extraEnv", "name"]),
-        (&["controller.adminPort=70000"], &["adminPort"]),
-        (&["agent.probePort=0"], &["probePort"]),
+        ("controller.extraEnv[0].value=x", &["extraEnv", "name"]),
+        ("controller.adminPort=70000", &["adminPort"]),
+        ("agent.probePort=0", &["probePort"]),
         (
-            &["agent.probePort=9827"],
+            "agent.probePort=9827",
             &["two ports of a host", "controller.probePort=9827"],
         ),
         (
-            &["mode=podCIDRs", "controller.probePort=9817"],
+            "mode=podCIDRs controller.probePort=9817",
             &["two ports of a host", "controller.adminPort=9817"],
         ),
-        (&["agent.cni.template=macvlan"], &["template", "ptp"]),
-        (&["agent.cni.confName=x.conf"], &["confName"]),
-        (&["agent.masquerade=yes"], &["masquerade", "auto"]),
-        (&["agent.netnsDir=run/netns"], &["netnsDir"]),
-        (&["agent.addressesInterval=5"], &["addressesInterval", "30"]),
-        (&["agent.addressesInterval=5m"], &["addressesInterval"]),
-        (&["agent.extraArgs={x}"], &["extraArgs"]),
-        (&["defaultPool.cidrs={10.0.0.0}"], &["defaultPool", "cidrs"]),
-        (&["pools[0].name=a"], &["pools", "spec"]),
+        ("agent.cni.template=macvlan", &["template", "ptp"]),
+        ("agent.cni.confName=x.conf", &["confName"]),
+        ("agent.masquerade=yes", &["masquerade", "auto"]),
+        ("agent.netnsDir=run/netns", &["netnsDir"]),
+        ("agent.addressesInterval=5", &["addressesInterval", "30"]),
+        ("agent.addressesInterval=5m", &["addressesInterval"]),
+        ("agent.extraArgs={x}", &["extraArgs"]),
+        ("defaultPool.cidrs={10.0.0.0}", &["defaultPool", "cidrs"]),
+        ("pools[0].name=a", &["pools", "spec"]),
         (
-            &["pools[0].name=A", "pools[0].spec.ipv4.cidrs={10.0.0.0/8}"],
+            "pools[0].name=A pools[0].spec.ipv4.cidrs={10.0.0.0/8}",
             &["pools", "name"],
         ),
         (
-            &["admissionPolicies.validationActions={}"],
+            "admissionPolicies.validationActions={}",
             &["validationActions"],
         ),
         (
-            &["metrics.serviceMonitor=true", "metrics.podMonitor=true"],
+            "metrics.serviceMonitor=true metrics.podMonitor=true",
             &["choose one"],
         ),
-        (&["metrics.auth=true"], &["metrics.tlsSecret", "tls.key"]),
+        ("metrics.auth=true", &["metrics.tlsSecret", "tls.key"]),
         (
-            &[
-                "metrics.auth=true",
-                "metrics.tlsSecret=a",
-                "metrics.podMonitor=true",
-            ],
+            "metrics.auth=true metrics.tlsSecret=a metrics.podMonitor=true",
             &["PodMonitor", "metrics.serviceMonitor"],
         ),
-        (&["metrics.tlsSecret=A_b"], &["tlsSecret"]),
+        ("metrics.tlsSecret=A_b", &["tlsSecret"]),
         (
-            &["metrics.serviceMonitor=true", "metrics.services=false"],
+            "metrics.serviceMonitor=true metrics.services=false",
             &["metrics.services", "podMonitor"],
         ),
-    ] {
-        let set: Vec<&str> = flags.iter().flat_map(|it| ["--set", *it]).collect();
+    ];
+    for (values, says) in cases {
+        let set: Vec<&str> = values.split(' ').flat_map(|it| ["--set", it]).collect();
         let error = template(&set).await.unwrap_err().to_string();
         for word in says {
-            assert!(error.contains(word), "{flags:?}: {error}");
+            assert!(error.contains(word), "{values}: {error}");
         }
     }
 }

@@ -58,7 +58,7 @@ async fn applied(cluster: &ControlPlane) -> Daemon {
 }
 
 #[tokio::test]
-async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() {
+async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
     let options = Options {
         users: vec![User::new(CONTROLLER, &["system:serviceaccounts"])],
         ..Options::default()

@@ -87,7 +87,7 @@ async fn everything_that_is_off_can_be_switched_on() {
 /// By default agents masquerade only with built-in templates: the plugins of a custom configuration may masquerade
 /// themselves.
 #[tokio::test]
-async fn agents_masquerade_with_templates_of_ours_and_where_they_are_told_to() {
+async fn agents_masquerade_with_built_in_templates_and_on_request() {
     let custom = "agent.cni.custom=\\{\\}";
     for (values, is_on) in [
         (&[][..], true),
@@ -106,7 +106,7 @@ async fn agents_masquerade_with_templates_of_ours_and_where_they_are_told_to() {
 }
 
 #[tokio::test]
-async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
+async fn metrics_with_tls_and_tokens_render_flags_secrets_and_roles() {
     let tls = ["metrics.tlsSecret=admin", "metrics.serviceMonitor=true"];
     let auth = [&tls[..], &["metrics.auth=true"]].concat();
     let (none, tls, auth) = (with(&[]).await, with(&tls).await, with(&auth).await);
@@ -241,7 +241,7 @@ async fn containers_may_nothing() {
 
 /// Values that users expect of every chart: labels, environment variables, volumes and annotations.
 #[tokio::test]
-async fn labels_environment_volumes_and_accounts_are_peoples_too() {
+async fn labels_environment_volumes_and_accounts_can_be_extended() {
     let text = with(&[
         "commonLabels.team=net",
         "controller.podLabels.cost=a",
@@ -289,7 +289,7 @@ async fn labels_environment_volumes_and_accounts_are_peoples_too() {
 
 /// A chart with this chart as a dependency can switch it on and off.
 #[tokio::test]
-async fn an_umbrella_chart_switches_it() {
+async fn an_umbrella_chart_switches_this_chart_on_and_off() {
     let folder = tempfile::tempdir().unwrap();
     let umbrella = folder.path().join("umbrella");
     std::fs::create_dir_all(umbrella.join("charts")).unwrap();
@@ -320,7 +320,7 @@ async fn an_umbrella_chart_switches_it() {
 }
 
 #[tokio::test]
-async fn roles_of_the_cluster_take_ours_in() {
+async fn roles_aggregate_to_view_edit_and_admin() {
     let text = with(&[]).await;
     let role = |name: &str| {
         let role = text
@@ -366,7 +366,7 @@ async fn admin_ports_of_both_are_behind_network_policies() {
 /// `helm test` runs in a pod on the pod network. In mode `secondary` it uses the host network, because other plugins
 /// assign the pods' addresses.
 #[tokio::test]
-async fn helm_test_asks_whether_it_is_well() {
+async fn helm_test_runs_kubectl_cadastre_status() {
     let text = with(&[]).await;
     let pod = text
         .split("---\n")

@@ -2,21 +2,16 @@
 
 use std::path::Path;
 
+use cadastre_e2e::Options;
+use cadastre_e2e::cluster::with_crds;
 use cadastre_e2e::helm::{Helm, chart};
-use cadastre_e2e::{ControlPlane, Options, assets, crds};
 
-use crate::template;
+use crate::{template, tools};
 
 #[tokio::test]
-async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
-        .await
-        .unwrap()
-        .unwrap();
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    crds::install(&cluster.client().await.unwrap())
-        .await
-        .unwrap();
+async fn an_api_server_accepts_all_objects_and_the_chart_rejects_old_crds() {
+    tools().await;
+    let (cluster, _) = with_crds(Options::default()).await.unwrap();
     for folder in ["default", "pod-cidrs", "secondary"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../config/{folder}"));
         let path = path.display().to_string();
@@ -75,14 +70,8 @@ async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
         "--set=networkPolicy.enabled=true",
     ];
     helm.run(&install).await.unwrap();
-    let old = [
-        "annotate",
-        "crd",
-        "nodesubnets.cadastre.dev",
-        "--overwrite",
-        "cadastre.dev/version=0.0.9",
-    ];
-    cluster.kubectl(&old).await.unwrap();
+    let old = "annotate crd nodesubnets.cadastre.dev --overwrite cadastre.dev/version=0.0.9";
+    cluster.kubectl_line(old).await.unwrap();
     let error = helm.run(&install).await.unwrap_err().to_string();
     let says = "nodesubnets.cadastre.dev in the cluster is of version 0.0.9";
     assert!(

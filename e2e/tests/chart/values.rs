@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use cadastre_e2e::helm::chart;
 
-use crate::made::assert_generated;
+use crate::generated::assert_generated;
 
 const HEAD: &str = "\
 # Values of the chart

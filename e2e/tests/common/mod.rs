@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use cadastre_api::NodeSubnet;
+use cadastre_e2e::cluster::with_crds;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
-use cadastre_e2e::{ControlPlane, Daemon, History, Options, crds, install, nodes, wait};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, History, Options, install, nodes, wait};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
@@ -42,9 +43,7 @@ pub struct Lab {
 impl Lab {
     /// Starts a control plane without controllers, pools or nodes.
     pub async fn start() -> Self {
-        let cluster = ControlPlane::start(Options::default()).await.unwrap();
-        let client = cluster.client().await.unwrap();
-        crds::install(&client).await.unwrap();
+        let (cluster, Fixtures { client, .. }) = with_crds(Options::default()).await.unwrap();
         let history = History::start(client.clone()).await.unwrap();
         Self {
             client,
@@ -82,21 +81,10 @@ impl Lab {
     /// Waits until `a` leads, then starts a standby `b`.
     pub async fn pair_of(&self, mut a: Daemon) -> (Daemon, Daemon) {
         a.wait_ready(LIMIT).await.unwrap();
-        wait::until("a leads", LIMIT, async || {
-            Ok(leads(&a).await?.then_some(()))
-        })
-        .await
-        .unwrap();
+        wait_leads(&a).await;
         let mut b = self.controller("b", &[]);
         b.wait_ready(LIMIT).await.unwrap();
-        wait::until("b knows its leader", LIMIT, async || {
-            Ok(b.ready()
-                .await?
-                .starts_with("standby (leader: a_")
-                .then_some(()))
-        })
-        .await
-        .unwrap();
+        wait_ready(&b, "standby (leader: a_").await;
         (a, b)
     }
 
@@ -123,7 +111,7 @@ impl Lab {
         assert_eq!(nodes.len(), count);
         assert!(nodes.values().all(|cidrs| cidrs.len() == 2), "{nodes:?}");
         let recorded = wait::until(
-            "every NodeSubnet says what its node holds",
+            "every NodeSubnet lists the podCIDRs of its node",
             LIMIT,
             async || Ok((self.recorded().await? == nodes).then_some(())),
         );
@@ -146,6 +134,22 @@ impl Lab {
 /// Returns whether the controller reports that it leads and allocates.
 pub async fn leads(daemon: &Daemon) -> Result<bool> {
     Ok(daemon.ready().await? == "leader\n")
+}
+
+/// Waits until the controller leads and allocates.
+pub async fn wait_leads(daemon: &Daemon) {
+    wait_ready(daemon, "leader\n").await;
+}
+
+/// Waits until the controller is ready and reports a state that begins with this text.
+pub async fn wait_ready(daemon: &Daemon, state: &str) {
+    wait::until(&format!("state {state:?}"), LIMIT, async || {
+        let now = daemon.ready().await?;
+        anyhow::ensure!(now.starts_with(state), now);
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
 }
 
 pub fn log_says(daemon: &mut Daemon, text: &str) -> bool {

@@ -24,11 +24,12 @@ async fn the_pool(hand: &Fixtures) -> IPPool {
 }
 
 #[tokio::test]
-async fn two_controllers_make_one_pool_of_what_kubeadm_was_told() {
+async fn two_controllers_create_one_pool_from_the_pod_subnet_of_kubeadm() {
     let (cluster, hand) = cluster(None).await;
-    let told = "kind: ClusterConfiguration\nnetworking:\n  podSubnet: 10.20.0.0/16,fd00:20::/56\n";
+    let config =
+        "kind: ClusterConfiguration\nnetworking:\n  podSubnet: 10.20.0.0/16,fd00:20::/56\n";
     let map: ConfigMap = serde_json::from_value(json!({
-        "metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": told},
+        "metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": config},
     }))
     .unwrap();
     let maps = Api::<ConfigMap>::namespaced(hand.client.clone(), "kube-system");
@@ -56,14 +57,9 @@ async fn two_controllers_make_one_pool_of_what_kubeadm_was_told() {
 }
 
 #[tokio::test]
-async fn without_kubeadm_a_private_range_is_taken_that_is_nobodys() {
+async fn without_kubeadm_the_pool_has_an_unused_private_range() {
     let (cluster, hand) = cluster(None).await;
-    let flags = [
-        "--default-pool",
-        "blocks",
-        "--service-cidr",
-        "10.244.0.0/20",
-    ];
+    let flags = ["--default-pool=blocks", "--service-cidr=10.244.0.0/20"];
     let _daemon = start_controller(&cluster, ADMIN, &flags).unwrap();
     // The node's address lies in the second candidate range, and `--service-cidr` overlaps the first. So the third is
     // used.
@@ -76,15 +72,13 @@ async fn without_kubeadm_a_private_range_is_taken_that_is_nobodys() {
 }
 
 #[tokio::test]
-async fn beside_a_pool_none_is_made() {
+async fn in_a_cluster_with_a_pool_none_is_created() {
     let (cluster, hand) = cluster(None).await;
     let spec = json!({"ipv4": {"cidrs": ["10.30.0.0/16"]}});
     hand.pool("own", spec).await.unwrap();
     let flags = [
-        "--default-pool",
-        "node-cidr",
-        "--default-pool-cidr",
-        "10.40.0.0/16",
+        "--default-pool=node-cidr",
+        "--default-pool-cidr=10.40.0.0/16",
     ];
     let _daemon = start_controller(&cluster, ADMIN, &flags).unwrap();
     hand.node("own", "own-1").await.unwrap();

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
-use cadastre_e2e::cluster::start_controller;
+use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::helm::template;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Options, crds, ports};
+use cadastre_e2e::{ControlPlane, Daemon, Options, ports};
 use http::Request;
 use http::header::{AUTHORIZATION, HOST};
 use http_body_util::{BodyExt as _, Empty};
@@ -91,10 +91,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
         ],
         ..Options::default()
     };
-    let cluster = ControlPlane::start(options).await.unwrap();
-    crds::install(&cluster.client().await.unwrap())
-        .await
-        .unwrap();
+    let (cluster, _) = with_crds(options).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let first = certificate(folder.path());
     let at = |name: &str| folder.path().join(name).display().to_string();
@@ -145,14 +142,8 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
             .await
             .unwrap();
     }
-    let bind = [
-        "create",
-        "clusterrolebinding",
-        "scraper",
-        "--clusterrole=cadastre-metrics",
-        "--user=scraper",
-    ];
-    cluster.kubectl(&bind).await.unwrap();
+    let bind = "create clusterrolebinding scraper --clusterrole=cadastre-metrics --user=scraper";
+    cluster.kubectl_line(bind).await.unwrap();
     answers(
         &daemon,
         &first,
@@ -185,12 +176,16 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     // If the new certificate cannot be read, the controller reports that and continues with the old one. A valid new
     // pair replaces the old one.
     std::fs::write(&cert, "garbage").unwrap();
-    until("garbage is told", LIMIT, async || {
-        let is = ask(&daemon, &first, "/healthz", "").await?;
-        anyhow::ensure!(is.0 == 200, "{is:?}");
-        let log = std::fs::read_to_string(daemon.process().log())?;
-        Ok(log.contains("keeps its certificate").then_some(()))
-    })
+    until(
+        "the unreadable certificate is reported",
+        LIMIT,
+        async || {
+            let is = ask(&daemon, &first, "/healthz", "").await?;
+            anyhow::ensure!(is.0 == 200, "{is:?}");
+            let log = std::fs::read_to_string(daemon.process().log())?;
+            Ok(log.contains("keeps its certificate").then_some(()))
+        },
+    )
     .await
     .unwrap();
     let second = certificate(folder.path());

@@ -27,43 +27,26 @@ mod setup;
 
 use std::time::Duration;
 
-use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::cluster::{start_controller, with_crds};
+use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
-use cadastre_e2e::{History, crds, metrics, nodes};
+use cadastre_e2e::{History, Options, metrics, nodes};
+use serde_json::json;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-const POOL: &str = r#"{
-  "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": "default"},
-  "spec": {
-    "allocationMode": "NodeCIDR",
-    "ipv4": {"cidrs": ["10.244.0.0/16"], "blockSize": 24},
-    "ipv6": {"cidrs": ["fd00:244::/48"], "blockSize": 64}
-  }
-}"#;
-
-fn controller() -> DaemonOptions {
-    DaemonOptions {
-        name: "controller".to_owned(),
-        args: vec!["controller".to_owned()],
-        env: Vec::new(),
-    }
-}
-
 #[tokio::test]
 async fn the_controller_gives_every_node_a_range_of_each_family_and_ends_on_sigterm() {
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let client = cluster.client().await.unwrap();
-    crds::install(&client).await.unwrap();
-    cluster
-        .kubectl_stdin(&["apply", "-f", "-"], POOL)
-        .await
-        .unwrap();
+    let (cluster, fixtures) = with_crds(Options::default()).await.unwrap();
+    let pool = json!({
+        "ipv4": {"cidrs": ["10.244.0.0/16"], "blockSize": 24}, "nodeSelector": {},
+        "ipv6": {"cidrs": ["fd00:244::/48"], "blockSize": 64},
+    });
+    fixtures.pool("default", pool).await.unwrap();
     nodes::create(&cluster, 50, nodes::numbered).await.unwrap();
-    let history = History::start(client.clone()).await.unwrap();
+    let history = History::start(fixtures.client.clone()).await.unwrap();
 
-    let kubeconfig = cluster.kubeconfig(ADMIN).unwrap();
-    let mut daemon = Daemon::start(cluster.folder(), &kubeconfig, &controller()).unwrap();
+    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     let assigned = history.wait_until_all_assigned(50, LIMIT).await;
     assert!(
@@ -72,21 +55,18 @@ async fn the_controller_gives_every_node_a_range_of_each_family_and_ends_on_sigt
         daemon.process().log_tail(30)
     );
     history.assert_no_duplicates();
-    for node in nodes::list(&client).await.unwrap() {
+    for node in nodes::list(&fixtures.client).await.unwrap() {
         let cidrs = nodes::pod_cidrs(&node);
+        let [four, six] = cidrs else {
+            panic!("{cidrs:?}")
+        };
         assert!(
-            cidrs.len() == 2
-                && cidrs[0].starts_with("10.244.")
-                && cidrs[1].starts_with("fd00:244:"),
+            four.starts_with("10.244.") && six.starts_with("fd00:244:"),
             "{cidrs:?}"
         );
     }
-    let rss = metrics::sum(
-        &daemon.metrics().await.unwrap(),
-        "process_resident_memory_bytes",
-        &[],
-    );
-    assert!(rss > 0.0);
+    let figures = daemon.metrics().await.unwrap();
+    assert!(metrics::sum(&figures, "process_resident_memory_bytes", &[]) > 0.0);
 
     let status = daemon
         .process()
@@ -105,7 +85,7 @@ async fn a_daemon_that_ends_at_start_is_an_error_that_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let options = DaemonOptions {
         args: vec!["controller".to_owned(), "--no-such-flag".to_owned()],
-        ..controller()
+        ..DaemonOptions::default()
     };
     let mut daemon = Daemon::start(folder.path(), &folder.path().join("none"), &options).unwrap();
     let error = daemon.wait_ready(LIMIT).await.unwrap_err().to_string();

@@ -1,12 +1,13 @@
 //! A node that more pools select than a NodeSubnet has room for.
 
-use anyhow::{Context as _, ensure};
-use cadastre_api::MOST_POOLS;
-use cadastre_e2e::cluster::start_controller;
+use anyhow::{Context as _, Result, ensure};
+use cadastre_api::{MOST_POOLS, NodeSubnet};
+use cadastre_e2e::Options;
+use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
 use futures::StreamExt as _;
+use futures::future::try_join_all;
 use serde_json::json;
 
 use crate::LIMIT;
@@ -14,11 +15,17 @@ use crate::LIMIT;
 /// A number of pools that fits into one NodeSubnet, both in number and in the size of their settings.
 const FEW: usize = 800;
 
+fn left_out_is(subnet: &NodeSubnet, expected: &str) -> Result<()> {
+    let mut conditions = subnet.status.iter().flat_map(|it| &it.conditions);
+    let condition = conditions.find(|it| it.type_ == "PoolsLeftOut");
+    let condition = condition.context("no condition")?;
+    ensure!(condition.status == expected, "{condition:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Fixtures::new(cluster.client().await.unwrap());
-    crds::install(&hand.client).await.unwrap();
+    let (cluster, hand) = with_crds(Options::default()).await.unwrap();
     let count = MOST_POOLS + 26;
     let pools = (0..count).map(|n| {
         let hand = &hand;
@@ -42,13 +49,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
         let subnet = hand.subnets.get("many-1").await?;
         let listed = subnet.spec.pools.len();
         ensure!((FEW..=MOST_POOLS).contains(&listed), "{listed} pools");
-        let status = subnet.status.clone().unwrap_or_default();
-        let told = status
-            .conditions
-            .iter()
-            .find(|it| it.type_ == "PoolsLeftOut");
-        let told = told.context("no condition")?;
-        ensure!(told.status == "True", "{told:?}");
+        left_out_is(&subnet, "True")?;
         Ok(Some(subnet))
     })
     .await
@@ -60,28 +61,12 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
         "{:?}",
         subnet.spec.pod_ranges
     );
-    let uid = node.metadata.uid.as_deref().unwrap();
-    hand.event(uid, "PoolsLeftOut").await.unwrap();
+    hand.event_about(&node, "PoolsLeftOut").await.unwrap();
     // With only `FEW` pools left, all are listed, so the condition ends.
-    let gone = (FEW..count).map(|n| {
-        let hand = &hand;
-        async move {
-            let params = kube::api::DeleteParams::default();
-            hand.pools
-                .delete(&format!("many-{n}"), &params)
-                .await
-                .unwrap();
-        }
-    });
-    futures::future::join_all(gone).await;
+    let delete = async |n| hand.delete_pool(&format!("many-{n}")).await;
+    try_join_all((FEW..count).map(delete)).await.unwrap();
     until("the condition is over", LIMIT, async || {
-        let status = hand.subnets.get("many-1").await?.status.unwrap_or_default();
-        let told = status
-            .conditions
-            .into_iter()
-            .find(|it| it.type_ == "PoolsLeftOut");
-        let told = told.context("no condition")?;
-        ensure!(told.status == "False", "{told:?}");
+        left_out_is(&hand.subnets.get("many-1").await?, "False")?;
         Ok(Some(()))
     })
     .await

@@ -2,50 +2,46 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use cadastre_e2e::admission::{is_refused, policy};
-use cadastre_e2e::cluster::start_controller;
+use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
+use cadastre_e2e::{Fixtures, Options};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use crate::LIMIT;
 
+/// A Lease that expires soon after its holder was killed.
+const FLAGS: [&str; 3] = [
+    "--lease-duration=4",
+    "--renew-deadline=3",
+    "--retry-period=1",
+];
+
 #[tokio::test]
-async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else_goes_on() {
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let hand = Fixtures::new(cluster.client().await.unwrap());
-    crds::install(&hand.client).await.unwrap();
-    policy(
-        &cluster,
-        "cadastre.dev",
-        "ippools",
-        "UPDATE",
-        "object.metadata.name == 'unguarded'",
-    )
-    .await
-    .unwrap();
-    policy(
-        &cluster,
-        "cadastre.dev",
-        "ipamblocks",
-        "CREATE",
-        "object.spec.pool == 'blockless'",
-    )
-    .await
-    .unwrap();
-    policy(
-        &cluster,
-        "",
-        "nodes",
-        "UPDATE",
-        "object.metadata.name == 'fine-1'",
-    )
-    .await
-    .unwrap();
+async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
+    let (cluster, hand) = with_crds(Options::default()).await.unwrap();
+    for (group, resource, operation, refuses) in [
+        (
+            "cadastre.dev",
+            "ippools",
+            "UPDATE",
+            "object.metadata.name == 'unguarded'",
+        ),
+        (
+            "cadastre.dev",
+            "ipamblocks",
+            "CREATE",
+            "object.spec.pool == 'blockless'",
+        ),
+        ("", "nodes", "UPDATE", "object.metadata.name == 'fine-1'"),
+    ] {
+        let made = policy(&cluster, group, resource, operation, refuses).await;
+        made.unwrap();
+    }
     let spec = |cidr: &str| json!({"ipv4": {"cidrs": [cidr]}});
     let unguarded = hand.pool("unguarded", spec("10.84.0.0/24")).await.unwrap();
     hand.block_pool("blockless", spec("10.85.0.0/24"))
@@ -80,7 +76,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         .unwrap();
 
     let begun = Instant::now();
-    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
+    let mut daemon = start_controller(&cluster, ADMIN, &FLAGS).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     // Writes that no policy rejects continue.
     hand.node("fine", "fine-2").await.unwrap();
@@ -91,17 +87,17 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         (&starved.metadata, "10.85.0."),
     ] {
         let uid = object.uid.as_deref().unwrap();
-        let told = hand.event(uid, "WriteRejected").await.unwrap();
+        let message = hand.event(uid, "WriteRejected").await.unwrap();
         assert!(
-            told.contains(what) && told.contains("not in this cluster"),
-            "{told}"
+            message.contains(what) && message.contains("not in this cluster"),
+            "{message}"
         );
     }
     let uid = unguarded.metadata.uid.as_deref().unwrap();
-    let told = hand.event(uid, "WritesRejected").await.unwrap();
+    let message = hand.event(uid, "WritesRejected").await.unwrap();
     assert!(
-        told.contains("finalizers") && told.contains("not in this cluster"),
-        "{told}"
+        message.contains("finalizers") && message.contains("not in this cluster"),
+        "{message}"
     );
     for (pool, reason) in [
         ("unguarded", "FinalizerRefused"),
@@ -148,17 +144,13 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     assert_eq!(
         hand.event_count(uid, "WritesRejected").await.unwrap(),
         1,
-        "told once"
+        "reported once"
     );
     drop(metrics);
 
     // The NodeSubnet has the condition too. The condition survives a takeover. A condition that another writer adds
     // stays beside the controller's condition.
-    until("the NodeSubnet says so", LIMIT, async || {
-        Ok((writes_refused(&hand, "blockless-1").await? == "True").then_some(()))
-    })
-    .await
-    .unwrap();
+    wait_writes_refused(&hand, "True").await;
     let of_another = json!([{"op": "add", "path": "/status/conditions/-", "value": {
         "type": "OfAnother", "status": "Unknown", "reason": "Somebody", "message": "m",
         "lastTransitionTime": "2026-01-02T03:04:05Z", "observedGeneration": 3,
@@ -176,7 +168,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     cluster.kubectl(&args).await.unwrap();
     daemon.process().kill().unwrap();
     let before = conditions(&hand, "blockless-1").await.unwrap();
-    daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
+    daemon = start_controller(&cluster, ADMIN, &FLAGS).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     until(
         "the next leader was refused for good, too",
@@ -190,16 +182,16 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     .await
     .unwrap();
     let since = |all: &[Condition]| {
-        let mut refused = all.iter().filter(|it| it.type_ == "WritesRejected");
-        refused.next().map(|it| it.last_transition_time.clone())
+        let refused = all.iter().find(|it| it.type_ == "WritesRejected");
+        refused.map(|it| it.last_transition_time.clone())
     };
     let now = conditions(&hand, "blockless-1").await.unwrap();
     assert_eq!(since(&now), since(&before), "it was never taken back");
 
     // Once the policies are no longer bound, all nodes get their ranges.
     for name in ["no-ippools", "no-ipamblocks", "no-nodes"] {
-        let args = ["delete", "validatingadmissionpolicybinding", name];
-        cluster.kubectl(&args).await.unwrap();
+        let delete = format!("delete validatingadmissionpolicybinding {name}");
+        cluster.kubectl_line(&delete).await.unwrap();
     }
     assert_eq!(hand.served("fine-1").await.unwrap().len(), 1);
     assert_eq!(hand.listed("blockless-1", 1).await.unwrap().len(), 1);
@@ -207,11 +199,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     hand.condition("blockless", "WritesRejected", "False")
         .await
         .unwrap();
-    until("the NodeSubnet says that it is over", LIMIT, async || {
-        Ok((writes_refused(&hand, "blockless-1").await? == "False").then_some(()))
-    })
-    .await
-    .unwrap();
+    wait_writes_refused(&hand, "False").await;
     let kept = conditions(&hand, "blockless-1").await.unwrap();
     let of_another = |it: &&Condition| it.type_ == "OfAnother";
     let before = before.iter().find(of_another);
@@ -223,9 +211,19 @@ async fn conditions(hand: &Fixtures, node: &str) -> Result<Vec<Condition>> {
     Ok(status.unwrap_or_default().conditions)
 }
 
-/// Returns the status of a NodeSubnet's condition `WritesRejected`.
-async fn writes_refused(hand: &Fixtures, node: &str) -> Result<String> {
-    let mut all = conditions(hand, node).await?.into_iter();
-    let told = all.find(|it| it.type_ == "WritesRejected");
-    Ok(told.context("no condition")?.status)
+/// Waits until the condition `WritesRejected` of the NodeSubnet has this status.
+async fn wait_writes_refused(hand: &Fixtures, expected: &str) {
+    until(
+        &format!("WritesRejected is {expected}"),
+        LIMIT,
+        async || {
+            let all = conditions(hand, "blockless-1").await?;
+            let refused = all.iter().find(|it| it.type_ == "WritesRejected");
+            Ok(refused
+                .is_some_and(|it| it.status == expected)
+                .then_some(()))
+        },
+    )
+    .await
+    .unwrap();
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use cadastre_e2e::cluster::start_controller;
+use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, crds};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options};
 use http::{Method, StatusCode};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -22,13 +22,7 @@ async fn turn() -> (&'static ControlPlane, Fixtures, MutexGuard<'static, ()>) {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     static TURN: Mutex<()> = Mutex::const_new(());
     let turn = TURN.lock().await;
-    let start = || async {
-        let cluster = ControlPlane::start(Options::default()).await.unwrap();
-        crds::install(&cluster.client().await.unwrap())
-            .await
-            .unwrap();
-        cluster
-    };
+    let start = async || with_crds(Options::default()).await.unwrap().0;
     let cluster = CLUSTER.get_or_init(start).await;
     let hand = Fixtures::new(cluster.client().await.unwrap());
     (cluster, hand, turn)
@@ -38,6 +32,12 @@ async fn start(cluster: &ControlPlane, flags: &[&str]) -> Daemon {
     let mut daemon = start_controller(cluster, ADMIN, flags).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     daemon
+}
+
+/// Stops a controller with SIGTERM. A controller that is killed would keep the Lease from the next test for 15 s.
+async fn stop(daemon: &mut Daemon) {
+    let status = daemon.process().stop(GRACE).await.unwrap();
+    assert_eq!(status.code(), Some(0), "{}", daemon.process().log_tail(20));
 }
 
 fn log(daemon: &mut Daemon) -> String {
@@ -69,12 +69,10 @@ async fn sigterm_hands_the_lease_over_and_exits_with_0() {
     assert_ne!(held.spec.unwrap().holder_identity.unwrap(), "");
     let mut standby = start(cluster, &["--identity", "second"]).await;
     assert!(standby.ready().await.unwrap().starts_with("standby"));
-    let status = standby.process().stop(GRACE).await.unwrap();
-    assert_eq!(status.code(), Some(0), "{}", standby.process().log_tail(20));
+    stop(&mut standby).await;
     assert!(leader.ready().await.unwrap().starts_with("leader"));
 
-    let status = leader.process().stop(GRACE).await.unwrap();
-    assert_eq!(status.code(), Some(0), "{}", leader.process().log_tail(20));
+    stop(&mut leader).await;
     let lease = leases.get(cadastre_api::LEASE_NAME).await.unwrap();
     assert_eq!(lease.spec.unwrap().holder_identity.unwrap(), "");
     let notes = lease.metadata.annotations.unwrap_or_default();
@@ -120,6 +118,7 @@ async fn the_log_level_changes_at_run_time() {
         "",
         "a node that is served is nothing to warn of"
     );
+    stop(&mut daemon).await;
 }
 
 #[tokio::test]
@@ -136,7 +135,7 @@ async fn every_line_of_a_json_log_is_one_object() {
     let mut daemon = start(cluster, &flags).await;
     let from = log(&mut daemon).find("{\"timestamp\"").unwrap();
     work(&hand, "json", "10.72.0.0/24").await;
-    daemon.process().stop(GRACE).await.unwrap();
+    stop(&mut daemon).await;
     let text = log(&mut daemon);
     let mut reasons = Vec::new();
     for line in text[from..].lines() {
@@ -155,7 +154,7 @@ async fn every_line_of_a_json_log_is_one_object() {
 #[tokio::test]
 async fn the_metrics_keep_to_the_conventions() {
     let (cluster, hand, _turn) = turn().await;
-    let daemon = start(cluster, &[]).await;
+    let mut daemon = start(cluster, &[]).await;
     work(&hand, "metrics", "10.73.0.0/24").await;
     let text = until("every loop and pool has its figures", LIMIT, async || {
         let text = daemon.get("/metrics").await?;
@@ -181,4 +180,5 @@ async fn the_metrics_keep_to_the_conventions() {
     }
     let (status, _) = daemon.ask(Method::GET, "/healthz", "").await.unwrap();
     assert_eq!(status, StatusCode::OK);
+    stop(&mut daemon).await;
 }

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use cadastre_api::NodeSubnet;
 use cadastre_e2e::audit::{Audit, Used, compare};
-use cadastre_e2e::cluster::start_controller;
+use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::permissions::{Target, allowed};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options, crds};
+use cadastre_e2e::{ControlPlane, Daemon, Fixtures, Options};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use serde_json::json;
 
 use crate::LIMIT;
@@ -27,10 +27,7 @@ pub async fn cluster(audit: Option<&Audit>) -> (ControlPlane, Fixtures) {
         apiserver_args: audit.map(Audit::args).unwrap_or_default(),
         ..Options::default()
     };
-    let cluster = ControlPlane::start(options).await.unwrap();
-    let hand = Fixtures::new(cluster.client().await.unwrap());
-    crds::install(&hand.client).await.unwrap();
-    (cluster, hand)
+    with_crds(options).await.unwrap()
 }
 
 async fn log_says(daemon: &mut Daemon, text: &str) {
@@ -91,7 +88,7 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
 }
 
 #[tokio::test]
-async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
+async fn crds_that_lack_a_field_are_reported_and_writes_are_retried_ever_less() {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
     let hand = Fixtures::new(cluster.client().await.unwrap());
     let crds = hand.client.clone();
@@ -117,8 +114,8 @@ async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
     .unwrap();
     let node = hand.node("old", "old-1").await.unwrap();
     let uid = node.metadata.uid.unwrap();
-    let told = hand.event(&uid, "WriteRejected").await.unwrap();
-    assert!(told.contains("CRDs older"), "{told}");
+    let message = hand.event(&uid, "WriteRejected").await.unwrap();
+    assert!(message.contains("CRDs older"), "{message}");
     assert_eq!(hand.listed("old-1", 1).await.unwrap().len(), 1);
     // The event is emitted at the sixth failed write. After that the controller retries only every few seconds, so
     // there are few writes.
@@ -218,16 +215,13 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         .unwrap();
     hand.condition("rbac", "Exhausted", "True").await.unwrap();
     let second = hand.node("rbac", "rbac-2").await.unwrap();
-    hand.event(&second.metadata.uid.unwrap(), "WaitingForPodCIDR")
+    hand.event_about(&second, "WaitingForPodCIDR")
         .await
         .unwrap();
     hand.delete_node("rbac-1").await.unwrap();
     hand.served("rbac-2").await.unwrap();
     hand.subnet_gone("rbac-1").await.unwrap();
-    hand.pools
-        .delete("rbac", &kube::api::DeleteParams::default())
-        .await
-        .unwrap();
+    hand.delete_pool("rbac").await.unwrap();
     hand.delete_node("rbac-2").await.unwrap();
     cadastre_e2e::fixtures::gone(&hand.pools, "rbac")
         .await
@@ -282,7 +276,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
 }
 
 #[tokio::test]
-async fn under_the_role_of_an_earlier_version_a_standby_says_so_once_and_looks() {
+async fn with_the_role_of_an_earlier_version_a_standby_logs_it_once_and_polls() {
     let (cluster, _) = cluster(None).await;
     let rules = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -313,8 +307,7 @@ async fn under_the_role_of_an_earlier_version_a_standby_says_so_once_and_looks()
 
 async fn leads(daemon: &Daemon) {
     until("it leads", LIMIT, async || {
-        let ready = daemon.ready().await.unwrap_or_default();
-        Ok((ready == "leader\n").then_some(()))
+        Ok((daemon.ready().await? == "leader\n").then_some(()))
     })
     .await
     .unwrap();
@@ -326,12 +319,10 @@ async fn blocks_come_and_go(hand: &Fixtures) {
     hand.block_pool("audit", spec).await.unwrap();
     let node = hand.node("audit", "audit-1").await.unwrap();
     let blocks = hand.listed("audit-1", 1).await.unwrap();
-    let status = json!({"status": {
+    let status = json!({
         "nodeUID": node.metadata.uid, "orphans": [{"address": "192.0.2.9", "podUID": "gone"}],
-    }});
-    let (params, patch) = (PatchParams::default(), Patch::Merge(status));
-    let told = hand.subnets.patch_status("audit-1", &params, &patch).await;
-    told.unwrap();
+    });
+    hand.write_status("audit-1", status).await.unwrap();
     let answered = |it: &NodeSubnet| {
         let status = it.status.iter();
         let mut conditions = status.flat_map(|it| &it.conditions);

@@ -18,7 +18,8 @@ use cadastre_controller::cluster::request::{
 use cadastre_controller::cluster::writer::Writer;
 use cadastre_core::Cidr;
 use cadastre_daemon::clock::Clock;
-use cadastre_e2e::{ControlPlane, Options, crds};
+use cadastre_e2e::cluster::with_crds;
+use cadastre_e2e::{ControlPlane, Options};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -39,15 +40,9 @@ struct Bench {
 async fn bench() -> Bench {
     // All tests share one control plane, so each test uses objects with names of its own.
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
-    let cluster = CLUSTER.get_or_init(async || {
-        let cluster = ControlPlane::start(Options::default()).await.unwrap();
-        crds::install(&cluster.client().await.unwrap())
-            .await
-            .unwrap();
-        cluster
-    });
-    let client = cluster.await.client().await.unwrap();
-    let (leadership, receiver) = watch::channel(leading(Duration::MAX));
+    let start = async || with_crds(Options::default()).await.unwrap().0;
+    let client = CLUSTER.get_or_init(start).await.client().await.unwrap();
+    let (leadership, receiver) = watch::channel(leading_in(TERM, Duration::MAX));
     Bench {
         writer: Writer::new(client.clone(), WriteGate::new(receiver, Clock)),
         nodes: Api::all(client.clone()),
@@ -56,9 +51,9 @@ async fn bench() -> Bench {
     }
 }
 
-fn leading(valid_until: Duration) -> Leadership {
+fn leading_in(term: &str, valid_until: Duration) -> Leadership {
     Leadership::Leading(LeadershipTerm {
-        id: TERM.into(),
+        id: term.into(),
         takeover: Takeover::First,
         valid_until,
         vacant: Duration::ZERO,
@@ -91,13 +86,8 @@ impl Bench {
     }
 
     async fn read(&self, name: &str) -> CachedNode {
-        match self
-            .send(ApiRequest::Read(ObjectKind::Node, name.into()))
-            .await
-        {
-            RequestOutcome::Node(node) => node,
-            other => panic!("{other:?}"),
-        }
+        let read = ApiRequest::Read(ObjectKind::Node, name.into());
+        node_of(self.send(read).await)
     }
 
     /// Assigns podCIDRs as a leader does that has observed the node as `node`.
@@ -137,7 +127,7 @@ impl Bench {
 }
 
 #[track_caller]
-fn touched(outcome: RequestOutcome) -> CachedNode {
+fn node_of(outcome: RequestOutcome) -> CachedNode {
     match outcome {
         RequestOutcome::Node(node) => node,
         other => panic!("{other:?}"),
@@ -154,14 +144,9 @@ fn assert_guarded(outcome: &RequestOutcome) {
 
 #[track_caller]
 fn assert_assigned(outcome: &RequestOutcome) {
-    match outcome {
-        RequestOutcome::Node(node) => assert_eq!(
-            node.pod_cidrs
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>(),
-            CIDRS
-        ),
-        other => panic!("{other:?}"),
-    }
+    let RequestOutcome::Node(node) = outcome else {
+        panic!("{outcome:?}");
+    };
+    let cidrs: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
+    assert_eq!(cidrs, CIDRS);
 }

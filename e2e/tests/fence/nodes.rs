@@ -3,49 +3,46 @@
 use std::time::Duration;
 
 use cadastre_api::TERM_ANNOTATION;
-use cadastre_controller::cluster::lease::{Leadership, LeadershipTerm, Takeover};
+use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::request::{Rejection, RequestOutcome};
 use cadastre_daemon::clock::Clock;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use super::{CIDRS, assert_assigned, assert_guarded, bench, leading, touched};
+use super::{CIDRS, TERM, assert_assigned, assert_guarded, bench, leading_in, node_of};
 
 #[tokio::test]
-async fn a_node_without_annotations_and_labels_gets_both_families() {
+async fn a_node_gets_both_families_and_keeps_its_annotations_and_labels() {
     let bench = bench().await;
-    let node = bench.create("bare", json!({})).await;
-    assert!(!node.annotated && node.labels.is_empty());
-    assert_assigned(&bench.assign(&node).await);
-    let (first, all) = bench.spec("bare").await;
-    assert_eq!(
-        (first.as_deref(), all),
-        (Some(CIDRS[0]), CIDRS.map(str::to_owned).to_vec())
-    );
+    for (name, metadata) in [
+        ("bare", json!({})),
+        (
+            "dressed",
+            json!({"annotations": {"a/b": "c"}, "labels": {"d": "e"}}),
+        ),
+    ] {
+        let node = bench.create(name, metadata.clone()).await;
+        assert_eq!(node.annotated, metadata != json!({}));
+        assert_assigned(&bench.assign(&node).await);
+        let both = (Some(CIDRS[0].to_owned()), CIDRS.map(str::to_owned).to_vec());
+        assert_eq!(bench.spec(name).await, both);
+        let now = bench.nodes.get(name).await.unwrap();
+        let (annotations, labels) = (now.annotations(), now.labels());
+        assert_eq!(
+            json!(annotations),
+            metadata.get("annotations").cloned().unwrap_or(json!({}))
+        );
+        assert_eq!(
+            json!(labels),
+            metadata.get("labels").cloned().unwrap_or(json!({}))
+        );
+    }
 }
 
+/// A touch is the write by which a new leader makes delayed writes of an earlier leader fail.
 #[tokio::test]
-async fn a_node_with_annotations_and_labels_gets_both_families_and_keeps_them() {
-    let bench = bench().await;
-    let metadata = json!({"annotations": {"a/b": "c"}, "labels": {"d": "e"}});
-    let node = bench.create("dressed", metadata).await;
-    assert!(node.annotated);
-    assert_assigned(&bench.assign(&node).await);
-    let (first, all) = bench.spec("dressed").await;
-    assert_eq!(
-        (first.as_deref(), all),
-        (Some(CIDRS[0]), CIDRS.map(str::to_owned).to_vec())
-    );
-    let now = bench.nodes.get("dressed").await.unwrap();
-    assert_eq!(
-        (&*now.annotations()["a/b"], &*now.labels()["d"]),
-        ("c", "e")
-    );
-}
-
-#[tokio::test]
-async fn a_touch_refuses_what_was_decided_before_it() {
+async fn after_a_touch_assignments_and_touches_decided_before_it_fail() {
     let bench = bench().await;
     for (name, metadata) in [
         ("touched-bare", json!({})),
@@ -56,29 +53,13 @@ async fn a_touch_refuses_what_was_decided_before_it() {
         ),
     ] {
         let before = bench.create(name, metadata).await;
-        let touched = touched(bench.touch(&before, "2-newer").await);
-        assert_eq!(touched.term.as_deref(), Some("2-newer"));
+        let touched = node_of(bench.touch(&before, "3-newest").await);
+        assert_eq!(touched.term.as_deref(), Some("3-newest"));
         assert_guarded(&bench.assign(&before).await);
+        assert_guarded(&bench.touch(&before, "2-late").await);
         assert_eq!(bench.spec(name).await, (None, vec![]), "{name}");
-        assert_assigned(&bench.assign(&touched).await);
-    }
-}
-
-#[tokio::test]
-async fn a_late_touch_does_not_open_the_fence_again() {
-    let bench = bench().await;
-    for (name, metadata) in [
-        ("late-bare", json!({})),
-        ("late-dressed", json!({"annotations": {"a": "b"}})),
-        (
-            "late-before",
-            json!({"annotations": {TERM_ANNOTATION: "0-older"}}),
-        ),
-    ] {
-        let seen = bench.create(name, metadata).await;
-        let touched = touched(bench.touch(&seen, "3-newest").await);
-        assert_guarded(&bench.touch(&seen, "2-late").await);
         assert_eq!(bench.read(name).await, touched, "{name}");
+        assert_assigned(&bench.assign(&touched).await);
     }
 }
 
@@ -91,7 +72,7 @@ async fn a_touch_keeps_other_annotations_and_comes_through_beside_them() {
     bench
         .patch("kept", json!({"metadata": {"annotations": {"c": "d"}}}))
         .await;
-    touched(bench.touch(&seen, "2-x").await);
+    node_of(bench.touch(&seen, "2-x").await);
     let now = bench.nodes.get("kept").await.unwrap();
     let annotations: Vec<(&str, &str)> = now
         .annotations()
@@ -135,7 +116,7 @@ async fn a_node_created_again_under_its_name_is_another_node() {
 }
 
 #[tokio::test]
-async fn what_another_writer_gave_stays() {
+async fn existing_podcidrs_are_never_replaced() {
     let bench = bench().await;
     let theirs = ["10.200.0.0/24", "fd00:200::/64"];
     let node = bench.create("taken", json!({})).await;
@@ -188,7 +169,7 @@ async fn unrelated_updates_do_not_disturb_an_assignment() {
 }
 
 #[tokio::test]
-async fn the_first_annotation_of_all_refuses_and_a_second_look_mends_it() {
+async fn the_first_annotation_of_a_node_makes_a_write_fail_and_a_new_read_helps() {
     // A JSON Patch cannot test a field whose parent is missing, so it tests that the parent is missing. As a result,
     // the node's first annotation makes the write fail.
     let bench = bench().await;
@@ -205,22 +186,14 @@ async fn the_first_annotation_of_all_refuses_and_a_second_look_mends_it() {
 }
 
 #[tokio::test]
-async fn invariant_11_nothing_is_sent_past_the_term_or_under_another_term() {
+async fn invariant_11_nothing_is_sent_after_the_term_of_leadership_or_in_another() {
     let bench = bench().await;
     let node = bench.create("late", json!({})).await;
     let refused = [
-        leading(Clock.now()),
+        leading_in(TERM, Clock.now()),
         Leadership::Standby { leader: None },
         Leadership::Released,
-        Leadership::Leading(LeadershipTerm {
-            id: "2-other".into(),
-            takeover: Takeover::Clean,
-            valid_until: Duration::MAX,
-            vacant: Duration::ZERO,
-            inherited: None,
-            answered_since: Duration::ZERO,
-            named: 0,
-        }),
+        leading_in("2-other", Duration::MAX),
     ];
     for leadership in refused {
         bench.leadership.send_replace(leadership.clone());
@@ -234,6 +207,6 @@ async fn invariant_11_nothing_is_sent_past_the_term_or_under_another_term() {
     assert_eq!(bench.read("late").await, node, "nothing was written");
     bench
         .leadership
-        .send_replace(leading(Clock.now() + Duration::from_secs(60)));
+        .send_replace(leading_in(TERM, Clock.now() + Duration::from_secs(60)));
     assert_assigned(&bench.assign(&node).await);
 }

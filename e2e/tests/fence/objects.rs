@@ -152,7 +152,7 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
 }
 
 #[tokio::test]
-async fn the_last_look_at_a_node_sees_its_pods_and_no_others() {
+async fn the_last_list_of_a_deleted_node_has_its_pods_and_no_others() {
     let bench = bench().await;
     let pods = Api::<Pod>::namespaced(bench.client.clone(), "default");
     for (name, node, addresses) in [

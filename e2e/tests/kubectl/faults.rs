@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use cadastre_api::NodeAddressesSpec;
+use cadastre_e2e::cluster::with_crds;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use cadastre_e2e::{ControlPlane, Fixtures, Options};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::{Ran, end, pool, run, start};
@@ -32,13 +33,8 @@ async fn block(fixtures: &Fixtures, cidr: &str, node: &str, uid: &str) -> String
 /// Creates a node with a block, the NodeSubnet, and the status and NodeAddresses that its agent would write. Returns
 /// the node's UID.
 async fn holder(fixtures: &Fixtures, name: &str, cidr: &str, held: &[String]) -> String {
-    let node = fixtures
-        .node("p", name)
-        .await
-        .unwrap()
-        .metadata
-        .uid
-        .unwrap();
+    let node = fixtures.node("p", name).await.unwrap();
+    let node = node.metadata.uid.unwrap();
     let uid = block(fixtures, cidr, name, &node).await;
     let subnet = serde_json::from_value(json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet", "metadata": {"name": name},
@@ -81,16 +77,12 @@ fn codes(ran: &Ran) -> Vec<String> {
 }
 
 /// `NoLeader` is ignored: no controller runs here, because it would repair the faults.
-const CHECK: &[&str] = &[
-    "check", "--settle", "0", "-o", "json", "--ignore", "NoLeader",
-];
+const CHECK: &str = "check --settle 0 -o json --ignore NoLeader";
 const GONE: &str = "00000000-0000-4000-8000-00000000dead";
 
 #[tokio::test]
 async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
-    let fixtures = Fixtures::new(cluster.client().await.unwrap());
-    crds::install(&fixtures.client).await.unwrap();
+    let (cluster, fixtures) = with_crds(Options::default()).await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.70.0.0/24"], "blockSize": 28}, "nodeSelector": {"matchLabels": {"group": "p"}}});
     let made = serde_json::from_value(pool("p", &spec)).unwrap();
     fixtures
@@ -113,25 +105,10 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
         "{only:?}"
     );
     assert_eq!(only.code, 2);
-    let led = run(
-        &cluster,
-        &[
-            "check",
-            "--settle",
-            "0",
-            "-o",
-            "json",
-            "--severity",
-            "critical",
-        ],
-    )
-    .await;
+    let led = run(&cluster, "check --settle 0 -o json --severity critical").await;
     assert_eq!(codes(&led), ["NoLeader controller"], "{led:?}");
-    let status = run(&cluster, &["status"]).await;
-    assert!(
-        status.code == 2 && status.out.contains("no controller has ever led here"),
-        "{status:?}"
-    );
+    let status = run(&cluster, "status").await;
+    status.assert_out(2, "no controller has ever led here");
     let report = cluster.folder().join("report.json");
     std::fs::write(&report, &only.out).unwrap();
 
@@ -143,21 +120,13 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     // All other faults are created together.
     fixtures.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
     fixtures.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
-    block(&fixtures, "10.70.0.32/28", "n1", &node).await;
-    block(
-        &fixtures,
-        "10.70.0.48/28",
-        "dead",
-        "00000000-0000-4000-8000-000000000001",
-    )
-    .await;
-    block(
-        &fixtures,
-        "10.70.0.0/27",
-        "n2",
-        "00000000-0000-4000-8000-000000000002",
-    )
-    .await;
+    for (cidr, name, uid) in [
+        ("10.70.0.32/28", "n1", node.as_str()),
+        ("10.70.0.48/28", "dead", GONE),
+        ("10.70.0.0/27", "n2", GONE),
+    ] {
+        block(&fixtures, cidr, name, uid).await;
+    }
     fixtures
         .blocks
         .delete("10-70-0-16-28", &DeleteParams::default())
@@ -194,15 +163,8 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
         codes.iter().any(|it| it.starts_with("OverlappingRanges")),
         "{codes:#?}"
     );
-    let table = run(
-        &cluster,
-        &["check", "--settle", "0", "--severity", "critical"],
-    )
-    .await;
-    assert!(
-        table.code == 2 && table.out.contains("delete all of them but one"),
-        "{table:?}"
-    );
+    let table = run(&cluster, "check --settle 0 --severity critical").await;
+    table.assert_out(2, "delete all of them but one");
 }
 
 /// The pods of node n2 have addresses of another network. That is a fault only if n2's agent writes the CNI
@@ -238,14 +200,14 @@ async fn another_network(cluster: &ControlPlane, fixtures: &Fixtures) {
         .create(&params, &agent.unwrap())
         .await
         .unwrap();
-    let found = run(cluster, &["check", "--settle", "0"]).await;
-    let told = "1 pod on nodes whose agent writes the CNI configuration, with an address that is in no pool: default/other on n2 (10.9.0.2)";
+    let found = run(cluster, "check --settle 0").await;
+    let finding = "1 pod on nodes whose agent writes the CNI configuration, with an address that is in no pool: default/other on n2 (10.9.0.2)";
     assert!(
         found.out.contains("10-kindnet.conflist is there"),
         "{found:?}"
     );
     assert!(
-        found.code == 2 && found.out.replace('\n', " ").contains(told),
+        found.code == 2 && found.out.replace('\n', " ").contains(finding),
         "{found:?}"
     );
 }
@@ -253,22 +215,19 @@ async fn another_network(cluster: &ControlPlane, fixtures: &Fixtures) {
 /// `release` refuses to release addresses in use, with a message, with or without `--force`.
 async fn refusals(cluster: &ControlPlane) {
     for (args, words) in [
-        (
-            vec!["release", "10.70.0.1"],
-            "lives on n1: delete the pod instead",
-        ),
-        (vec!["release", "10.70.0.1", "--force"], "lives on n1"),
-        (vec!["release", "10.70.0.9"], "no node lists it as in use"),
+        ("release 10.70.0.1", "lives on n1: delete the pod instead"),
+        ("release 10.70.0.1 --force", "lives on n1"),
+        ("release 10.70.0.9", "no node lists it as in use"),
     ] {
-        let ran = run(cluster, &args).await;
+        let ran = run(cluster, args).await;
         assert!(
             ran.code == 2 && ran.out.contains("Refused") && ran.out.contains(words),
             "{ran:?}"
         );
     }
-    let dry = run(cluster, &["release", "--handle", "cbr0/bbbb", "--dry-run"]).await;
-    assert!(dry.code == 0 && dry.out.contains("WouldAsk"), "{dry:?}");
-    let bad = run(cluster, &["release"]).await;
+    let dry = run(cluster, "release --handle cbr0/bbbb --dry-run").await;
+    dry.assert_out(0, "WouldAsk");
+    let bad = run(cluster, "release").await;
     assert_eq!(bad.code, 1);
 }
 
@@ -281,32 +240,19 @@ async fn leak_is_released(
     held: &[String],
     report: &str,
 ) {
-    let patch = Patch::Merge(
-        json!({"metadata": {"annotations": {"cadastre.dev/release": "10.70.0.7=old"}}}),
-    );
+    let change = json!({"metadata": {"annotations": {"cadastre.dev/release": "10.70.0.7=old"}}});
     let other = async || {
-        let params = PatchParams::default();
-        fixtures.subnets.patch("n1", &params, &patch).await.unwrap();
+        let changed = fixtures.change_subnet("n1", change.clone()).await;
+        changed.unwrap();
     };
     other().await;
-    let slow = run(cluster, &["release", "--report", report, "--timeout", "0"]).await;
-    assert!(
-        slow.code == 2 && slow.out.contains("the request stays"),
-        "{slow:?}"
-    );
+    let slow = run(cluster, &format!("release --report {report} --timeout 0")).await;
+    slow.assert_out(2, "the request stays");
     // Overwrites the annotation. Only the next command repeats the request for the leaked address.
     other().await;
     let child = start(
         cluster,
-        &[
-            "release",
-            "--report",
-            report,
-            "--report",
-            report,
-            "--timeout",
-            "60",
-        ],
+        &format!("release --report {report} --report {report} --timeout 60"),
     );
     let asked = format!("10.70.0.2={GONE}");
     let annotation = async || {
@@ -326,12 +272,9 @@ async fn leak_is_released(
     fixtures.write_status("n1", status).await.unwrap();
     lists(fixtures, "n1", &held[..1]).await;
     let freed = end(child).await;
-    assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");
+    freed.assert_out(0, "Freed");
     let left: anyhow::Result<Option<String>> = annotation().await;
     assert_eq!(left.unwrap(), None);
-    let again = run(cluster, &["release", "--report", report]).await;
-    assert!(
-        again.code == 2 && again.out.contains("no node lists it as in use"),
-        "{again:?}"
-    );
+    let again = run(cluster, &format!("release --report {report}")).await;
+    again.assert_out(2, "no node lists it as in use");
 }

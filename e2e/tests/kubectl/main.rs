@@ -2,21 +2,21 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `seeing` | show, map and explain in a healthy cluster; output is compared with snapshots |
+//! | `show` | show, map and explain in a healthy cluster; output is compared with snapshots |
 //! | `faults` | `check` finds each fault that a test creates; what `release` does and rejects |
 //! | `planning` | the predictions of `plan`, and what then happens |
-//! | `asking` | `release` and `drain` with a controller that leads |
-//! | `reach` | no server, no CRDs, no permissions; as a plugin of kubectl; the support bundle |
+//! | `requests` | `release` and `drain` with a controller that leads |
+//! | `access` | no server, no CRDs, no permissions; as a plugin of kubectl; the support bundle |
 //!
 //! Snapshots are in `snapshots/`; `CADASTRE_SNAPSHOTS=write` overwrites them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // allowed in helpers as in tests
 
-mod asking;
+mod access;
 mod faults;
 mod planning;
-mod reach;
-mod seeing;
+mod requests;
+mod show;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -35,17 +35,35 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
+    /// Asserts the exit status, and that the standard output contains this text.
+    #[track_caller]
+    pub(crate) fn assert_out(&self, code: i32, text: &str) {
+        assert!(
+            self.code == code && self.out.contains(text),
+            "no {text:?}: {self:?}"
+        );
+    }
+
+    /// Asserts the exit status, and that the standard error contains this text.
+    #[track_caller]
+    pub(crate) fn assert_err(&self, code: i32, text: &str) {
+        assert!(
+            self.code == code && self.err.contains(text),
+            "no {text:?}: {self:?}"
+        );
+    }
+
     /// Returns the standard output, parsed as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
-/// Returns a command that runs the kubectl plugin with a kubeconfig and arguments.
-pub(crate) fn command(kubeconfig: &Path, args: &[&str]) -> Command {
+/// Returns a command that runs the kubectl plugin with a kubeconfig and arguments, which are separated by spaces.
+pub(crate) fn command(kubeconfig: &Path, args: &str) -> Command {
     let mut command = Command::new(daemon::kubectl_plugin().unwrap());
     command
-        .args(args)
+        .args(args.split(' '))
         .env("KUBECONFIG", kubeconfig)
         .env_remove("COLUMNS")
         .stdin(Stdio::null())
@@ -56,7 +74,7 @@ pub(crate) fn command(kubeconfig: &Path, args: &[&str]) -> Command {
 }
 
 /// Starts the kubectl plugin with the administrator's kubeconfig.
-pub(crate) fn start(cluster: &ControlPlane, args: &[&str]) -> Child {
+pub(crate) fn start(cluster: &ControlPlane, args: &str) -> Child {
     command(&cluster.kubeconfig(ADMIN).unwrap(), args)
         .spawn()
         .unwrap()
@@ -72,14 +90,14 @@ pub(crate) async fn end(child: Child) -> Ran {
 }
 
 /// Runs the kubectl plugin with the administrator's kubeconfig, and waits until it has ended.
-pub(crate) async fn run(cluster: &ControlPlane, args: &[&str]) -> Ran {
+pub(crate) async fn run(cluster: &ControlPlane, args: &str) -> Ran {
     end(start(cluster, args)).await
 }
 
 /// Runs the kubectl plugin, asserts that it succeeds, and returns its standard output.
-pub(crate) async fn ok(cluster: &ControlPlane, args: &[&str]) -> String {
+pub(crate) async fn ok(cluster: &ControlPlane, args: &str) -> String {
     let ran = run(cluster, args).await;
-    assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
+    assert_eq!(ran.code, 0, "{args}: {ran:?}");
     ran.out
 }
 

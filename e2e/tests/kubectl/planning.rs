@@ -7,6 +7,8 @@ use serde_json::json;
 
 use crate::run;
 
+const NO_BLOCK: &str = "no free IPv4 block";
+
 #[tokio::test]
 async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     let test_cluster = TestCluster::start(Options::default(), &[]).await.unwrap();
@@ -27,20 +29,14 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     // Each pool has 8 ranges, of which one is allocated already. The pool of podCIDRs cannot allocate a range with a
     // reserved address either, so it has one range less.
     for (group, served) in [("grow", 7), ("cidr", 6)] {
-        let label = format!("group={group}");
-        let planned = run(
-            cluster,
-            &["plan", "--add-nodes", "10", "--label", &label, "-o", "json"],
-        )
-        .await;
+        let plan = |nodes: u8| format!("plan --add-nodes {nodes} --label group={group} -o json");
+        let planned = run(cluster, &plan(10)).await;
         assert_eq!(planned.code, 2, "{planned:?}");
-        let plan = planned.json();
-        assert_eq!(plan["newNodes"]["served"], served, "{plan:#}");
-        assert_eq!(plan["newNodes"]["waiting"], 10 - served, "{plan:#}");
-        let why = plan["willWait"][0]["why"].as_str().unwrap().to_owned();
-        let label = ["--label", label.as_str(), "-o", "json"];
-        let fits = [&["plan", "--add-nodes", "6"], label.as_slice()].concat();
-        assert_eq!(run(cluster, &fits).await.code, 0);
+        let planned = planned.json();
+        assert_eq!(planned["newNodes"]["served"], served, "{planned:#}");
+        assert_eq!(planned["newNodes"]["waiting"], 10 - served, "{planned:#}");
+        let why = planned["willWait"][0]["why"].as_str().unwrap().to_owned();
+        assert_eq!(run(cluster, &plan(6)).await.code, 0);
         for nth in 1..=10 {
             fixtures
                 .node(group, &format!("{group}-{nth}"))
@@ -52,23 +48,25 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         });
         let pool = pool.await.unwrap();
         assert_eq!(pool.status.unwrap().nodes, Some(served + 1));
-        let told = until("a node that waits is told the same", LIMIT, async || {
-            for nth in 1..=10 {
-                let node = fixtures.nodes.get(&format!("{group}-{nth}")).await?;
-                let events = fixtures.events_of(&node.metadata.uid.unwrap()).await?;
-                let same = |note: &str| {
-                    note.contains("no free IPv4 block") && why.contains("no free IPv4 block")
-                };
-                if events
-                    .iter()
-                    .any(|it| it.message.as_deref().is_some_and(same))
-                {
-                    return Ok(Some(()));
+        let reported = until(
+            "a waiting node has an event with the same reason",
+            LIMIT,
+            async || {
+                for nth in 1..=10 {
+                    let node = fixtures.nodes.get(&format!("{group}-{nth}")).await?;
+                    let events = fixtures.events_of(&node.metadata.uid.unwrap()).await?;
+                    let same = |note: &str| note.contains(NO_BLOCK) && why.contains(NO_BLOCK);
+                    if events
+                        .iter()
+                        .any(|it| it.message.as_deref().is_some_and(same))
+                    {
+                        return Ok(Some(()));
+                    }
                 }
-            }
-            Ok(None)
-        });
-        told.await.unwrap();
+                Ok(None)
+            },
+        );
+        reported.await.unwrap();
     }
 
     // `plan` says that a larger pool would relieve the waiting nodes, and changes nothing.
@@ -81,13 +79,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     std::fs::write(&file, object.to_string()).unwrap();
     let planned = run(
         cluster,
-        &[
-            "plan",
-            "--pool-change",
-            file.to_str().unwrap(),
-            "-o",
-            "json",
-        ],
+        &format!("plan --pool-change {} -o json", file.to_str().unwrap()),
     )
     .await;
     assert_eq!(planned.code, 0, "{planned:?}");
@@ -96,34 +88,21 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         3,
         "{planned:?}"
     );
-    assert_eq!(
-        fixtures
-            .pools
-            .get("grow")
-            .await
-            .unwrap()
-            .spec
-            .ipv4
-            .unwrap()
-            .cidrs
-            .len(),
-        1
-    );
+    let grow = fixtures.pools.get("grow").await.unwrap();
+    assert_eq!(grow.spec.ipv4.unwrap().cidrs.len(), 1);
     let mut wrong = object.clone();
     wrong["spec"]["ipv4"]["cidrs"] = json!(["10.80.0.0/25", "10.80.0.0/26"]);
     std::fs::write(&file, wrong.to_string()).unwrap();
-    let refused = run(cluster, &["plan", "--pool-change", file.to_str().unwrap()]).await;
-    assert!(
-        refused.code == 2 && refused.out.contains("The API server would reject it"),
-        "{refused:?}"
-    );
+    let refused = run(
+        cluster,
+        &format!("plan --pool-change {}", file.to_str().unwrap()),
+    )
+    .await;
+    refused.assert_out(2, "The API server would reject it");
     // The pool is exhausted, so nodes that lose their blocks would find no others.
-    let drained = run(cluster, &["plan", "--drain-cidr", "10.80.0.0/26"]).await;
-    assert!(
-        drained.code == 2 && drained.out.contains("10.80.0.48/28"),
-        "{drained:?}"
-    );
-    let deleted = run(cluster, &["plan", "--delete-pool", "cidr", "-o", "json"]).await;
+    let drained = run(cluster, "plan --drain-cidr 10.80.0.0/26").await;
+    drained.assert_out(2, "10.80.0.48/28");
+    let deleted = run(cluster, "plan --delete-pool cidr -o json").await;
     assert_eq!(
         deleted.json()["hits"].as_array().unwrap().len(),
         7,

@@ -2,32 +2,33 @@
 //!
 //! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
 //! pools select) and its own ranges, so that tests do not affect each other. The few that restart a controller,
-//! or need a cluster for themselves, have a cluster of their own and run one at a time.
+//! or need a cluster for themselves, have a cluster of their own; at most two of these run at a time.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `dealing` | which nodes get which ranges from which pool |
+//! | `allocation` | which nodes get which ranges from which pool |
 //! | `changes` | pools that are created, changed and deleted while nodes wait |
-//! | `left_out` | ranges that are never allocated: service ranges, reserved space, node addresses, older pools |
+//! | `exclusions` | ranges that are never allocated: service ranges, reserved space, node addresses, older pools |
 //! | `existing` | existing podCIDRs |
-//! | `resting` | ranges of deleted nodes |
-//! | `telling` | events, conditions and metrics |
-//! | `mending` | edits by fixtures, and the limits of names |
-//! | `misfits` | objects that violate today's rules |
-//! | `crowd` | a thousand pools |
+//! | `quarantine` | ranges of deleted nodes |
+//! | `reporting` | events, conditions and metrics |
+//! | `manual_edits` | edits by fixtures, and the limits of names |
+//! | `invalid_objects` | objects that violate today's rules |
+//! | `many_pools` | a thousand pools |
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // allowed in helpers as in tests
 
+mod allocation;
 mod changes;
-mod crowd;
-mod dealing;
+mod exclusions;
 mod existing;
-mod left_out;
-mod mending;
-mod misfits;
-mod resting;
-mod telling;
+mod invalid_objects;
+mod manual_edits;
+mod many_pools;
+mod quarantine;
+mod reporting;
 
+use anyhow::Result;
 use cadastre_e2e::{Fixtures, Options, TestCluster};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
@@ -35,30 +36,24 @@ use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 const FLAG_SERVICE_RANGE: &str = "10.199.0.0/25";
 
 /// The cluster that most tests share, and a new [`Fixtures`] for this one.
-async fn shared() -> (&'static TestCluster, Fixtures) {
+async fn shared() -> Result<(&'static TestCluster, Fixtures)> {
     static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
-    let start = || async {
-        TestCluster::start(
-            Options::default(),
-            &["--service-cidr", FLAG_SERVICE_RANGE, "--log-level", "debug"],
-        )
-        .await
-        .unwrap()
-    };
-    let cluster = CLUSTER.get_or_init(start).await;
-    (cluster, cluster.fixtures().await.unwrap())
+    let flags = ["--service-cidr", FLAG_SERVICE_RANGE, "--log-level", "debug"];
+    let start = || TestCluster::start(Options::default(), &flags);
+    let cluster = CLUSTER.get_or_try_init(start).await?;
+    Ok((cluster, cluster.fixtures().await?))
 }
 
 /// A cluster for a single test.
-async fn alone(flags: &[&str]) -> (TestCluster, Fixtures, SemaphorePermit<'static>) {
-    let permit = one_at_a_time().await;
-    let cluster = TestCluster::start(Options::default(), flags).await.unwrap();
-    let fixtures = cluster.fixtures().await.unwrap();
-    (cluster, fixtures, permit)
+async fn alone(flags: &[&str]) -> Result<(TestCluster, Fixtures, SemaphorePermit<'static>)> {
+    let permit = permit().await?;
+    let cluster = TestCluster::start(Options::default(), flags).await?;
+    let fixtures = cluster.fixtures().await?;
+    Ok((cluster, fixtures, permit))
 }
 
-/// Waits until no other test holds the permit, so that at most one control plane runs beside the shared one.
-async fn one_at_a_time() -> SemaphorePermit<'static> {
-    static ONE: Semaphore = Semaphore::const_new(1);
-    ONE.acquire().await.unwrap()
+/// Returns one of two permits, so that at most two control planes run beside the shared one.
+async fn permit() -> Result<SemaphorePermit<'static>> {
+    static PERMITS: Semaphore = Semaphore::const_new(2);
+    Ok(PERMITS.acquire().await?)
 }

@@ -129,12 +129,8 @@ async fn records_are_the_controllers_and_annotations_everybodys_whom_rbac_lets()
     assert_eq!(annotations.unwrap()["cadastre.dev/drain"], "10.9.0.0/26");
 
     // The message says how: once the binding is deleted, an administrator can repair objects by hand.
-    let unbind = [
-        "delete",
-        "validatingadmissionpolicybinding",
-        "cadastre-records",
-    ];
-    lab.cluster.kubectl(&unbind).await.unwrap();
+    let unbind = "delete validatingadmissionpolicybinding cadastre-records";
+    lab.cluster.kubectl_line(unbind).await.unwrap();
     cadastre_e2e::wait::until("the policy is gone", setup::LIMIT, async || {
         hand.blocks.delete(&name, &DeleteParams::default()).await?;
         Ok(Some(()))

@@ -4,10 +4,11 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre_e2e::cluster::with_crds;
 use cadastre_e2e::fixtures::block_name;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Fixtures, Options, crds};
+use cadastre_e2e::{ControlPlane, Fixtures, Options};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -51,9 +52,7 @@ impl Lab {
             users: vec![User::new(KUBELET, &["system:nodes"])],
             ..Options::default()
         };
-        let cluster = ControlPlane::start(options).await.unwrap();
-        let hand = Fixtures::new(cluster.client().await.unwrap());
-        crds::install(&hand.client).await.unwrap();
+        let (cluster, hand) = Box::pin(with_crds(options)).await.unwrap();
         let accounts: Api<ServiceAccount> = Api::namespaced(hand.client.clone(), "kube-system");
         for name in ["cadastre-agent", "cadastre-controller", "default"] {
             let account = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use cadastre_api::{AllocatedBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec};
 use cadastre_core::Cidr;
-use cadastre_e2e::control_plane::{ControlPlane, Options};
+use cadastre_e2e::cluster::{start_controller, with_crds};
+use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
-use cadastre_e2e::{crds, nodes};
+use cadastre_e2e::{Daemon, Fixtures, nodes};
 use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::seen::Watching;
-use super::{LIMIT, ROUNDS, grown, median, mib, progress, say, start};
+use super::seen::{Seen, Watching};
+use super::{LIMIT, ROUNDS, grown, median, mib, progress, say};
 
 const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
@@ -39,7 +40,7 @@ struct Phases {
 type Pick = fn(&Phases) -> Duration;
 
 /// Further results of the controller's last round, for the printed report.
-struct Told {
+struct Details {
     requests: Vec<String>,
     cpu: Duration,
     peak: u64,
@@ -47,16 +48,18 @@ struct Told {
 }
 
 pub async fn run(count: u32) -> Result<()> {
-    let (mut raws, mut ours, mut told) = (vec![], vec![], None);
+    let (mut raws, mut ours, mut details) = (vec![], vec![], None);
     for round in 1..=ROUNDS {
         progress(&format!("blocks, round {round} of {ROUNDS}: raw requests"))?;
         raws.push(raw(count).await?);
         progress("cadastre")?;
         let (phases, words) = cadastre(count).await?;
         ours.push(phases);
-        told = Some(words);
+        details = Some(words);
     }
-    let Some(told) = told else { return Ok(()) };
+    let Some(details) = details else {
+        return Ok(());
+    };
     say(&format!(
         "| {count} nodes | raw, median | cadastre, median (all) | x raw | API requests |"
     ))?;
@@ -68,7 +71,7 @@ pub async fn run(count: u32) -> Result<()> {
             p.collected
         }),
     ];
-    for ((name, pick), requests) in phases.into_iter().zip(&told.requests) {
+    for ((name, pick), requests) in phases.into_iter().zip(&details.requests) {
         let floor = median(raws.iter().map(pick)).as_secs_f64();
         let wall = median(ours.iter().map(pick)).as_secs_f64();
         let all: Vec<String> = ours
@@ -84,9 +87,9 @@ pub async fn run(count: u32) -> Result<()> {
     say("")?;
     say(&format!(
         "Controller: {:.2} s CPU for all of it, {:.1} MiB peak. {}",
-        told.cpu.as_secs_f64(),
-        mib(told.peak),
-        told.edit,
+        details.cpu.as_secs_f64(),
+        mib(details.peak),
+        details.edit,
     ))
 }
 
@@ -142,8 +145,7 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
 }
 
 async fn raw(count: u32) -> Result<Phases> {
-    let cluster = ControlPlane::start(Options::default()).await?;
-    crds::install(&cluster.client().await?).await?;
+    let (cluster, _) = with_crds(Options::default()).await?;
     let endpoint = cluster.endpoint()?;
     let send = async |calls: Vec<Call>| -> Result<Duration> {
         Ok(endpoint.send_all(nodes::CONNECTIONS, calls).await?.elapsed)
@@ -189,11 +191,9 @@ async fn raw(count: u32) -> Result<Phases> {
     })
 }
 
-async fn cadastre(count: u32) -> Result<(Phases, Told)> {
+async fn cadastre(count: u32) -> Result<(Phases, Details)> {
     let nodes_count = usize::try_from(count)?;
-    let cluster = ControlPlane::start(Options::default()).await?;
-    let client = cluster.client().await?;
-    crds::install(&client).await?;
+    let (cluster, Fixtures { client, .. }) = with_crds(Options::default()).await?;
     cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
     nodes::create(&cluster, count, nodes::numbered).await?;
     let uids: Vec<(String, String)> = nodes::list(&client)
@@ -206,8 +206,8 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
 
     let before = cluster.apiserver_metrics().await?;
     let begun = Instant::now();
-    let mut daemon = start(&cluster, "first")?;
-    let done = |seen: &super::seen::Seen| seen.listed >= nodes_count;
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
+    let done = |seen: &Seen| seen.listed >= nodes_count;
     let first = watching.until("first blocks", LIMIT, done).await?.at - begun;
     let after = cluster.apiserver_metrics().await?;
     requests.push(grown(&before, &after));
@@ -230,7 +230,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     let before = cluster.apiserver_metrics().await?;
     let begun = Instant::now();
     daemon.process().signal(Signal::CONT)?;
-    let done = |seen: &super::seen::Seen| seen.listed >= 3 * nodes_count;
+    let done = |seen: &Seen| seen.listed >= 3 * nodes_count;
     let more = watching.until("more blocks", LIMIT, done).await?.at - begun;
     let after = cluster.apiserver_metrics().await?;
     requests.push(grown(&before, &after));
@@ -242,30 +242,30 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     // All nodes are deleted while no controller runs, so that the next controller finds all of them gone at its start.
     let names: Vec<String> = uids.into_iter().map(|(name, _)| name).collect();
     nodes::delete(&cluster, names).await?;
-    let mut daemon = start(&cluster, "again")?;
-    let resting = |seen: &super::seen::Seen| {
-        seen.resting == 3 * nodes_count && seen.held == 0 && seen.subnets == 0
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
+    let quarantined = |seen: &Seen| {
+        seen.quarantined == 3 * nodes_count && seen.allocated == 0 && seen.subnets == 0
     };
-    let at_rest = watching
-        .until("all blocks in quarantine", LIMIT, resting)
+    let all_quarantined = watching
+        .until("all blocks in quarantine", LIMIT, quarantined)
         .await?;
     daemon.wait_ready(LIMIT).await?;
     let before = cluster.apiserver_metrics().await?;
-    let begins = |seen: &super::seen::Seen| seen.resting < 3 * nodes_count;
+    let begins = |seen: &Seen| seen.quarantined < 3 * nodes_count;
     let begun = watching.until("collection begins", LIMIT, begins).await?.at;
-    let none = |seen: &super::seen::Seen| seen.resting + seen.held == 0;
+    let none = |seen: &Seen| seen.quarantined + seen.allocated == 0;
     let collected = watching
         .until("all blocks collected", LIMIT, none)
         .await?
         .at
         - begun;
     anyhow::ensure!(
-        begun >= at_rest.at || begun - at_rest.at < QUARANTINE,
+        begun >= all_quarantined.at || begun - all_quarantined.at < QUARANTINE,
         "the quarantine was over before all blocks were in it: choose a longer one"
     );
     requests.push(grown(&before, &cluster.apiserver_metrics().await?));
     let peak = usage.peak_rss.max(daemon.process().usage()?.peak_rss);
-    let told = Told {
+    let details = Details {
         requests,
         cpu: usage.cpu + daemon.process().usage()?.cpu,
         peak,
@@ -276,16 +276,12 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
         more,
         collected,
     };
-    Ok((phases, told))
+    Ok((phases, details))
 }
 
 /// Measures the processor time and the API requests of a pool edit while all blocks exist. Returns a sentence for the
 /// report.
-async fn pool_edit(
-    cluster: &ControlPlane,
-    daemon: &mut cadastre_e2e::daemon::Daemon,
-    count: u32,
-) -> Result<String> {
+async fn pool_edit(cluster: &ControlPlane, daemon: &mut Daemon, count: u32) -> Result<String> {
     let quiet = Duration::from_secs(8);
     tokio::time::sleep(quiet).await;
     let (before, cpu) = (
@@ -295,17 +291,8 @@ async fn pool_edit(
     tokio::time::sleep(quiet).await;
     let idle = daemon.process().usage()?.cpu.saturating_sub(cpu);
     let cpu = daemon.process().usage()?.cpu;
-    let patch = r#"{"spec":{"priority":7}}"#;
-    cluster
-        .kubectl(&[
-            "patch",
-            "ippools.cadastre.dev",
-            "bench",
-            "--type=merge",
-            "-p",
-            patch,
-        ])
-        .await?;
+    let patch = r#"patch ippools.cadastre.dev bench --type=merge -p {"spec":{"priority":7}}"#;
+    cluster.kubectl_line(patch).await?;
     tokio::time::sleep(quiet).await;
     let spent = daemon.process().usage()?.cpu.saturating_sub(cpu);
     let requests = grown(&before, &cluster.apiserver_metrics().await?);

@@ -5,13 +5,17 @@
 //! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
 
 use std::io::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use cadastre_api::NodeSubnet;
 use cadastre_e2e::ControlPlane;
-use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::metrics::{self, Sample};
+use cadastre_e2e::raw::Call;
+use cadastre_e2e::wait::until;
+use http::Method;
+use kube::Api;
+use kube::api::ListParams;
 
 mod blocks;
 mod node;
@@ -79,13 +83,36 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
-    let options = DaemonOptions {
-        name: name.to_owned(),
-        args: vec!["controller".to_owned()],
-        env: Vec::new(),
-    };
-    Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
+/// The paths of the LIST requests that a controller sends when it starts.
+const LISTS: [&str; 6] = [
+    "/api/v1/nodes",
+    "/api/v1/pods",
+    "/apis/cadastre.dev/v1alpha1/nodesubnets",
+    "/apis/cadastre.dev/v1alpha1/ippools",
+    "/apis/cadastre.dev/v1alpha1/ipamblocks",
+    "/apis/networking.k8s.io/v1/servicecidrs",
+];
+
+/// Measures the controller's LIST requests, sent concurrently by a client that does not decode the answers.
+async fn lists(cluster: &ControlPlane) -> Result<Duration> {
+    let list = |path: &str| Call::without_body(Method::GET, path.to_owned());
+    let begun = Instant::now();
+    let calls = LISTS.map(list).into();
+    cluster.endpoint()?.send_all(LISTS.len(), calls).await?;
+    Ok(begun.elapsed())
+}
+
+/// Waits until every node has a NodeSubnet, which the controller creates after the podCIDRs.
+async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
+    let subnets = Api::<NodeSubnet>::all(cluster.client().await?);
+    let count = usize::try_from(count)?;
+    until("every node has a NodeSubnet", LIMIT, async || {
+        let found = subnets.list_metadata(&ListParams::default()).await?;
+        let found = found.items.len();
+        ensure!(found >= count, "{found} of {count} have one");
+        Ok(Some(()))
+    })
+    .await
 }
 
 /// Formats how many requests for the controllers' resources the API server answered between two scrapes.

@@ -7,13 +7,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cadastre_e2e::control_plane::{ControlPlane, Options};
+use cadastre_e2e::cluster::start_controller;
+use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::metrics;
 use cadastre_e2e::process::{Process, Usage, usage};
-use cadastre_e2e::raw::{Call, JSON};
+use cadastre_e2e::raw::Call;
 use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
-use super::{LIMIT, ROUNDS, grown, median, mib, progress, say, start};
+use super::{LIMIT, ROUNDS, grown, lists, median, mib, progress, say, until_subnets};
 
 /// Number of nodes for kube-controller-manager with its defaults. It allocates podCIDRs to only about 20 nodes a
 /// second.
@@ -217,34 +218,14 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
     crds::install(&cluster.client().await?).await?;
     cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
     let before = Before::of(&cluster).await?;
-    let mut daemon = start(&cluster, "first")?;
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     let run = measure(&cluster, &history, count, before, Some(daemon.process())).await?;
     until_subnets(&cluster, count).await?;
     daemon.process().stop(Duration::from_secs(30)).await?;
 
-    // Sends the same LIST requests as the controller does, concurrently and without decoding the answers.
+    let lists = lists(&cluster).await?;
     let begun = Instant::now();
-    let endpoint = cluster.endpoint()?;
-    let paths = [
-        "/api/v1/nodes",
-        "/api/v1/pods",
-        "/apis/cadastre.dev/v1alpha1/nodesubnets",
-        "/apis/cadastre.dev/v1alpha1/ippools",
-        "/apis/cadastre.dev/v1alpha1/ipamblocks",
-        "/apis/networking.k8s.io/v1/servicecidrs",
-    ];
-    let get = |path: &&str| Call {
-        method: http::Method::GET,
-        path: (*path).to_owned(),
-        content_type: JSON,
-        body: hyper::body::Bytes::new(),
-    };
-    endpoint
-        .send_all(paths.len(), paths.iter().map(get).collect())
-        .await?;
-    let lists = begun.elapsed();
-    let begun = Instant::now();
-    let mut daemon = start(&cluster, "again")?;
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     daemon.wait_ready(LIMIT).await?;
     let ready = begun.elapsed();
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -256,25 +237,4 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
         peak: rest.peak_rss,
     };
     Ok((run, restart))
-}
-
-/// Waits until every node has a NodeSubnet, which the controller creates after the podCIDRs.
-pub async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
-    let until = Instant::now() + LIMIT;
-    let api = kube::Api::<cadastre_api::NodeSubnet>::all(cluster.client().await?);
-    loop {
-        let found = api
-            .list_metadata(&kube::api::ListParams::default())
-            .await?
-            .items
-            .len();
-        if found >= usize::try_from(count)? {
-            return Ok(());
-        }
-        anyhow::ensure!(
-            Instant::now() < until,
-            "{found} NodeSubnets of {count} after {LIMIT:?}"
-        );
-        tokio::time::sleep(Duration::from_millis(250)).await;
-    }
 }

@@ -4,13 +4,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cadastre_e2e::control_plane::{ControlPlane, Options};
+use cadastre_e2e::cluster::{start_controller, with_crds};
+use cadastre_e2e::control_plane::{ADMIN, Options};
+use cadastre_e2e::nodes;
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
-use cadastre_e2e::{crds, nodes};
 use http::Method;
 use serde_json::json;
 
-use super::{LIMIT, mib, progress, say, start};
+use super::{LIMIT, lists, mib, progress, say, until_subnets};
 
 const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
@@ -18,6 +19,7 @@ kind: IPPool
 metadata: {name: bench}
 spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}}
 ";
+const PODS: &str = "/api/v1/namespaces/default/pods";
 const PODS_A_NODE: u32 = 30;
 const REST: Duration = Duration::from_secs(20);
 const CHURN: u32 = 200;
@@ -26,23 +28,24 @@ const CHURN_SECONDS: u32 = 30;
 pub async fn run(count: u32) -> Result<()> {
     let pods = PODS_A_NODE * count;
     progress(&format!("{count} nodes and {pods} running pods"))?;
-    let mut cluster = ControlPlane::start(Options::default()).await?;
-    crds::install(&cluster.client().await?).await?;
+    let (mut cluster, _) = with_crds(Options::default()).await?;
     cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
     nodes::create(&cluster, count, nodes::numbered).await?;
     let endpoint = cluster.endpoint()?;
     let all = |make: fn(u32) -> Call| (0..pods).map(make).collect::<Vec<Call>>();
     endpoint.send_all(nodes::CONNECTIONS, all(create)).await?;
-    endpoint.send_all(nodes::CONNECTIONS, all(run_pod)).await?;
+    endpoint
+        .send_all(nodes::CONNECTIONS, all(|i| rerun(i, 0)))
+        .await?;
 
     progress("restart")?;
-    let mut daemon = start(&cluster, "first")?;
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     daemon.wait_ready(LIMIT).await?;
-    super::podcidrs::until_subnets(&cluster, count).await?;
+    until_subnets(&cluster, count).await?;
     daemon.process().stop(Duration::from_secs(30)).await?;
     let lists = lists(&cluster).await?;
     let begun = Instant::now();
-    let mut daemon = start(&cluster, "again")?;
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     daemon.wait_ready(LIMIT).await?;
     let ready = begun.elapsed();
     tokio::time::sleep(REST).await;
@@ -80,30 +83,6 @@ pub async fn run(count: u32) -> Result<()> {
     ))
 }
 
-/// Measures the controller's LIST requests, sent concurrently by a client that does not decode the answers.
-async fn lists(cluster: &ControlPlane) -> Result<Duration> {
-    let paths = [
-        "/api/v1/pods",
-        "/api/v1/nodes",
-        "/apis/cadastre.dev/v1alpha1/nodesubnets",
-        "/apis/cadastre.dev/v1alpha1/ipamblocks",
-        "/apis/cadastre.dev/v1alpha1/ippools",
-        "/apis/networking.k8s.io/v1/servicecidrs",
-    ];
-    let get = |path: &&str| Call {
-        method: Method::GET,
-        path: (*path).to_owned(),
-        content_type: JSON,
-        body: hyper::body::Bytes::new(),
-    };
-    let begun = Instant::now();
-    cluster
-        .endpoint()?
-        .send_all(paths.len(), paths.iter().map(get).collect())
-        .await?;
-    Ok(begun.elapsed())
-}
-
 fn pod_name(i: u32) -> String {
     format!("pod-{i:06}")
 }
@@ -117,16 +96,7 @@ fn create(i: u32) -> Call {
             "containers": [{"name": "c", "image": "example.com/app:1", "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}}],
         },
     });
-    Call {
-        method: Method::POST,
-        path: "/api/v1/namespaces/default/pods".to_owned(),
-        content_type: JSON,
-        body: body.to_string().into(),
-    }
-}
-
-fn run_pod(i: u32) -> Call {
-    rerun(i, 0)
+    Call::new(Method::POST, PODS.to_owned(), JSON, &body)
 }
 
 /// Returns a call that updates a pod's status as a kubelet does after a container's restart. The pod's address is in no
@@ -142,10 +112,6 @@ fn rerun(i: u32, restarts: u32) -> Call {
             "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
         }],
     }});
-    Call {
-        method: Method::PATCH,
-        path: format!("/api/v1/namespaces/default/pods/{}/status", pod_name(i)),
-        content_type: MERGE_PATCH,
-        body: body.to_string().into(),
-    }
+    let path = format!("{PODS}/{}/status", pod_name(i));
+    Call::new(Method::PATCH, path, MERGE_PATCH, &body)
 }

@@ -1,6 +1,7 @@
 //! Counts blocks and NodeSubnets by watches, and records when the counts last changed.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use futures::StreamExt as _;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -17,7 +19,7 @@ use tokio::task::JoinSet;
 #[derive(Default)]
 struct Counts {
     blocks: BTreeMap<String, bool>,
-    resting: usize,
+    quarantined: usize,
     subnets: BTreeMap<String, usize>,
     listed: usize,
 }
@@ -26,9 +28,9 @@ struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Blocks that are allocated to nodes
-    pub held: usize,
+    pub allocated: usize,
     /// Blocks in quarantine
-    pub resting: usize,
+    pub quarantined: usize,
     /// Entries in the block lists of all NodeSubnets
     pub listed: usize,
     pub subnets: usize,
@@ -44,51 +46,23 @@ pub struct Watching {
 impl Watching {
     pub fn start(client: &Client) -> Self {
         let counts = Arc::new(Mutex::new(Counts::default()));
-        let none = Seen {
-            held: 0,
-            resting: 0,
-            listed: 0,
-            subnets: 0,
-            at: Instant::now(),
-        };
-        let (publish, seen) = watch::channel(none);
+        let (publish, seen) = watch::channel(Counts::default().seen());
         let publish = Arc::new(publish);
         let mut tasks = JoinSet::new();
-        let (shared, out) = (Arc::clone(&counts), Arc::clone(&publish));
-        let blocks = watcher(Api::<IPAMBlockLite>::all(client.clone()), Config::default());
-        tasks.spawn(blocks.default_backoff().for_each(move |event| {
-            let mut counts = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            match event {
-                Ok(Event::Apply(block) | Event::InitApply(block)) => {
-                    let resting = block.spec["owner"]["kind"] == "Quarantine";
-                    counts.block(block.name_any(), Some(resting));
-                }
-                Ok(Event::Delete(block)) => {
-                    counts.block(block.name_any(), None);
-                }
-                _ => {}
-            }
-            out.send_replace(counts.seen());
-            async {}
-        }));
-        let subnets = watcher(
-            Api::<NodeSubnetLite>::all(client.clone()),
-            Config::default(),
-        );
-        tasks.spawn(subnets.default_backoff().for_each(move |event| {
-            let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-            match event {
-                Ok(Event::Apply(subnet) | Event::InitApply(subnet)) => {
-                    let blocks = subnet.spec["blocks"].as_array().map_or(0, Vec::len);
-                    counts.subnet(subnet.name_any(), Some(blocks));
-                }
-                Ok(Event::Delete(subnet)) => {
-                    counts.subnet(subnet.name_any(), None);
-                }
-                _ => {}
-            }
-            publish.send_replace(counts.seen());
-            async {}
+        let blocks = Api::<IPAMBlockLite>::all(client.clone());
+        tasks.spawn(count(
+            blocks,
+            Arc::clone(&counts),
+            Arc::clone(&publish),
+            |counts, name, block| {
+                let quarantined = block.map(|it| it.spec["owner"]["kind"] == "Quarantine");
+                counts.block(name, quarantined);
+            },
+        ));
+        let subnets = Api::<NodeSubnetLite>::all(client.clone());
+        tasks.spawn(count(subnets, counts, publish, |counts, name, subnet| {
+            let blocks = subnet.map(|it| it.spec["blocks"].as_array().map_or(0, Vec::len));
+            counts.subnet(name, blocks);
         }));
         Watching {
             seen,
@@ -115,14 +89,39 @@ impl Watching {
     }
 }
 
+/// Watches all objects of a kind. `update` gets the name of each changed object, and the object unless it was deleted.
+async fn count<K>(
+    objects: Api<K>,
+    counts: Arc<Mutex<Counts>>,
+    publish: Arc<watch::Sender<Seen>>,
+    update: fn(&mut Counts, String, Option<&K>),
+) where
+    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let mut events = watcher(objects, Config::default())
+        .default_backoff()
+        .boxed();
+    while let Some(event) = events.next().await {
+        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Ok(Event::Apply(object) | Event::InitApply(object)) => {
+                update(&mut counts, object.name_any(), Some(&object));
+            }
+            Ok(Event::Delete(object)) => update(&mut counts, object.name_any(), None),
+            _ => {}
+        }
+        publish.send_replace(counts.seen());
+    }
+}
+
 impl Counts {
-    fn block(&mut self, name: String, resting: Option<bool>) {
-        let before = match resting {
-            Some(resting) => self.blocks.insert(name, resting),
+    fn block(&mut self, name: String, quarantined: Option<bool>) {
+        let before = match quarantined {
+            Some(quarantined) => self.blocks.insert(name, quarantined),
             None => self.blocks.remove(&name),
         };
-        self.resting += usize::from(resting == Some(true));
-        self.resting -= usize::from(before == Some(true));
+        self.quarantined += usize::from(quarantined == Some(true));
+        self.quarantined -= usize::from(before == Some(true));
     }
 
     fn subnet(&mut self, name: String, listed: Option<usize>) {
@@ -136,8 +135,8 @@ impl Counts {
 
     fn seen(&self) -> Seen {
         Seen {
-            held: self.blocks.len() - self.resting,
-            resting: self.resting,
+            allocated: self.blocks.len() - self.quarantined,
+            quarantined: self.quarantined,
             listed: self.listed,
             subnets: self.subnets.len(),
             at: Instant::now(),

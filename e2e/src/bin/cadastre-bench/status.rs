@@ -3,10 +3,11 @@
 
 use anyhow::{Context as _, Result};
 use cadastre_api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
+use cadastre_e2e::cluster::with_crds;
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use cadastre_e2e::metrics::sum;
+use cadastre_e2e::nodes;
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
-use cadastre_e2e::{crds, nodes};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -33,8 +34,7 @@ pub async fn run(count: u32) -> Result<()> {
     say("|---|---|---|---|---|---|")?;
     for pods in PODS {
         progress(&format!("{NODES} nodes with {pods} pods"))?;
-        let cluster = ControlPlane::start(Options::default()).await?;
-        crds::install(&cluster.client().await?).await?;
+        let (cluster, _) = with_crds(Options::default()).await?;
         send(&cluster, (0..NODES).map(subnet).collect()).await?;
         send(&cluster, (0..NODES).map(|n| new_list(n, pods)).collect()).await?;
         let statuses = |write| (0..NODES).map(move |n| status(n, pods, write));

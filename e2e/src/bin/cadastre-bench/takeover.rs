@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cadastre_api::NodeSubnetLite;
+use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
-use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::raw::{Call, MERGE_PATCH};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{crds, nodes};
+use cadastre_e2e::{Fixtures, nodes};
 use http::Method;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
-use super::seen::Watching;
+use super::seen::{Seen, Watching};
 use super::{LIMIT, grown, mib, progress, say};
 
 const POOL: &str = r"
@@ -30,29 +30,29 @@ const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 const ADDRESSES: u32 = 110;
 /// The number of images in a Node's status, so that the Node has about 15 KB.
 const IMAGES: usize = 50;
+/// The controller does not look for leaks, because the addresses that are reported here belong to no pods.
+const FLAGS: [&str; 2] = ["--leak-grace", "86400"];
 const REST: Duration = Duration::from_secs(20);
 
 pub async fn run(count: u32) -> Result<()> {
     progress(&format!(
         "{count} nodes of 15 KB with {ADDRESSES} addresses each"
     ))?;
-    let cluster = ControlPlane::start(Options::default()).await?;
-    let client = cluster.client().await?;
-    crds::install(&client).await?;
+    let (cluster, Fixtures { client, .. }) = with_crds(Options::default()).await?;
     cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
     nodes::create(&cluster, count, node).await?;
-    let mut leader = start(&cluster, "leader")?;
+    let mut leader = start_controller(&cluster, ADMIN, &FLAGS)?;
     let all = usize::try_from(count)?;
     {
         let mut watching = Watching::start(&client);
-        let done = |seen: &super::seen::Seen| seen.listed >= all;
+        let done = |seen: &Seen| seen.listed >= all;
         watching.until("first blocks", LIMIT, done).await?;
     }
     progress("statuses of agents")?;
     report(&cluster, &client, count).await?;
 
     progress("a standby at rest")?;
-    let mut standby = start(&cluster, "standby")?;
+    let mut standby = start_controller(&cluster, ADMIN, &FLAGS)?;
     standby.wait_ready(LIMIT).await?;
     tokio::time::sleep(REST).await;
     let rest = standby.process().usage()?;
@@ -90,17 +90,6 @@ pub async fn run(count: u32) -> Result<()> {
         mib(after.rss),
         first.as_secs_f64(),
     ))
-}
-
-/// Starts a controller that does not look for leaks, because the addresses that are reported here belong to no pods.
-fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
-    let args = ["controller", "--leak-grace", "86400"];
-    let options = DaemonOptions {
-        name: name.to_owned(),
-        args: args.map(ToOwned::to_owned).into(),
-        env: Vec::new(),
-    };
-    Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
 }
 
 /// Returns a Node as large as the Nodes that kubelets report.

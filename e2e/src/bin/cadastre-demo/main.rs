@@ -10,15 +10,17 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use cadastre_api::{AllocationMode, IPPool, NodeSubnet};
+use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::daemon::{Daemon, DaemonOptions};
+use cadastre_e2e::wait::until;
 use cadastre_e2e::{History, crds, nodes};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use ground::Ground;
 use k8s_openapi::api::core::v1::Node;
+use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -72,12 +74,7 @@ async fn demo() -> Result<()> {
     cluster
         .kubectl(&[Path::new("apply"), Path::new("-f"), &samples])
         .await?;
-    let controller = DaemonOptions {
-        name: "controller".to_owned(),
-        args: vec!["controller".to_owned()],
-        env: Vec::new(),
-    };
-    let mut daemon = Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &controller)?;
+    let mut daemon = start_controller(cluster, ADMIN, &[])?;
     daemon.wait_ready(LIMIT).await?;
 
     say(&format!("creating {count} nodes of two kinds ..."))?;
@@ -114,17 +111,8 @@ async fn demo() -> Result<()> {
         }
     };
     // Short times, so that blocks return within seconds.
-    let soon = r#"{"spec":{"idleSeconds":5,"cooldownSeconds":1}}"#;
-    cluster
-        .kubectl(&[
-            "patch",
-            "ippools.cadastre.dev",
-            "pods",
-            "--type=merge",
-            "-p",
-            soon,
-        ])
-        .await?;
+    let soon = r#"patch ippools.cadastre.dev pods --type=merge -p {"spec":{"idleSeconds":5,"cooldownSeconds":1}}"#;
+    cluster.kubectl_line(soon).await?;
     let mut life = life::Life::start(cluster, &client).await?;
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -149,38 +137,30 @@ fn make(i: u32) -> Node {
 
 /// Waits until NodeSubnets and the pools' statuses, which are written after the podCIDRs, cover all nodes.
 async fn settled(client: &Client, count: u32) -> Result<()> {
-    let until = Instant::now() + LIMIT;
-    let (subnets, pools) = (
-        Api::<NodeSubnet>::all(client.clone()),
-        Api::<IPPool>::all(client.clone()),
-    );
-    loop {
-        let told = subnets
-            .list(&kube::api::ListParams::default())
-            .await?
-            .items
-            .len();
+    let subnets = Api::<NodeSubnet>::all(client.clone());
+    let pools = Api::<IPPool>::all(client.clone());
+    let all = ListParams::default();
+    until("all nodes are counted", LIMIT, async || {
+        let recorded = subnets.list(&all).await?.items.len();
         let counted: i64 = pools
-            .list(&kube::api::ListParams::default())
+            .list(&all)
             .await?
             .iter()
             .filter(|pool| pool.spec.allocation_mode == AllocationMode::NodeCIDR)
             .filter_map(|pool| pool.status.as_ref()?.nodes)
             .sum();
-        if told == usize::try_from(count)? && counted == i64::from(count) {
-            return Ok(());
-        }
-        anyhow::ensure!(
-            Instant::now() < until,
-            "{told} NodeSubnets and {counted} counted nodes of {count} after {LIMIT:?}"
+        ensure!(
+            recorded == usize::try_from(count)? && counted == i64::from(count),
+            "{recorded} NodeSubnets and {counted} counted nodes of {count}"
         );
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+        Ok(Some(()))
+    })
+    .await
 }
 
 async fn node_table(client: &Client) -> Result<Table> {
     let subnets = Api::<NodeSubnet>::all(client.clone());
-    let subnets = subnets.list(&kube::api::ListParams::default()).await?.items;
+    let subnets = subnets.list(&ListParams::default()).await?.items;
     let mut table = Table::new();
     table
         .load_preset(NOTHING)
@@ -204,7 +184,7 @@ async fn pool_table(client: &Client) -> Result<Table> {
         "POOL", "FAMILY", "CIDRS", "BLOCK", "CAPACITY", "HELD", "FREE", "USED",
     ];
     table.load_preset(NOTHING).set_header(head);
-    for pool in pools.list(&kube::api::ListParams::default()).await? {
+    for pool in pools.list(&ListParams::default()).await? {
         let status = pool.status.clone().unwrap_or_default();
         let spec = &pool.spec;
         let v4 = spec.ipv4.as_ref().zip(spec.ipv4_block_size());

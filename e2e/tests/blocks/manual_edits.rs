@@ -1,5 +1,6 @@
 //! Objects edited and deleted by fixtures: the controller restores what it knows, and nodes are not affected.
 
+use anyhow::Result;
 use cadastre_api::{IPAMBlock, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, OwnerKind};
 use cadastre_e2e::fixtures::block_name;
 use kube::ResourceExt as _;
@@ -9,21 +10,18 @@ use serde_json::json;
 use crate::{blocks, node, shared};
 
 #[tokio::test]
-async fn the_object_of_a_block_is_restored_and_the_list_stays() {
-    let (_, fixtures, agents) = shared().await;
+async fn the_object_of_a_block_is_restored_and_the_list_stays() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = json!({"ipv4": {"cidrs": ["10.60.0.0/24"]}, "quarantineSeconds": 0});
-    fixtures.block_pool("mend", spec).await.unwrap();
-    node(&fixtures, &agents, "mend", "mend-1").await;
-    let had = fixtures.listed("mend-1", 1).await.unwrap();
-    let first = agents.allocate("mend-1", "mend", "web").await.unwrap();
-    let before = fixtures
-        .block_until(&had[0], "is there", |_| true)
-        .await
-        .unwrap();
+    fixtures.block_pool("mend", spec).await?;
+    node(&fixtures, &agents, "mend", "mend-1").await?;
+    let had = fixtures.listed("mend-1", 1).await?;
+    let first = agents.allocate("mend-1", "mend", "web").await?;
+    let before = fixtures.block_until(&had[0], "is there", |_| true).await?;
     let name = block_name(&had[0]);
     let note = json!({"metadata": {"annotations": {"example.com/note": "mine"}}});
     let (params, note) = (PatchParams::default(), Patch::Merge(note));
-    fixtures.blocks.patch(&name, &params, &note).await.unwrap();
+    fixtures.blocks.patch(&name, &params, &note).await?;
 
     for edit in [
         json!({"spec": {"pool": "another"}}),
@@ -32,46 +30,44 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() {
     ] {
         let patch = Patch::Merge(&edit);
         let params = PatchParams::default();
-        let edited = fixtures.blocks.patch(&name, &params, &patch).await.unwrap();
+        let edited = fixtures.blocks.patch(&name, &params, &patch).await?;
         assert_ne!(edited.spec, before.spec, "{edit}");
         let restored = fixtures
             .block_until(&had[0], "is restored", |it| it.spec == before.spec)
-            .await
-            .unwrap();
-        assert_eq!(restored.uid(), before.uid(), "the same object, mended");
+            .await?;
+        assert_eq!(restored.uid(), before.uid(), "the same object, restored");
         let note = restored.annotations().get("example.com/note");
-        assert_eq!(note.map(String::as_str), Some("mine"), "people's, and kept");
-        assert_eq!(fixtures.listed("mend-1", 1).await.unwrap(), had);
+        assert_eq!(
+            note.map(String::as_str),
+            Some("mine"),
+            "annotations of users stay"
+        );
+        assert_eq!(fixtures.listed("mend-1", 1).await?, had);
     }
 
     fixtures
         .blocks
         .delete(&name, &DeleteParams::default())
-        .await
-        .unwrap();
+        .await?;
     let again = fixtures
         .block_until(&had[0], "is there again", |it| it.uid() != before.uid())
-        .await
-        .unwrap();
+        .await?;
     assert_eq!(again.spec, before.spec);
     fixtures
         .subnet_until("mend-1", "lists the new object", |it| {
             it.spec.blocks.len() == 1 && Some(&it.spec.blocks[0].uid) == again.metadata.uid.as_ref()
         })
-        .await
-        .unwrap();
+        .await?;
     // The node continues to use its block, which no other node ever got.
-    let more = agents.allocate("mend-1", "mend", "db").await.unwrap();
+    let more = agents.allocate("mend-1", "mend", "db").await?;
     assert_ne!(more, first);
     let uid = again.metadata.uid.unwrap();
     let follows = |it: &NodeSubnetStatus| {
         it.blocks.len() == 1 && it.blocks[0].uid == uid && it.blocks[0].used == 2
     };
     let what = "reports both pods in the new object";
-    fixtures
-        .status_until("mend-1", what, follows)
-        .await
-        .unwrap();
+    fixtures.status_until("mend-1", what, follows).await?;
+    Ok(())
 }
 
 /// The spec of a NodeSubnet without the ranges of all pools, which change with the pools of other tests.
@@ -83,70 +79,60 @@ fn own(subnet: &NodeSubnet) -> NodeSubnetSpec {
 }
 
 #[tokio::test]
-async fn a_node_subnet_that_is_edited_or_deleted_is_restored_with_all_blocks() {
-    let (_, fixtures, agents) = shared().await;
+async fn a_node_subnet_that_is_edited_or_deleted_is_restored_with_all_blocks() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = json!({
         "ipv4": {"cidrs": ["10.61.0.0/24"], "blockSize": 28, "gateway": "None"},
         "idleSeconds": 86400, "warm": {"low": 36, "high": 65_536},
     });
-    fixtures.block_pool("list", spec).await.unwrap();
-    node(&fixtures, &agents, "list", "list-1").await;
-    fixtures.listed("list-1", 3).await.unwrap();
-    agents.allocate("list-1", "list", "web").await.unwrap();
+    fixtures.block_pool("list", spec).await?;
+    node(&fixtures, &agents, "list", "list-1").await?;
+    fixtures.listed("list-1", 3).await?;
+    agents.allocate("list-1", "list", "web").await?;
     // With less demand than the blocks have addresses: an agent that loses sight of them demands no further block.
-    fixtures.keep_free("list", 0).await.unwrap();
+    fixtures.keep_free("list", 0).await?;
     let demands_one = |it: &NodeSubnetStatus| it.pools.iter().all(|it| it.demand == 1);
     let what = "demands one address";
-    let before = fixtures
-        .status_until("list-1", what, demands_one)
-        .await
-        .unwrap();
+    let before = fixtures.status_until("list-1", what, demands_one).await?;
 
     for edit in [
         json!({"spec": {"blocks": []}}),
         json!({"spec": {"nodeUID": "another", "pools": [{"name": "another"}]}}),
         json!({"spec": {"blocks": [{"cidr": "10.61.0.240/28", "uid": "none", "pool": "list"}]}}),
     ] {
-        let patch = Patch::Merge(&edit);
-        let params = PatchParams::default();
-        let edited = fixtures.subnets.patch("list-1", &params, &patch);
-        assert_ne!(edited.await.unwrap().spec, before.spec, "{edit}");
-        let restored = fixtures
-            .subnet_until("list-1", "is restored", |it| own(it) == own(&before))
-            .await;
-        assert_eq!(restored.unwrap().uid(), before.uid());
+        let edited = fixtures.change_subnet("list-1", edit).await?;
+        assert_ne!(edited.spec, before.spec);
+        let is_restored = |it: &NodeSubnet| own(it) == own(&before);
+        let restored = fixtures.subnet_until("list-1", "is restored", is_restored);
+        assert_eq!(restored.await?.uid(), before.uid());
     }
     fixtures
         .subnets
         .delete("list-1", &DeleteParams::default())
-        .await
-        .unwrap();
+        .await?;
     fixtures
         .subnet_until("list-1", "is there again", |it| {
             own(it) == own(&before) && it.uid() != before.uid()
         })
-        .await
-        .unwrap();
+        .await?;
     let is_whole = |it: &NodeSubnetStatus| {
         it.blocks.len() == 3 && it.blocks.iter().map(|it| it.used).sum::<i64>() == 1
     };
     let what = "has a complete status again";
-    fixtures
-        .status_until("list-1", what, is_whole)
-        .await
-        .unwrap();
-    blocks(&fixtures, "list", 3).await;
+    fixtures.status_until("list-1", what, is_whole).await?;
+    blocks(&fixtures, "list", 3).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn blocks_created_by_hand_are_treated_like_all_others() {
-    let (_, fixtures, agents) = shared().await;
+async fn blocks_created_by_hand_are_treated_like_all_others() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = json!({
         "ipv4": {"cidrs": ["10.62.0.0/24"], "blockSize": 28}, "quarantineSeconds": 0,
     });
-    fixtures.block_pool("forge", spec).await.unwrap();
-    let made = node(&fixtures, &agents, "forge", "forge-1").await;
-    let had = fixtures.listed("forge-1", 1).await.unwrap();
+    fixtures.block_pool("forge", spec).await?;
+    let made = node(&fixtures, &agents, "forge", "forge-1").await?;
+    let had = fixtures.listed("forge-1", 1).await?;
     // Two free CIDRs that the controller does not choose for a node's second block.
     let [beside, own] = ["10.62.0.96/28", "10.62.0.112/28"];
     assert!(!had.contains(&beside.to_owned()) && !had.contains(&own.to_owned()));
@@ -163,15 +149,15 @@ async fn blocks_created_by_hand_are_treated_like_all_others() {
         fixtures.blocks.create(&PostParams::default(), &block).await
     };
     // A block over one of the node's blocks, owned by a node that does not exist, is deleted.
-    forge("10.62.0.0/24", "nobody", "no-uid").await.unwrap();
-    fixtures.block_gone("10.62.0.0/24").await.unwrap();
+    forge("10.62.0.0/24", "nobody", "no-uid").await?;
+    fixtures.block_gone("10.62.0.0/24").await?;
     // A block beside it, owned by a node that does not exist, is quarantined and then deleted.
-    forge(beside, "nobody", "no-uid").await.unwrap();
-    fixtures.block_gone(beside).await.unwrap();
+    forge(beside, "nobody", "no-uid").await?;
+    fixtures.block_gone(beside).await?;
     // A block owned by the existing node is added to its list.
     let uid = made.metadata.uid.unwrap();
-    forge(own, "forge-1", &uid).await.unwrap();
-    let listed = fixtures.listed("forge-1", 2).await.unwrap();
+    forge(own, "forge-1", &uid).await?;
+    let listed = fixtures.listed("forge-1", 2).await?;
     assert!(listed.contains(&had[0]) && listed.contains(&own.to_owned()));
     // A block with the name of an existing one cannot be created.
     assert!(forge(&had[0], "nobody", "no-uid").await.is_err());
@@ -179,4 +165,5 @@ async fn blocks_created_by_hand_are_treated_like_all_others() {
         .block_until(&had[0], "is the node's", |_| true)
         .await;
     assert_eq!(block.unwrap().spec.owner.kind, OwnerKind::Node);
+    Ok(())
 }

@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::fixtures::{GROUP, condition, labelled, with_pod_cidrs};
+use cadastre_e2e::fixtures::{GROUP, condition, node_of_group, with_pod_cidrs};
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, ControlPlane, Fixtures, Options, crds, nodes};
+use cadastre_e2e::{Agents, ControlPlane, Fixtures, Options, crds};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
@@ -16,13 +17,13 @@ use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, Post
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::one_at_a_time;
+use crate::permit;
 
 /// Longer than the interval between two writes of a status, so repeated writes would be noticed.
-const QUIET: Duration = Duration::from_secs(12);
+const QUIET: Duration = Duration::from_secs(6);
 
 /// Installs the CRDs with a schema that accepts everything, as in an early version.
-async fn install_lax_crds(fixtures: &Fixtures) {
+async fn install_lax_crds(fixtures: &Fixtures) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(fixtures.client.clone());
     for mut crd in cadastre_api::crd::all() {
         for version in &mut crd.spec.versions {
@@ -37,7 +38,7 @@ async fn install_lax_crds(fixtures: &Fixtures) {
         }
         let params = PatchParams::apply("cadastre-e2e");
         let patch = Patch::Apply(&crd);
-        api.patch(&crd.name_any(), &params, &patch).await.unwrap();
+        api.patch(&crd.name_any(), &params, &patch).await?;
     }
     until(
         "the kinds are served",
@@ -49,11 +50,11 @@ async fn install_lax_crds(fixtures: &Fixtures) {
             Ok(Some(()))
         },
     )
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
-async fn create(fixtures: &Fixtures, kind: &str, name: &str, spec: Value) -> String {
+async fn create(fixtures: &Fixtures, kind: &str, name: &str, spec: Value) -> Result<String> {
     let plural = format!("{}s", kind.to_lowercase());
     let resource = ApiResource {
         group: "cadastre.dev".to_owned(),
@@ -65,8 +66,8 @@ async fn create(fixtures: &Fixtures, kind: &str, name: &str, spec: Value) -> Str
     let mut object = DynamicObject::new(name, &resource);
     object.data = json!({"spec": spec});
     let api = Api::<DynamicObject>::all_with(fixtures.client.clone(), &resource);
-    let made = api.create(&PostParams::default(), &object).await.unwrap();
-    made.uid().unwrap()
+    let made = api.create(&PostParams::default(), &object).await?;
+    Ok(made.uid().unwrap())
 }
 
 /// Unusable pools: a name, a spec, and a part of the message that the controller must report.
@@ -144,19 +145,19 @@ fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
 }
 
 #[tokio::test]
-async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
-    let _one = one_at_a_time().await;
+async fn invalid_objects_affect_only_themselves_and_are_reported_once() -> Result<()> {
+    let _permit = permit().await?;
     let options = Options {
         // This gate makes the API server accept podCIDRs that are not in canonical form, as older API servers did.
         apiserver_args: vec!["--feature-gates=StrictIPCIDRValidation=false".to_owned()],
         ..Options::default()
     };
-    let cluster = ControlPlane::start(options).await.unwrap();
-    let fixtures = Fixtures::new(cluster.client().await.unwrap());
-    install_lax_crds(&fixtures).await;
+    let cluster = ControlPlane::start(options).await?;
+    let fixtures = Fixtures::new(cluster.client().await?);
+    install_lax_crds(&fixtures).await?;
     let mut bad = Vec::new();
     for (name, spec, says) in bad_pools() {
-        let uid = create(&fixtures, "IPPool", name, spec).await;
+        let uid = create(&fixtures, "IPPool", name, spec).await?;
         bad.push((name, uid, says));
     }
     for name in ["odd", "ghost"] {
@@ -166,7 +167,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
             name,
             json!({"podCIDRs": "none", "quarantined": 7}),
         )
-        .await;
+        .await?;
     }
     // Two blocks that cannot be parsed, two whose name does not follow from their CIDR, and one of an unknown pool.
     let of_nobody = |cidr: &str| {
@@ -182,37 +183,29 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
         ("10-99-0-128-26", of_nobody("10.99.0.192/26")),
         ("10-99-1-0-26", of_nobody("10.99.1.0/26")),
     ] {
-        create(&fixtures, "IPAMBlock", name, spec).await;
+        create(&fixtures, "IPAMBlock", name, spec).await?;
     }
     for (name, cidr) in [("lax-1", "10.97.0.7/25"), ("lax-2", "010.97.000.128/26")] {
-        let node = labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, "lax")]);
-        fixtures
-            .create_node(with_pod_cidrs(node, &[cidr]))
-            .await
-            .unwrap();
+        let node = node_of_group("lax", name);
+        fixtures.create_node(with_pod_cidrs(node, &[cidr])).await?;
     }
-    fixtures.node("lax", "odd").await.unwrap();
-    crds::install(&fixtures.client).await.unwrap();
+    fixtures.node("lax", "odd").await?;
+    crds::install(&fixtures.client).await?;
     fixtures
         .pool(
             "lax",
             json!({"ipv4": {"cidrs": ["10.97.0.0/24"], "blockSize": 26}}),
         )
-        .await
-        .unwrap();
+        .await?;
 
-    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
-    daemon
-        .wait_ready(cadastre_e2e::fixtures::LIMIT)
-        .await
-        .unwrap();
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
+    daemon.wait_ready(cadastre_e2e::fixtures::LIMIT).await?;
     // The two existing nodes have all but one of the pool's ranges, so one is left for this node.
-    assert_eq!(fixtures.served("odd").await.unwrap(), ["10.97.0.192/26"]);
+    assert_eq!(fixtures.served("odd").await?, ["10.97.0.192/26"]);
     fixtures
-        .subnet_until("odd", "is mended", |it| !it.spec.pod_cidrs.is_empty())
-        .await
-        .unwrap();
-    fixtures.subnet_gone("ghost").await.unwrap();
+        .subnet_until("odd", "lists podCIDRs", |it| !it.spec.pod_cidrs.is_empty())
+        .await?;
+    fixtures.subnet_gone("ghost").await?;
     let subnet = fixtures
         .subnet_until("lax-1", "is canonical", |it| !it.spec.pod_cidrs.is_empty())
         .await;
@@ -221,22 +214,21 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
     let raw =
         Api::<kube::core::PartialObjectMeta<cadastre_api::IPPool>>::all(fixtures.client.clone());
     for (name, uid, says) in &bad {
-        let note = fixtures.event(uid, "InvalidSpec").await.unwrap();
+        let note = fixtures.event(uid, "InvalidSpec").await?;
         assert!(
             note.contains(says),
             "{name}: {note:?} does not say {says:?}"
         );
     }
-    let first = fixtures.pools.get("cidr").await.unwrap();
+    let first = fixtures.pools.get("cidr").await?;
     assert_eq!(condition(&first, "Ready").unwrap().reason, "InvalidSpec");
-    let versions = raw.list_metadata(&ListParams::default()).await.unwrap();
+    let versions = raw.list_metadata(&ListParams::default()).await?;
     let start = Instant::now();
     until("some time has passed", QUIET * 2, async || {
         Ok((start.elapsed() >= QUIET).then_some(()))
     })
-    .await
-    .unwrap();
-    let later = raw.list_metadata(&ListParams::default()).await.unwrap();
+    .await?;
+    let later = raw.list_metadata(&ListParams::default()).await?;
     let again: Vec<String> = versions
         .iter()
         .zip(&later)
@@ -250,7 +242,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
         "these are written again and again"
     );
 
-    let metrics = daemon.metrics().await.unwrap();
+    let metrics = daemon.metrics().await?;
     let refused = sum(&metrics, "rest_client_requests_total", &[("code", "422")]);
     assert!(
         refused < 30.0,
@@ -258,26 +250,16 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
     );
 
     // A restarted controller must not report the same objects again.
-    daemon
-        .process()
-        .stop(Duration::from_secs(20))
-        .await
-        .unwrap();
-    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
-    daemon
-        .wait_ready(cadastre_e2e::fixtures::LIMIT)
-        .await
-        .unwrap();
-    fixtures.node("lax", "lax-3").await.unwrap();
-    fixtures
-        .condition("lax", "Exhausted", "True")
-        .await
-        .unwrap();
+    daemon.process().stop(Duration::from_secs(20)).await?;
+    let mut daemon = start_controller(&cluster, ADMIN, &[])?;
+    daemon.wait_ready(cadastre_e2e::fixtures::LIMIT).await?;
+    fixtures.node("lax", "lax-3").await?;
+    fixtures.condition("lax", "Exhausted", "True").await?;
     for (name, uid, _) in &bad {
         // The API server rejects a status for an object that violates the schema's types. So the status cannot record
         // that this pool was reported, and a restart may report it again.
         let most = if *name == "type" { 2 } else { 1 };
-        let count = fixtures.event_count(uid, "InvalidSpec").await.unwrap();
+        let count = fixtures.event_count(uid, "InvalidSpec").await?;
         assert!((1..=most).contains(&count), "{name}: {count}");
     }
 
@@ -286,15 +268,16 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() {
         "ipv4": {"cidrs": ["10.99.0.0/24"], "gateway": "None"}, "quarantineSeconds": 0,
         "warm": {"low": 256, "high": 256},
     });
-    fixtures.block_pool("blocks", spec).await.unwrap();
-    let agents = Agents::new(&cluster).unwrap();
-    let node = fixtures.node("blocks", "blocks-1").await.unwrap();
-    agents.join(&node).unwrap();
-    fixtures.listed("blocks-1", 4).await.unwrap();
+    fixtures.block_pool("blocks", spec).await?;
+    let agents = Agents::new(&cluster)?;
+    let node = fixtures.node("blocks", "blocks-1").await?;
+    agents.join(&node)?;
+    fixtures.listed("blocks-1", 4).await?;
 
     // Once its spec is corrected, the pool allocates.
     let spec = json!({"ipv4": {"cidrs": ["10.98.0.0/24"]}, "nodeSelector": {"matchLabels": {GROUP: "lax"}}});
-    fixtures.change_pool("cidr", spec).await.unwrap();
-    assert_eq!(fixtures.served("lax-3").await.unwrap(), ["10.98.0.0/24"]);
-    fixtures.event(&bad[0].1, "SpecIsValid").await.unwrap();
+    fixtures.change_pool("cidr", spec).await?;
+    assert_eq!(fixtures.served("lax-3").await?, ["10.98.0.0/24"]);
+    fixtures.event(&bad[0].1, "SpecIsValid").await?;
+    Ok(())
 }

@@ -9,7 +9,12 @@ use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::{ControlPlane, Fixtures, Options, crds, daemon};
 use serde_json::json;
 
-use crate::{command, end, ok, run};
+use crate::{Ran, command, end, ok, run};
+
+/// Runs the kubectl plugin with a kubeconfig that does not exist.
+async fn nowhere(args: &str) -> Ran {
+    end(command(Path::new("/nowhere"), args).spawn().unwrap()).await
+}
 
 #[tokio::test]
 async fn what_is_missing_is_named_with_what_to_do() {
@@ -18,7 +23,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
         ..Options::default()
     };
     let cluster = ControlPlane::start(options).await.unwrap();
-    let bare = run(&cluster, &["show", "pools"]).await;
+    let bare = run(&cluster, "show pools").await;
     assert_eq!(bare.code, 1);
     assert!(
         bare.err
@@ -27,22 +32,13 @@ async fn what_is_missing_is_named_with_what_to_do() {
     );
     let fixtures = Fixtures::new(cluster.client().await.unwrap());
     crds::install(&fixtures.client).await.unwrap();
-    let empty = ok(&cluster, &["show", "pools"]).await;
+    let empty = ok(&cluster, "show pools").await;
     assert!(empty.contains("create an IPPool"), "{empty}");
     let kubeconfig = cluster.kubeconfig("nobody").unwrap();
-    let guest = end(command(&kubeconfig, &["show", "pools"]).spawn().unwrap()).await;
-    assert!(
-        guest.code == 1 && guest.err.contains("no right to read ippools.cadastre.dev"),
-        "{guest:?}"
-    );
-    let nowhere = end(command(Path::new("/nowhere"), &["show", "pools"])
-        .spawn()
-        .unwrap())
-    .await;
-    assert!(
-        nowhere.code == 1 && nowhere.err.contains("no way to reach a cluster"),
-        "{nowhere:?}"
-    );
+    let guest = end(command(&kubeconfig, "show pools").spawn().unwrap()).await;
+    guest.assert_err(1, "no right to read ippools.cadastre.dev");
+    let no_config = nowhere("show pools").await;
+    no_config.assert_err(1, "no way to reach a cluster");
     let kubeconfig = cluster.kubeconfig(ADMIN).unwrap();
     let text = std::fs::read_to_string(kubeconfig).unwrap();
     let elsewhere = cluster.folder().join("elsewhere.kubeconfig");
@@ -51,11 +47,8 @@ async fn what_is_missing_is_named_with_what_to_do() {
         text.replace(&cluster.server(), "https://127.0.0.1:1"),
     )
     .unwrap();
-    let dead = end(command(&elsewhere, &["show", "pools"]).spawn().unwrap()).await;
-    assert!(
-        dead.code == 1 && dead.err.contains("the API server was not reached"),
-        "{dead:?}"
-    );
+    let dead = end(command(&elsewhere, "show pools").spawn().unwrap()).await;
+    dead.assert_err(1, "the API server was not reached");
 
     // kubectl finds its plugins in PATH, so this folder contains only a link to the plugin.
     let bin = cluster.folder().join("bin");
@@ -80,8 +73,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
 async fn completed(cluster: &ControlPlane, fixtures: &Fixtures, bin: &Path) {
     let pool = json!({"ipv4": {"cidrs": ["10.9.0.0/24"]}, "disabled": true});
     fixtures.block_pool("spare", pool).await.unwrap();
-    let args = ["completion", "kubectl"];
-    let script = ok(cluster, &args).await;
+    let script = ok(cluster, "completion kubectl").await;
     let path = bin.join("kubectl_complete-cadastre");
     std::fs::write(&path, script).unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -119,10 +111,14 @@ async fn bundled(cluster: &ControlPlane, fixtures: &Fixtures) {
         .await
         .unwrap();
     let dir = cluster.folder().join("bundle");
-    let told = ok(cluster, &["support-bundle", "--dir", dir.to_str().unwrap()]).await;
+    let output = ok(
+        cluster,
+        &format!("support-bundle --dir {}", dir.to_str().unwrap()),
+    )
+    .await;
     assert!(
-        told.contains("ippools.json: 2\n") && !told.contains("MISSING"),
-        "{told}"
+        output.contains("ippools.json: 2\n") && !output.contains("MISSING"),
+        "{output}"
     );
     for file in std::fs::read_dir(&dir).unwrap() {
         let path = file.unwrap().path();
@@ -136,20 +132,18 @@ async fn bundled(cluster: &ControlPlane, fixtures: &Fixtures) {
             serde_json::from_str::<serde_json::Value>(&text).unwrap();
         }
     }
-    let again = run(cluster, &["support-bundle", "--dir", dir.to_str().unwrap()]).await;
-    assert!(
-        again.code == 1 && again.err.contains("must not exist yet"),
-        "{again:?}"
-    );
+    let again = run(
+        cluster,
+        &format!("support-bundle --dir {}", dir.to_str().unwrap()),
+    )
+    .await;
+    again.assert_err(1, "must not exist yet");
 }
 
 #[tokio::test]
 async fn help_has_examples_and_completions_are_scripts() {
     let help = async |verb: &str| {
-        let ran = end(command(Path::new("/nowhere"), &[verb, "--help"])
-            .spawn()
-            .unwrap())
-        .await;
+        let ran = nowhere(&format!("{verb} --help")).await;
         assert_eq!(ran.code, 0, "{ran:?}");
         ran.out
     };
@@ -173,8 +167,7 @@ async fn help_has_examples_and_completions_are_scripts() {
         );
     }
     for shell in ["bash", "zsh", "fish"] {
-        let args = ["completion", shell];
-        let ran = end(command(Path::new("/nowhere"), &args).spawn().unwrap()).await;
+        let ran = nowhere(&format!("completion {shell}")).await;
         assert!(
             ran.code == 0 && ran.out.contains("support-bundle"),
             "{shell}: {ran:?}"

@@ -1,16 +1,17 @@
 //! Which nodes get which ranges from which pool.
 
+use anyhow::Result;
 use serde_json::json;
 
 use crate::shared;
 
 #[tokio::test]
-async fn a_node_gets_one_range_of_a_single_stack_pool() {
-    let (_, hand) = shared().await;
+async fn a_node_gets_one_range_of_a_single_stack_pool() -> Result<()> {
+    let (_, hand) = shared().await?;
     let v4 = json!({"ipv4": {"cidrs": ["10.1.0.0/24"], "blockSize": 25}});
     let v6 = json!({"ipv6": {"cidrs": ["fd00:1::/65"], "blockSize": 66}});
-    hand.pool("four", v4).await.unwrap();
-    hand.pool("six", v6).await.unwrap();
+    hand.pool("four", v4).await?;
+    hand.pool("six", v6).await?;
     for (group, ranges) in [
         ("four", ["10.1.0.0/25", "10.1.0.128/25"]),
         ("six", ["fd00:1:0:0:4000::/66", "fd00:1::/66"]),
@@ -18,36 +19,34 @@ async fn a_node_gets_one_range_of_a_single_stack_pool() {
         let mut got = Vec::new();
         for i in 1..=2 {
             let name = format!("{group}-{i}");
-            hand.node(group, &name).await.unwrap();
-            let cidrs = hand.served(&name).await.unwrap();
+            let cidrs = hand.served_node(group, &name).await?;
             assert_eq!(cidrs.len(), 1);
             got.extend(cidrs);
-            let node = hand.nodes.get(&name).await.unwrap();
+            let node = hand.nodes.get(&name).await?;
             let spec = node.spec.unwrap();
             assert_eq!(spec.pod_cidr.as_ref(), spec.pod_cidrs.unwrap().first());
         }
         got.sort();
         assert_eq!(got, ranges);
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn a_dual_stack_pool_gives_a_range_of_each_family_ipv4_first() {
-    let (_, hand) = shared().await;
+async fn a_dual_stack_pool_gives_a_range_of_each_family_ipv4_first() -> Result<()> {
+    let (_, hand) = shared().await?;
     let spec = json!({
         "ipv4": {"cidrs": ["10.2.0.0/24"], "blockSize": 24},
         "ipv6": {"cidrs": ["fd00:2::/64"], "blockSize": 64},
     });
-    hand.pool("dual", spec).await.unwrap();
-    hand.node("dual", "dual-1").await.unwrap();
-    let cidrs = hand.served("dual-1").await.unwrap();
+    hand.pool("dual", spec).await?;
+    let cidrs = hand.served_node("dual", "dual-1").await?;
     assert_eq!(cidrs, ["10.2.0.0/24", "fd00:2::/64"]);
     let subnet = hand
-        .subnet_until("dual-1", "says what the node holds", |it| {
+        .subnet_until("dual-1", "lists the podCIDRs of the node", |it| {
             it.spec.pod_cidrs.len() == 2
         })
-        .await
-        .unwrap();
+        .await?;
     let held: Vec<_> = subnet.spec.pod_cidrs.iter().map(|it| &it.cidr).collect();
     assert_eq!(held, ["10.2.0.0/24", "fd00:2::/64"]);
     assert!(
@@ -57,30 +56,26 @@ async fn a_dual_stack_pool_gives_a_range_of_each_family_ipv4_first() {
             .iter()
             .all(|it| it.pool.as_deref() == Some("dual"))
     );
+    Ok(())
 }
 
 #[tokio::test]
-async fn with_one_family_full_nothing_of_the_other_is_spent() {
-    let (_, hand) = shared().await;
+async fn if_one_family_is_exhausted_nothing_of_the_other_is_allocated() -> Result<()> {
+    let (_, hand) = shared().await?;
     let spec = json!({
         "ipv4": {"cidrs": ["10.3.0.0/16"], "blockSize": 24},
         "ipv6": {"cidrs": ["fd00:3::/63"], "blockSize": 64},
     });
-    hand.pool("half", spec).await.unwrap();
+    hand.pool("half", spec).await?;
     for name in ["half-1", "half-2"] {
-        hand.node("half", name).await.unwrap();
-        assert_eq!(hand.served(name).await.unwrap().len(), 2);
+        assert_eq!(hand.served_node("half", name).await?.len(), 2);
     }
-    let third = hand.node("half", "half-3").await.unwrap();
-    let note = hand
-        .event(&third.metadata.uid.unwrap(), "WaitingForPodCIDR")
-        .await
-        .unwrap();
+    let note = hand.waiting_node("half", "half-3").await?;
     assert!(
         note.contains("IPv6") && note.contains("add a CIDR"),
         "{note}"
     );
-    assert!(hand.pod_cidrs("half-3").await.unwrap().is_empty());
+    assert!(hand.pod_cidrs("half-3").await?.is_empty());
     let pool = hand
         .pool_until("half", "counts the one that waits", |it| {
             let status = it.status.as_ref();
@@ -89,25 +84,25 @@ async fn with_one_family_full_nothing_of_the_other_is_spent() {
                 .map(|it| it.allocated.as_str());
             status.and_then(|it| it.waiting) == Some(1) && held == Some("2")
         })
-        .await
-        .unwrap();
+        .await?;
     let status = pool.status.unwrap();
     let (v4, v6) = (status.ipv4.unwrap(), status.ipv6.unwrap());
     assert_eq!(v4.free, "254");
     assert_eq!((v6.allocated.as_str(), v6.free.as_str()), ("2", "0"));
 
     let more = json!({"ipv6": {"cidrs": ["fd00:3::/63", "fd00:3:1::/63"]}});
-    hand.change_pool("half", more).await.unwrap();
-    let cidrs = hand.served("half-3").await.unwrap();
+    hand.change_pool("half", more).await?;
+    let cidrs = hand.served("half-3").await?;
     assert!(
         cidrs[0].starts_with("10.3.") && cidrs[1].starts_with("fd00:3:1:"),
         "{cidrs:?}"
     );
+    Ok(())
 }
 
 #[tokio::test]
-async fn a_node_selector_decides_which_nodes_a_pool_serves() {
-    let (_, hand) = shared().await;
+async fn a_node_selector_decides_which_nodes_a_pool_serves() -> Result<()> {
+    let (_, hand) = shared().await?;
     let expressions = [
         (
             "sel-in",
@@ -130,7 +125,7 @@ async fn a_node_selector_decides_which_nodes_a_pool_serves() {
             "ipv4": {"cidrs": [format!("10.4.{i}.0/24")], "blockSize": 28},
             "nodeSelector": {"matchLabels": {"group": "sel"}, "matchExpressions": expressions},
         });
-        hand.pool(name, spec).await.unwrap();
+        hand.pool(name, spec).await?;
     }
     let nodes = [
         ("a", "10.4.0."),
@@ -145,36 +140,36 @@ async fn a_node_selector_decides_which_nodes_a_pool_serves() {
             node = cadastre_e2e::fixtures::labelled(node, &[("zone", zone)]);
         }
         let node = cadastre_e2e::fixtures::labelled(node, &[("group", "sel")]);
-        hand.create_node(node).await.unwrap();
-        let cidrs = hand.served(&name).await.unwrap();
+        hand.create_node(node).await?;
+        let cidrs = hand.served(&name).await?;
         assert!(cidrs[0].starts_with(prefix), "zone {zone:?}: {cidrs:?}");
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn a_node_that_no_pool_selects_is_left_alone_until_a_label_says_otherwise() {
-    let (_, hand) = shared().await;
+async fn a_node_that_no_pool_selects_is_left_alone_until_a_label_says_otherwise() -> Result<()> {
+    let (_, hand) = shared().await?;
     let spec = json!({"ipv4": {"cidrs": ["10.5.0.0/16"]}});
-    hand.pool("late", spec).await.unwrap();
-    let stranger = hand.node("nobody", "late-1").await.unwrap();
+    hand.pool("late", spec).await?;
+    let stranger = hand.node("nobody", "late-1").await?;
     // Nodes are handled in order of creation. So once the second node has podCIDRs, the controller has also looked at
     // the first.
-    hand.node("late", "late-2").await.unwrap();
-    hand.served("late-2").await.unwrap();
-    assert!(hand.pod_cidrs("late-1").await.unwrap().is_empty());
+    hand.served_node("late", "late-2").await?;
+    assert!(hand.pod_cidrs("late-1").await?.is_empty());
     let uid = stranger.metadata.uid.unwrap();
-    assert!(hand.events_of(&uid).await.unwrap().is_empty());
+    assert!(hand.events_of(&uid).await?.is_empty());
 
     let label = json!({"metadata": {"labels": {"group": "late"}}});
-    let params = kube::api::PatchParams::default();
-    let patch = kube::api::Patch::Merge(label);
-    hand.nodes.patch("late-1", &params, &patch).await.unwrap();
-    assert!(hand.served("late-1").await.unwrap()[0].starts_with("10.5."));
+    hand.change_node("late-1", label).await?;
+    assert!(hand.served("late-1").await?[0].starts_with("10.5."));
+    Ok(())
 }
 
 #[tokio::test]
-async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_room() {
-    let (_, hand) = shared().await;
+async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_room() -> Result<()>
+{
+    let (_, hand) = shared().await?;
     let pools = [
         // (name, CIDR, block size, priority, more requirements). The best pool comes first.
         ("rank-b", "10.6.0.0/28", 28, 7, json!([])),
@@ -194,20 +189,20 @@ async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_
             "ipv4": {"cidrs": [cidr], "blockSize": size}, "priority": priority,
             "nodeSelector": {"matchLabels": {"group": "rank"}, "matchExpressions": expressions},
         });
-        hand.pool(name, spec).await.unwrap();
-        hand.condition(name, "Ready", "True").await.unwrap();
+        hand.pool(name, spec).await?;
+        hand.condition(name, "Ready", "True").await?;
     }
     for (i, prefix) in ["10.6.0.", "10.6.1.", "10.6.2."].into_iter().enumerate() {
         let name = format!("rank{i}");
         let node = cadastre_e2e::nodes::node(&name, "192.0.2.1");
         let labels = [("group", "rank"), ("zone", "a")];
         hand.create_node(cadastre_e2e::fixtures::labelled(node, &labels))
-            .await
-            .unwrap();
-        let cidrs = hand.served(&name).await.unwrap();
+            .await?;
+        let cidrs = hand.served(&name).await?;
         assert!(
             cidrs[0].starts_with(prefix),
             "node {i}: {cidrs:?}, expected {prefix}"
         );
     }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Result;
 use cadastre_api::IPPool;
 use cadastre_core::Addr;
 use cadastre_e2e::Fixtures;
@@ -21,101 +22,89 @@ fn pool(range: &str) -> Value {
 }
 
 /// Waits until the pool counts that many nodes that wait.
-async fn waiting(fixtures: &Fixtures, pool: &str, count: i64) {
+async fn waiting(fixtures: &Fixtures, pool: &str, count: i64) -> Result<()> {
     let is = |it: &IPPool| {
         it.status
             .as_ref()
             .is_some_and(|it| it.waiting == Some(count))
     };
     let what = format!("{count} nodes wait");
-    fixtures.pool_until(pool, &what, is).await.unwrap();
+    fixtures.pool_until(pool, &what, is).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn exhaustion_and_its_end_are_reported_with_what_to_do() {
-    let (_, fixtures, agents) = shared().await;
+async fn exhaustion_and_its_end_are_reported_with_what_to_do() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = pool("10.30.0.0/27");
-    let pool = fixtures.block_pool("out", spec).await.unwrap();
+    let pool = fixtures.block_pool("out", spec).await?;
     let pool_uid = pool.metadata.uid.unwrap();
     for name in ["out-1", "out-2"] {
-        node(&fixtures, &agents, "out", name).await;
+        node(&fixtures, &agents, "out", name).await?;
         let pods = (0..16).map(|pod| format!("{name}-{pod}"));
-        agents.allocate_all(name, "out", pods).await.unwrap();
+        agents.allocate_all(name, "out", pods).await?;
     }
-    let third = node(&fixtures, &agents, "out", "out-3").await;
+    let third = node(&fixtures, &agents, "out", "out-3").await?;
     let uid = third.metadata.uid.unwrap();
-    let note = fixtures.event(&uid, "WaitingForBlock").await.unwrap();
+    let note = fixtures.event(&uid, "WaitingForBlock").await?;
     assert!(note.contains("\"out\"") && note.contains("IPv4"), "{note}");
-    let note = fixtures.event(&pool_uid, "PoolExhausted").await.unwrap();
+    let note = fixtures.event(&pool_uid, "PoolExhausted").await?;
     assert!(note.contains("add a CIDR to spec.ipv4.cidrs"), "{note}");
-    fixtures
-        .condition("out", "Exhausted", "True")
-        .await
-        .unwrap();
-    waiting(&fixtures, "out", 1).await;
+    fixtures.condition("out", "Exhausted", "True").await?;
+    waiting(&fixtures, "out", 1).await?;
     // No block is recalled from a node that uses all of its addresses.
-    assert_eq!(fixtures.listed("out-1", 1).await.unwrap().len(), 1);
+    assert_eq!(fixtures.listed("out-1", 1).await?.len(), 1);
 
     fixtures
         .change_pool(
             "out",
             json!({"ipv4": {"cidrs": ["10.30.0.0/27", "10.30.1.0/27"]}}),
         )
-        .await
-        .unwrap();
-    let listed = fixtures.listed("out-3", 1).await.unwrap();
+        .await?;
+    let listed = fixtures.listed("out-3", 1).await?;
     assert!(listed[0].starts_with("10.30.1."), "{listed:?}");
-    fixtures.event(&uid, "BlockAllocated").await.unwrap();
-    fixtures
-        .condition("out", "Exhausted", "False")
-        .await
-        .unwrap();
+    fixtures.event(&uid, "BlockAllocated").await?;
+    fixtures.condition("out", "Exhausted", "False").await?;
     for (uid, reason) in [
         (&uid, "WaitingForBlock"),
         (&uid, "BlockAllocated"),
         (&pool_uid, "PoolExhausted"),
     ] {
-        assert_eq!(
-            fixtures.event_count(uid, reason).await.unwrap(),
-            1,
-            "{reason}"
-        );
+        assert_eq!(fixtures.event_count(uid, reason).await?, 1, "{reason}");
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits() {
-    let (_, fixtures, agents) = shared().await;
+async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let mut spec = pool("10.31.0.0/26");
     spec["cooldownSeconds"] = json!(0);
     spec["warm"]["low"] = json!(16);
-    fixtures.block_pool("rich", spec).await.unwrap();
-    node(&fixtures, &agents, "rich", "rich-1").await;
+    fixtures.block_pool("rich", spec).await?;
+    node(&fixtures, &agents, "rich", "rich-1").await?;
     let names = || (0..48).map(|pod| format!("rich-1-{pod}"));
-    let addresses = agents
-        .allocate_all("rich-1", "rich", names())
-        .await
-        .unwrap();
+    let addresses = agents.allocate_all("rich-1", "rich", names()).await?;
     let mut pods: Vec<(Addr, String)> = addresses
         .iter()
         .map(|it| Addr::parse_strict(&it[0]).unwrap())
         .zip(names())
         .collect();
     pods.sort();
-    let all = fixtures.listed("rich-1", 4).await.unwrap();
-    fixtures.in_use("rich-1", 48).await.unwrap();
+    let all = fixtures.listed("rich-1", 4).await?;
+    fixtures.in_use("rich-1", 48).await?;
     // The node demands its fourth block, which is empty: a node without a block whose pods wait goes first.
-    let second = node(&fixtures, &agents, "rich", "rich-2").await;
-    agents.allocate("rich-2", "rich", "pod").await.unwrap();
-    let recalled = fixtures.listed("rich-2", 1).await.unwrap();
+    let second = node(&fixtures, &agents, "rich", "rich-2").await?;
+    agents.allocate("rich-2", "rich", "pod").await?;
+    let recalled = fixtures.listed("rich-2", 1).await?;
     assert!(all.contains(&recalled[0]));
-    let left = fixtures.listed("rich-1", 3).await.unwrap();
+    let left = fixtures.listed("rich-1", 3).await?;
     assert!(!left.contains(&recalled[0]));
     // Both nodes lack free addresses.
-    fixtures.in_use("rich-2", 1).await.unwrap();
-    waiting(&fixtures, "rich", 2).await;
+    fixtures.in_use("rich-2", 1).await?;
+    waiting(&fixtures, "rich", 2).await?;
     let uid = second.metadata.uid.unwrap();
-    fixtures.event(&uid, "WaitingForBlock").await.unwrap();
+    fixtures.event(&uid, "WaitingForBlock").await?;
     // For a node that has a block already, no block is recalled that another node demands, though it is empty.
     let mut free_block = async || {
         let block = pods.split_off(pods.len() - 16).into_iter();
@@ -123,25 +112,26 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
         agents.free_all("rich-1", block).await.unwrap();
     };
     free_block().await;
-    waiting(&fixtures, "rich", 1).await;
-    assert_eq!(fixtures.listed("rich-1", 3).await.unwrap(), left);
+    waiting(&fixtures, "rich", 1).await?;
+    assert_eq!(fixtures.listed("rich-1", 3).await?, left);
     // A block that the other node no longer demands is recalled.
     free_block().await;
-    fixtures.listed("rich-2", 2).await.unwrap();
-    fixtures.listed("rich-1", 2).await.unwrap();
-    blocks(&fixtures, "rich", 4).await;
+    fixtures.listed("rich-2", 2).await?;
+    fixtures.listed("rich-1", 2).await?;
+    blocks(&fixtures, "rich", 4).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn of_scarce_blocks_every_node_gets_a_first_one() {
-    let (_, fixtures, agents) = shared().await;
+async fn of_scarce_blocks_every_node_gets_a_first_one() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     // The first eight nodes demand everything before the last one exists.
     let mut spec = pool("10.32.0.0/24");
     spec["firstBlock"] = json!("OnDemand");
     spec["warm"]["low"] = json!(10_000);
     let mut names: Vec<String> = (0..8).map(|i| format!("fair-{i}")).collect();
     for name in &names {
-        node(&fixtures, &agents, "fair", name).await;
+        node(&fixtures, &agents, "fair", name).await?;
     }
     let pods_wait = join_all(
         names
@@ -151,10 +141,10 @@ async fn of_scarce_blocks_every_node_gets_a_first_one() {
     let (pods, pool) = tokio::join!(pods_wait, fixtures.block_pool("fair", spec));
     pool.unwrap();
     assert!(pods.iter().all(Result::is_ok), "{pods:?}");
-    blocks(&fixtures, "fair", 16).await;
+    blocks(&fixtures, "fair", 16).await?;
     names.push("fair-late".to_owned());
-    node(&fixtures, &agents, "fair", "fair-late").await;
-    agents.allocate("fair-late", "fair", "pod").await.unwrap();
+    node(&fixtures, &agents, "fair", "fair-late").await?;
+    agents.allocate("fair-late", "fair", "pod").await?;
     let counts = until("every node has a block", LIMIT, async || {
         let mut counts = BTreeMap::new();
         for name in &names {
@@ -165,57 +155,49 @@ async fn of_scarce_blocks_every_node_gets_a_first_one() {
         anyhow::ensure!(counts.values().all(|it| *it > 0), "{counts:?}");
         Ok(Some(counts))
     })
-    .await
-    .unwrap();
+    .await?;
     assert!(counts.values().sum::<usize>() <= 16, "{counts:?}");
+    Ok(())
 }
 
 #[tokio::test]
-async fn after_a_change_of_block_size_smaller_blocks_are_allocated_where_large_ones_do_not_fit() {
-    let (_, fixtures, agents) = shared().await;
+async fn after_a_change_of_block_size_smaller_blocks_are_allocated_where_large_ones_do_not_fit()
+-> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = pool("10.33.0.0/26");
-    fixtures.block_pool("frag", spec).await.unwrap();
+    fixtures.block_pool("frag", spec).await?;
     for name in ["frag-1", "frag-2", "frag-3"] {
-        node(&fixtures, &agents, "frag", name).await;
-        fixtures.listed(name, 1).await.unwrap();
+        node(&fixtures, &agents, "frag", name).await?;
+        fixtures.listed(name, 1).await?;
         let pods = (0..16).map(|pod| format!("{name}-{pod}"));
-        agents.allocate_all(name, "frag", pods).await.unwrap();
+        agents.allocate_all(name, "frag", pods).await?;
     }
     // Three of four /28 are allocated: a /27 no longer fits, only the remaining /28 does.
-    let changed = fixtures
-        .change_pool("frag", json!({"ipv4": {"blockSize": 27}}))
-        .await;
-    let generation = changed.unwrap().metadata.generation;
     fixtures
-        .pool_until("frag", "the change is observed", |it| {
-            it.status.as_ref().and_then(|it| it.observed_generation) == generation
-        })
-        .await
-        .unwrap();
-    node(&fixtures, &agents, "frag", "frag-4").await;
-    let listed = fixtures.listed("frag-4", 1).await.unwrap();
+        .change_pool_observed("frag", json!({"ipv4": {"blockSize": 27}}))
+        .await?;
+    node(&fixtures, &agents, "frag", "frag-4").await?;
+    let listed = fixtures.listed("frag-4", 1).await?;
     assert!(listed[0].ends_with("/28"), "{listed:?}");
     let pods = (0..16).map(|pod| format!("frag-4-{pod}"));
-    agents.allocate_all("frag-4", "frag", pods).await.unwrap();
-    let fifth = node(&fixtures, &agents, "frag", "frag-5").await;
-    fixtures
-        .event(&fifth.metadata.uid.unwrap(), "WaitingForBlock")
-        .await
-        .unwrap();
+    agents.allocate_all("frag-4", "frag", pods).await?;
+    let fifth = node(&fixtures, &agents, "frag", "frag-5").await?;
+    fixtures.event_about(&fifth, "WaitingForBlock").await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn the_last_block_of_an_idle_node_is_recalled_for_a_pod_that_waits() {
-    let (_, fixtures, agents) = shared().await;
+async fn the_last_block_of_an_idle_node_is_recalled_for_a_pod_that_waits() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = json!({"ipv4": {"cidrs": ["10.34.0.0/24"]}});
-    fixtures.block_pool("last", spec).await.unwrap();
+    fixtures.block_pool("last", spec).await?;
     for name in ["last-1", "last-2", "last-3", "last-4"] {
-        node(&fixtures, &agents, "last", name).await;
-        fixtures.listed(name, 1).await.unwrap();
+        node(&fixtures, &agents, "last", name).await?;
+        fixtures.listed(name, 1).await?;
     }
-    let fifth = node(&fixtures, &agents, "last", "last-5").await;
+    let fifth = node(&fixtures, &agents, "last", "last-5").await?;
     let uid = fifth.metadata.uid.unwrap();
-    fixtures.event(&uid, "WaitingForBlock").await.unwrap();
+    fixtures.event(&uid, "WaitingForBlock").await?;
     let serve = async |node: &str| {
         agents.allocate(node, "last", node).await.unwrap();
         fixtures.listed(node, 1).await.unwrap()
@@ -223,15 +205,7 @@ async fn the_last_block_of_an_idle_node_is_recalled_for_a_pod_that_waits() {
     let fifths = serve("last-5").await;
     let mut without = Vec::new();
     for name in ["last-1", "last-2", "last-3", "last-4"] {
-        if fixtures
-            .subnets
-            .get(name)
-            .await
-            .unwrap()
-            .spec
-            .blocks
-            .is_empty()
-        {
+        if fixtures.subnets.get(name).await?.spec.blocks.is_empty() {
             without.push(name);
         }
     }
@@ -241,28 +215,29 @@ async fn the_last_block_of_an_idle_node_is_recalled_for_a_pod_that_waits() {
     // When that node has a pod, it gets a block again, recalled from a node without pods.
     let again = serve(donor).await;
     assert_ne!(again, fifths);
-    assert_eq!(fixtures.listed("last-5", 1).await.unwrap(), fifths);
-    blocks(&fixtures, "last", 4).await;
+    assert_eq!(fixtures.listed("last-5", 1).await?, fifths);
+    blocks(&fixtures, "last", 4).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn blocks_of_a_manual_pool_move_from_node_to_node_and_are_released_when_idle() {
-    let (_, fixtures, agents) = shared().await;
+async fn blocks_of_a_manual_pool_move_from_node_to_node_and_are_released_when_idle() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
     let spec = json!({
         "ipv4": {"cidrs": ["10.35.0.0/26"], "blockSize": 28},
         "assignment": "Manual", "idleSeconds": 86400, "cooldownSeconds": 0,
     });
-    fixtures.block_pool("turns", spec).await.unwrap();
+    fixtures.block_pool("turns", spec).await?;
     for n in 1..=6 {
         let name = format!("turns-{n}");
-        node(&fixtures, &agents, "turns", &name).await;
-        agents.allocate(&name, "turns", "pod").await.unwrap();
-        agents.free(&name, "pod").await.unwrap();
+        node(&fixtures, &agents, "turns", &name).await?;
+        agents.allocate(&name, "turns", "pod").await?;
+        agents.free(&name, "pod").await?;
     }
-    blocks(&fixtures, "turns", 4).await;
+    blocks(&fixtures, "turns", 4).await?;
     fixtures
         .change_pool("turns", json!({"idleSeconds": 1}))
-        .await
-        .unwrap();
-    blocks(&fixtures, "turns", 0).await;
+        .await?;
+    blocks(&fixtures, "turns", 0).await?;
+    Ok(())
 }

@@ -8,11 +8,21 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::{end, run, start};
 
+/// One cluster for all requests: `status --wait` comes first, while the cluster has no pool.
 #[tokio::test]
-async fn status_waits_until_all_is_well() {
-    let test_cluster = TestCluster::start(Options::default(), &[]).await.unwrap();
+async fn status_waits_and_requests_are_carried_out() {
+    let cluster = TestCluster::start(Options::default(), &["--leak-grace", "86400"]);
+    let cluster = cluster.await.unwrap();
+    status_waits_until_all_is_well(&cluster).await;
+    tokio::join!(
+        a_drain_is_requested_and_cancelled(&cluster),
+        a_leak_is_released_long_before_its_grace_is_over(&cluster),
+    );
+}
+
+async fn status_waits_until_all_is_well(test_cluster: &TestCluster) {
     let fixtures = test_cluster.fixtures().await.unwrap();
-    let mut waiting = start(&test_cluster.control_plane, &["status", "--wait=300"]);
+    let mut waiting = start(&test_cluster.control_plane, "status --wait=300");
     let mut lines = BufReader::new(waiting.stderr.take().unwrap()).lines();
     while let Some(line) = lines.next_line().await.unwrap() {
         if line.contains("pools: there is none") {
@@ -23,15 +33,10 @@ async fn status_waits_until_all_is_well() {
     let spec = json!({"ipv4": {"cidrs": ["10.92.0.0/24"]}});
     fixtures.block_pool("late", spec).await.unwrap();
     let waited = end(waiting).await;
-    assert!(
-        waited.code == 0 && waited.out.contains("1 of 1 serve"),
-        "{waited:?}"
-    );
+    waited.assert_out(0, "1 of 1 serve");
 }
 
-#[tokio::test]
-async fn a_drain_is_requested_and_cancelled() {
-    let test_cluster = TestCluster::start(Options::default(), &[]).await.unwrap();
+async fn a_drain_is_requested_and_cancelled(test_cluster: &TestCluster) {
     let fixtures = test_cluster.fixtures().await.unwrap();
     let cluster = &test_cluster.control_plane;
     let agents = Agents::new(cluster).unwrap();
@@ -50,26 +55,16 @@ async fn a_drain_is_requested_and_cancelled() {
         .await
         .unwrap();
 
-    let dry = run(
-        cluster,
-        &["drain", "--node", "roomy-1", "--dry-run", "-o", "json"],
-    )
-    .await;
+    let dry = run(cluster, "drain --node roomy-1 --dry-run -o json").await;
     assert_eq!(dry.json()["blocks"].as_array().unwrap().len(), 2, "{dry:?}");
-    let wrong = run(cluster, &["drain", "10.90.0.0/24"]).await;
-    assert!(
-        wrong.code == 2 && wrong.out.contains("did you mean"),
-        "{wrong:?}"
-    );
+    let wrong = run(cluster, "drain 10.90.0.0/24").await;
+    wrong.assert_out(2, "did you mean");
     let annotation = async || {
-        let annotations = fixtures
-            .subnets
-            .get("roomy-1")
-            .await
-            .unwrap()
+        let subnet = fixtures.subnets.get("roomy-1").await.unwrap();
+        subnet
             .metadata
-            .annotations;
-        annotations.and_then(|it| it.get("cadastre.dev/drain").cloned())
+            .annotations
+            .and_then(|it| it.get("cadastre.dev/drain").cloned())
     };
     // A block in use stays while it drains, and the node gets another one, because it demands three.
     let addresses = agents.allocate("roomy-1", "roomy", "web").await.unwrap();
@@ -77,21 +72,15 @@ async fn a_drain_is_requested_and_cancelled() {
     let in_use = |it: &&String| Cidr::parse_strict(it).unwrap().contains_addr(address);
     let used = &blocks.iter().find(in_use).unwrap().clone();
     fixtures.in_use("roomy-1", 1).await.unwrap();
-    let asked = run(cluster, &["drain", used]).await;
-    assert!(
-        asked.code == 0 && asked.out.contains("Draining"),
-        "{asked:?}"
-    );
+    let asked = run(cluster, &format!("drain {used}")).await;
+    asked.assert_out(0, "Draining");
     assert_eq!(annotation().await.as_ref(), Some(used));
     let blocks = fixtures.listed("roomy-1", 4).await.unwrap();
-    let back = run(cluster, &["undrain", used]).await;
-    assert!(back.code == 0 && back.out.contains("TakenBack"), "{back:?}");
+    let back = run(cluster, &format!("undrain {used}")).await;
+    back.assert_out(0, "TakenBack");
     assert_eq!(annotation().await, None);
-    let again = run(cluster, &["undrain", used]).await;
-    assert!(
-        again.code == 2 && again.out.contains("there is no request"),
-        "{again:?}"
-    );
+    let again = run(cluster, &format!("undrain {used}")).await;
+    again.assert_out(2, "there is no request");
 
     // Empty blocks that the node does not demand are released at once, long before `idleSeconds` is over.
     agents.free("roomy-1", "web").await.unwrap();
@@ -102,11 +91,7 @@ async fn a_drain_is_requested_and_cancelled() {
         .status_until("roomy-1", what, demands_one)
         .await
         .unwrap();
-    let released = run(
-        cluster,
-        &["drain", "--node", "roomy-1", "--wait", "--timeout", "60"],
-    )
-    .await;
+    let released = run(cluster, "drain --node roomy-1 --wait --timeout 60").await;
     assert_eq!(released.code, 0, "{released:?}");
     assert_eq!(released.out.matches("Returned").count(), 3, "{released:?}");
     assert_eq!(annotation().await, None);
@@ -117,29 +102,18 @@ async fn a_drain_is_requested_and_cancelled() {
     }
     // A block in use stays until its pod is gone. Meanwhile no address of the block is assigned.
     agents.allocate("roomy-1", "roomy", "cart").await.unwrap();
-    let kept = run(cluster, &["drain", &left[0], "--wait", "--timeout", "1"]).await;
-    assert!(
-        kept.code == 2 && kept.out.contains("addresses in use"),
-        "{kept:?}"
-    );
+    let kept = run(cluster, &format!("drain {} --wait --timeout 1", left[0])).await;
+    kept.assert_out(2, "addresses in use");
     agents.free("roomy-1", "cart").await.unwrap();
     fixtures.block_gone(&left[0]).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_leak_is_released_long_before_its_grace_is_over() {
-    let test_cluster = TestCluster::start(Options::default(), &["--leak-grace", "86400"])
-        .await
-        .unwrap();
+async fn a_leak_is_released_long_before_its_grace_is_over(test_cluster: &TestCluster) {
     let fixtures = test_cluster.fixtures().await.unwrap();
     let spec = json!({"ipv4": {"cidrs": ["10.91.0.0/24"], "blockSize": 28}});
     fixtures.block_pool("leaky", spec).await.unwrap();
-    let node = fixtures
-        .node("leaky", "leaky-1")
-        .await
-        .unwrap()
-        .metadata
-        .uid;
+    let node = fixtures.node("leaky", "leaky-1").await.unwrap();
+    let node = node.metadata.uid;
     fixtures.listed("leaky-1", 1).await.unwrap();
     let block = fixtures.subnets.get("leaky-1").await.unwrap().spec.blocks[0].clone();
     let address = block.cidr.replace("/28", "");
@@ -154,7 +128,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     let leak = json!([{"address": address, "podUID": uid}]);
     let status = json!({"nodeUID": node, "blocks": reports(1), "orphans": leak});
     fixtures.write_status("leaky-1", status).await.unwrap();
-    let child = start(&test_cluster.control_plane, &["release", &address]);
+    let child = start(&test_cluster.control_plane, &format!("release {address}"));
     // The controller has its proof that the pod is gone, and waits for the agent's.
     let is_candidate = |it: &cadastre_api::NodeSubnet| {
         it.spec
@@ -171,13 +145,12 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     let nothing = NodeAddressesSpec::default();
     fixtures.list_addresses("leaky-1", nothing).await.unwrap();
     let freed = end(child).await;
-    assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");
-    let annotations = fixtures
-        .subnets
-        .get("leaky-1")
-        .await
-        .unwrap()
-        .metadata
-        .annotations;
-    assert!(annotations.is_none_or(|it| !it.contains_key("cadastre.dev/release")));
+    freed.assert_out(0, "Freed");
+    let subnet = fixtures.subnets.get("leaky-1").await.unwrap();
+    assert!(
+        subnet
+            .metadata
+            .annotations
+            .is_none_or(|it| !it.contains_key("cadastre.dev/release"))
+    );
 }
