@@ -105,14 +105,12 @@ impl DefaultPool {
             }
             Err(error) => error,
         };
-        let pause = match error {
-            BootstrapError::NoNode => IDLE_PAUSE,
+        let mut pause = IDLE_PAUSE;
+        if error != BootstrapError::NoNode {
             // An administrator has to act, perhaps on the ConfigMap, so the ConfigMap is read again.
-            _ => {
-                self.has_read = false;
-                6 * IDLE_PAUSE
-            }
-        };
+            self.has_read = false;
+            pause = 6 * IDLE_PAUSE;
+        }
         self.trouble = Some(error.to_string());
         self.queue.add_at((), cx.now.mono + pause);
         None

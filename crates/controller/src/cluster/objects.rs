@@ -251,8 +251,8 @@ impl std::fmt::Display for PodUid {
     /// Formats as a UUID, from which [`PodUid::read`] reads the same value.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hex = format!("{:032x}", self.0);
-        let (a, b, c, d) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]);
-        write!(f, "{a}-{b}-{c}-{d}-{}", &hex[20..])
+        let ends = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
+        f.write_str(&ends.map(|(from, to)| &hex[from..to]).join("-"))
     }
 }
 
