@@ -174,6 +174,11 @@ async fn a_clean_hand_over_in_mid_assignment_touches_no_node() {
     let _turn = common::turn().await;
     let (lab, mut a, b) = dealing().await;
     let holders = lease::Holders::watch(lab.client.clone());
+    wait::until("the watch shows the holder", LIMIT, async || {
+        Ok(holders.seen().pop())
+    })
+    .await
+    .unwrap();
     let stop = async {
         let status = a.process().stop(Duration::from_secs(20)).await.unwrap();
         (status, Instant::now(), lab.history.assigned())
