@@ -10,8 +10,8 @@
 //!
 //! # Caveats
 //! - States between the outage and such a list are unknown; [`History::gaps`] counts the lists. A node that is missing
-//!   from a list is recorded as deleted before anything new in the list. So a range that moved from a deleted node to
-//!   another node during a gap is not reported as a duplicate.
+//!   from a list is recorded as deleted before anything new in the list. So if a range moved from a deleted
+//!   node to another node while the state was unknown, this is not reported as a duplicate.
 //! - A range counts as free from the deletion of its node on: quarantine is not checked here.
 
 use std::collections::{BTreeMap, HashMap};

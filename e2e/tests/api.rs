@@ -24,7 +24,8 @@ mod older;
 
 const WAIT: &str = "wait --for=condition=Established --timeout=30s crd/ippools.cadastre.dev crd/nodesubnets.cadastre.dev crd/ipamblocks.cadastre.dev";
 
-/// Part of the server's answer if a limit is exceeded: the server then evaluates no rule.
+/// Part of a message of the API server. If a value violates the CRD's schema, such as a maximum length, the API server
+/// adds this message, because it then does not evaluate the CEL rules.
 const NOT_CHECKED: &str = "some validation rules were not checked";
 
 /// What the server objects to: the field, and the end of the message.

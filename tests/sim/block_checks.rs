@@ -80,7 +80,8 @@ impl BlockChecks {
 }
 
 impl Checks {
-    /// Checks a write of a NodeSubnet.
+    /// Checks the guarantees 1 and 2 when a controller writes a NodeSubnet. Records the blocks that the agent has
+    /// released, and the blocks whose entries a user may have changed.
     pub fn blocks_listed(
         &mut self,
         before: Option<&Subnet>,

@@ -122,7 +122,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Handles the creation of a Node. Reads of the name concerned another object before, so they no longer count.
+    /// Handles the creation of a Node. Earlier reads by this name concerned another object, so they no longer count.
     pub fn born(&mut self, name: &NodeName) {
         let of_it: [Text; 2] = [
             format!("read of node {name}").into(),

@@ -90,8 +90,9 @@ impl Sim {
         }
     }
 
-    /// Returns the renewal time that a process writes into the Lease: usually the present time. After a time without
-    /// leader it stays the last renewal time before, until agents have published, so the Lease still shows the gap.
+    /// Returns the renewal time that a process writes into the Lease: usually the present time. But after a gap (a time
+    /// without a leader), it is the last renewal before the gap until agents have published. So the Lease still shows
+    /// the gap.
     fn renewal(&self, run_id: RunId) -> Timestamp {
         let process = &self.processes[run_id.process];
         let wall = process.clocks.wall(self.now);

@@ -55,7 +55,8 @@ impl Machines {
 }
 
 impl Sim {
-    /// Assigns a host to a new Node: the last host of that name if the identity is the same, otherwise a new one.
+    /// Assigns a host to a new Node: the last host with the Node's name if its machine identity is the same, otherwise
+    /// a new host.
     pub fn settle_in(&mut self, node: &Node) {
         let same = self.machines.last.get(&node.name);
         let same = same.filter(|(machine, _)| machine.same(&node.machine));

@@ -166,8 +166,8 @@ impl Checks {
         starting.next().map(|it| it.name.clone())
     }
 
-    /// Whether an earlier node of that name had these ranges, or they were chosen for one. The sources are the
-    /// history, the process's own decisions, and the NodeSubnet that the process received.
+    /// Whether an earlier node with the same name had these ranges, or the process had chosen the ranges for such a
+    /// node. The sources are the history, the process's own decisions, and the NodeSubnet that the process received.
     fn had_before(&self, a: &PodCidrAllocation, received: &Received) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
         let had = |dead: &DeadNode| dead.name == a.name && all(&dead.ranges);

@@ -35,10 +35,10 @@ use super::run::{Due, Sim};
 /// The time within which agents notice that the server answers again.
 const NOTICE: Time = 30 * SECOND;
 
-/// For this long after the restore agents have no faults, so that they can publish.
+/// For this long after the restore, no fault hits an agent, so that all agents can publish.
 const SPARED: Time = 120 * SECOND;
 
-/// The state of the server and of the checks at the time of the backup.
+/// The API server and the records of the checks, as they were when the backup was made.
 pub struct Backup {
     api: Api,
     dead_nodes: Vec<DeadNode>,

@@ -7,9 +7,9 @@
 //!
 //! # When it is guaranteed
 //! One leader must be up, must allocate, and must have received answers and watch events during the whole minute. This
-//! is the case after the faults, and throughout in runs without faults. A leader that follows a gap lets agents publish
-//! first, so nodes may wait longer. Nothing is guaranteed in runs with a restore, with a foreign allocator, which
-//! pauses pools, or with users who undo writes.
+//! is the case after the faults, and throughout in runs without faults. After a gap (a time without a leader), the new
+//! leader lets agents publish first, so nodes may wait longer. Nothing is guaranteed in runs with a restore, with a
+//! foreign allocator, which pauses pools, or with users who undo writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

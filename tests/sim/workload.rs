@@ -29,7 +29,8 @@ pub struct World {
 }
 
 impl World {
-    /// Makes the next Node of that name another host.
+    /// Forgets the host that last had the node name `name`. The next Node with this name gets another machine identity,
+    /// so it is on another host.
     pub fn forget_machine(&mut self, name: &NodeName) {
         self.machines.remove(name);
     }
@@ -108,7 +109,8 @@ impl Sim {
 
     fn change_something(&mut self) {
         match self.rng.below(100) {
-            // After a backup pools do not change: their specs decide who can own a block that a restore has lost.
+            // After a backup, the pools do not change: their specs decide which node can own a block that a restore has
+            // lost.
             78..90 if self.is_backed_up() => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),

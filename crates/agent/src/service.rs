@@ -160,7 +160,7 @@ async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     tokio::time::timeout(left, news).await.is_ok()
 }
 
-/// Returns when a waiting ADD should be tried again, because the node's ranges were written or the attachment was
+/// Waits until a waiting ADD should be tried again, because the node's ranges were written or the attachment was
 /// deleted.
 async fn news(
     ranges: &mut watch::Receiver<u64>,

@@ -20,8 +20,8 @@ use cadastre_node::{BlockCount, BlockState, Snapshot};
 /// The highest demand that is reported. A demand above it is a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
-/// Returns the status of the node in the boot `boot`, without conditions ([`super::served`]). `orphans`: addresses
-/// whose pods are gone or finished, with the UIDs of these pods, sorted.
+/// Returns the status of the node's NodeSubnet, except for its conditions, which [`super::served`] decides. `boot` is
+/// the id of the running boot. `orphans` are addresses whose pods are gone or finished, with the pods' UIDs, sorted.
 pub(crate) fn status(
     snapshot: &Snapshot,
     wants: &BTreeMap<String, PoolWant>,

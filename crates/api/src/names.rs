@@ -27,8 +27,8 @@ pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 /// Annotation of the Lease. It lists the podCIDR allocations whose writes the holder of the Lease may have in flight.
 pub const INTENTS_ANNOTATION: &str = "cadastre.dev/intents";
 
-/// Annotation of the Lease with the time at which the Lease was last renewed before a long gap. It is set for the
-/// first minute of a leader that found the Lease not renewed for a long time.
+/// Annotation of the Lease. Its value is the time of the last renewal before a gap, a time of over a minute without a
+/// leader. The first leader after the gap sets it, and removes it once agents have had time to report.
 pub const GAP_ANNOTATION: &str = "cadastre.dev/gap-since";
 
 /// Field manager of all writes of the controller.

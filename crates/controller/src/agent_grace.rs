@@ -1,8 +1,9 @@
-//! The agent grace: after a gap in leadership, a new leader gives agents time to report before it allocates blocks.
+//! The agent grace: after a gap, a new leader gives agents time to report before it allocates blocks. A gap is a time
+//! of over a minute in which no controller led.
 //!
 //! During the gap, an administrator may have restored the API server to an older state. Then only agents know the
-//! blocks that the restore lost. At the end of the grace, the leader requests a consistent list of NodeSubnets. That
-//! list contains all reports, even if the watch is behind.
+//! blocks that the restore lost. At the end of the grace, the leader requests a list of NodeSubnets. The API server
+//! reads this list from etcd, so it contains all reports, even if the watch is behind.
 
 use std::time::Duration;
 

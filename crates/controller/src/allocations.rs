@@ -63,10 +63,11 @@ pub struct AllocationState {
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents report in use but that cannot be adopted now
     pub unadopted: UnadoptedBlocks,
-    /// Whether no block is allocated yet, because agents still have time to report blocks that the API has lost
+    /// Whether the agent grace is not over: agents still have time to report blocks that the API has lost, and no block
+    /// is allocated yet
     pub in_agent_grace: bool,
-    /// Whether there was no leader for so long before this term that the API server may have been restored from a
-    /// backup.
+    /// Whether this term follows a gap: there was no leader for so long that the API server may have been restored from
+    /// a backup.
     pub after_gap: bool,
     /// Failed calls, each with the end of its back-off
     pub refusals: FailingCalls,
@@ -159,8 +160,8 @@ impl AllocationState {
     /// name.
     pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> SyncOutcome {
         let mut synced = SyncOutcome::default();
-        // An earlier read had found that the Node was gone, so its ranges were quarantined. But the watch shows the
-        // Node.
+        // The node's ranges are in quarantine if an earlier read did not find the Node. But now the watch shows it, so
+        // the quarantine ends.
         let key = (node.name.clone(), node.uid.clone());
         let revived = self.quarantined.remove(&key).is_some();
         if node.is_empty() {

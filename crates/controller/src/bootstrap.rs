@@ -117,8 +117,8 @@ pub(crate) enum BootstrapError {
     },
 }
 
-/// Returns the default pool to create, for a cluster without any pool. If a pool of that name exists already, that is
-/// not an error.
+/// Returns the default pool to create, for a cluster without any pool. It is no error if a pool with the default pool's
+/// name exists already.
 pub(crate) fn decide(
     cluster: &Cluster,
     allocate: AllocationMode,

@@ -40,7 +40,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Returns until when `call` has to wait after a failure. Returns `None` if it may be made now.
+    /// Returns the time until which `call` has to wait after a failure. Returns `None` if it may be made now.
     pub(crate) fn paused(&self, call: &ObjectCall) -> Option<Duration> {
         self.allocations.refusals.paused(call, self.now.mono)
     }

@@ -141,7 +141,7 @@ pub struct FailingCalls {
 }
 
 impl FailingCalls {
-    /// Returns until when the call has to wait after a failure. Returns `None` if it may be made now.
+    /// Returns the time until which the call has to wait after a failure. Returns `None` if it may be made now.
     pub fn paused(&self, call: &ObjectCall, now: Duration) -> Option<Duration> {
         let until = self.calls.get(call)?.again_at;
         (until > now).then_some(until)

@@ -323,7 +323,8 @@ impl Fence {
 }
 
 /// Returns the versions that a watch must have reached to replace a list, and the earliest time of the watch's own
-/// list. Returns `None` if the Lease records no versions, or if the term follows a gap.
+/// list. Returns `None` if the Lease records no versions, or if the term follows a gap, in which the API server may
+/// have been restored.
 fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
     let known = term.inherited.as_ref()?.known?;
     let since = term.answered_since;

@@ -174,9 +174,9 @@ pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> 
     }
 }
 
-/// Returns since when a node has blocks of a pool but uses none of them, as its agent reports (monotonic). Returns
-/// `None` if it uses one or has no blocks. Returns `None` also if the demand exceeds the reserve, because pods are
-/// about to use the blocks.
+/// Returns the time (monotonic) since which a node has blocks of a pool but uses none of them, as its agent reports.
+/// Returns `None` if the node uses one of these blocks or has none. Returns `None` also if the demand exceeds the
+/// reserve, because pods are about to use the blocks.
 pub(super) fn unused_since(
     pool: &PoolState,
     uid: &ObjectUid,

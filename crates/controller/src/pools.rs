@@ -241,7 +241,7 @@ impl PoolStates {
         self.states.get(name)
     }
 
-    /// Returns the pool of that name for an allocation, which moves the cursors.
+    /// Returns the pool `name` to allocate from. An allocation moves the pool's cursors, so the pool is mutable.
     pub fn get_mut<N: Ord + ?Sized>(&mut self, name: &N) -> Option<&mut PoolState>
     where
         PoolName: Borrow<N>,

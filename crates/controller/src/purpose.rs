@@ -30,16 +30,17 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
-    /// A consistent list of a kind, for the fence
+    /// A list of all objects of one kind, read from etcd and not from a cache, for the fence
     Relist(ObjectKind),
-    /// The consistent list of NodeSubnets that shows the agents' reports after a gap, before blocks are allocated
+    /// The list of NodeSubnets at the end of the agent grace. It is read from etcd, so it contains the reports of all
+    /// agents. No block is allocated before it
     Listening,
     /// The fence's touch of a node, or the read of the node after a touch that was rejected or is indeterminate
     Touch { name: NodeName, uid: ObjectUid },
     /// The write of a node's podCIDRs, or the read of the node after a write that conflicted or is indeterminate
     Assign { name: NodeName, uid: ObjectUid },
-    /// A write of a NodeSubnet, or the read after one that conflicted or is indeterminate; `urgent` if the node waits
-    /// for the write
+    /// A write of a NodeSubnet, or the read after a write that conflicted or is indeterminate; `urgent` if the node
+    /// waits for the write
     Subnet { name: NodeName, urgent: bool },
     /// The last list of a deleted node's pods before its podCIDRs become free
     Quarantine { name: NodeName, uid: ObjectUid },

@@ -94,8 +94,8 @@ impl Quarantine {
         )
     }
 
-    /// Frees the ranges of earlier nodes of that name whose quarantine is over and is not recorded in the NodeSubnet
-    /// any more. Returns whether a range became free.
+    /// Frees ranges of earlier nodes with this name, once the quarantine of the ranges is over and the NodeSubnet no
+    /// longer records it. Returns whether a range became free.
     pub fn release(
         name: &NodeName,
         cache: &ClusterCache,

@@ -31,9 +31,9 @@ use cadastre_api::{MOST_POOLS, NodeSubnetSpec};
 /// etcd, too.
 const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
-/// How long the record of a node's new podCIDRs may wait while podCIDRs for other nodes are written. A node may be
-/// deleted before its record is written. Then only processes that saw the deletion know that its ranges must be
-/// quarantined.
+/// The NodeSubnet of a node records the node's new podCIDRs. The write of this record waits while other nodes get
+/// podCIDRs, but no longer than this. The wait is a risk: if the Node is deleted before the record is written, only
+/// processes that saw the deletion know that its podCIDRs must be quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
 /// State of the NodeSubnet loop.

@@ -59,7 +59,7 @@ mutations! {
     PoolThatGoesKeepsRanges,
     /// A podCIDR counts against pools however wide it is.
     WidePodCidrCounts,
-    /// The agent may assign from a podCIDR of which another node has addresses.
+    /// The agent may assign from a podCIDR although another node uses addresses in it.
     ContestedPodCidrAllocated,
 
     // Leader election
@@ -155,7 +155,7 @@ mutations! {
     ForgottenBlockNotAdopted,
     /// A block that an agent uses is adopted although another node holds it.
     HeldBlockAdopted,
-    /// A leader that follows a gap does not wait for the reports of agents.
+    /// After a gap, the new leader allocates blocks before agents have reported.
     AgentGraceSkipped,
     /// Unconfirmed blocks do not count as blocks of their node.
     ProvisionalBlocksNotCounted,
@@ -209,11 +209,11 @@ mutations! {
     UidNotTested,
     /// An allocation does not test the leader's term.
     TermNotTested,
-    /// A server error counts as a rejection.
+    /// A write that got a server error counts as rejected, although it may have taken effect.
     ServerErrorCountsAsRejection,
-    /// A timeout counts as a rejection.
+    /// A write that timed out counts as rejected, although it may have taken effect.
     TimeoutCountsAsRejection,
-    /// A write is sent without a check that the lease still holds.
+    /// A write is sent without a check that this process still leads.
     GateNotAsked,
 
     // The agents, and the API server of the simulation

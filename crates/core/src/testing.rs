@@ -11,7 +11,7 @@ pub(super) fn spans(texts: &[&str]) -> Vec<IpRange> {
     spans.collect::<Result<_, _>>().unwrap()
 }
 
-/// Returns the ranges of a pool of the family of the first CIDR.
+/// Returns the ranges of a pool with one family. The first CIDR decides which family.
 pub(super) fn ranges(cidrs: &[&str], block_len: u8) -> Dual<Option<FamilyRanges>> {
     let cidrs: Vec<Cidr> = cidrs.iter().map(|text| cidr(text)).collect();
     let (family, mut ranges) = (cidrs[0].family(), Dual::default());

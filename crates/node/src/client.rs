@@ -83,7 +83,8 @@ fn on_store(
     store.transact(&clock::now(), |ledger| ledger.run_asked(op, asked))
 }
 
-/// Why the agent did not answer. The agent will not do the operation any more.
+/// Why the agent did not answer. In each case the agent does not begin the operation later, so the CNI plugin may do it
+/// on the store.
 enum NoAnswer {
     Absent,
     /// The agent has this other version of the protocol, so it was not asked

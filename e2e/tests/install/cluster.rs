@@ -70,7 +70,8 @@ impl Cluster {
         names.collect()
     }
 
-    /// Runs the first helm command on a page that begins with `start`, with additional flags. Returns its output.
+    /// Runs a helm command from a page: the first one that begins with `start`. Adds the flags in `more`. Returns the
+    /// output.
     pub async fn helm(&self, page: &str, start: &str, more: &[&str]) -> String {
         let mut args = docs::command(page, start);
         args.extend(
@@ -83,14 +84,14 @@ impl Cluster {
         helm.run(&args[1..]).await.unwrap()
     }
 
-    /// Runs the first kubectl command on a page that begins with `start`. Returns its output.
+    /// Runs a kubectl command from a page: the first one that begins with `start`. Returns the output.
     pub async fn kubectl(&self, page: &str, start: &str) -> String {
         let args = docs::command(page, start);
         self.site.cluster().kubectl(&args[1..]).await.unwrap()
     }
 
-    /// Runs the first command of the kubectl plugin on a page that begins with `start`. Returns the exit code and the
-    /// output.
+    /// Runs a command of the kubectl plugin from a page: the first one that begins with `start`. Returns the exit code
+    /// and the output.
     pub async fn plugin(&self, page: &str, start: &str) -> (i32, String) {
         let args = docs::command(page, start);
         let plugin = daemon::kubectl_plugin().unwrap();

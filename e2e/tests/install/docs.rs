@@ -11,19 +11,19 @@ use cadastre_e2e::node::SHIPPED;
 /// The name by which `POOL` is replaced.
 pub const POOL: &str = "small";
 
-/// Returns the words of the first command on a page that begins with `start`. Only `sh` blocks are searched; a comment
-/// after the command is left out.
+/// Returns the words of a command from a page: of the first command that begins with `start`. Only `sh` code blocks are
+/// searched. A comment after the command is left out.
 pub fn command(page: &str, start: &str) -> Vec<String> {
     commands(page, start).swap_remove(0)
 }
 
-/// Returns the first command that begins with `start`, and the commands that follow it in the same block.
+/// Returns the first command that begins with `start`, and the commands that follow it in the same code block.
 pub fn commands(page: &str, start: &str) -> Vec<Vec<String>> {
     let path = root().join("docs").join(page);
     let text = std::fs::read_to_string(path).unwrap().replace("\\\n", " ");
     let blocks = text.split("```sh\n").skip(1);
     let mut blocks = blocks.map(|it| it.split("```").next().unwrap_or_default().lines());
-    // Blocks within a list are indented, so leading spaces are ignored.
+    // A code block within a list of the page is indented, so leading spaces are ignored.
     let begins = |it: &&str| it.trim_start().starts_with(start);
     let found = blocks.find_map(|lines| {
         let lines: Vec<&str> = lines.skip_while(|it| !begins(it)).collect();

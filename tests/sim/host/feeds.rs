@@ -51,8 +51,8 @@ impl Feeds {
     /// Updates `givable` and `ended` for a NodeSubnet that the agent received; `node` is the UID of its Node.
     fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&ObjectUid>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
-        // If the node has podCIDRs, the agent assigns nothing until it knows all existing addresses in them, so
-        // nothing is checked.
+        // If the node has podCIDRs, its agent does not apply a new NodeSubnet before it knows which addresses of the
+        // podCIDRs are in use. Nobody knows here when that is, so nothing is checked for this node.
         let Some(spec) = spec.filter(|spec| spec.pod_cidrs.is_empty()) else {
             self.givable.clear();
             self.ended.clear();

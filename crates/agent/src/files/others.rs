@@ -5,8 +5,8 @@
 //!
 //! | a file | counts as |
 //! |---|---|
-//! | not named `*.conflist`, `*.conf` or `*.json`, or a directory | nothing, because runtimes skip it as well |
-//! | that contains `cadastre-ipam`, or of Multus over Cadastre's network | ours: its pods get addresses from Cadastre |
+//! | that is a directory, or not named `*.conflist`, `*.conf` or `*.json` | nothing, because runtimes skip it as well |
+//! | with `cadastre-ipam` in it; one of Multus over Cadastre's network | ours: its pods get addresses from Cadastre |
 //! | `loopback` alone; the network `crio`, `podman` or `containerd-net`; one of nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
 //! | that is no CNI configuration | broken: no network, but containerd stops at this file (CRI-O uses the next one) |
 //! | any other, also one that cannot be read | another network |

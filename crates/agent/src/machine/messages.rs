@@ -34,7 +34,7 @@ pub enum AgentEvent {
     Subnet(WatchStep<SubnetSeen>),
     /// A step of the watch of the NodeAddresses
     Addresses(WatchStep<AddressesSeen>),
-    /// A step of the watch of the pods of this node
+    /// A step of the watch of this node's pods
     Pod(WatchStep<Pod>),
     /// A namespace that was asked for; `None` if the request failed
     Namespace(String, Option<Namespace>),

@@ -1,4 +1,5 @@
-//! Tests of the machine's guarantees about the store, named by their numbers.
+//! Tests of the agent's state machine. The documentation of [`super`] numbers its guarantees; `o7_...` tests guarantee
+//! 7.
 
 mod bench;
 mod published;

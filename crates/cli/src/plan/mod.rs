@@ -201,8 +201,8 @@ pub(crate) async fn exec(
     Ok(ExitVerdict::of(!report.fits))
 }
 
-/// Returns why the API server would reject a pool, by a dry run. `None` if it would accept the pool, or if the user may
-/// not write pools, so that nobody knows.
+/// Asks the API server, by a dry run, why it would reject a pool. Returns `None` if it would accept the pool. Returns
+/// `None` also if the user may not write pools, because the answer is then unknown.
 async fn refusal(pool: &serde_json::Value, reach: &ApiReach) -> anyhow::Result<Option<String>> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let kind = GroupVersionKind::gvk(GROUP, VERSION, "IPPool");

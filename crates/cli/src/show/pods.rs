@@ -1,4 +1,4 @@
-//! `show pod` and `show handle`: the addresses in use of a pod, or with a handle.
+//! `show pod` and `show handle`: the addresses that a pod, or the attachments of a handle, have in use.
 
 use anyhow::bail;
 use jiff::Timestamp;

@@ -24,7 +24,7 @@ fn assert_codes(cluster: &Cluster, codes: &[&str]) {
     assert_eq!(cluster.codes(), codes);
 }
 
-/// Returns a small cluster with a ready pod of an agent and of a controller on each of the nodes `a` and `b`.
+/// Returns a small cluster with the nodes `a` and `b`. Each has a ready pod of an agent and one of a controller.
 fn with_pods() -> Cluster {
     let mut cluster = Cluster::new();
     for node in ["a", "b"] {

@@ -8,15 +8,16 @@
 //! `Accepted` of the NodeSubnet reports the block.
 //!
 //! If two agents report the same block, one of the reports is outdated, and it is unknown which. So neither node gets
-//! the block until the other agent stops reporting it. For the same reason nothing is adopted during the agent grace:
-//! only the list at its end contains all reports. Blocks that a deleted node used are quarantined as if they had been
-//! listed.
+//! the block until the other agent stops reporting it. For the same reason nothing is adopted during the agent grace,
+//! the time for reports after a gap: only the list at its end contains the reports of all agents. Blocks that a deleted
+//! node used are quarantined as if they had been listed.
 //!
 //! # Caveats
 //! An agent can report any range and so keep it from other nodes, but only as many blocks as a node may have. A block
 //! is adopted only if demand could have given it to the node: it lies in a pool that selects the node, it is no larger
-//! than the pool's blocks, and the node stays within its limit. After a gap, the leader ignores that limit: a node that
-//! got another block in place of the lost one still uses the lost one, which must not go to another node.
+//! than the pool's blocks, and the node stays within its limit. After a gap (a time without a leader), the leader
+//! ignores that limit. The reason: a node may have got another block in place of the lost one, but still uses the lost
+//! one, which must not go to another node.
 
 use std::collections::BTreeMap;
 

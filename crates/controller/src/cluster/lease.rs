@@ -43,7 +43,8 @@ pub use types::{
 mod types;
 mod watched;
 
-/// Interval between two reads of a candidate without a watch, so the longest time until it notices a release.
+/// Interval between two reads by a candidate without a working watch. The candidate notices a release after at most
+/// this time.
 pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
 /// If two answers of the API server are further apart than this, the server may have been restored in between. A
@@ -94,7 +95,7 @@ pub struct Elector {
     last_write: (Mono, u64),
     /// See [`LeadershipTerm::answered_since`]
     answered_since: Mono,
-    /// Time of the last useful answer; `None` if a call without one followed
+    /// When the API server last answered; `None` if the last call failed
     answered: Option<Mono>,
 }
 
@@ -402,8 +403,8 @@ impl Elector {
         }
     }
 
-    /// Updates since when the API server has answered without a gap: no request failed, and answers were never further
-    /// apart than [`STEADY`]. The time before the first answer of the process is no gap.
+    /// Updates the time since which the API server has answered without interruption: no call failed, and answers were
+    /// never further apart than [`STEADY`]. The time before the process's first answer counts as no interruption.
     fn note_answer(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;

@@ -77,16 +77,17 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &LeaseRecord, now: Timestamp)
     lease
 }
 
-/// Returns when a leader last renewed the Lease. If the Lease records a gap, returns the last renewal before the gap.
+/// Returns the time at which a leader last renewed the Lease. If the Lease records a gap (a time without a leader),
+/// this is the last renewal before the gap.
 pub(super) fn renewed_at(lease: &Lease) -> Option<Timestamp> {
     let annotations = lease.metadata.annotations.as_ref();
     let before_gap = annotations.and_then(|all| all.get(GAP_ANNOTATION)?.parse().ok());
     before_gap.or_else(|| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0))
 }
 
-/// Adds the annotation of the gap since the last renewal in `known` to the Lease that is to be written. The renew time
-/// still advances: a write without changes would keep the version, and other candidates would believe that there is no
-/// leader.
+/// Records in `lease`, which is about to be written, that a gap began at the last renewal in `known`. The gap has an
+/// annotation of its own, so that the renew time can still advance: a write without changes would keep the version, and
+/// other candidates would believe that there is no leader.
 pub(super) fn record_gap(known: &Lease, lease: &mut Lease) {
     if let Some(since) = renewed_at(known) {
         let annotations = lease.metadata.annotations.get_or_insert_default();

@@ -259,8 +259,8 @@ impl Election {
         }
     }
 
-    /// Makes a call. With `records_gap`, the written Lease records the gap before this leader. The next leader then
-    /// gives agents time to report, if this leader ends before they had it.
+    /// Makes a call. With `records_gap`, the written Lease records the gap before this leader's term. So if this leader
+    /// ends before agents had time to report, the next leader gives them that time.
     async fn call(
         &self,
         leases: &Api<Lease>,

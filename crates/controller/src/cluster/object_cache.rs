@@ -235,7 +235,8 @@ impl<T: Object> ObjectCache<T> {
         self.put(object)
     }
 
-    /// Applies a complete consistent list, the answer to a request that was sent in the state `sent`.
+    /// Applies a complete list, which the API server read from etcd and not from its cache. `sent` is the state of this
+    /// cache when the list was requested.
     pub fn replace(&mut self, objects: Vec<T>, sent: CacheMark) -> ListOutcome<T> {
         if sent.epoch != self.epoch || self.unseen.is_some() {
             return ListOutcome::Outdated;

@@ -308,7 +308,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Returns an owner that is a live node, so not in quarantine.
+    /// Returns an owner that is a live node. Its block is not in quarantine.
     pub fn node(name: &NodeName, uid: &ObjectUid) -> Self {
         Owner {
             quarantined: false,

@@ -58,7 +58,7 @@ impl LeaderReadiness {
         self.change_state(|state| state.lapsed = lapsed);
     }
 
-    /// Sets the progress of the controller.
+    /// Sets how far this process is on the way to allocation, for `/readyz`.
     pub fn update(&self, progress: ControllerProgress) {
         self.change_state(|state| state.progress = Some(progress));
     }

@@ -34,7 +34,7 @@ use cadastre_daemon::retry_after::heard;
 
 /// Timeout of a request for one object.
 const ONE: Duration = Duration::from_secs(10);
-/// Timeout of a list of all objects of a kind.
+/// Timeout of a request that lists all objects of one kind.
 const MANY: Duration = Duration::from_secs(60);
 /// Maximum time without data while a list is read.
 const SILENCE: Duration = Duration::from_secs(30);

@@ -32,8 +32,8 @@ impl Leader {
         }
     }
 
-    /// Handles the end of the time in which agents report after a gap. Their reports are in the cache by now, so blocks
-    /// may be allocated.
+    /// Handles the end of the agent grace. From now on blocks may be allocated, because the cache contains the reports
+    /// of all agents.
     fn agents_heard(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
         self.allocations.in_agent_grace = false;
         self.allocations.intents.want_write();

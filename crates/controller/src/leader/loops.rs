@@ -52,10 +52,9 @@ macro_rules! loops {
 }
 
 impl Loops {
-    /// Returns the next request that nodes wait for. The order is: the list that shows the agents' reports after a gap;
-    /// finalizers of new pools; the default pool; overdue records of podCIDRs; podCIDRs, or the fence until it is done;
-    /// blocks; lists of blocks in NodeSubnets. While the process stops, only the loops of podCIDRs and blocks are
-    /// asked.
+    /// Returns the next request that nodes wait for. The order is: the list at the end of the agent grace; finalizers
+    /// of new pools; the default pool; overdue records of podCIDRs; podCIDRs, or the fence until it is done; blocks;
+    /// lists of blocks in NodeSubnets. While the process stops, only the loops of podCIDRs and blocks are asked.
     pub(super) fn next_awaited(
         &mut self,
         settings: &ControllerSettings,

@@ -10,12 +10,12 @@ use cadastre_api::AllocationMode;
 use cadastre_api::{AllocatedBlock, FirstBlock, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
-/// Longer than the agent grace after a gap.
+/// Longer than the agent grace, the time after a gap in which agents report before any block is allocated.
 const GRACE: Duration = Duration::from_secs(46);
 
 impl Script {
-    /// Answers the list of NodeSubnets that ends the time for agents' reports. In it, the agent of `name` uses these
-    /// blocks.
+    /// Lets the agent grace pass, and answers the list of NodeSubnets at its end. In this list, the agent of the node
+    /// `name` reports that it uses `blocks`.
     fn agents_report(&mut self, name: &str, blocks: &[&str]) {
         self.pass(GRACE);
         let id = self

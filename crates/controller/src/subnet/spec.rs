@@ -82,8 +82,8 @@ fn is_needed_while_empty(node: &Node, is: Option<&Subnet>, allocations: &Allocat
     let is_needed =
         is.is_some() || block_pools.any(|pool| allocations.in_agent_grace || may_demand(pool));
     // While the node's first blocks are being created, the NodeSubnet is not created yet, so that one write with the
-    // blocks suffices. It is needed at once in two cases: the agent has to report after a gap, or the API server
-    // rejects the blocks, which a condition must report.
+    // blocks suffices. It is needed at once in two cases: during the agent grace, because the agent reports there; and
+    // if the API server rejects the blocks, because a condition must report that.
     let waits_for_blocks = is.is_none()
         && !allocations.in_agent_grace
         && allocations.blocks.has(&node.uid)

@@ -109,8 +109,9 @@ impl Checks {
         self.leaders.len() - 1
     }
 
-    /// Whether no process could detect that a term began while another process led: the Lease was deleted, and the new
-    /// leader had never seen it, or its write was in flight at that time. Only such a start is excused.
+    /// Whether the new leader could not know, when its term began, that another process still led. This is so if the
+    /// Lease was deleted and the new leader created it again, by a write that it sent before the deletion, or before it
+    /// had ever seen a Lease. Only then may two processes lead at once.
     fn is_undetectable(facts: &LeaderFacts, start: TermStart, server: &Server) -> bool {
         server.deleted.is_some_and(|deleted| {
             let is_late = start.created && start.at > deleted;

@@ -88,8 +88,9 @@ fn state(
             BlockState::Active
         });
     }
-    // Since the release, the range may have been allocated to this node again, as another block. If its addresses are
-    // in use, the block drains instead.
+    // The agent has released the block `uid`, but now it is listed again. Meanwhile this node may have got the same
+    // range again, as a block with another UID. So if an address of the range is in use or cooling, the block drains.
+    // Otherwise it stays released.
     let pool = old.map_or(&block.pool, |it| &it.pool);
     if is_empty(kv, *cidr, pool, now)? {
         return Ok(BlockState::Released);

@@ -1,4 +1,4 @@
-//! Simulates a kill of the process or a loss of power at every change of the disk in turn.
+//! Simulates, for each change of the disk in turn, that the process is killed or the power fails at this change.
 //!
 //! After each kill, these must hold: the store can be opened and works; every answered operation is in it; the
 //! operation that was not answered was done as a whole or not at all; no address belongs to two attachments.

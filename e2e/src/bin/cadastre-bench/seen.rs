@@ -24,7 +24,7 @@ struct Counts {
     listed: usize,
 }
 
-/// Counts at the moment `at`.
+/// The numbers of blocks and NodeSubnets, as the watches showed them at the time `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Blocks that are allocated to nodes

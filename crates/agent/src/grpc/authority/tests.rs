@@ -156,7 +156,7 @@ proptest! {
         let (sent, passed): (Vec<_>, Vec<_>) = frames.into_iter().unzip();
         let sent = stream(&sent);
         prop_assert_eq!(through(&[&sent]), stream(&passed));
-        // The last frame may be incomplete, so the last bytes are left out.
+        // Cuts off the last `lost` bytes, to test input whose last frame is incomplete.
         let sent = &sent[..sent.len() - lost.min(sent.len())];
         let mut cuts: Vec<usize> = cuts.iter().map(|it| it.index(sent.len() + 1)).collect();
         cuts.extend([0, sent.len()]);

@@ -190,8 +190,8 @@ impl AllocationState {
         affected
     }
 
-    /// Marks for deletion the provisional blocks that overlap a block in use by another node's agent, and returns them:
-    /// they are from a state before the restore. Called at the end of the agent grace.
+    /// Marks provisional blocks for deletion if they overlap a block that another node's agent uses, because they are
+    /// from a state before the restore. Returns the marked blocks. Called at the end of the agent grace.
     pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {

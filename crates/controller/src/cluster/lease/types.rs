@@ -143,8 +143,8 @@ pub struct LeadershipTerm {
     pub vacant: Duration,
     /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if unknown
     pub inherited: Option<Arc<WriteIntents>>,
-    /// Since when the API server has answered without a gap. It may have been restored to an older state before, so
-    /// earlier lists do not count
+    /// Since when the API server has answered without interruption. Before that it may have been restored to an older
+    /// state, so earlier lists do not count
     pub answered_since: Mono,
     /// The highest [`LeaseContent::number`] for which the Lease was written in this term
     pub named: u64,
@@ -160,16 +160,17 @@ pub struct LeaseContent {
     pub number: u64,
     /// Assignments that may be in flight; `None` as long as only the inherited intents are known
     pub intents: Option<Arc<WriteIntents>>,
-    /// Whether agents have had time to report after a gap. Until then the Lease records the gap
+    /// Whether the agent grace is over: agents have had time to report after a gap. Until then the Lease records the
+    /// gap
     pub agents_heard: bool,
 }
 
-/// If there was no leader for longer than this, there was a gap: a healthy standby always takes over sooner.
+/// A gap is a time without a leader that is longer than this. A healthy standby always takes over sooner.
 pub(in crate::cluster) const LONG_VACANT: Duration = Duration::from_secs(60);
 
 impl LeadershipTerm {
-    /// Returns whether there had been no leader for so long that the API server may have been restored to an older
-    /// state.
+    /// Returns whether there was a gap before this term: a time without a leader, so long that the API server may have
+    /// been restored to an older state.
     pub fn follows_a_gap(&self) -> bool {
         self.takeover != Takeover::First && self.vacant > LONG_VACANT
     }

@@ -82,7 +82,7 @@ impl Elector {
         self.due = self.due.min(now.max(self.read_at + CANDIDATE_PAUSE));
     }
 
-    /// Returns when a candidate with a working watch reads next.
+    /// Returns the time of the next read by a candidate whose watch works.
     pub(super) fn watched_read_due(&self) -> Mono {
         self.watch_works_until.min(self.read_at + WATCHED_PAUSE)
     }
