@@ -1,5 +1,6 @@
 //! Installs Cadastre's CRDs by server-side apply, as users do.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -7,6 +8,7 @@ use cadastre_api::{IPAMBlock, IPPool, NodeAddresses, NodeSubnet};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 
 use crate::wait::until;
 
@@ -32,7 +34,10 @@ pub async fn install(client: &Client) -> Result<()> {
 }
 
 /// Lists the objects of a kind. Reads only their metadata, because tests create objects that cannot be parsed.
-async fn list<K: Resource<DynamicType = ()>>(client: &Client) -> Result<()> {
+async fn list<K>(client: &Client) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
     let all = Api::<K>::all(client.clone());
     all.list_metadata(&ListParams::default()).await?;
     Ok(())
