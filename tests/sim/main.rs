@@ -75,6 +75,7 @@ mod settle;
 mod settle_blocks;
 mod shell;
 mod trace;
+mod withdrawn;
 mod workload;
 
 use cadastre_core::mutation::Mutation;

@@ -280,7 +280,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         DrainingBlocksAssign => sim(Agents, 5_000),
         DeleteFreesWholePod => sim(Agents, 10_000),
         OneProofIsEnough => sim(Agents, 3_000),
-        WithdrawnBlocksAssign => {
+        UnlistedBlocksAssign => {
             unit("node::ledger::tests::addresses_of_unlisted_blocks_stay_assigned")
         }
         ReleaseReportedBeforeStored => sim(Agents, 1_000),
@@ -290,6 +290,18 @@ pub fn proof(mutation: Mutation) -> Proof {
         SandboxesIgnored => sim(Agents, 1_000),
         NewStoreAtOnce => sim(Agents, 3_000),
         LeaksNotFreed => sim(Agents, 3_000),
+        WithdrawnAssigned => {
+            unit("node::ledger::tests::withdrawals::a_range_to_be_withdrawn_is_not_assigned_from")
+        }
+        WithdrawnInUse => {
+            unit("node::ledger::tests::withdrawals::a_range_in_use_or_cooling_is_not_withdrawn")
+        }
+        UnlistedWithdrawalEnds => {
+            unit("node::ledger::tests::withdrawals::only_a_returned_range_is_assigned_from_again")
+        }
+        WithdrawalReportedBeforeStored => {
+            unit("agent::status::tests::a_range_is_reported_as_withdrawn_once_it_is_stored")
+        }
         DemandNotReported => unit(
             "agent::service::adding::tests::an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all",
         ),

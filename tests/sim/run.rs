@@ -26,6 +26,7 @@ use super::restore::Backup;
 use super::rng::Rng;
 use super::served::{LOOK, Served};
 use super::trace::Trace;
+use super::withdrawn::Withdrawn;
 use super::workload::World;
 
 /// The share of seeds that restore the API server to an older state, in ten thousand.
@@ -188,6 +189,7 @@ tally! {
     restores: "restores",
     /// Blocks unknown to a restored API server that were adopted.
     adopted: "blocks adopted",
+    withdrawn: "ranges withdrawn",
 }
 
 /// A run that failed.
@@ -217,6 +219,7 @@ pub struct Sim {
     pub world: World,
     pub machines: Machines,
     pub served: Served,
+    pub withdrawn: Withdrawn,
     pub backup: Option<Backup>,
     /// Until when the API server does not answer.
     pub down_until: Time,
@@ -278,6 +281,7 @@ impl Sim {
             world: World::default(),
             machines: Machines::default(),
             served: Served::default(),
+            withdrawn: Withdrawn::default(),
             backup: None,
             down_until: 0,
             registering: BTreeSet::new(),
@@ -533,6 +537,10 @@ impl Sim {
             }
         }
         for commit in commits {
+            if let Commit::Subnet(before, after) = &commit {
+                let verdict = self.check_withdrawn(before.as_deref(), after.as_deref());
+                self.judge(verdict)?;
+            }
             let received = match author {
                 Author::Controller(run_id) => {
                     if let Commit::Subnet(before, after) = &commit {

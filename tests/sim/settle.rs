@@ -39,6 +39,7 @@ impl Sim {
         self.check_blocks()?;
         for id in 0..self.machines.hosts.len() {
             self.check_host_end(id)?;
+            self.check_withdrawals_settled(id)?;
         }
         let (at, what) = &self.checks.last_write;
         if *at + QUIET > self.now {

@@ -463,10 +463,34 @@ impl Sim {
             drain: blocks.collect(),
             ..Requests::default()
         };
+        let blocks: Vec<Cidr> = requests.drain.iter().copied().collect();
+        let withdraw = subnet.requests.withdraw.iter().copied();
+        requests.withdraw = withdraw.filter(|_| self.rng.chance(7_000)).collect();
+        for block in blocks {
+            requests.withdraw.extend(self.some_part(block));
+        }
         requests.release.retain(|_| self.rng.chance(5_000));
         requests.drain.retain(|_| self.rng.chance(3_000));
         self.log(Some(&subnet.name), || format!("asked of it: {requests:?}"));
         self.request(&subnet, requests);
+    }
+
+    /// Returns a part of a block, sometimes.
+    fn some_part(&mut self, block: Cidr) -> Option<Cidr> {
+        let bits = block.family().bits();
+        if !self.rng.chance(6_000) || block.len() == bits {
+            return None;
+        }
+        let size = u64::try_from(block.size()).unwrap_or(u64::MAX);
+        let first = block.first();
+        let addr = Addr {
+            value: first.value + u128::from(self.rng.below(size)),
+            ..first
+        };
+        let len = self
+            .rng
+            .between(u64::from(block.len()) + 1, u64::from(bits));
+        Cidr::new(addr, u8::try_from(len).unwrap())
     }
 
     fn request(&mut self, subnet: &Subnet, requests: Requests) {

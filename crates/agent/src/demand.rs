@@ -232,7 +232,7 @@ mod tests {
         let mut draining = block("10.0.0.0/26", "a", 50, 0, 11);
         draining.state = BlockState::Draining;
         let mut withdrawn = block("10.0.0.64/26", "a", 20, 0, 0);
-        withdrawn.state = BlockState::Withdrawn;
+        withdrawn.state = BlockState::Unlisted;
         let it = snapshot(
             &[pool("a", (3, 50), true, false)],
             &[draining, withdrawn, block("10.0.0.128/26", "a", 1, 0, 60)],

@@ -404,11 +404,13 @@ fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot
     });
     // The controller does not know that the block is in use, and may allocate the block to another node.
     let is_unknown = snapshot.blocks.iter().any(|it| {
-        it.state == BlockState::Withdrawn
+        it.state == BlockState::Unlisted
             && busy(it) > 0
             && blocks.find(&it.cidr.to_string(), &it.uid).is_none()
     });
-    is_release || is_unknown
+    // The controller may allocate a withdrawn range elsewhere, and users wait for that.
+    let is_reported = |range: &String| is.withdrawn.contains(range);
+    is_release || is_unknown || !wanted.withdrawn.iter().all(is_reported)
 }
 
 #[cfg(test)]

@@ -126,11 +126,14 @@ pub(super) async fn write_status(
     status: &NodeSubnetStatus,
 ) -> WriteOutcome {
     let api: Api<NodeSubnetLite> = Api::all(client);
+    // In a merge patch, null removes the field: most nodes have no withdrawals.
+    let some = |ranges: &[String]| (!ranges.is_empty()).then(|| ranges.to_vec());
     let mut body = json!({
         "metadata": {"resourceVersion": version},
         "status": {
             "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
             "agent": status.agent, "orphans": status.orphans,
+            "withdrawn": some(&status.withdrawn), "withdrawing": some(&status.withdrawing),
         },
     });
     if !status.conditions.is_empty() {

@@ -14,9 +14,12 @@ pub(crate) fn assigns(block: &BlockCount) -> bool {
     block.state == BlockState::Active
 }
 
-/// Returns how many addresses of a block are in use or in cooldown.
+/// Returns how many addresses of a block are in use, cooling or withdrawn. While there are any, the block is not
+/// released.
 pub(crate) fn busy(block: &BlockCount) -> u64 {
-    block.counts.used.saturating_add(block.counts.cooling)
+    let counts = &block.counts;
+    let in_use = counts.used.saturating_add(counts.cooling);
+    in_use.saturating_add(counts.withdrawn)
 }
 
 /// Returns how many addresses a block can assign, including those in use or in cooldown.
@@ -63,6 +66,7 @@ pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
         node_uid: snapshot.node_uid.clone().unwrap_or_default(),
         blocks: listed.map(block).collect(),
         pools: snapshot.pools.iter().map(|it| it.terms.clone()).collect(),
+        ..NodeAllocation::default()
     }
 }
 
@@ -95,6 +99,7 @@ pub(crate) mod testing {
                 used,
                 cooling,
                 free,
+                withdrawn: 0,
             },
             room: used + cooling + free,
         }
@@ -110,7 +115,7 @@ pub(crate) mod testing {
             node_uid: Some("node".to_owned()),
             blocks: blocks.to_vec(),
             pools: pools.iter().map(pool).collect(),
-            attachments: Vec::new(),
+            ..Snapshot::default()
         }
     }
 
@@ -182,6 +187,7 @@ pub(crate) mod testing {
                 ipv4: Some(ipv4),
                 ..PoolTerms::named("p")
             }],
+            ..NodeAllocation::default()
         }
     }
 }

@@ -44,9 +44,28 @@ pub(crate) fn status(
             version: cut(cadastre_core::VERSION, 64),
             boot_id: cut(boot, 64),
         }),
+        withdrawn: withdrawn(snapshot),
+        withdrawing: pending(snapshot, false),
         orphans: orphans.iter().take(MOST_ORPHANS).map(orphan).collect(),
         ..NodeSubnetStatus::default()
     }
+}
+
+/// Returns the ranges that the store has recorded as withdrawn.
+fn withdrawn(snapshot: &Snapshot) -> Vec<String> {
+    let ranges = snapshot.withdrawn.iter().map(ToString::to_string);
+    let mut ranges: Vec<String> = ranges.collect();
+    if Mutation::WithdrawalReportedBeforeStored.is_on() {
+        ranges.extend(pending(snapshot, true));
+    }
+    ranges
+}
+
+/// Returns the ranges that are to be withdrawn: those that are empty, or those that are not.
+fn pending(snapshot: &Snapshot, is_empty: bool) -> Vec<String> {
+    let pending = snapshot.pending_withdrawals.iter();
+    let pending = pending.filter(|it| it.is_empty == is_empty);
+    pending.map(|it| it.range.to_string()).collect()
 }
 
 /// Returns the blocks that the controller lists, and those with addresses in use or in cooldown; podCIDRs are not
@@ -68,6 +87,7 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
             used: count(it.counts.used),
             cooling: count(it.counts.cooling),
             free: count(if released { 0 } else { it.counts.free }),
+            withdrawn: count(it.counts.withdrawn),
             released,
         }
     };
@@ -87,6 +107,8 @@ mod tests {
     use super::*;
     use crate::demand::{PendingAdds, wanted};
     use crate::snapshot::testing::{block, pool, record, snapshot};
+    use cadastre_core::Cidr;
+    use cadastre_node::PendingWithdrawal;
 
     fn status_of(snapshot: &Snapshot) -> NodeSubnetStatus {
         let wants = wanted(snapshot, &PendingAdds::new());
@@ -150,6 +172,23 @@ mod tests {
         let status = status(&it, &wanted(&it, &PendingAdds::new()), &[], uid);
         let size = serde_json::to_vec(&status).unwrap().len();
         assert!(size <= 1_024, "{size} bytes: {status:?}");
+    }
+
+    #[test]
+    fn a_range_is_reported_as_withdrawn_once_it_is_stored() {
+        let cidr = |text| Cidr::parse_strict(text).unwrap();
+        let mut it = snapshot(&[], &[block("10.0.0.0/26", "a", 2, 0, 54)]);
+        it.blocks[0].counts.withdrawn = 4;
+        it.withdrawn = vec![cidr("10.0.0.16/30")];
+        let pending = |range, is_empty| PendingWithdrawal {
+            range: cidr(range),
+            is_empty,
+        };
+        it.pending_withdrawals = vec![pending("10.0.0.0/30", false), pending("10.0.0.8/30", true)];
+        let status = status_of(&it);
+        assert_eq!(status.withdrawn, ["10.0.0.16/30"]);
+        assert_eq!(status.withdrawing, ["10.0.0.0/30"]);
+        assert_eq!(status.blocks[0].withdrawn, 4);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
 pub use names::{
     ADDRESSES_ANNOTATION, AGENT_MANAGER, DRAIN_ANNOTATION, FIELD_MANAGER, FINALIZER,
     GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME, POOLS_ANNOTATION, RELEASE_ANNOTATION,
-    TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
+    TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
 };
 pub use pool::{
     AddressStatus, AllocationMode, AssignmentMode, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
@@ -58,8 +58,9 @@ pub use pool::{
 pub use requests::Requests;
 pub use subnet::{
     AgentInfo, AllocatedBlock, AllocatedRange, BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_COUNT,
-    MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, NodePool, NodePoolRanges, NodeSubnet,
-    NodeSubnetSpec, NodeSubnetStatus, PoolDemand, QuarantinedNode, Recall, SERVED_BY_OTHERS,
+    MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, MOST_WITHDRAWALS, NodePool,
+    NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand, QuarantinedNode,
+    Recall, SERVED_BY_OTHERS,
 };
 pub use terms::{AddressPrefix, AddressTerms, Dns, Route, UnknownPods, Warm};
 pub use watched::{

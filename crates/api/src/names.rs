@@ -53,3 +53,7 @@ pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 
 /// Annotation of a NodeSubnet with blocks to drain; see [`requests`](super::requests).
 pub const DRAIN_ANNOTATION: &str = "cadastre.dev/drain";
+
+/// Annotation of a NodeSubnet with addresses and ranges to take out of the node's blocks; see
+/// [`requests`](super::requests).
+pub const WITHDRAW_ANNOTATION: &str = "cadastre.dev/withdraw";

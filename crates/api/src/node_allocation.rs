@@ -40,6 +40,14 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
     for listed in &spec.blocks {
         allocation.blocks.extend(block(listed, &mut messages));
     }
+    let mut ranges = |field: &str, texts: &[String]| -> Vec<Cidr> {
+        let texts = texts.iter();
+        texts
+            .filter_map(|text| cidr(field, text, &mut messages))
+            .collect()
+    };
+    allocation.withdraw = ranges("withdraw", &spec.withdraw);
+    allocation.returned = ranges("returned", &spec.returned);
     // Overlapping blocks could assign the same address twice, so of two such blocks the narrower one is left out.
     allocation.blocks.sort_by_key(|block| block.cidr);
     let mut disjoint: Vec<Block> = Vec::with_capacity(allocation.blocks.len());

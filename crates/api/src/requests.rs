@@ -5,6 +5,7 @@
 //! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | release a leaked address without waiting for the grace period |
 //! | | `ADDRESS=container:NETWORK/CONTAINERID` | release the address although the node cannot tell whether this container is gone: the writer asserts that it is |
 //! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | assign no new address from these blocks, and release each block once it is empty |
+//! | [`WITHDRAW_ANNOTATION`] | addresses and CIDRs inside of blocks, separated by commas | assign no new address in these ranges, and withdraw each range once it is empty, until the entry is removed |
 //!
 //! # Guarantees
 //! - No request releases an address that a pod still needs. Addresses of a living pod's newest sandbox are kept, and
@@ -16,7 +17,7 @@
 
 use std::collections::BTreeSet;
 
-use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION};
+use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, WITHDRAW_ANNOTATION};
 use cadastre_core::{Addr, Cidr};
 
 /// At most this many entries of one annotation are read; further entries are ignored.
@@ -35,6 +36,9 @@ pub struct Requests {
     pub container_gone: BTreeSet<(Addr, String)>,
     /// CIDRs of the blocks from which no new address is assigned, and which are released once they are empty
     pub drain: BTreeSet<Cidr>,
+    /// Ranges inside of blocks from which the node assigns no address until the request ends; single addresses are
+    /// ranges of one address
+    pub withdraw: BTreeSet<Cidr>,
 }
 
 impl Requests {
@@ -67,6 +71,7 @@ impl Requests {
             drain: entries(DRAIN_ANNOTATION)
                 .filter_map(|entry| Cidr::parse_strict(entry).ok())
                 .collect(),
+            withdraw: entries(WITHDRAW_ANNOTATION).filter_map(range).collect(),
         }
     }
 
@@ -84,6 +89,17 @@ impl Requests {
     pub fn drain_text(&self) -> Option<String> {
         joined(self.drain.iter().map(ToString::to_string))
     }
+
+    /// Returns the value for [`WITHDRAW_ANNOTATION`], or `None` if nothing is to be withdrawn.
+    pub fn withdraw_text(&self) -> Option<String> {
+        joined(self.withdraw.iter().map(ToString::to_string))
+    }
+}
+
+/// Parses an address or a CIDR.
+fn range(text: &str) -> Option<Cidr> {
+    let address = Addr::parse_strict(text).map(Cidr::host);
+    address.or_else(|| Cidr::parse_strict(text).ok())
 }
 
 fn joined(entries: impl Iterator<Item = String>) -> Option<String> {

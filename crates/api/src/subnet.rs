@@ -16,6 +16,9 @@
 //! - If a block is listed under a UID that was released since the agent's start, do not use the block but release it
 //!   again: the API was restored to an older state. If a block is listed under another UID, it is the same block,
 //!   whose object was lost and recreated: its assignments stay valid.
+//! - Assign no new address in the ranges of `withdraw`. Report a range as `withdrawn` only if none of its addresses is in
+//!   use or cooling, and if the store has recorded the withdrawal. Then assign none of its addresses, not even if
+//!   `withdraw` no longer lists the range, before `returned` lists the range.
 //! - Report every block with addresses in use, even if the block has disappeared from the spec. After the API was
 //!   restored to an older state, this report is the only record of the block.
 //! - Keep assignments when the UID of the agent's Node changes, and continue with them if the same block is listed
@@ -45,6 +48,8 @@ pub const MOST_ORPHANS: usize = 256;
 pub const MOST_POOLS: usize = 1_024;
 /// A NodeSubnet lists at most this many reserved ranges of a block.
 pub const MOST_RESERVED: usize = 1_024;
+/// A NodeSubnet lists at most this many withdrawals, and an agent records at most this many.
+pub const MOST_WITHDRAWALS: usize = 1_024;
 /// An agent reports a larger count of free addresses as this number, the largest that every JSON parser represents
 /// exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody needs to know how many of those are left.
 pub const MOST_COUNT: i64 = 1 << 53;
@@ -118,6 +123,17 @@ pub struct NodeSubnetSpec {
     #[schemars(length(max = 256))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leak_candidates: Vec<LeakCandidate>,
+
+    /// Ranges inside of the node's blocks that the controller takes back, down to single addresses. The agent assigns
+    /// no new address in such a range, and reports it as withdrawn once none of its addresses is in use or cooling.
+    #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub withdraw: Vec<String>,
+
+    /// Withdrawn ranges that the node may use again. That withdraw does not list a range is not enough for that.
+    #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub returned: Vec<String>,
 
     /// Ranges of earlier nodes with this name that cannot be allocated to other nodes yet.
     #[schemars(length(max = 1024))]
@@ -301,6 +317,16 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
 
+    /// Ranges that the agent has withdrawn. It assigns none of their addresses until spec.returned lists the range.
+    #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub withdrawn: Vec<String>,
+
+    /// Ranges of spec.withdraw that have addresses in use or cooling, so that they are not withdrawn yet.
+    #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub withdrawing: Vec<String>,
+
     /// Addresses in use whose pods have finished or have not been seen by the agent for a while. The list has a
     /// maximum length; the NodeAddresses with the same name lists all addresses in use.
     #[schemars(length(max = MOST_ORPHANS))]
@@ -368,6 +394,11 @@ pub struct BlockStatus {
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub free: i64,
+
+    /// Number of withdrawn addresses.
+    #[schemars(range(min = 0))]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub withdrawn: i64,
 
     /// If true, the agent has released the block and will not use it again.
     #[serde(default, skip_serializing_if = "crate::is_default")]

@@ -142,7 +142,7 @@ fn value(arg: &Arg) -> Completion {
 fn positional(path: &[&str]) -> Completion {
     Completion::Names(match path {
         ["show" | "explain", "pool"] | ["map"] => NameKind::Pool,
-        ["show" | "explain", "node"] => NameKind::Node,
+        ["show" | "explain", "node"] | ["pop" | "push"] => NameKind::Node,
         ["show" | "explain", "pod"] => NameKind::Pod,
         ["drain" | "undrain", ..] => NameKind::Block,
         _ => return Completion::Anything,

@@ -104,6 +104,10 @@ pub(crate) struct SubnetFact {
     pub agent: Option<AgentInfo>,
     /// The numbers of used, cooling and free addresses that the agent reports for each block
     pub blocks: Vec<BlockStatus>,
+    /// Ranges that the agent has handed back to the controller
+    pub withdrawn: Vec<Cidr>,
+    /// Ranges that the agent is to hand back, and that have addresses in use or cooling
+    pub withdrawing: Vec<Cidr>,
     /// Addresses that the agent reports as orphans, each with the UID of its pod
     pub orphans: BTreeSet<(Addr, PodUid)>,
     /// Addresses in use, from the list in the NodeAddresses. Without the addresses in blocks that the agent's newer
@@ -539,6 +543,8 @@ impl SubnetFact {
             allocations: allocations.collect(),
             listed_at: list.as_of.as_ref().map(|it| it.0),
             served_by_others: others.map(|it| it.message),
+            withdrawn: ranges(&status["withdrawn"]),
+            withdrawing: ranges(&status["withdrawing"]),
             blocks,
         }
     }
@@ -576,8 +582,16 @@ fn clamped(status: BlockStatus) -> BlockStatus {
         used: count(status.used),
         cooling: count(status.cooling),
         free: count(status.free),
+        withdrawn: count(status.withdrawn),
         ..status
     }
+}
+
+/// Returns the CIDRs of a JSON list, without those that cannot be parsed.
+fn ranges(list: &Value) -> Vec<Cidr> {
+    let texts = entries::<String>(list).into_iter();
+    let ranges = texts.filter_map(|text| Cidr::parse_strict(&text).ok());
+    ranges.collect()
 }
 
 /// Returns the entries of a JSON list, without those that cannot be parsed.

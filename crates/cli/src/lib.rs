@@ -37,6 +37,7 @@ mod inventory;
 mod lists;
 mod map;
 mod plan;
+mod pop;
 mod reach;
 mod release;
 mod render;
@@ -80,7 +81,7 @@ impl ExitVerdict {
 /// Show, explain and check who uses which addresses of the cluster
 ///
 /// Needs nothing but access to the API: no controller and no agent has to run. All commands only read, except
-/// `release`, `drain` and `undrain`, which write an annotation of a NodeSubnet.
+/// `release`, `drain`, `undrain`, `pop` and `push`, which write an annotation of a NodeSubnet.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-cadastre",
@@ -151,6 +152,8 @@ enum Verb {
     Release(release::ReleaseArgs),
     Drain(drain::DrainArgs),
     Undrain(drain::UndrainArgs),
+    Pop(pop::PopArgs),
+    Push(pop::PushArgs),
     SupportBundle(bundle::BundleArgs),
     Completion(CompletionArgs),
     #[command(name = "__complete", hide = true)]
@@ -230,6 +233,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitVerdict> {
             Verb::Release(args) => release::exec(&args, &flags, &reach).await,
             Verb::Drain(args) => drain::exec_drain(&args, &flags, &reach).await,
             Verb::Undrain(args) => drain::exec_undrain(&args, &flags, &reach).await,
+            Verb::Pop(args) => pop::exec_pop(&args, &flags, &reach).await,
+            Verb::Push(args) => pop::exec_push(&args, &flags, &reach).await,
             Verb::SupportBundle(args) => bundle::exec(&args, &flags, &reach).await,
             Verb::Completion(_) | Verb::Complete(_) => Ok(ExitVerdict::Clean),
         }

@@ -1,4 +1,4 @@
-//! Writes the requests of `release` and `drain` to an annotation of a node's NodeSubnet.
+//! Writes the requests of `release`, `drain` and `pop` to an annotation of a node's NodeSubnet.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 
 use super::inventory::SubnetFact;
 use super::reach::{ApiReach, WriteOutcome};
-use cadastre_api::{DRAIN_ANNOTATION, Requests};
+use cadastre_api::{DRAIN_ANNOTATION, Requests, WITHDRAW_ANNOTATION};
 
 /// At most this many attempts at a write, which fails if the NodeSubnet has changed since it was read.
 const TRIES: usize = 8;
@@ -32,6 +32,7 @@ pub(crate) async fn update(
         }
         let text = match annotation {
             DRAIN_ANNOTATION => requests.drain_text(),
+            WITHDRAW_ANNOTATION => requests.withdraw_text(),
             _ => requests.release_text(),
         };
         let written = reach.annotate(node, &subnet.version, annotation, text.as_deref());

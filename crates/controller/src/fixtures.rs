@@ -133,6 +133,7 @@ pub(crate) fn block_report(text: &str) -> BlockReport {
         used: 0,
         cooling: 0,
         free: 16,
+        withdrawn: 0,
         released: false,
     }
 }

@@ -75,6 +75,7 @@ pub mod subnet;
 pub mod telemetry;
 pub mod totals;
 pub mod view;
+mod withdrawals;
 
 #[cfg(test)]
 #[path = "../../../tests/common/mutated.rs"]

@@ -82,7 +82,7 @@ impl IpRange {
     }
 
     /// The number of addresses. Saturates at `u128::MAX`, which is one less than the size of `::/0`.
-    pub(super) fn size(&self) -> u128 {
+    pub fn size(&self) -> u128 {
         (self.last.value - self.first.value).saturating_add(1)
     }
 

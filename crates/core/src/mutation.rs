@@ -228,7 +228,7 @@ mutations! {
     /// New addresses are assigned from a draining block.
     DrainingBlocksAssign,
     /// New addresses are assigned from a block that is no longer listed.
-    WithdrawnBlocksAssign,
+    UnlistedBlocksAssign,
     /// A block is reported as released as soon as none of its addresses are in use.
     ReleaseReportedBeforeStored,
     /// The plugin gets its answer before the store has written it.
@@ -249,6 +249,14 @@ mutations! {
     LeaksNotFreed,
     /// An ADD that finds no address waits, but the agent does not ask for a block.
     DemandNotReported,
+    /// A withdrawn range is assigned from like any other.
+    WithdrawnAssigned,
+    /// A range is withdrawn although addresses of it are in use.
+    WithdrawnInUse,
+    /// A range is reported as withdrawn before the store has recorded it.
+    WithdrawalReportedBeforeStored,
+    /// A withdrawal ends as soon as the NodeSubnet no longer lists it.
+    UnlistedWithdrawalEnds,
 }
 
 #[cfg(not(debug_assertions))]

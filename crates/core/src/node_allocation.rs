@@ -18,6 +18,12 @@ pub struct NodeAllocation {
     /// The terms of the pools, in order of preference. A pool may be listed without any block of it. A block whose
     /// pool is not listed has the default terms.
     pub pools: Vec<PoolTerms>,
+    /// Parts of the blocks that the controller takes back: no new address is assigned in them
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub withdraw: Vec<Cidr>,
+    /// Withdrawn parts that the node may use again
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub returned: Vec<Cidr>,
 }
 
 /// A range to assign addresses from: an IPAMBlock or a podCIDR.

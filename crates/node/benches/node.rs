@@ -111,6 +111,7 @@ fn filled(path: &Path, used: u64) -> Store {
             cooldown_seconds: 0,
             ..PoolTerms::named("")
         }],
+        ..NodeAllocation::default()
     };
     store.set_allocation(&allocation, &clock::now()).unwrap();
     let adds: Vec<Op> = (0..used).map(|n| Op::Add(add(n))).collect();

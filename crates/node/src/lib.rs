@@ -33,8 +33,8 @@ pub mod wire;
 mod mutated;
 
 pub use ledger::{
-    AddressCounts, AddressLedger, AttachmentRecord, BlockCount, BlockState, PoolCount,
-    RememberedAttachment, Snapshot,
+    AddressCounts, AddressLedger, AttachmentRecord, BlockCount, BlockState, PendingWithdrawal,
+    PoolCount, RememberedAttachment, Snapshot,
 };
 pub use ops::{
     Add, AddressAssignment, AssignedAddress, Attachment, Check, Gc, Now, Op, OpError, OpErrorKind,

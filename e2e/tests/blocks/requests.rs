@@ -1,7 +1,7 @@
 //! Requests that people make by annotations of a NodeSubnet.
 
 use anyhow::Result;
-use cadastre_api::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, Recall};
+use cadastre_api::{DRAIN_ANNOTATION, NodeSubnet, RELEASE_ANNOTATION, Recall, WITHDRAW_ANNOTATION};
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Fixtures, Options, TestCluster};
@@ -12,6 +12,72 @@ use crate::{blocks, node, recall, shared};
 async fn annotate(fixtures: &Fixtures, node: &str, name: &str, value: Value) -> Result<()> {
     let change = json!({"metadata": {"annotations": {name: value}}});
     fixtures.change_subnet(node, change).await?;
+    Ok(())
+}
+
+/// Waits until the node's agent reports these ranges as withdrawn, and these as to be withdrawn.
+async fn withdrawn(
+    fixtures: &Fixtures,
+    node: &str,
+    withdrawn: &[&str],
+    withdrawing: &[&str],
+) -> Result<()> {
+    let what = format!("has withdrawn {withdrawn:?}, and is to withdraw {withdrawing:?}");
+    let is_so = |it: &NodeSubnet| {
+        let status = it.status.as_ref();
+        status.is_some_and(|it| it.withdrawn == withdrawn && it.withdrawing == withdrawing)
+    };
+    fixtures.subnet_until(node, &what, is_so).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn addresses_are_out_of_use_as_long_as_the_annotation_names_them() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.23.9.0/28"], "blockSize": 28},
+        "cooldownSeconds": 0,
+        "warm": {"low": 0, "high": 50},
+    });
+    fixtures.block_pool("pops", spec).await?;
+    node(&fixtures, &agents, "pops", "pops-1").await?;
+    assert_eq!(
+        agents.allocate("pops-1", "pops", "p0").await?,
+        ["10.23.9.2"]
+    );
+    let ranges = "10.23.9.2,10.23.9.8/29,10.23.9.0/28,10.99.0.1";
+    annotate(&fixtures, "pops-1", WITHDRAW_ANNOTATION, json!(ranges)).await?;
+    // The whole block and an address of another range are not parts of the node's blocks.
+    withdrawn(&fixtures, "pops-1", &["10.23.9.8/29"], &["10.23.9.2/32"]).await?;
+
+    agents.free("pops-1", "p0").await?;
+    withdrawn(&fixtures, "pops-1", &["10.23.9.2/32", "10.23.9.8/29"], &[]).await?;
+    for n in 3..=7 {
+        let pod = format!("p{n}");
+        let address = format!("10.23.9.{n}");
+        assert_eq!(agents.allocate("pops-1", "pops", &pod).await?, [address]);
+    }
+    let ninth = agents.try_allocate("pops-1", "pops", "p8").await?;
+    assert_eq!(ninth, None, "nothing else is free");
+
+    annotate(
+        &fixtures,
+        "pops-1",
+        WITHDRAW_ANNOTATION,
+        json!("10.23.9.8/29"),
+    )
+    .await?;
+    withdrawn(&fixtures, "pops-1", &["10.23.9.8/29"], &[]).await?;
+    assert_eq!(
+        agents.allocate("pops-1", "pops", "p8").await?,
+        ["10.23.9.2"]
+    );
+    annotate(&fixtures, "pops-1", WITHDRAW_ANNOTATION, Value::Null).await?;
+    withdrawn(&fixtures, "pops-1", &[], &[]).await?;
+    assert_eq!(
+        agents.allocate("pops-1", "pops", "p9").await?,
+        ["10.23.9.8"]
+    );
     Ok(())
 }
 

@@ -144,6 +144,10 @@ impl Sim {
         }
         // Only the store recorded the cooldown of addresses, so the checks no longer demand it.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
+        if self.was_restored() {
+            let name = self.machines.hosts[id].name.clone();
+            self.withdrawn.forget(&name);
+        }
         self.log_host(id, || format!("machine {id} loses its store"));
     }
 

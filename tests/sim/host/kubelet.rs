@@ -112,11 +112,16 @@ impl Kubelet {
 
     /// Returns the id of the live sandbox that has the address and was set up under that Node.
     pub fn holder(&self, addr: Addr, node: &ObjectUid) -> Option<&str> {
+        self.sandbox_in(&Cidr::host(addr), node)
+    }
+
+    /// The live sandbox that has an address in the range, as the Node with this UID.
+    pub(super) fn sandbox_in(&self, range: &Cidr, node: &ObjectUid) -> Option<&str> {
         let has = |it: &Sandbox| {
+            let mut own = it.addresses.difference(&it.foreign);
             it.is_alive
                 && it.node.as_ref() == Some(node)
-                && it.addresses.contains(&addr)
-                && !it.foreign.contains(&addr)
+                && own.any(|addr| range.contains_addr(*addr))
         };
         let mut all = self.sandboxes.iter();
         all.find(|(_, it)| has(it)).map(|(id, _)| id.as_str())
@@ -332,6 +337,7 @@ impl Sim {
                 self.judge(verdict)?;
                 let verdict = self.check_givable(id, it.block);
                 self.judge(verdict)?;
+                self.judge(self.check_not_withdrawn(id, it.address))?;
             }
             let kubelet = &mut self.host_mut(id).kubelet;
             if let Some(sandbox) = kubelet.sandboxes.get_mut(container) {

@@ -173,6 +173,11 @@ impl Host {
         self.blocks.iter().filter(used)
     }
 
+    /// The sandbox that has an address in the range, as the Node with this UID.
+    pub fn sandbox_in(&self, range: &Cidr, uid: &ObjectUid) -> Option<&str> {
+        self.kubelet.sandbox_in(range, uid)
+    }
+
     /// Whether a sandbox is being set up or a CNI plugin runs. Then only the store may know an assigned address.
     fn is_in_use(&self) -> bool {
         self.kubelet.is_setting_up() || !self.calls.is_empty()

@@ -116,7 +116,7 @@ pub(super) fn write_list(snapshot: Snapshot, leaks: &Reasons) -> v1::ListRespons
         cooling: it.counts.cooling,
         free: it.counts.free,
         draining: it.state == BlockState::Draining,
-        withdrawn: it.state == BlockState::Withdrawn,
+        unlisted: it.state == BlockState::Unlisted,
     });
     v1::ListResponse {
         allocations: allocations.collect(),

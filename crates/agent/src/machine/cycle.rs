@@ -60,6 +60,8 @@ pub(super) enum InFlight {
     Hold(Box<PendingAllocation>),
     /// Look, then release blocks, then continue with this phase
     Look(Phase),
+    /// Withdraw ranges, then release blocks by this look
+    Withdraw(Box<Releasing>),
     Release(Cidr, Box<Releasing>),
     /// Look after blocks were released, then continue with this phase
     LookAgain(Phase),
@@ -173,9 +175,14 @@ impl AgentMachine {
             }
             (InFlight::Release(cidr, mut releasing), StoreAnswer::Released(is_gone)) => {
                 if is_gone {
+                    self.has_released = true;
                     info!(block = %cidr, "released an empty block");
                 }
                 releasing.any |= is_gone;
+                self.release(*releasing, now, effects)
+            }
+            (InFlight::Withdraw(mut releasing), StoreAnswer::Withdrawn(any)) => {
+                releasing.any |= any;
                 self.release(*releasing, now, effects)
             }
             (InFlight::ReadNotes, StoreAnswer::Notes(notes)) => {
@@ -288,17 +295,22 @@ impl AgentMachine {
             looked,
             then,
         };
+        let snapshot = &releasing.looked.snapshot;
+        let can_withdraw = snapshot.pending_withdrawals.iter().any(|it| it.is_empty);
+        if can_withdraw && self.subnet_followed {
+            let question = StoreQuestion::Transact(Transaction::Withdraw);
+            return Next::Ask(InFlight::Withdraw(Box::new(releasing)), question);
+        }
         self.release(releasing, now, effects)
     }
 
-    /// Releases the next block. After the last one, looks again if any block was released.
+    /// Releases the next block. After the last one, looks again if the store has changed.
     fn release(&mut self, mut it: Releasing, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         if let Some((cidr, uid)) = it.remaining.pop_front().filter(|_| self.subnet_followed) {
             let question = StoreQuestion::Transact(Transaction::Release(cidr, uid));
             return Next::Ask(InFlight::Release(cidr, Box::new(it)), question);
         }
         if it.any {
-            self.has_released = true;
             return Next::Ask(InFlight::LookAgain(it.then), StoreQuestion::Look);
         }
         self.apply_snapshot(it.looked, now, effects);

@@ -107,6 +107,8 @@ pub enum Transaction {
     },
     /// Release the block with this range and UID if it is empty: [`StoreAnswer::Released`]
     Release(Cidr, String),
+    /// Withdraw the requested ranges that are empty: [`StoreAnswer::Withdrawn`]
+    Withdraw,
     /// Read the notes of pods: [`StoreAnswer::Notes`]
     ReadNotes,
     /// Write these notes, and delete the notes of these pods: [`StoreAnswer::Noted`]
@@ -122,6 +124,7 @@ impl Transaction {
                 StoreAnswer::Held
             }
             Self::Release(cidr, uid) => StoreAnswer::Released(ledger.release(cidr, &uid)?),
+            Self::Withdraw => StoreAnswer::Withdrawn(ledger.withdraw_empty()?),
             Self::ReadNotes => StoreAnswer::Notes(ledger.pod_notes()?),
             Self::Note(notes, gone) => {
                 ledger.note_pods(&notes, &gone)?;
@@ -143,6 +146,8 @@ pub enum StoreAnswer {
     Held,
     /// Whether the block was released
     Released(bool),
+    /// Whether any range was withdrawn
+    Withdrawn(bool),
     Notes(Vec<PodNote>),
     Noted,
     /// A transaction failed and has changed nothing

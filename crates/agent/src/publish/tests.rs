@@ -188,7 +188,7 @@ fn a_restored_api_gets_blocks_in_use_at_once() {
     node.publisher.relisted();
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert!(matches!(node.next(secs(12)), PublishStep::At(at) if at >= secs(40)));
-    node.snapshot.blocks[0].state = BlockState::Withdrawn;
+    node.snapshot.blocks[0].state = BlockState::Unlisted;
     let wrote = node.next(secs(12));
     let version = "1".to_owned();
     let urgent = true;

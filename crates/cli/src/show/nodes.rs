@@ -142,6 +142,12 @@ pub(crate) struct NodeReport {
     pub blocks: Vec<BlockRow>,
     /// podCIDRs in quarantine of earlier nodes with the same name
     pub quarantined: Vec<QuarantinedRange>,
+    /// Ranges that were taken out of the node
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub withdrawn: Vec<Cidr>,
+    /// Ranges that are to be taken out of the node, and that have addresses in use or cooling
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub withdrawing: Vec<Cidr>,
     /// The addresses in use that the node's agent reports
     pub allocations: Vec<AllocationRow>,
     /// When the agent made the list of these addresses
@@ -177,11 +183,14 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeRepo
     if live.is_none() && blocks.is_empty() && quarantined.is_empty() {
         inventory.node(name)?;
     }
+    let subnet = inventory.subnets.get(name);
     Ok(NodeReport {
         node: live.map(|node| NodeRow::of(node, inventory)),
         blocks,
         quarantined,
-        as_of: inventory.subnets.get(name).and_then(|it| it.listed_at),
+        withdrawn: subnet.map_or_else(Vec::new, |it| it.withdrawn.clone()),
+        withdrawing: subnet.map_or_else(Vec::new, |it| it.withdrawing.clone()),
+        as_of: subnet.and_then(|it| it.listed_at),
         allocations: allocations(|it| *it.node == *name, inventory),
     })
 }
@@ -213,6 +222,13 @@ impl VerbReport for NodeReport {
         for range in &self.quarantined {
             let over = over(Some(range.until), style.now);
             facts.add("In quarantine", format!("{}, {over}", range.cidr));
+        }
+        if !self.withdrawn.is_empty() {
+            facts.add("Taken out", joined(&self.withdrawn));
+        }
+        if !self.withdrawing.is_empty() {
+            let ranges = joined(&self.withdrawing);
+            facts.add("To take out", format!("{ranges} (in use or cooling)"));
         }
         facts.add("Listed", super::pods::as_of(self.as_of, style));
         let blocks = table(&self.blocks, style, "It has no block.");

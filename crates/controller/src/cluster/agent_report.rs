@@ -11,7 +11,9 @@ use serde_json::{Map, Value};
 
 use super::names::PoolName;
 use super::objects::{AgentReport, BlockReport, PodUid, SubnetCondition, Text};
-use cadastre_api::{BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand};
+use cadastre_api::{
+    BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, MOST_WITHDRAWALS, PoolDemand,
+};
 use cadastre_core::{Addr, Cidr};
 
 /// The highest demand that is accepted. A higher one is a mistake, because no node runs so many pods.
@@ -61,11 +63,13 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     let demand = list.read("pools", MOST_POOLS, demand, |(pool, _)| pool.clone());
     let blocks = list.read("blocks", MOST_BLOCKS, block, |it| (it.cidr, it.uid.clone()));
     let orphans = list.read("orphans", MOST_ORPHANS, orphan, |(addr, _)| *addr);
+    let withdrawn = list.read("withdrawn", MOST_WITHDRAWALS, range, |range| *range);
     Some(Box::new(AgentReport {
         node_uid: node_uid.into(),
         demand,
         blocks,
         orphans,
+        withdrawn,
         refused: invalid.texts,
         refusals: invalid.count,
         conditions: conditions(fields.get("conditions")),
@@ -139,6 +143,11 @@ fn demand(entry: PoolDemand) -> Result<(PoolName, u64), String> {
     Ok((entry.pool.into(), demand))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "like the other readers")]
+fn range(text: String) -> Result<Cidr, String> {
+    Cidr::parse_strict(&text).map_err(|error| error.to_string())
+}
+
 fn block(entry: BlockStatus) -> Result<BlockReport, String> {
     let cidr = Cidr::parse_strict(&entry.cidr).map_err(|error| error.to_string())?;
     let count = |name: &str, count: i64| {
@@ -147,8 +156,10 @@ fn block(entry: BlockStatus) -> Result<BlockReport, String> {
     let used = count("used", entry.used)?;
     let cooling = count("cooling", entry.cooling)?;
     let free = count("free", entry.free)?;
+    let withdrawn = count("withdrawn", entry.withdrawn)?;
     let size = cidr.size();
-    if u128::from(used) + u128::from(cooling) + u128::from(free) > size {
+    let counts = [used, cooling, free, withdrawn];
+    if counts.into_iter().map(u128::from).sum::<u128>() > size {
         return Err(format!("{cidr} has only {size} addresses"));
     }
     if entry.released && (used > 0 || cooling > 0) {
@@ -160,6 +171,7 @@ fn block(entry: BlockStatus) -> Result<BlockReport, String> {
         used,
         cooling,
         free,
+        withdrawn,
         released: entry.released,
     })
 }

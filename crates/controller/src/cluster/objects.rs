@@ -148,6 +148,8 @@ pub struct AgentReport {
     pub blocks: Box<[BlockReport]>,
     /// Addresses in use whose pods the agent does not see, with the UIDs of the pods; sorted, without repetition
     pub orphans: Box<[(Addr, PodUid)]>,
+    /// Ranges that the agent has withdrawn, sorted, without repetition
+    pub withdrawn: Box<[Cidr]>,
     /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
     /// Number of invalid entries
@@ -215,17 +217,21 @@ pub struct BlockReport {
     pub cooling: u64,
     /// Number of addresses that can be assigned now
     pub free: u64,
+    /// Number of withdrawn addresses
+    pub withdrawn: u64,
     /// Whether the agent has released the block for good
     pub released: bool,
 }
 
 impl BlockReport {
-    /// Returns the number of addresses in use or cooling. The sum saturates, because an agent may report any number.
+    /// Returns the number of addresses in use, cooling or withdrawn. The sum saturates, because an agent may report any
+    /// number.
     pub fn busy(&self) -> u64 {
-        self.used.saturating_add(self.cooling)
+        let in_use = self.used.saturating_add(self.cooling);
+        in_use.saturating_add(self.withdrawn)
     }
 
-    /// Returns whether the agent has not released the block and has addresses of it in use or cooling.
+    /// Returns whether the agent has not released the block and has addresses of it in use, cooling or withdrawn.
     pub fn is_in_use(&self) -> bool {
         !self.released && self.busy() > 0
     }

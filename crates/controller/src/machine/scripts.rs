@@ -43,6 +43,7 @@ fn using(name: &str, blocks: &[&str]) -> Subnet {
         used: 1,
         cooling: 0,
         free: 0,
+        withdrawn: 0,
         released: false,
     };
     let report = subnet.report.as_mut().unwrap();

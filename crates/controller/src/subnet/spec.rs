@@ -11,6 +11,7 @@ use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::NodeName;
 use crate::cluster::objects::{Node, Subnet};
 use crate::pools::{PoolPhase, PoolState};
+use crate::withdrawals::Withdrawals;
 use cadastre_api::{
     AllocatedBlock, AllocationMode, AssignmentMode, MOST_POOLS, NodePool, NodeSubnetSpec,
     QuarantinedNode,
@@ -50,6 +51,7 @@ pub(super) fn wanted(
         return None;
     }
     let pools = pools(node, &blocks, is, allocations);
+    let Withdrawals { withdraw, returned } = Withdrawals::of(is, &blocks, report);
     Some(NodeSubnetSpec {
         node_uid: Some(node.uid.to_string()),
         provider_id: node.machine.provider_id.as_deref().map(str::to_owned),
@@ -63,6 +65,8 @@ pub(super) fn wanted(
         },
         pools,
         leak_candidates: allocations.leak_candidates_of(&node.uid, report),
+        withdraw,
+        returned,
         quarantined,
     })
 }

@@ -92,7 +92,7 @@ fn block_of(kv: &mut dyn KvMut, addr: Addr) -> Result<(Cidr, BlockRecord), Stora
     let block = BlockRecord {
         uid: String::new(),
         pool: String::new(),
-        state: BlockState::Withdrawn,
+        state: BlockState::Unlisted,
         reserved: Vec::new(),
         on_request: Vec::new(),
     };

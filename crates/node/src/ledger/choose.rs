@@ -7,6 +7,7 @@ use super::decide::{is_excluded, no_block, pool_text, unknown_pod};
 use super::kv::{Kv, KvTable};
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, Cursor};
 use super::tables::Read;
+use super::withdrawals;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::usable::{Usable, above, covering, union, usable};
@@ -57,7 +58,8 @@ pub(crate) fn next(
             continue;
         };
         let usable = usable(cidr, Some(pool));
-        let out = block.left_out(cidr, &usable.excluded);
+        let withheld = withdrawals::withheld(kv, cidr)?;
+        let out = block.left_out(cidr, &[&usable.excluded[..], &withheld].concat());
         let (addr, source) = match unused(kv, cidr, &out)? {
             Some((addr, cursor)) => (addr, AddressSource::New(cursor)),
             None => match cooled(kv, cidr, &out, now, cooldown_ms(pool))? {
@@ -219,6 +221,14 @@ fn exactly(
             ),
         ));
     }
+    if let Some(range) = withdrawals::covering(kv, addr)? {
+        return Err(refuse(
+            OpErrorKind::NotInBlocks,
+            format!(
+                "{addr} was asked for, and {range} was taken out of this node's addresses: ask for another address, or put it back (kubectl cadastre push)."
+            ),
+        ));
+    }
     let source = match kv.address(addr)? {
         None => AddressSource::Requested,
         Some(AddressRecord::Used { by, .. }) => {
@@ -263,7 +273,7 @@ fn active_block(kv: &dyn Kv, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
             let why = match block.state {
                 BlockState::Active => return Ok((cidr, block)),
                 BlockState::Draining => "is being emptied",
-                BlockState::Withdrawn => "is not this node's any more",
+                BlockState::Unlisted => "is not this node's any more",
                 BlockState::Released => "was given back",
             };
             format!(

@@ -33,11 +33,13 @@ pub(crate) enum KvTable {
     ReleasedBlocks,
     /// Namespace/name of a pod -> note on which pools and addresses the pod may have
     Pods,
+    /// CIDR -> state of its withdrawal
+    Withdrawals,
 }
 
 /// The names of the tables in the store's file, in the order of [`KvTable`]. Changing a name makes files of earlier
 /// versions unreadable.
-pub(crate) const TABLE_NAMES: [&str; 13] = [
+pub(crate) const TABLE_NAMES: [&str; 14] = [
     "meta",
     "pools",
     "ranks",
@@ -51,6 +53,7 @@ pub(crate) const TABLE_NAMES: [&str; 13] = [
     "deletions",
     "given_back",
     "pods",
+    "withdrawals",
 ];
 
 pub(crate) type KvEntry = (Vec<u8>, Vec<u8>);

@@ -13,6 +13,7 @@
 //! | `deletions` | whether an ADD or a DEL of the same attachment was requested first |
 //! | `set_allocation` | records the node's ranges, and releases blocks |
 //! | `adopt` | records assignments that another component knows |
+//! | `withdrawals` | ranges that the controller takes back |
 //! | `snapshot` | reads the whole content, for reports |
 //!
 //! # Order
@@ -34,6 +35,7 @@ mod snapshot;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod withdrawals;
 
 use std::time::Duration;
 
@@ -49,7 +51,7 @@ use tables::{Read, Write};
 
 pub use adopt::RememberedAttachment;
 pub use record::{AttachmentRecord, BlockState};
-pub use snapshot::{AddressCounts, BlockCount, PoolCount, Snapshot};
+pub use snapshot::{AddressCounts, BlockCount, PendingWithdrawal, PoolCount, Snapshot};
 
 /// The ledger within one transaction: its tables, and the time at which the transaction happens.
 pub struct AddressLedger<'a> {
@@ -121,6 +123,13 @@ impl<'a> AddressLedger<'a> {
     /// released block. The same range can be allocated to the node again, as another block with another UID.
     pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
         set_allocation::release(self.kv, cidr, uid, self.now)
+    }
+
+    /// Withdraws each range that the NodeSubnet wants back and of which no address is in use or cooling. Returns whether
+    /// there was any. Once the transaction is durable, the agent may report these ranges as withdrawn.
+    pub fn withdraw_empty(&mut self) -> Result<bool, StorageFault> {
+        let stamp = self.kv.stamp(self.now)?;
+        withdrawals::withdraw_empty(self.kv, stamp)
     }
 
     /// Records assignments that another component knows, after the ledger was lost. Skips addresses that the ledger

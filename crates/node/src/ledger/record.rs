@@ -143,7 +143,7 @@ pub enum BlockState {
     Draining,
     /// The NodeSubnet no longer lists the block, but some of its addresses are in use or cooling; no new address is
     /// assigned from it
-    Withdrawn,
+    Unlisted,
     /// The node has released the block, but the NodeSubnet still lists it or lists it again; no address is assigned
     /// from it
     Released,

@@ -9,6 +9,7 @@ use super::choose::{cooldown_ms, terms};
 use super::kv::{Kv, KvMut, KvTable};
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, cidr_key, released_key};
 use super::tables::{Read, Write};
+use super::withdrawals;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_core::usable::{above, usable};
@@ -31,6 +32,7 @@ pub(crate) fn set_allocation(
     for (cidr, block) in &before {
         searched.insert(*cidr, left_out(kv, *cidr, block)?);
     }
+    withdrawals::put_requests(kv, allocation)?;
     put_pools(kv, &allocation.pools)?;
     kv.put_node(&allocation.node_uid)?;
     let listed: BTreeSet<Cidr> = allocation.blocks.iter().map(|block| block.cidr).collect();
@@ -58,8 +60,8 @@ pub(crate) fn set_allocation(
             remove(kv, *cidr, old)?;
         } else {
             let mut new = old.clone();
-            if !Mutation::WithdrawnBlocksAssign.is_on() {
-                new.state = BlockState::Withdrawn;
+            if !Mutation::UnlistedBlocksAssign.is_on() {
+                new.state = BlockState::Unlisted;
             }
             put_block(kv, *cidr, Some(old), &new, searched.get(cidr))?;
         }
@@ -140,7 +142,8 @@ fn remember(kv: &mut dyn KvMut, cidr: Cidr, uid: &str) -> Result<(), StorageFaul
 }
 
 fn left_out(kv: &dyn Kv, cidr: Cidr, block: &BlockRecord) -> Result<Vec<IpRange>, StorageFault> {
-    let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
+    let mut never = usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
+    never.extend(withdrawals::withheld(kv, cidr)?);
     Ok(block.left_out(cidr, &never))
 }
 
@@ -241,7 +244,7 @@ fn remove(kv: &mut dyn KvMut, cidr: Cidr, block: &BlockRecord) -> Result<(), Sto
     kv.drop_key(KvTable::Blocks, &cidr_key(cidr))?;
     // Blocks that overlap the removed one may contain addresses whose records were removed with it. In these blocks
     // the addresses count as never assigned now, so the search has to start again.
-    for other in kv.blocks_over(cidr)? {
+    for other in kv.cidrs_over(KvTable::Blocks, cidr)? {
         restart_search(kv, other)?;
     }
     Ok(())

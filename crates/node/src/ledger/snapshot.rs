@@ -8,6 +8,7 @@ use super::choose::{cooldown_ms, terms};
 use super::kv::Kv;
 use super::record::{AttachmentRecord, BlockRecord, BlockState};
 use super::tables::Read;
+use super::withdrawals::{self, WithdrawalState};
 use cadastre_core::node_allocation::{Block, PoolTerms};
 use cadastre_core::usable::{covering, room, usable};
 use cadastre_core::{Addr, Cidr, Dual};
@@ -24,6 +25,19 @@ pub struct Snapshot {
     pub blocks: Vec<BlockCount>,
     /// The pools with known terms, best first; then the pools without known terms that have blocks
     pub pools: Vec<PoolCount>,
+    /// The ranges that the node has handed back to the controller
+    pub withdrawn: Vec<Cidr>,
+    /// The ranges that the controller wants back and that are not withdrawn yet
+    pub pending_withdrawals: Vec<PendingWithdrawal>,
+}
+
+/// A range that the controller wants back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PendingWithdrawal {
+    /// The range
+    pub range: Cidr,
+    /// Whether no address of the range is in use or cooling, so that the range can be withdrawn now
+    pub is_empty: bool,
 }
 
 /// Numbers of addresses by state.
@@ -35,6 +49,8 @@ pub struct AddressCounts {
     pub cooling: u64,
     /// Number of addresses that can be assigned now to an ADD that does not ask for certain addresses
     pub free: u64,
+    /// Number of withdrawn addresses
+    pub withdrawn: u64,
 }
 
 /// A block with its usage.
@@ -86,12 +102,25 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     for (cidr, record) in records {
         let block = count(kv, cidr, record, &busy)?;
         let AddressCounts { used, cooling, .. } = block.counts;
-        if block.state != BlockState::Withdrawn || used + cooling > 0 {
+        if block.state != BlockState::Unlisted || used + cooling > 0 {
             blocks.push(block);
+        }
+    }
+    let mut withdrawn = Vec::new();
+    let mut pending_withdrawals = Vec::new();
+    for (range, state) in kv.withdrawals()? {
+        match state {
+            WithdrawalState::Withdrawn => withdrawn.push(range),
+            WithdrawalState::Requested => pending_withdrawals.push(PendingWithdrawal {
+                range,
+                is_empty: busy.range(range.first()..=range.last()).next().is_none(),
+            }),
         }
     }
     Ok(Snapshot {
         node_uid: kv.node()?,
+        withdrawn,
+        pending_withdrawals,
         attachments,
         pools: pools(kv.pools()?, &blocks),
         blocks,
@@ -106,13 +135,14 @@ fn count(
 ) -> Result<BlockCount, StorageFault> {
     let pool = kv.pool(&record.pool)?;
     let never = usable(cidr, pool.as_ref()).excluded;
-    let out = record.left_out(cidr, &never);
+    let withheld = withdrawals::withheld(kv, cidr)?;
+    let out = record.left_out(cidr, &[&never[..], &withheld].concat());
     let block = Block {
         cidr,
         uid: record.uid,
         pool: record.pool,
         draining: false,
-        reserved: record.reserved,
+        reserved: [record.reserved, withheld].concat(),
         on_request: record.on_request,
     };
     let room = room(&block, pool.as_ref());
@@ -123,6 +153,8 @@ fn count(
         counts.cooling += u64::from(*of == cidr && !*in_use);
         less += u128::from(covering(&out, *addr).is_none());
     }
+    let withdrawn = withdrawals::withdrawn_in(kv, cidr)?;
+    counts.withdrawn = u64::try_from(withdrawn).unwrap_or(u64::MAX);
     if record.state == BlockState::Active {
         counts.free = u64::try_from(room - less).unwrap_or(u64::MAX);
     }
@@ -152,6 +184,7 @@ fn pools(known: Vec<PoolTerms>, blocks: &[BlockCount]) -> Vec<PoolCount> {
         sum.used += block.counts.used;
         sum.cooling += block.counts.cooling;
         sum.free = sum.free.saturating_add(block.counts.free);
+        sum.withdrawn = sum.withdrawn.saturating_add(block.counts.withdrawn);
     }
     pools
 }

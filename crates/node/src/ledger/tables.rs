@@ -16,6 +16,7 @@ use super::record::{
     ReleaseRecord, address_key, address_of, attachment_key, attachment_of, cidr_key, cidr_of,
     freed_key, full_name, pool_key, pool_prefix, released_key, text,
 };
+use super::withdrawals::WithdrawalState;
 use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Addr, Cidr, Family};
 
@@ -175,22 +176,31 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// Returns the CIDRs of the blocks that overlap a range.
-    fn blocks_over(&self, range: Cidr) -> Result<Vec<Cidr>, StorageFault> {
+    /// Returns the ranges with the states of their withdrawals.
+    fn withdrawals(&self) -> Result<Vec<(Cidr, WithdrawalState)>, StorageFault> {
+        self.list(KvTable::Withdrawals, &[], |key, value| {
+            let cidr = readable(KvTable::Withdrawals, cidr_of(key))?;
+            Ok((cidr, decode(KvTable::Withdrawals, value)?))
+        })
+    }
+
+    /// Returns the CIDRs that overlap a range, in a table whose keys are CIDRs.
+    fn cidrs_over(&self, table: KvTable, range: Cidr) -> Result<Vec<Cidr>, StorageFault> {
         let mut over = Vec::new();
+        if self.seek(table, Included(&[]))?.is_none() {
+            return Ok(over);
+        }
         for len in 0..range.len() {
             if let Some(wider) = Cidr::new(range.first(), len)
-                && self.get(KvTable::Blocks, &cidr_key(wider))?.is_some()
+                && self.get(table, &cidr_key(wider))?.is_some()
             {
                 over.push(wider);
             }
         }
-        // The keys of blocks inside the range begin here.
+        // The keys of CIDRs inside the range begin here.
         let mut from = Included(cidr_key(range));
-        while let Some((key, _)) =
-            self.seek(KvTable::Blocks, from.as_ref().map(<[u8; 18]>::as_slice))?
-        {
-            let cidr = readable(KvTable::Blocks, cidr_of(&key))?;
+        while let Some((key, _)) = self.seek(table, from.as_ref().map(<[u8; 18]>::as_slice))? {
+            let cidr = readable(table, cidr_of(&key))?;
             if !range.contains(&cidr) {
                 break;
             }

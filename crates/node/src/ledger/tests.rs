@@ -1,6 +1,8 @@
 //! Tests each rule of the ledger on tables in memory. `tests/node_store` tests the rules together, with random
 //! operations.
 
+mod withdrawals;
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
@@ -574,7 +576,7 @@ fn addresses_of_unlisted_blocks_stay_assigned() {
     node.allocation.blocks.clear();
     node.allocation.node_uid = "another".to_owned();
     node.update();
-    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Withdrawn));
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Unlisted));
     assert_eq!(node.state("10.0.0.4/30"), None, "an empty one goes");
     node.assert_refused(&ask(2), OpErrorKind::NoBlock, "");
     assert_eq!(node.add_one(1), "10.0.0.2");
@@ -589,7 +591,7 @@ fn addresses_of_unlisted_blocks_stay_assigned() {
     node.update();
     node.del(1);
     node.update();
-    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Withdrawn));
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Unlisted));
     node.later(30);
     assert_eq!(node.state("10.0.0.0/30"), None);
     let writes = node.memory.writes;

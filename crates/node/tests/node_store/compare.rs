@@ -27,7 +27,7 @@ impl Model {
         let mut blocks = snapshot.blocks.iter();
         for (cidr, block) in &self.blocks {
             let counts = self.count(*cidr, now);
-            if block.state == BlockState::Withdrawn && counts.used + counts.cooling == 0 {
+            if block.state == BlockState::Unlisted && counts.used + counts.cooling == 0 {
                 continue;
             }
             let it = blocks.next().unwrap();

@@ -443,7 +443,7 @@ impl Model {
                 self.blocks.remove(&cidr);
                 self.releases.retain(|it| it.block != cidr);
             } else {
-                self.blocks.get_mut(&cidr).unwrap().state = BlockState::Withdrawn;
+                self.blocks.get_mut(&cidr).unwrap().state = BlockState::Unlisted;
             }
         }
     }

@@ -75,6 +75,7 @@ pub fn allocation(blocks: &[&str]) -> NodeAllocation {
             serves_unknown: true,
             ..PoolTerms::named("a")
         }],
+        ..NodeAllocation::default()
     }
 }
 

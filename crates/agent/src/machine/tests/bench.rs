@@ -220,6 +220,7 @@ impl Bench {
                 self.snapshot.blocks.retain(|it| it.cidr != cidr);
                 StoreAnswer::Released(true)
             }
+            StoreQuestion::Transact(Transaction::Withdraw) => StoreAnswer::Withdrawn(false),
             StoreQuestion::Free(attachment) => {
                 let records = &mut self.snapshot.attachments;
                 records.retain(|it| it.attachment != attachment);
@@ -308,6 +309,7 @@ pub(super) fn name(question: &StoreQuestion) -> &'static str {
         StoreQuestion::Look => "look",
         StoreQuestion::Transact(Transaction::Hold { .. }) => "hold",
         StoreQuestion::Transact(Transaction::Release(..)) => "release",
+        StoreQuestion::Transact(Transaction::Withdraw) => "withdraw",
         StoreQuestion::Free(_) => "free",
         StoreQuestion::Transact(Transaction::ReadNotes) => "read notes",
         StoreQuestion::Transact(Transaction::Note(..)) => "note",

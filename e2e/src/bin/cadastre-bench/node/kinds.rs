@@ -100,6 +100,7 @@ fn fill(path: &Path) -> Result<()> {
             on_request: Vec::new(),
         }],
         pools: vec![terms],
+        ..NodeAllocation::default()
     };
     Store::open(path, Duration::from_secs(1))?.set_allocation(&holding, &clock::now())?;
     Ok(())

@@ -1,0 +1,133 @@
+//! Tests of withdrawals.
+
+use super::*;
+
+/// A node with one block of 16 addresses, whose first address is the gateway and whose pool has a cooldown of 30 s.
+fn node() -> Node {
+    Node::new(&[("10.0.0.0/28", "")])
+}
+
+impl Node {
+    /// Sets the ranges that the NodeSubnet wants back and returns.
+    fn request(&mut self, withdraw: &[&str], returned: &[&str]) {
+        self.allocation.withdraw = withdraw.iter().map(|it| cidr(it)).collect();
+        self.allocation.returned = returned.iter().map(|it| cidr(it)).collect();
+        self.update();
+    }
+
+    fn withdraw(&mut self) -> bool {
+        self.ledger().withdraw_empty().unwrap()
+    }
+
+    /// Returns the withdrawn ranges, and after a `/` those that are still to be withdrawn; `!` marks the empty ones.
+    fn withdrawals(&mut self) -> String {
+        let snapshot = self.ledger().snapshot().unwrap();
+        let withdrawn = snapshot.withdrawn.iter().map(ToString::to_string);
+        let pending = snapshot.pending_withdrawals.iter();
+        let pending =
+            pending.map(|it| format!("{}{}", it.range, if it.is_empty { "!" } else { "" }));
+        let [withdrawn, pending] = [withdrawn.collect::<Vec<_>>(), pending.collect()];
+        format!("{} / {}", withdrawn.join(" "), pending.join(" "))
+    }
+
+    fn free(&mut self) -> u64 {
+        self.ledger().snapshot().unwrap().blocks[0].counts.free
+    }
+}
+
+#[test]
+fn a_range_to_be_withdrawn_is_not_assigned_from() {
+    let mut node = node();
+    node.request(&["10.0.0.0/29"], &[]);
+    assert_eq!(node.free(), 7, "10.0.0.8 to 10.0.0.14");
+    assert_eq!(node.add_one(1), "10.0.0.8");
+    node.assert_refused(
+        &ask_for(2, &["10.0.0.5"]),
+        OpErrorKind::NotInBlocks,
+        "10.0.0.0/29 was taken out of this node's addresses",
+    );
+    // A request that ends before the range is withdrawn leaves nothing behind.
+    node.request(&[], &[]);
+    assert_eq!(node.withdrawals(), " / ");
+    assert_eq!(node.add_one(2), "10.0.0.2");
+}
+
+#[test]
+fn a_range_in_use_or_cooling_is_not_withdrawn() {
+    let mut node = node();
+    node.add_one(1);
+    node.request(&["10.0.0.2/32", "10.0.0.8/29"], &[]);
+    assert_eq!(node.withdrawals(), " / 10.0.0.2/32 10.0.0.8/29!");
+    assert!(node.withdraw());
+    assert_eq!(node.withdrawals(), "10.0.0.8/29 / 10.0.0.2/32");
+    node.del(1);
+    assert!(!node.withdraw(), "the address cools");
+    node.later(30);
+    assert!(node.withdraw() && !node.withdraw());
+    assert_eq!(node.withdrawals(), "10.0.0.2/32 10.0.0.8/29 / ");
+    let counts = node.ledger().snapshot().unwrap().blocks[0].counts;
+    assert_eq!(
+        (counts.withdrawn, counts.free),
+        (9, 5),
+        "10.0.0.3 to 10.0.0.7"
+    );
+}
+
+#[test]
+fn only_a_returned_range_is_assigned_from_again() {
+    let mut node = node();
+    node.request(&["10.0.0.0/29"], &[]);
+    node.withdraw();
+    node.request(&[], &[]);
+    assert_eq!(
+        node.withdrawals(),
+        "10.0.0.0/29 / ",
+        "the API may have been restored"
+    );
+    // The range stays withdrawn while its block is not listed, and when the block is listed again.
+    let blocks = std::mem::take(&mut node.allocation.blocks);
+    node.update();
+    node.allocation.blocks = blocks;
+    node.update();
+    assert_eq!(node.add_one(1), "10.0.0.8");
+    node.request(&["10.0.0.0/29"], &["10.0.0.0/29"]);
+    assert_eq!(node.withdrawals(), "10.0.0.0/29 / ", "it is wanted again");
+    node.request(&[], &["10.0.0.0/29"]);
+    assert_eq!(node.withdrawals(), " / ");
+    assert_eq!(node.add_one(2), "10.0.0.2", "the search begins again");
+}
+
+#[test]
+fn an_address_that_was_released_before_is_withheld_too() {
+    let mut node = node();
+    node.add_one(1);
+    node.del(1);
+    node.later(30);
+    node.request(&["10.0.0.2/32"], &[]);
+    for n in 3..=14 {
+        assert_eq!(node.add_one(n), format!("10.0.0.{n}"));
+    }
+    node.assert_refused(&ask(99), OpErrorKind::Exhausted, "");
+    node.request(&[], &[]);
+    assert_eq!(node.add_one(99), "10.0.0.2");
+}
+
+#[test]
+fn the_number_of_withdrawals_is_bounded() {
+    let mut node = Node::new(&[("10.0.0.0/20", "")]);
+    let all: Vec<String> = (0..2_000)
+        .map(|n| format!("10.0.{}.{}/32", n / 256, n % 256))
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    node.request(&all, &[]);
+    node.withdraw();
+    node.request(&all[1_000..], &[]);
+    node.withdraw();
+    let withdrawn = node.ledger().snapshot().unwrap().withdrawn;
+    assert_eq!(withdrawn.len(), 1_024);
+    assert_eq!(
+        withdrawn[0],
+        cidr(all[0]),
+        "the first ones are not forgotten for others"
+    );
+}

@@ -1,0 +1,134 @@
+//! Withdrawals: ranges that the controller takes back from the node, down to single addresses.
+//!
+//! | state | begins when | means |
+//! |---|---|---|
+//! | [`Requested`](WithdrawalState::Requested) | the NodeSubnet lists the range in `withdraw` | no new address of the range is assigned |
+//! | [`Withdrawn`](WithdrawalState::Withdrawn) | no address of the range is in use or cooling, and the agent asks for it | the controller may allocate the range elsewhere |
+//! | none | the NodeSubnet lists the range in `returned`, or no longer requests a range that is not withdrawn yet | addresses are assigned as before |
+//!
+//! # Guarantees
+//! - A withdrawn range stays withdrawn until the NodeSubnet lists it in `returned`. That `withdraw` no longer lists the
+//!   range does not suffice: after a restore of the API server the NodeSubnet may be older than the withdrawal.
+//! - A withdrawal does not depend on the block around it: it stays if the block disappears and is listed again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::super::storage_fault::StorageFault;
+use super::choose::{cooldown_ms, terms};
+use super::kv::{Kv, KvMut, KvTable};
+use super::record::{AddressRecord, BootTime, cidr_key};
+use super::tables::{Read, Write};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::NodeAllocation;
+use cadastre_core::usable::{above, union};
+use cadastre_core::{Addr, Cidr, IpRange};
+
+/// The store records at most this many withdrawals. Further requests are ignored until some of them end.
+const MOST_WITHDRAWALS: usize = 1_024;
+
+/// How far a withdrawal is.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WithdrawalState {
+    Requested,
+    Withdrawn,
+}
+
+/// Records the requests of the NodeSubnet: begins and cancels withdrawals, and ends those of returned ranges.
+pub(crate) fn put_requests(
+    kv: &mut dyn KvMut,
+    allocation: &NodeAllocation,
+) -> Result<(), StorageFault> {
+    let known: BTreeMap<Cidr, WithdrawalState> = kv.withdrawals()?.into_iter().collect();
+    let wanted: BTreeSet<Cidr> = allocation.withdraw.iter().copied().collect();
+    let returned: BTreeSet<Cidr> = allocation.returned.iter().copied().collect();
+    let mut count = known.len();
+    for (range, state) in &known {
+        let is_over = match state {
+            WithdrawalState::Requested => true,
+            WithdrawalState::Withdrawn => {
+                returned.contains(range) || Mutation::UnlistedWithdrawalEnds.is_on()
+            }
+        };
+        if is_over && !wanted.contains(range) {
+            kv.drop_key(KvTable::Withdrawals, &cidr_key(*range))?;
+            count -= 1;
+        }
+    }
+    for range in wanted.iter().filter(|it| !known.contains_key(it)) {
+        if count < MOST_WITHDRAWALS {
+            put(kv, *range, WithdrawalState::Requested)?;
+            count += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Withdraws each requested range of which no address is in use or cooling. Returns whether there was any.
+pub(crate) fn withdraw_empty(kv: &mut dyn KvMut, now: BootTime) -> Result<bool, StorageFault> {
+    let mut any = false;
+    for (range, state) in kv.withdrawals()? {
+        let is_requested = state == WithdrawalState::Requested;
+        if is_requested && (is_empty(kv, range, now)? || Mutation::WithdrawnInUse.is_on()) {
+            put(kv, range, WithdrawalState::Withdrawn)?;
+            any = true;
+        }
+    }
+    Ok(any)
+}
+
+/// Returns the ranges in which a block assigns no new address because of a withdrawal.
+pub(crate) fn withheld(kv: &dyn Kv, block: Cidr) -> Result<Vec<IpRange>, StorageFault> {
+    if Mutation::WithdrawnAssigned.is_on() {
+        return Ok(Vec::new());
+    }
+    let ranges = kv.cidrs_over(KvTable::Withdrawals, block)?;
+    Ok(ranges.into_iter().map(IpRange::from).collect())
+}
+
+/// Returns how many addresses of a block are withdrawn.
+pub(crate) fn withdrawn_in(kv: &dyn Kv, block: Cidr) -> Result<u128, StorageFault> {
+    let mut ranges = Vec::new();
+    for range in kv.cidrs_over(KvTable::Withdrawals, block)? {
+        let state = kv.json(KvTable::Withdrawals, &cidr_key(range))?;
+        if state == Some(WithdrawalState::Withdrawn) {
+            ranges.push(IpRange::from(range));
+        }
+    }
+    Ok(union(block, &ranges).iter().map(IpRange::size).sum())
+}
+
+/// Returns the withdrawal that covers an address.
+pub(crate) fn covering(kv: &dyn Kv, addr: Addr) -> Result<Option<Cidr>, StorageFault> {
+    let ranges = kv.cidrs_over(KvTable::Withdrawals, Cidr::host(addr))?;
+    Ok(ranges.into_iter().next())
+}
+
+fn put(kv: &mut dyn KvMut, range: Cidr, state: WithdrawalState) -> Result<(), StorageFault> {
+    kv.put_json(KvTable::Withdrawals, &cidr_key(range), &state)
+}
+
+/// Returns whether no address of a range is in use or cooling, whatever its block.
+fn is_empty(kv: &dyn Kv, range: Cidr, now: BootTime) -> Result<bool, StorageFault> {
+    let mut at = kv.address_from(range.first())?;
+    while let Some(addr) = at.filter(|addr| range.contains_addr(*addr)) {
+        match kv.address(addr)? {
+            Some(AddressRecord::Used { .. }) => return Ok(false),
+            Some(AddressRecord::Freed(freed)) => {
+                let pool = kv.block(freed.block)?.map_or(String::new(), |it| it.pool);
+                let cooldown = cooldown_ms(&terms(kv, &pool)?);
+                if freed.at.cooldown_left(now, cooldown).is_some() {
+                    return Ok(false);
+                }
+            }
+            None => {}
+        }
+        at = match above(addr, range.last()) {
+            Some(next) => kv.address_from(next)?,
+            None => None,
+        };
+    }
+    Ok(true)
+}

@@ -1,0 +1,141 @@
+//! Withdrawals: an address that a node has handed back is not used on the node before it is returned.
+//!
+//! A range is handed back once one version of the NodeSubnet shows both that the controller wants the range back and
+//! that the agent has withdrawn it: from then on the controller may allocate the range elsewhere. The range is the
+//! node's again once a NodeSubnet returns it.
+//!
+//! # Left out
+//! - A user who deletes a NodeSubnet also deletes the requests in its annotations.
+//! - After a restore of the API server the NodeSubnet may lack a withdrawal that only the store records, so nothing is
+//!   checked of a host that loses its store then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
+use cadastre_controller::cluster::objects::{AgentReport, Subnet};
+use cadastre_core::{Addr, Cidr};
+
+use super::checks::{Verdict, wrong};
+use super::run::Sim;
+
+/// By node: the UID of its Node, and the ranges that it has handed back.
+#[derive(Default)]
+pub struct Withdrawn {
+    of: BTreeMap<NodeName, (ObjectUid, BTreeSet<Cidr>)>,
+}
+
+impl Withdrawn {
+    /// Forgets the ranges of a node of which nothing is checked any more.
+    pub fn forget(&mut self, name: &NodeName) {
+        self.of.remove(name);
+    }
+
+    fn contains(&self, name: &NodeName, uid: &ObjectUid, addr: Addr) -> bool {
+        let of_node = self.of.get(name).filter(|(of, _)| of == uid);
+        of_node.is_some_and(|(_, ranges)| ranges.iter().any(|it| it.contains_addr(addr)))
+    }
+}
+
+fn cidrs(texts: &[String]) -> BTreeSet<Cidr> {
+    let texts = texts.iter();
+    texts.map(|it| Cidr::parse_strict(it).unwrap()).collect()
+}
+
+/// Returns the agent's report if it is about the Node of the spec, with the lists `withdraw` and `returned`.
+fn lists(
+    subnet: &Subnet,
+) -> Option<(
+    ObjectUid,
+    Option<&AgentReport>,
+    BTreeSet<Cidr>,
+    BTreeSet<Cidr>,
+)> {
+    let spec = subnet.spec.as_ref().ok()?;
+    let uid: ObjectUid = spec.node_uid.as_deref()?.into();
+    let report = subnet.report.as_deref();
+    let report = report.filter(|report| report.node_uid == uid);
+    Some((uid, report, cidrs(&spec.withdraw), cidrs(&spec.returned)))
+}
+
+impl Sim {
+    /// Records the withdrawals of a NodeSubnet that was written. Checks that no sandbox uses a range that is handed
+    /// back.
+    pub fn check_withdrawn(&mut self, before: Option<&Subnet>, after: Option<&Subnet>) -> Verdict {
+        let Some(after) = after else {
+            if let Some(before) = before {
+                self.withdrawn.forget(&before.name);
+            }
+            return Ok(());
+        };
+        let Some((uid, report, withdraw, returned)) = lists(after) else {
+            return Ok(());
+        };
+        let of_node = self.withdrawn.of.entry(after.name.clone()).or_default();
+        if of_node.0 != uid {
+            *of_node = (uid.clone(), BTreeSet::new());
+        }
+        of_node.1.retain(|range| !returned.contains(range));
+        let acked = report.map_or(&[][..], |report| &report.withdrawn);
+        let mut new = Vec::new();
+        for range in acked.iter().filter(|it| withdraw.contains(it)) {
+            if of_node.1.insert(*range) {
+                new.push(*range);
+            }
+        }
+        self.checks.tally.withdrawn += new.len() as u64;
+        for (id, host) in self.machines.hosts.iter().enumerate() {
+            let is_it = self.machines.live_node(id, &self.api).as_ref() == Some(&uid);
+            for range in new.iter().filter(|_| is_it) {
+                if let Some(container) = host.sandbox_in(range, &uid) {
+                    let name = &host.name;
+                    let text = format!("{range} is withdrawn on {name}, and {container} uses it");
+                    return wrong("withdrawn", text, [name.clone()]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that an address that is assigned was not handed back.
+    pub fn check_not_withdrawn(&self, id: usize, addr: Addr) -> Verdict {
+        let name = &self.machines.hosts[id].name;
+        let uid = self.machines.live_node(id, &self.api);
+        if uid.is_some_and(|uid| self.withdrawn.contains(name, &uid, addr)) {
+            let text = format!("{addr} is assigned on {name}, which has handed it back");
+            return wrong("withdrawn", text, [name.clone()]);
+        }
+        Ok(())
+    }
+
+    /// Checks at the end that a node has withdrawn what is wanted back, and has nothing withdrawn that is not.
+    pub fn check_withdrawals_settled(&self, id: usize) -> Verdict {
+        let name = &self.machines.hosts[id].name;
+        let subnet = self.api.subnets.get(name);
+        let Some((uid, Some(report), withdraw, _)) = subnet.and_then(|it| lists(it)) else {
+            return Ok(());
+        };
+        if self.machines.live_node(id, &self.api) != Some(uid) {
+            return Ok(());
+        }
+        let withdrawn: BTreeSet<Cidr> = report.withdrawn.iter().copied().collect();
+        let in_use = self.withdrawing(name);
+        if let Some(range) = withdrawn.difference(&withdraw).next() {
+            let text = format!("nobody wants {range} back, and {name} has withdrawn it");
+            return wrong("withdrawals end", text, [name.clone()]);
+        }
+        let open = withdraw.difference(&withdrawn);
+        let mut open = open.filter(|range| !in_use.contains(range));
+        if let Some(range) = open.next() {
+            let text = format!("{name} neither withdraws {range} nor says that it is in use");
+            return wrong("withdrawals end", text, [name.clone()]);
+        }
+        Ok(())
+    }
+
+    /// Returns the ranges that the agent reports as to be withdrawn and in use.
+    fn withdrawing(&self, name: &NodeName) -> BTreeSet<Cidr> {
+        let subnet = self.api.subnets.get(name);
+        let status = subnet.and_then(|it| self.api.statuses.get(&it.uid));
+        status.map_or_else(BTreeSet::new, |status| cidrs(&status.withdrawing))
+    }
+}
