@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::lists::ClusterLists;
+use super::lists::{ClusterLists, full_name};
 use super::running::RunningComponents;
 use cadastre_api::choice::Label;
 use cadastre_api::{
@@ -487,13 +487,6 @@ impl PodFact {
     pub(crate) fn uses_addresses(&self) -> bool {
         !self.finished && !self.host_network
     }
-}
-
-/// Returns `namespace/name`.
-pub(crate) fn full_name(meta: &ObjectMeta) -> String {
-    let [namespace, name] =
-        [&meta.namespace, &meta.name].map(|it| it.as_deref().unwrap_or_default());
-    format!("{namespace}/{name}")
 }
 
 impl SubnetFact {

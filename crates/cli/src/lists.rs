@@ -3,6 +3,7 @@
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 
 use cadastre_api::{
@@ -47,4 +48,11 @@ pub(crate) enum WantedKinds {
     Pods,
     /// Pods of all namespaces, and Namespaces without spec and status
     PodsAndNamespaces,
+}
+
+/// Returns `namespace/name` of an object.
+pub(crate) fn full_name(meta: &ObjectMeta) -> String {
+    let [namespace, name] =
+        [&meta.namespace, &meta.name].map(|it| it.as_deref().unwrap_or_default());
+    format!("{namespace}/{name}")
 }

@@ -9,8 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::inventory::full_name;
-use super::lists::{ClusterLists, Readable};
+use super::lists::{ClusterLists, Readable, full_name};
 
 /// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds; the
 /// rest is a margin for clock skew.
