@@ -17,7 +17,7 @@ use kube::{Api, Client, ResourceExt as _};
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// For how long Cadastre pauses in these tests after the last foreign allocation.
-const HOLD: Duration = Duration::from_secs(4);
+const HOLD: Duration = Duration::from_secs(8);
 
 /// Returns the messages of events with this reason about objects of this kind, by the object's name.
 async fn messages(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<String, String>> {
@@ -148,6 +148,7 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
 /// Creates 200 nodes with podCIDRs from kube-controller-manager. Then starts Cadastre, and restarts
 /// kube-controller-manager without allocation. All podCIDRs must stay.
 async fn move_over(ranges: &[&str], pool: serde_json::Value) {
+    let _turn = common::turn().await;
     let lab = Lab::start().await;
     let options = KcmOptions {
         qps: 1000,
