@@ -76,7 +76,20 @@ fn seed_of_clock() -> u64 {
 
 #[test]
 fn guarantees_hold_over_fixed_seeds() {
-    run_steps(0, 500_000);
+    let total = run_steps(0, 500_000);
+    // Half or less of what these seeds did when the numbers were chosen. Other seeds differ too much from each other.
+    for (count, least) in [
+        (total.assigned, 50),
+        (total.freed, 100),
+        (total.takeovers, 20),
+        (total.shown, 1_000),
+        (total.restores, 0),
+        (total.given, 300),
+        (total.listed, 40),
+        (total.ended, 20),
+    ] {
+        assert!(count > least, "the runs do too little: {total}");
+    }
 }
 
 /// Each commit runs seeds of its own: they can find failures that fixed seeds never show.
@@ -87,20 +100,7 @@ fn guarantees_hold_over_new_seeds() {
         None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),
     };
     println!("seeds of {of}: {FRESH} steps from seed {seed} on");
-    let total = run_steps(seed, FRESH);
-    // A third or less of what such runs usually do.
-    for (count, least) in [
-        (total.assigned, 100),
-        (total.freed, 100),
-        (total.takeovers, 40),
-        (total.shown, 1_000),
-        (total.restores, 1),
-        (total.given, 500),
-        (total.listed, 50),
-        (total.ended, 20),
-    ] {
-        assert!(count > least, "the runs do too little: {total}");
-    }
+    run_steps(seed, FRESH);
 }
 
 /// Called by `make sim` with `SEED` or `STEPS`.
