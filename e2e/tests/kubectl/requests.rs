@@ -82,6 +82,15 @@ async fn a_drain_is_requested_and_cancelled(test_cluster: &TestCluster) {
     let again = run(cluster, &format!("undrain {used}")).await;
     again.assert_out(2, "there is no request");
 
+    let whole = run(cluster, &format!("pop roomy-1 {used}")).await;
+    whole.assert_out(2, "kubectl cadastre drain");
+    let popped = run(cluster, &format!("pop roomy-1 {address}")).await;
+    popped.assert_out(0, "Popping");
+    let pushed = run(cluster, "push roomy-1 --all").await;
+    pushed.assert_out(0, "Pushed");
+    let again = run(cluster, &format!("push roomy-1 {address}")).await;
+    again.assert_out(2, "was not taken out");
+
     // Empty blocks that the node does not demand are released at once, long before `idleSeconds` is over.
     agents.free("roomy-1", "web").await.unwrap();
     fixtures.keep_free("roomy", 1).await.unwrap();

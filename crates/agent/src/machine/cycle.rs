@@ -74,7 +74,7 @@ pub(super) enum InFlight {
 pub(super) struct Releasing {
     /// The ranges and UIDs of the other blocks to release
     remaining: VecDeque<(Cidr, String)>,
-    /// Whether any block was released
+    /// Whether the store has changed since the look
     any: bool,
     looked: LeakScan,
     /// The phase that follows after the last release

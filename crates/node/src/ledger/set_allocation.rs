@@ -100,7 +100,7 @@ fn state(
     Ok(BlockState::Draining)
 }
 
-/// Releases a block if its UID is `uid` and none of its addresses is in use or cooling. Returns whether the block is
+/// Releases a block if its UID is `uid` and none of its addresses is in use, cooling or withdrawn. Returns whether the block is
 /// released, by this call or an earlier one.
 pub(crate) fn release(
     kv: &mut dyn KvMut,
@@ -116,6 +116,10 @@ pub(crate) fn release(
         return Ok(true);
     }
     if !is_empty(kv, cidr, &old.pool, stamp)? && !Mutation::BlocksReleasedInUse.is_on() {
+        return Ok(false);
+    }
+    // A part of the block may have been withdrawn since the caller found the block empty.
+    if withdrawals::withdrawn_in(kv, cidr)? > 0 {
         return Ok(false);
     }
     remove(kv, cidr, &old)?;

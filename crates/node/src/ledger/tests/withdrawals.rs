@@ -131,3 +131,14 @@ fn the_number_of_withdrawals_is_bounded() {
         "the first ones are not forgotten for others"
     );
 }
+
+#[test]
+fn a_block_with_a_withdrawn_part_is_not_released() {
+    let mut node = node();
+    node.request(&["10.0.0.8/29"], &[]);
+    node.withdraw();
+    let block = cidr("10.0.0.0/28");
+    assert!(!node.ledger().release(block, "u1").unwrap());
+    node.request(&[], &["10.0.0.8/29"]);
+    assert!(node.ledger().release(block, "u1").unwrap());
+}
