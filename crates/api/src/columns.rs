@@ -80,6 +80,21 @@ pub(super) const SUBNET: &[ColumnRow] = &[
     (Wide, "string", "ProviderID", ".spec.providerID", "The machine behind the node"),
 ];
 
+/// The columns of IPClaims: the addresses, who uses them, and whether the claim has them.
+#[rustfmt::skip]
+pub(super) const CLAIM: &[ColumnRow] = &[
+    (Always, "string", "Address", ".status.addresses[0]", "The first address of the claim"),
+    (Always, "string", "Pool", ".status.pool", "The pool of the addresses"),
+    (Always, "string", "Node", ".status.node", "The node that has the addresses"),
+    (Always, "string", "Pod", ".status.pod", "The pod that uses the claim"),
+    (Always, "string", "Ready", r#".status.conditions[?(@.type=="Ready")].status"#, "Whether the claim has its addresses"),
+    (Always, "string", "Reason", r#".status.conditions[?(@.type=="Ready")].reason"#, "The reason for Ready"),
+    (Always, "date", "Age", ".metadata.creationTimestamp", "Time since the creation"),
+    (Wide, "string", "Address2", ".status.addresses[1]", "The address of the second family"),
+    (Wide, "date", "Since", ".status.since", "Since when the node has the addresses"),
+    (Wide, "string", "Message", r#".status.conditions[?(@.type=="Ready")].message"#, "The reason for Ready, as a sentence"),
+];
+
 /// The columns of NodeAddresses, which show how old the list is.
 #[rustfmt::skip]
 pub(super) const ADDRESSES: &[ColumnRow] = &[

@@ -10,6 +10,7 @@ use kube::CustomResourceExt as _;
 
 use super::addresses::NodeAddresses;
 use super::block::IPAMBlock;
+use super::claim::IPClaim;
 use super::columns::{self, ColumnRow};
 use super::names::VERSION_ANNOTATION;
 use super::pool::IPPool;
@@ -24,6 +25,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         finish(NodeSubnet::crd(), columns::SUBNET, &[]),
         finish(NodeAddresses::crd(), columns::ADDRESSES, &[]),
         finish(IPAMBlock::crd(), columns::BLOCK, &by_owner),
+        finish(IPClaim::crd(), columns::CLAIM, &[".spec.pool"]),
     ]
 }
 

@@ -1,10 +1,11 @@
-//! The Kubernetes API of Cadastre: group `cadastre.dev`, version `v1alpha1`, all cluster-scoped.
+//! The Kubernetes API of Cadastre: group `cadastre.dev`, version `v1alpha1`. All kinds but IPClaim are cluster-scoped.
 //!
 //! | file | content |
 //! |---|---|
 //! | [`names`] | group, finalizer, annotations, field managers, lease |
 //! | [`pool`] | IPPool: address ranges, and which nodes get parts of them |
 //! | [`block`] | IPAMBlock: a block of a pool, allocated to one node |
+//! | [`claim`] | IPClaim: addresses that stay with a workload |
 //! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
 //! | [`requests`] | annotations in which users request the release of addresses and blocks |
@@ -24,6 +25,7 @@
 pub mod addresses;
 pub mod block;
 pub mod choice;
+pub mod claim;
 mod columns;
 pub mod crd;
 pub mod names;
@@ -46,10 +48,12 @@ mod mutated;
 
 pub use addresses::{AddressEntry, NodeAddresses, NodeAddressesSpec};
 pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
+pub use claim::{IPClaim, IPClaimSpec, IPClaimStatus};
 pub use names::{
-    ADDRESSES_ANNOTATION, AGENT_MANAGER, DRAIN_ANNOTATION, FIELD_MANAGER, FINALIZER,
-    GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME, POOLS_ANNOTATION, RELEASE_ANNOTATION,
-    TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
+    ADDRESSES_ANNOTATION, AGENT_MANAGER, CLAIM_ANNOTATION, CLAIM_FINALIZER, DRAIN_ANNOTATION,
+    FIELD_MANAGER, FINALIZER, GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME,
+    POOLS_ANNOTATION, RELEASE_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
+    WITHDRAW_ANNOTATION,
 };
 pub use pool::{
     AddressStatus, AllocationMode, AssignmentMode, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
@@ -64,7 +68,7 @@ pub use subnet::{
 };
 pub use terms::{AddressPrefix, AddressTerms, Dns, Route, UnknownPods, Warm};
 pub use watched::{
-    IPAMBlockLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite, NodeInfoLite,
-    NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec,
-    PodLiteStatus,
+    IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite,
+    NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite,
+    PodLiteSpec, PodLiteStatus,
 };

@@ -107,6 +107,32 @@ pub(super) fn warm_in_order() -> Rule {
         .message("low is more than high: blocks would be asked for and given back in turn")
 }
 
+pub(super) fn claim_has_source() -> Rule {
+    Rule::new("has(self.pool) || (has(self.addresses) && size(self.addresses) > 0)")
+        .message("a claim needs addresses: name a pool, or give the addresses themselves")
+}
+
+pub(super) fn claim_stays() -> Rule {
+    Rule::new(
+        "has(self.pool) == has(oldSelf.pool) && (!has(self.pool) || self.pool == oldSelf.pool) && has(self.addresses) == has(oldSelf.addresses) && (!has(self.addresses) || self.addresses == oldSelf.addresses)",
+    )
+    .message("a claim cannot be changed, because its addresses never change: delete it, and create another")
+}
+
+/// Accepts a list of addresses with at most one of each family.
+pub(super) fn addresses(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 2,
+        "items": address(generator),
+        "x-kubernetes-list-type": "atomic",
+        "x-kubernetes-validations": [rule(
+            "size(self) < 2 || self[0].contains(':') != self[1].contains(':')",
+            "two addresses of one family: give at most one IPv4 and one IPv6 address",
+        )],
+    })
+}
+
 /// Accepts an address of either family, in canonical form.
 pub(super) fn address(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

@@ -10,6 +10,7 @@
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
 //! - Assign addresses only from `spec.blocks` and `spec.podCIDRs`. Never assign reserved addresses, nor addresses of
 //!   a podCIDR that is `withheld`. Assign no new address from a block whose `recall` is Drain.
+//! - Assign the address of a block with a `claim` only to a pod of the claim's namespace that names the claim.
 //! - Report a block as `released` only if none of its addresses is in use or cooling. From then on, do not use the
 //!   block until it has disappeared from `spec.blocks` and has been listed again. If a block disappears without
 //!   having been released, keep it, without new assignments, while addresses of the block are in use.
@@ -248,6 +249,12 @@ pub struct AllocatedBlock {
     /// Name of the pool from which the block was allocated.
     #[schemars(length(max = 63))]
     pub pool: String,
+
+    /// The IPClaim whose address the block is, as NAMESPACE/NAME. The address is assigned only to a pod that names the
+    /// claim. Absent: the block is no claim's.
+    #[schemars(length(max = 317))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
 
     /// If set, the controller recalls the block.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use super::addresses::NodeAddresses;
 use super::block::IPAMBlock;
+use super::claim::IPClaim;
 use super::pool::IPPool;
 use super::subnet::NodeSubnet;
 
@@ -152,6 +153,8 @@ unparsed! {
     NodeAddressesLite of NodeAddresses;
     /// An IPAMBlock whose spec is not parsed yet.
     IPAMBlockLite of IPAMBlock;
+    /// An IPClaim whose spec and status are not parsed yet.
+    IPClaimLite of IPClaim;
 }
 
 /// Deserializes an `ObjectMeta` without the fields that Cadastre does not read.

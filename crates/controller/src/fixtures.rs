@@ -119,6 +119,7 @@ pub(crate) fn listed_block(cidr: &str) -> AllocatedBlock {
         cidr: cidr.to_owned(),
         uid: cidr.to_owned(),
         pool: "p".to_owned(),
+        claim: None,
         recall: None,
         reserved: Vec::new(),
         on_request: Vec::new(),

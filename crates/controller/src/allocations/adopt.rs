@@ -207,6 +207,7 @@ fn listed_block(block: &BlockReport, pool: &PoolState) -> AllocatedBlock {
         cidr: block.cidr.to_string(),
         uid: block.uid.to_string(),
         pool: pool.name.to_string(),
+        claim: None,
         recall: None,
         reserved: Vec::new(),
         on_request: Vec::new(),

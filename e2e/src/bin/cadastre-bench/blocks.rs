@@ -122,6 +122,7 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
             cidr: block(*i)?.to_string(),
             uid: format!("{i:036}"),
             pool: "bench".to_owned(),
+            claim: None,
             recall: None,
             reserved: Vec::new(),
             on_request: Vec::new(),

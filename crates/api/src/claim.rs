@@ -1,0 +1,82 @@
+//! IPClaim: addresses that stay with a workload, whichever node its pod runs on.
+//!
+//! The controller allocates one address of each family of a pool to a claim, or the addresses that the claim asks for,
+//! and records them in `status.addresses`. While the claim exists, these addresses are allocated to nothing else,
+//! whether or not a pod uses them.
+//!
+//! A pod names a claim of its own namespace in the annotation `cadastre.dev/claim`. When the pod is bound to a node,
+//! the controller allocates each address of the claim to that node as a block of one address. From then on it has the
+//! life of every block: the NodeSubnet lists it, the agent releases it once no container uses it, and only then can
+//! another node get it. So the guarantees about blocks are the guarantees about claims.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::rules;
+
+/// Which addresses a claim is to have.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "cadastre.dev",
+    version = "v1alpha1",
+    kind = "IPClaim",
+    plural = "ipclaims",
+    singular = "ipclaim",
+    shortname = "ipc",
+    category = "cadastre",
+    namespaced,
+    status = "IPClaimStatus",
+    derive = "PartialEq",
+    doc = "Addresses of a pool that stay with a workload. A pod of the same namespace uses them by the annotation cadastre.dev/claim with the claim's name."
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = rules::claim_has_source(), validation = rules::claim_stays())]
+pub struct IPClaimSpec {
+    /// Name of the pool. The claim gets one address of each family of the pool, or none. Required unless addresses are
+    /// given. Immutable.
+    #[schemars(length(max = 63))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+
+    /// The addresses that the claim is to have, at most one of each family, all of one pool. Immutable.
+    #[schemars(schema_with = "rules::addresses")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+}
+
+/// Which addresses a claim has, and which pod uses them.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct IPClaimStatus {
+    /// The addresses that the claim has, IPv4 first. They never change while the claim exists.
+    #[schemars(length(max = 2), inner(length(max = 39)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+
+    /// The pool of the addresses.
+    #[schemars(length(max = 63))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+
+    /// The node that has the addresses, for the pod that uses the claim. Absent while no node has them.
+    #[schemars(length(max = 253))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+
+    /// The pod on that node that uses the claim. Absent if the pod is gone, so that the node is about to release the
+    /// addresses.
+    #[schemars(length(max = 253))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+
+    /// Since when that node has the addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+
+    /// The condition Ready: whether the claim has its addresses, or why it waits.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
