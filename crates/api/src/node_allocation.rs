@@ -115,7 +115,8 @@ fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {
         .ok()
 }
 
-fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
+/// Converts the settings of a pool. Adds a message for each value that could not be parsed.
+pub fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
     let AddressTerms {
         warm,
         cooldown_seconds,

@@ -10,6 +10,7 @@
 
 pub mod adopt;
 pub mod blocks;
+pub mod claims;
 pub mod foreign;
 pub mod holders;
 mod quarantined;
@@ -22,6 +23,7 @@ use super::intents::IntentBook;
 use super::pools::PoolStates;
 use crate::allocations::adopt::UnadoptedBlocks;
 use crate::allocations::blocks::BlockTable;
+use crate::allocations::claims::ClaimTable;
 use crate::allocations::foreign::AllTooWide;
 use crate::allocations::holders::{HolderIds, HolderUse};
 use crate::cluster::cache::ClusterCache;
@@ -33,7 +35,8 @@ use cadastre_core::{Addr, Cidr, Holder, HoldingId, HoldingState, RangeLedger};
 
 pub(crate) use quarantined::QuarantineKey;
 pub use quarantined::QuarantinedRanges;
-use quarantined::{left_of, machine, whole_seconds};
+pub(crate) use quarantined::whole_seconds;
+use quarantined::{left_of, machine};
 
 /// Result of [`AllocationState::sync`].
 #[derive(Debug, Default)]
@@ -59,6 +62,8 @@ pub struct AllocationState {
     pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
     /// Affinity blocks
     pub blocks: BlockTable,
+    /// Addresses of claims
+    pub claims: ClaimTable,
     /// Leak candidates that agents are to check, by the UID of the agent's node
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents report in use but that cannot be adopted now
@@ -104,6 +109,12 @@ impl AllocationState {
             allocations.end_superseded_quarantine(node);
         }
         allocations.rebuild_blocks(cache, now);
+        // If two claims record one address, the older claim has it.
+        let mut claims: Vec<_> = cache.claims.iter().collect();
+        claims.sort_by_key(|claim| (claim.created, claim.uid.clone()));
+        for claim in claims {
+            allocations.claim_seen(claim);
+        }
         (allocations, overlapping)
     }
 
@@ -223,7 +234,8 @@ impl AllocationState {
             for (other, holding) in self.ledger.overlapping(&own.cidr) {
                 let is_allocated = holding.state == HoldingState::Allocated;
                 let unreported = Mutation::OverlapsNotReported.is_on();
-                if holding.holder == holder || !is_allocated || unreported {
+                let is_skipped = holding.holder == holder || self.is_of_claims(holding.holder);
+                if is_skipped || !is_allocated || unreported {
                     continue;
                 }
                 self.conflicts.insert((id.min(other), id.max(other)));

@@ -280,6 +280,7 @@ impl BlockLoop {
                 entry.to_read = false;
                 if entry.is_leaving() || quarantined && !entry.confirmed {
                     cx.allocations.drop_block(cidr);
+                    affected.blocks.push(*cidr);
                     affected.freed = true;
                 } else {
                     entry.step = Step::Create;
@@ -304,6 +305,7 @@ impl BlockLoop {
                     && !matches!(refusal, Rejection::Guard(_)) =>
             {
                 cx.allocations.drop_block(cidr);
+                affected.blocks.push(*cidr);
                 affected.freed = true;
             }
             (

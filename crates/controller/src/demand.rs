@@ -267,7 +267,7 @@ impl Demand {
             .pools
             .choices(mode, node, &allocations.ledger, &self.full);
         let has_any = |cx: &Context| {
-            let mut own = cx.allocations.blocks.of(&node.uid);
+            let mut own = cx.allocations.plain_blocks(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
         // A node without any block gets one even without demand, from the first pool in order that has one.
@@ -325,7 +325,7 @@ impl Demand {
         affected: &mut AffectedLoops,
     ) -> Option<Lacking> {
         let mut carved = 0;
-        let first = !cx.allocations.blocks.has(&node.uid);
+        let first = cx.allocations.plain_blocks(&node.uid).next().is_none();
         loop {
             let balance = node_balance(pool, wanted, node, report, cx.allocations);
             let state = cx.allocations.pools.get(pool)?;
@@ -434,7 +434,7 @@ impl Demand {
 
 /// Returns how many blocks of a pool a node has, including blocks that are still being created.
 fn blocks_of(pool: &PoolName, node: &Node, cx: &Context) -> usize {
-    let own = cx.allocations.blocks.of(&node.uid);
+    let own = cx.allocations.plain_blocks(&node.uid);
     own.filter(|entry| entry.pool == *pool && !entry.is_leaving())
         .count()
 }

@@ -33,7 +33,9 @@ pub fn note(report: EventRecord) -> EventNote {
     let Regarding { kind, name, uid } = report.about;
     let version = match kind {
         ObjectKind::Node => "v1",
-        ObjectKind::Subnet | ObjectKind::Block | ObjectKind::Pool => "cadastre.dev/v1alpha1",
+        ObjectKind::Subnet | ObjectKind::Block | ObjectKind::Pool | ObjectKind::Claim => {
+            "cadastre.dev/v1alpha1"
+        }
     };
     EventNote {
         about: ObjectReference {

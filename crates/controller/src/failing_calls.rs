@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Purpose;
 use super::queue::{self, backoff};
 use super::report::REPORT_PAUSE;
-use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
@@ -52,6 +52,10 @@ pub enum ObjectCall {
     SetPoolStatus(PoolName),
     /// Read of a pool
     ReadPool(PoolName),
+    /// Write of a claim's status or finalizers
+    WriteClaim(ClaimName),
+    /// Read of a claim
+    ReadClaim(ClaimName),
 }
 
 impl ObjectCall {
@@ -72,6 +76,8 @@ impl ObjectCall {
             Purpose::PoolFinalizers { name } => ObjectCall::SetPoolFinalizers(name.clone()),
             Purpose::PoolStatus { name } if wrote => ObjectCall::SetPoolStatus(name.clone()),
             Purpose::PoolStatus { name } => ObjectCall::ReadPool(name.clone()),
+            Purpose::Claim { name } if wrote => ObjectCall::WriteClaim(name.clone()),
+            Purpose::Claim { name } => ObjectCall::ReadClaim(name.clone()),
             Purpose::Relist(_)
             | Purpose::Listening
             | Purpose::Touch { .. }
@@ -87,6 +93,7 @@ impl ObjectCall {
                 | ObjectCall::ReadSubnet(_)
                 | ObjectCall::ReadBlock(_)
                 | ObjectCall::ReadPool(_)
+                | ObjectCall::ReadClaim(_)
         )
     }
 
@@ -103,6 +110,7 @@ impl ObjectCall {
             ObjectCall::SetPoolFinalizers(_)
             | ObjectCall::SetPoolStatus(_)
             | ObjectCall::ReadPool(_) => ObjectKind::Pool,
+            ObjectCall::WriteClaim(_) | ObjectCall::ReadClaim(_) => ObjectKind::Claim,
         }
     }
 }

@@ -195,6 +195,10 @@ impl Fence {
                 ObjectKind::Block,
                 self.needs_no_list(&cache.blocks, |it| it.blocks),
             ),
+            (
+                ObjectKind::Claim,
+                self.needs_no_list(&cache.claims, |it| it.claims),
+            ),
         ];
         self.step = Step::Listing;
         for (kind, _) in listed.into_iter().filter(|(_, listed)| !listed) {

@@ -76,7 +76,8 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
         quarantined: 0,
         free: room.free,
     };
-    for holding in holdings(pool, family, allocations) {
+    let plain = |it: &Holding| allocations.claims.of(&it.cidr).is_none();
+    for holding in holdings(pool, family, allocations).filter(plain) {
         if holding.state == HoldingState::Quarantined {
             figures.quarantined += 1;
         } else {
@@ -116,7 +117,8 @@ pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Hol
     let families = Family::ALL.into_iter();
     for holding in families.flat_map(|family| holdings(state, family, allocations)) {
         let pool = allocations.pools.of(&holding.cidr);
-        if pool.is_none_or(|pool| pool.name == state.name) {
+        let is_node = !allocations.is_of_claims(holding.holder);
+        if is_node && pool.is_none_or(|pool| pool.name == state.name) {
             let is_live = holding.state != HoldingState::Quarantined;
             *holders.entry(holding.holder).or_default() |= is_live;
         }

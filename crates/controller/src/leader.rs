@@ -113,6 +113,9 @@ impl Leader {
             }
             report_unreadable(node, reports);
         }
+        for claim in cache.claims.iter() {
+            self.loops.claims.queue.add(claim.name.clone());
+        }
         for subnet in cache.subnets.iter() {
             self.loops.subnets.queue.add(subnet.name.clone());
         }
@@ -255,7 +258,15 @@ impl Leader {
             if let Some(entry) = self.allocations.blocks.get(&cidr) {
                 self.loops.blocks.add(entry);
             }
+            self.look_at_claim(&cidr);
             self.loops.pools.mark();
+        }
+    }
+
+    /// Queues the claim whose address the range is, because its block has changed.
+    fn look_at_claim(&mut self, range: &Cidr) {
+        if let Some(claim) = self.allocations.claims.of(range) {
+            self.loops.claims.queue.add(claim.clone());
         }
     }
 
@@ -277,11 +288,13 @@ impl Leader {
         }
         self.follow_up(noted, cache);
         let mut cx = Context::new(cache, &mut self.allocations, reports, now);
+        let claimed = self.loops.claims.work(&mut cx);
         let noted = self.loops.demand.work(&mut cx);
         for name in noted.nodes {
             self.loops.subnets.queue.add(name);
         }
         self.look_at_blocks(noted.blocks);
+        self.follow_up(claimed, cache);
     }
 
     /// Tries again to adopt blocks that agents use, because a range became free or all agents have reported.
@@ -300,6 +313,7 @@ impl Leader {
         for node in cache.nodes.iter() {
             for cidr in self.allocations.return_blocks(node, now) {
                 self.loops.blocks.queue.add(cidr);
+                self.look_at_claim(&cidr);
                 self.loops.subnets.queue.add(node.name.clone());
             }
         }
@@ -325,6 +339,7 @@ impl Leader {
         self.freed = true;
         self.loops.podcidrs.requeue();
         self.loops.demand.requeue();
+        self.loops.claims.requeue();
         self.loops.subnets.requeue();
         self.loops.pools.mark();
     }

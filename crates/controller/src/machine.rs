@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - Nothing is allocated until three conditions hold: this process holds the lease; nodes, pools, NodeSubnets, blocks,
-//!   service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated before
+//!   claims, service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated before
 //!   the fence is done.
 //! - Critical requests have precedence: requests about podCIDRs and new blocks, and those that these need first. Other
 //!   requests are sent only if no critical request is ready and at most two are in flight.
@@ -28,7 +28,7 @@ use crate::cluster::cache::ClusterCache;
 use crate::cluster::lease::{Leadership, LeaseContent};
 use crate::cluster::names::TermId;
 use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
-use crate::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet};
+use crate::cluster::objects::{Block, Claim, Node, Object, Pod, Pool, ServiceRange, Subnet};
 use crate::cluster::request::{
     ApiRequest, KnownObject, ObjectKind, OutgoingRequest, RequestId, RequestOutcome,
 };
@@ -47,6 +47,8 @@ pub enum ControllerEvent {
     Subnets(ObjectEvent<Subnet>),
     /// A watch event of IPAMBlocks
     Blocks(ObjectEvent<Block>),
+    /// A watch event of IPClaims
+    Claims(ObjectEvent<Claim>),
     /// A watch event of ServiceCIDRs
     ServiceRanges(ObjectEvent<ServiceRange>),
     /// A watch event of Pods
@@ -91,6 +93,7 @@ cached! {
     Subnet: subnets, subnet_changed;
     Block: blocks, block_changed;
     Pool: pools, pool_changed;
+    Claim: claims, claim_changed;
 }
 
 /// The state machine: the cache, and while this process leads the state of the leader.
@@ -133,6 +136,7 @@ impl Controller {
             ControllerEvent::Subnets(change) => self.watched(change, now),
             ControllerEvent::Blocks(change) => self.watched(change, now),
             ControllerEvent::Pools(change) => self.watched(change, now),
+            ControllerEvent::Claims(change) => self.watched(change, now),
             ControllerEvent::ServiceRanges(change) => {
                 let changed = !self.cache.services.change(change).is_empty();
                 if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
@@ -141,8 +145,9 @@ impl Controller {
             }
             ControllerEvent::Pods(change) => {
                 let changed = self.cache.pods.change(change);
-                if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
-                    leader.pods_changed();
+                let claims = self.cache.pods.take_claims();
+                if let Some(leader) = &mut self.leader {
+                    leader.pods_changed(changed, claims);
                 }
             }
             ControllerEvent::Leadership(leadership) => self.leadership(leadership, now),
@@ -346,6 +351,12 @@ impl Controller {
     fn block_changed(&mut self, delta: &ObjectUpdate<Block>, now: Now) {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) {
             leader.block_changed(delta, &self.cache, now);
+        }
+    }
+
+    fn claim_changed(&mut self, delta: &ObjectUpdate<Claim>, _: Now) {
+        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) {
+            leader.claim_changed(delta);
         }
     }
 

@@ -150,7 +150,7 @@ pub(super) fn node_balance(
             && !entry.is_leaving()
             && entry.recall != Some(Recall::Drain)
     };
-    for entry in allocations.blocks.of(&node.uid).filter(counts) {
+    for entry in allocations.plain_blocks(&node.uid).filter(counts) {
         let family = entry.cidr.family();
         let addresses = usable_addresses(entry, report, allocations);
         add(balance.capacity.get_mut(family), addresses);
@@ -190,7 +190,7 @@ pub(super) fn unused_since(
         entry.pool == pool.name && !entry.is_leaving() && !entry.is_released(report)
     };
     let mut since = None;
-    for entry in allocations.blocks.of(uid).filter(counts) {
+    for entry in allocations.plain_blocks(uid).filter(counts) {
         since = since.max(Some(entry.idle_since?));
     }
     since
@@ -213,7 +213,7 @@ pub(super) fn recall_candidate(
     let spare = |entry: &&BlockEntry| {
         entry.pool == pool.name && entry.confirmed && !entry.is_leaving() && entry.recall.is_none()
     };
-    let entries = || cx.allocations.blocks.of(uid).filter(spare);
+    let entries = || cx.allocations.plain_blocks(uid).filter(spare);
     let in_use = |entry: &BlockEntry| entry.report_for(report).map(BlockReport::busy);
     // Per family: addresses that the node can use, addresses in use, number of blocks.
     let mut sums: Dual<(u64, u64, usize)> = Dual::default();

@@ -208,7 +208,8 @@ impl PoolLoop {
     fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (ApiRequest, Purpose) {
         let name = pool.name.clone();
         self.requests.send(name.clone(), ());
-        let request = ApiRequest::SetPoolFinalizers(KnownObject::of(pool), finalizers);
+        let request =
+            ApiRequest::SetFinalizers(ObjectKind::Pool, KnownObject::of(pool), finalizers);
         (request, Purpose::PoolFinalizers { name })
     }
 
@@ -282,7 +283,7 @@ mod tests {
             in_step(cache, &mut allocations, now, |cx| {
                 while let Some((request, _)) = pools.next(cx) {
                     match request {
-                        ApiRequest::SetPoolFinalizers(pool, _) => names.push((*pool.name).into()),
+                        ApiRequest::SetFinalizers(_, pool, _) => names.push((*pool.name).into()),
                         ApiRequest::SetPoolStatus(pool, _) => {
                             let name: PoolName = (*pool.name).into();
                             pools.requests.forget(&name);

@@ -1,6 +1,6 @@
 //! The purposes of requests. The purpose decides which loop gets the answer.
 
-use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::request::ObjectKind;
 use cadastre_core::{Cidr, HoldingId};
 
@@ -66,6 +66,9 @@ pub enum Purpose {
     /// A write of a pool's status; or the read of a pool after a write of its status or finalizers that conflicted or
     /// is indeterminate
     PoolStatus { name: PoolName },
+    /// A write of a claim's status or finalizers, or the read of the claim after a write that conflicted or is
+    /// indeterminate
+    Claim { name: ClaimName },
 }
 
 impl Purpose {
@@ -79,6 +82,7 @@ impl Purpose {
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",
             Purpose::PoolFinalizers { .. } | Purpose::PoolStatus { .. } => "pool",
+            Purpose::Claim { .. } => "claim",
             Purpose::DefaultPool => "default_pool",
             Purpose::Listening => "listening",
         }

@@ -117,6 +117,7 @@ fn watch_all(parts: &ControllerParts, out: mpsc::Sender<ControllerEvent>) -> Joi
     watches.start("ippools", convert::pool, ControllerEvent::Pools);
     watches.start("nodesubnets", convert::subnet, ControllerEvent::Subnets);
     watches.start("ipamblocks", convert::block, ControllerEvent::Blocks);
+    watches.start("ipclaims", convert::claim, ControllerEvent::Claims);
     watches.tasks
 }
 

@@ -102,7 +102,7 @@ impl AllocationState {
             if !block.is_in_use() || has_it || ignored {
                 continue;
             }
-            let is_held = self.ledger.overlapping(&cidr).next().is_some();
+            let is_held = self.is_held_by_node(&cidr);
             let is_held = is_held && !Mutation::HeldBlockAdopted.is_on();
             let is_contested = self.unadopted.conflict_with(&cidr, name);
             let must_wait = is_held || is_contested || self.in_agent_grace;

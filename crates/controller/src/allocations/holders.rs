@@ -1,6 +1,6 @@
 //! Holders in the ledger: small consecutive numbers, each of which stands for the UID of a node.
 //!
-//! A node has one holder for its podCIDRs and one for its blocks.
+//! A node has one holder for its podCIDRs and one for its blocks. A further holder stands for all claims.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +14,8 @@ pub(crate) enum HolderUse {
     PodCidrs,
     /// IPAMBlocks
     Blocks,
+    /// Addresses of IPClaims. All claims share one holder, which is no node
+    Claims,
 }
 
 /// Maps node UIDs to holder numbers of the ledger, and back.
@@ -34,7 +36,8 @@ impl HolderIds {
         if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
             return *holder;
         }
-        let who = Some((name.clone(), uid.clone()));
+        let is_node = purpose != HolderUse::Claims;
+        let who = is_node.then(|| (name.clone(), uid.clone()));
         let holder = if let Some(holder) = self.free.pop() {
             self.nodes[holder.0 as usize] = who;
             holder

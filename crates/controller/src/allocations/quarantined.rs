@@ -227,7 +227,7 @@ pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
 }
 
 /// Rounds up to seconds, the precision of times in the API, so that a time read back equals the one written.
-pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
+pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
     let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
     Timestamp::from_second(seconds).unwrap_or(time)
 }

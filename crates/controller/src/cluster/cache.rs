@@ -8,7 +8,7 @@ use std::borrow::Borrow;
 use super::addresses::Addresses;
 use super::intents::SeenVersions;
 use super::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
-use super::objects::{AgentReport, Block, Node, Object, Pool, ServiceRange, Subnet};
+use super::objects::{AgentReport, Block, Claim, Node, Object, Pool, ServiceRange, Subnet};
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
 
@@ -23,6 +23,8 @@ pub struct ClusterCache {
     pub subnets: ObjectCache<Subnet>,
     /// IPAMBlocks: range, pool and owner of each block
     pub blocks: ObjectCache<Block>,
+    /// IPClaims: spec, and the addresses in the status
+    pub claims: ObjectCache<Claim>,
     /// ServiceCIDRs, whose addresses pods must not get
     pub services: ObjectCache<ServiceRange>,
     /// Pods and their addresses
@@ -39,6 +41,7 @@ impl ClusterCache {
             ("ippools", self.pools.is_listed()),
             ("nodesubnets", self.subnets.is_listed()),
             ("ipamblocks", self.blocks.is_listed()),
+            ("ipclaims", self.claims.is_listed()),
             ("servicecidrs", self.services.is_listed()),
             ("pods", self.pods.is_listed()),
         ]
@@ -54,6 +57,7 @@ impl ClusterCache {
             nodes: self.nodes.newest(),
             subnets: self.subnets.newest(),
             blocks: self.blocks.newest(),
+            claims: self.claims.newest(),
         }
     }
 
@@ -67,6 +71,7 @@ impl ClusterCache {
             ObjectKind::Subnet => about(&self.subnets, name),
             ObjectKind::Block => about(&self.blocks, name),
             ObjectKind::Pool => about(&self.pools, name),
+            ObjectKind::Claim => about(&self.claims, name),
         }
     }
 

@@ -10,12 +10,14 @@ use serde_json::{Map, Value};
 use super::agent_report;
 use super::names::NodeName;
 use super::objects::{
-    Block, BlockSpec, MachineIdentity, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text,
+    Block, BlockSpec, Claim, ClaimSpec, MachineIdentity, Node, Owner, Pod, PodClaim, Pool,
+    ServiceRange, Subnet, Text,
 };
 use cadastre_api::{
-    AllocatedBlock, AllocatedRange, BlockOwner, IPAMBlock, IPAMBlockLite, IPAMBlockSpec,
-    IPPoolLite, LeakCandidate, MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite,
-    NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode, Requests, TERM_ANNOTATION,
+    AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_ANNOTATION, IPAMBlock, IPAMBlockLite,
+    IPAMBlockSpec, IPClaimLite, IPClaimSpec, IPPoolLite, LeakCandidate, MIRROR_ANNOTATION,
+    NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode,
+    Requests, TERM_ANNOTATION,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -91,7 +93,8 @@ pub fn pod(pod: PodLite) -> Pod {
     let status = pod.status.unwrap_or_default();
     let over = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let mut addresses: Vec<Addr> = Vec::new();
-    if !over && !spec.host_network.unwrap_or_default() {
+    let is_host = spec.host_network.unwrap_or_default();
+    if !over && !is_host {
         let all = status
             .pod_ips
             .unwrap_or_default()
@@ -105,14 +108,26 @@ pub fn pod(pod: PodLite) -> Pod {
     let meta = pod.metadata;
     let annotations = meta.annotations.unwrap_or_default();
     let is_mirror = annotations.contains_key(MIRROR_ANNOTATION);
-    let mirror_of = spec.node_name.filter(|_| is_mirror);
+    let mirror_of = spec.node_name.clone().filter(|_| is_mirror);
+    let (namespace, name) = (
+        meta.namespace.unwrap_or_default(),
+        meta.name.unwrap_or_default(),
+    );
+    // A kubelet can create mirror pods in any namespace, so they can claim nothing.
+    let claim = annotations
+        .get(CLAIM_ANNOTATION)
+        .filter(|_| !is_mirror && !is_host);
+    let claim = claim.map(|claim| {
+        Box::new(PodClaim {
+            claim: format!("{namespace}/{claim}").into(),
+            pod: name.as_str().into(),
+            node: spec.node_name.map(NodeName::from),
+            created: seconds(meta.creation_timestamp.as_ref()),
+        })
+    });
     Pod {
-        name: format!(
-            "{}/{}",
-            meta.namespace.unwrap_or_default(),
-            meta.name.unwrap_or_default()
-        )
-        .into(),
+        name: format!("{namespace}/{name}").into(),
+        claim,
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
         finished: over,
@@ -144,7 +159,7 @@ pub fn pool(pool: IPPoolLite) -> Pool {
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
         generation: meta.generation.unwrap_or_default(),
-        created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
+        created: seconds(meta.creation_timestamp.as_ref()),
         deleting: meta.deletion_timestamp.is_some(),
         finalizers: meta.finalizers.unwrap_or_default(),
         spec: read(pool.spec).map_err(|why| format!("spec: {why}")),
@@ -273,6 +288,50 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
         until: spec.until.map(Time),
     };
     IPAMBlock::new(name, spec)
+}
+
+/// Converts an IPClaim. If the spec is invalid, the result contains the error instead.
+pub fn claim(claim: IPClaimLite) -> Claim {
+    let meta = claim.metadata;
+    let (namespace, name) = (
+        meta.namespace.unwrap_or_default(),
+        meta.name.unwrap_or_default(),
+    );
+    Claim {
+        name: format!("{namespace}/{name}").into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        generation: meta.generation.unwrap_or_default(),
+        created: seconds(meta.creation_timestamp.as_ref()),
+        deleting: meta.deletion_timestamp.is_some(),
+        finalizers: meta.finalizers.unwrap_or_default(),
+        spec: read(claim.spec).and_then(claim_spec),
+        status: read(claim.status).unwrap_or_default(),
+    }
+}
+
+fn claim_spec(spec: IPClaimSpec) -> Result<ClaimSpec, String> {
+    let addresses = spec.addresses.iter().map(|text| {
+        let address = Addr::parse_strict(text);
+        address.ok_or_else(|| format!("spec.addresses: {text} is no address"))
+    });
+    let mut addresses: Vec<Addr> = addresses.collect::<Result<_, _>>()?;
+    addresses.sort_unstable();
+    if addresses.windows(2).any(|it| it[0].family == it[1].family) {
+        return Err("spec.addresses: two addresses of one family".to_owned());
+    }
+    if spec.pool.is_none() && addresses.is_empty() {
+        return Err("spec: neither a pool nor addresses".to_owned());
+    }
+    Ok(ClaimSpec {
+        pool: spec.pool.map(Into::into),
+        addresses,
+    })
+}
+
+/// Returns a time in seconds since 1970; 0 if there is none.
+fn seconds(time: Option<&Time>) -> i64 {
+    time.map_or(0, |time| time.0.as_second())
 }
 
 fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {

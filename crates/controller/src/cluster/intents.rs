@@ -41,6 +41,8 @@ pub struct SeenVersions {
     pub subnets: u64,
     /// The highest version of an IPAMBlock
     pub blocks: u64,
+    /// The highest version of an IPClaim
+    pub claims: u64,
 }
 
 /// JSON of the annotation. If it has unknown fields, a later version of Cadastre wrote it, and all of it is ignored.
@@ -113,6 +115,7 @@ mod tests {
                 nodes: 7,
                 subnets: 8,
                 blocks: 9,
+                claims: 10,
             }),
         }
     }

@@ -68,6 +68,8 @@ name! {
     NodeName;
     /// The name of an IPPool.
     PoolName;
+    /// The namespace and name of an IPClaim, as `namespace/name`.
+    ClaimName;
     /// The `metadata.uid` of an object of any kind; no name, and never used twice.
     ObjectUid;
     /// The id of a term of leadership, which the fence writes to nodes; not the name of the leader's process.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::names::{NodeName, ObjectUid, PoolName, TermId};
-use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests};
+use super::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
+use cadastre_api::{IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests};
 use cadastre_core::{Addr, Cidr};
 
 /// A shared, immutable string without a type of its own: labels, conditions, names of blocks and pods.
@@ -36,7 +36,7 @@ macro_rules! object {
         }
     )*};
 }
-object!(Node: NodeName, Subnet: NodeName, Pool: PoolName, Block: Text, ServiceRange: Text, Pod: Text);
+object!(Node: NodeName, Subnet: NodeName, Pool: PoolName, Block: Text, Claim: ClaimName, ServiceRange: Text, Pod: Text);
 
 /// The fields of a Node that decisions need.
 #[derive(Clone, Debug, PartialEq)]
@@ -325,6 +325,46 @@ impl Owner {
     }
 }
 
+/// The fields of an IPClaim that decisions need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// `namespace/name`
+    pub name: ClaimName,
+    /// `metadata.uid`
+    pub uid: ObjectUid,
+    /// `metadata.resourceVersion`
+    pub version: u64,
+    /// `metadata.generation`
+    pub generation: i64,
+    /// `metadata.creationTimestamp`, seconds since 1970
+    pub created: i64,
+    /// Whether `metadata.deletionTimestamp` is set
+    pub deleting: bool,
+    /// `metadata.finalizers`
+    pub finalizers: Vec<String>,
+    /// The spec, or why it is invalid
+    pub spec: Result<ClaimSpec, String>,
+    /// The status as last written; the default if it is invalid
+    pub status: IPClaimStatus,
+}
+
+impl Claim {
+    /// Returns the addresses that the status records. Texts that are no addresses are left out.
+    pub fn addresses(&self) -> impl Iterator<Item = Addr> + '_ {
+        let texts = self.status.addresses.iter();
+        texts.filter_map(|text| Addr::parse_strict(text))
+    }
+}
+
+/// The parsed spec of an IPClaim.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClaimSpec {
+    /// The pool from which the claim gets addresses; `None` if the pool is that of the addresses
+    pub pool: Option<PoolName>,
+    /// The addresses that the claim asks for, at most one per family; if empty, any of the pool
+    pub addresses: Vec<Addr>,
+}
+
 /// A ServiceCIDR.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceRange {
@@ -354,4 +394,19 @@ pub struct Pod {
     pub addresses: Box<[Addr]>,
     /// For a mirror pod, the name of its node, whose kubelet can create any number of mirror pods
     pub mirror_of: Option<NodeName>,
+    /// The claim that the pod names, unless it is a mirror pod
+    pub claim: Option<Box<PodClaim>>,
+}
+
+/// The claim that a pod names, and the node to which the pod is bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodClaim {
+    /// The claim, in the namespace of the pod
+    pub claim: ClaimName,
+    /// Name of the pod, without its namespace
+    pub pod: Text,
+    /// The node to which the pod is bound; `None` if it is not scheduled yet
+    pub node: Option<NodeName>,
+    /// `metadata.creationTimestamp`, seconds since 1970
+    pub created: i64,
 }

@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::addresses::Addresses;
-use super::names::NodeName;
-use super::objects::{Pod, PodUid};
+use super::names::{ClaimName, NodeName};
+use super::objects::{Pod, PodClaim, PodUid};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
@@ -27,12 +27,17 @@ pub struct PodIndex {
     reported: Addresses,
     /// Addresses of mirror pods, by node
     mirrors: BTreeMap<NodeName, BTreeMap<PodUid, Box<[Addr]>>>,
+    /// Pods that name a claim, by the claim
+    claiming: BTreeMap<ClaimName, BTreeSet<PodUid>>,
+    /// Claims whose pods have changed since [`PodIndex::take_claims`] was last called
+    changed_claims: BTreeSet<ClaimName>,
     unseen: Option<BTreeSet<PodUid>>,
     listed: bool,
 }
 
 #[derive(Debug, PartialEq)]
 struct Record {
+    claim: Option<Box<PodClaim>>,
     finished: bool,
     addresses: Box<[Addr]>,
     mirror_of: Option<NodeName>,
@@ -111,6 +116,24 @@ impl PodIndex {
         self.by_uid.get(&uid).is_some_and(|record| !record.finished)
     }
 
+    /// Returns the pods that name the claim and have not finished, the oldest first.
+    pub fn of_claim(&self, claim: &ClaimName) -> Vec<&PodClaim> {
+        let uids = self.claiming.get(claim).into_iter().flatten();
+        let records = uids.filter_map(|uid| Some((uid, self.by_uid.get(uid)?)));
+        let live = records.filter(|(_, record)| !record.finished);
+        let mut pods: Vec<(i64, PodUid, &PodClaim)> = live
+            .filter_map(|(uid, record)| Some((uid, record.claim.as_deref()?)))
+            .map(|(uid, pod)| (pod.created, *uid, pod))
+            .collect();
+        pods.sort_unstable_by_key(|(created, uid, _)| (*created, *uid));
+        pods.into_iter().map(|(_, _, pod)| pod).collect()
+    }
+
+    /// Returns the claims whose pods have changed since the last call.
+    pub(crate) fn take_claims(&mut self) -> BTreeSet<ClaimName> {
+        std::mem::take(&mut self.changed_claims)
+    }
+
     /// Returns the addresses that several pods report. Mirror pods do not count.
     pub fn doubled(&self) -> &BTreeSet<Addr> {
         self.reported.doubled()
@@ -128,6 +151,7 @@ impl PodIndex {
 
     fn put(&mut self, uid: PodUid, pod: Pod) -> bool {
         let record = Record {
+            claim: pod.claim,
             finished: pod.finished,
             addresses: pod.addresses,
             mirror_of: pod
@@ -146,6 +170,11 @@ impl PodIndex {
                 of_node.insert(uid, record.addresses.clone());
             }
         }
+        if let Some(pod) = &record.claim {
+            self.changed_claims.insert(pod.claim.clone());
+            let of_claim = self.claiming.entry(pod.claim.clone()).or_default();
+            of_claim.insert(uid);
+        }
         self.by_uid.insert(uid, record);
         freed
     }
@@ -154,6 +183,15 @@ impl PodIndex {
         let Some(record) = self.by_uid.remove(&uid) else {
             return false;
         };
+        if let Some(PodClaim { claim, .. }) = record.claim.as_deref() {
+            self.changed_claims.insert(claim.clone());
+            if let Some(of_claim) = self.claiming.get_mut(claim) {
+                of_claim.remove(&uid);
+                if of_claim.is_empty() {
+                    self.claiming.remove(claim);
+                }
+            }
+        }
         match &record.mirror_of {
             None => self.reported.remove(&record.addresses),
             Some(node) => {
@@ -182,6 +220,7 @@ mod tests {
             finished: false,
             addresses: addresses.iter().map(addr).collect(),
             mirror_of: None,
+            claim: None,
         }
     }
 

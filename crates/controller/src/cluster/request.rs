@@ -6,8 +6,10 @@
 use std::time::Duration;
 
 use super::names::{NodeName, ObjectUid, TermId};
-use super::objects::{Block, BlockSpec, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text};
-use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
+use super::objects::{
+    Block, BlockSpec, Claim, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text,
+};
+use cadastre_api::{IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
 /// Number of a request; never used twice by one process.
@@ -22,15 +24,17 @@ pub enum ObjectKind {
     Subnet,
     Block,
     Pool,
+    Claim,
 }
 
 impl ObjectKind {
     /// All kinds.
-    pub const ALL: [ObjectKind; 4] = [
+    pub const ALL: [ObjectKind; 5] = [
         ObjectKind::Node,
         ObjectKind::Subnet,
         ObjectKind::Block,
         ObjectKind::Pool,
+        ObjectKind::Claim,
     ];
 
     /// Returns the kind's name in the API.
@@ -40,6 +44,7 @@ impl ObjectKind {
             ObjectKind::Subnet => "NodeSubnet",
             ObjectKind::Block => "IPAMBlock",
             ObjectKind::Pool => "IPPool",
+            ObjectKind::Claim => "IPClaim",
         }
     }
 }
@@ -75,10 +80,12 @@ pub enum ApiRequest {
     /// Replaces the conditions of a NodeSubnet if its version is still the one that was read: others write conditions,
     /// too.
     SetSubnetConditions(KnownObject, Vec<SubnetCondition>),
-    /// Replaces the finalizers of a pool if its version is still the one that was read.
-    SetPoolFinalizers(KnownObject, Vec<String>),
+    /// Replaces the finalizers of an object if its version is still the one that was read.
+    SetFinalizers(ObjectKind, KnownObject, Vec<String>),
     /// Replaces the status of a pool if its version is still the one that was read.
     SetPoolStatus(KnownObject, IPPoolStatus),
+    /// Replaces the status of a claim if its version is still the one that was read.
+    SetClaimStatus(KnownObject, IPClaimStatus),
 }
 
 /// The spec of an object that is written as a whole.
@@ -178,9 +185,9 @@ impl ApiRequest {
             ApiRequest::AssignPodCidrs(assignment) => (ObjectKind::Node, &assignment.name),
             ApiRequest::TouchNode(touch) => (ObjectKind::Node, &touch.name),
             ApiRequest::SetSubnetConditions(known, _) => (ObjectKind::Subnet, &known.name),
-            ApiRequest::SetPoolFinalizers(known, _) | ApiRequest::SetPoolStatus(known, _) => {
-                (ObjectKind::Pool, &known.name)
-            }
+            ApiRequest::SetFinalizers(kind, known, _) => (*kind, &known.name),
+            ApiRequest::SetPoolStatus(known, _) => (ObjectKind::Pool, &known.name),
+            ApiRequest::SetClaimStatus(known, _) => (ObjectKind::Claim, &known.name),
         };
         Some((kind, Some(name)))
     }
@@ -217,6 +224,10 @@ pub enum RequestOutcome {
     Nodes(Vec<Node>),
     /// All NodeSubnets, as the answer to a list.
     Subnets(Vec<Subnet>),
+    /// The claim after the request.
+    Claim(Claim),
+    /// All claims, as the answer to a list.
+    Claims(Vec<Claim>),
     /// The block after the request.
     Block(Block),
     /// All blocks, as the answer to a list.

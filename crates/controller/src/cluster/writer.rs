@@ -16,6 +16,7 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams};
 use kube::{Client, Error, Resource};
+use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
@@ -138,9 +139,15 @@ impl Writer {
                 self.merge(ObjectKind::Subnet, &known, "/status", patch)
                     .await
             }
-            ApiRequest::SetPoolFinalizers(known, finalizers) => {
+            ApiRequest::SetFinalizers(kind, known, finalizers) => {
                 let patch = json!({"metadata": {"finalizers": finalizers}});
-                self.merge(ObjectKind::Pool, &known, "", patch).await
+                self.merge(kind, &known, "", patch).await
+            }
+            ApiRequest::SetClaimStatus(known, status) => {
+                let patch = replaced_status(&known, &status);
+                let path = path(ObjectKind::Claim, &known.name) + "/status";
+                self.object(ObjectKind::Claim, RequestMethod::JsonPatch(patch), &path)
+                    .await
             }
             ApiRequest::SetPoolStatus(known, status) => {
                 let patch = json!({"status": status});
@@ -155,6 +162,7 @@ impl Writer {
             ObjectKind::Subnet => listed(self.all(convert::subnet).await, RequestOutcome::Subnets),
             ObjectKind::Block => listed(self.all(convert::block).await, RequestOutcome::Blocks),
             ObjectKind::Pool => listed(self.all(convert::pool).await, RequestOutcome::Pools),
+            ObjectKind::Claim => listed(self.all(convert::claim).await, RequestOutcome::Claims),
         }
     }
 
@@ -206,6 +214,9 @@ impl Writer {
                 RequestOutcome::Block(convert::block(client.request(request).await?))
             }
             ObjectKind::Pool => RequestOutcome::Pool(convert::pool(client.request(request).await?)),
+            ObjectKind::Claim => {
+                RequestOutcome::Claim(convert::claim(client.request(request).await?))
+            }
         })
     }
 }
@@ -247,12 +258,19 @@ fn collection(kind: ObjectKind) -> String {
         ObjectKind::Subnet => "nodesubnets",
         ObjectKind::Block => "ipamblocks",
         ObjectKind::Pool => "ippools",
+        ObjectKind::Claim => "ipclaims",
     };
     format!("/apis/{GROUP}/{VERSION}/{plural}")
 }
 
+/// Returns the path of an object. The name of a claim contains its namespace.
 fn path(kind: ObjectKind, name: &str) -> String {
-    format!("{}/{name}", collection(kind))
+    match name.split_once('/') {
+        Some((namespace, name)) if kind == ObjectKind::Claim => {
+            format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/ipclaims/{name}")
+        }
+        _ => format!("{}/{name}", collection(kind)),
+    }
 }
 
 /// Returns a new object as JSON.
@@ -271,6 +289,15 @@ fn spec_patch(known: &KnownObject, spec: &Value) -> Value {
         {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
         {"op": "replace", "path": "/metadata/resourceVersion", "value": known.version.to_string()},
         {"op": "add", "path": "/spec", "value": spec},
+    ])
+}
+
+/// Returns the JSON Patch that replaces the whole status of that version of the object, including absent fields.
+fn replaced_status(known: &KnownObject, status: &impl Serialize) -> Value {
+    json!([
+        {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": known.version.to_string()},
+        {"op": "add", "path": "/status", "value": status},
     ])
 }
 

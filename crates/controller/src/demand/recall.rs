@@ -43,7 +43,7 @@ impl Demand {
     ) -> bool {
         let now = cx.now.mono;
         let none = BTreeSet::new();
-        let own = cx.allocations.blocks.of(&node.uid);
+        let own = cx.allocations.plain_blocks(&node.uid);
         let own = own.filter(|entry| entry.confirmed && !entry.is_leaving());
         let entries: Vec<BlockEntry> = own.cloned().collect();
         let subnet = cx.cache.subnets.get(&node.name);
@@ -144,7 +144,8 @@ impl Demand {
             let wanted = waits.values().filter(|wait| wait.need == need).count();
             let idle = pool.terms.idle;
             let is_allocated = |entry: &&BlockEntry| {
-                entry.pool == *name && entry.confirmed && !entry.owner.quarantined
+                let is_plain = cx.allocations.claims.of(&entry.cidr).is_none();
+                entry.pool == *name && entry.confirmed && !entry.owner.quarantined && is_plain
             };
             let allocated = || cx.allocations.blocks.iter().filter(is_allocated);
             let is_recent = |at: Duration| now < at + PATIENCE;
@@ -227,7 +228,7 @@ fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
 
 /// Recalls all blocks of a pool that a node has. Returns how many were not recalled before.
 fn recall_all(pool: &PoolName, uid: &ObjectUid, cx: &mut Context) -> usize {
-    let own = cx.allocations.blocks.of(uid);
+    let own = cx.allocations.plain_blocks(uid);
     let own = own.filter(|it| it.pool == *pool && it.confirmed && !it.is_leaving());
     let cidrs: Vec<Cidr> = own.map(|entry| entry.cidr).collect();
     cidrs.iter().filter(|cidr| recall_block(cidr, cx)).count()

@@ -1,13 +1,15 @@
 //! Handles changes of API objects: updates the allocations, and queues the affected objects in the loops.
 
+use std::collections::BTreeSet;
+
 use super::Leader;
 use crate::Now;
 use crate::allocations::SyncOutcome;
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::object_cache::ObjectUpdate;
-use crate::cluster::objects::{Block, MachineIdentity, Node};
+use crate::cluster::objects::{Block, Claim, MachineIdentity, Node};
 use crate::cluster::request::ObjectKind;
 use crate::quarantine::Quarantine;
 use crate::report::{
@@ -131,6 +133,7 @@ impl Leader {
         for cidr in self.allocations.quarantine_blocks(name, uid, machine, now) {
             freed |= self.allocations.blocks.get(&cidr).is_none();
             self.loops.blocks.queue.add(cidr);
+            self.look_at_claim(&cidr);
         }
         if freed {
             self.requeue_waiting();
@@ -147,10 +150,32 @@ impl Leader {
         self.reattribute |= spec;
     }
 
-    /// Handles a change of the addresses that pods report. Where no agent reports, they are counted in the pool's
+    /// Handles a change of pods. `changed`: an address is no longer reported; `claims`: claims whose pods have changed. Where no agent reports, they are counted in the pool's
     /// status.
-    pub(crate) fn pods_changed(&mut self) {
-        self.loops.pools.mark();
+    pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
+        for name in claims {
+            self.loops.claims.queue.add(name);
+        }
+        if changed {
+            self.loops.claims.requeue();
+            self.loops.pools.mark();
+        }
+    }
+
+    /// Handles a change of a claim.
+    pub(crate) fn claim_changed(&mut self, delta: &ObjectUpdate<Claim>) {
+        let (before, after) = (delta.before.as_deref(), delta.after.as_deref());
+        let is_same = |it: &&Claim| after.is_some_and(|after| after.uid == it.uid);
+        if let Some(gone) = before.filter(|it| !is_same(it)) {
+            self.loops.claims.gone(&gone.name);
+            if self.allocations.drop_claim(&gone.name) {
+                self.requeue_waiting();
+            }
+        }
+        if let Some(claim) = after {
+            self.allocations.claim_seen(claim);
+            self.loops.claims.queue.add(claim.name.clone());
+        }
     }
 
     pub(crate) fn services_changed(&mut self) {
@@ -178,6 +203,7 @@ impl Leader {
         if before.is_none() && !self.allocations.in_agent_grace {
             for cidr in self.allocations.return_blocks(node, now) {
                 self.loops.blocks.queue.add(cidr);
+                self.look_at_claim(&cidr);
                 self.loops.subnets.queue.add(node.name.clone());
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::agent_grace::AgentGrace;
 use crate::block::BlockLoop;
+use crate::claim::ClaimLoop;
 use crate::cluster::lease::LeadershipTerm;
 use crate::cluster::request::ApiRequest;
 use crate::default_pool::DefaultPool;
@@ -96,5 +97,6 @@ loops! {
     "block" blocks: BlockLoop = BlockLoop::default(),
     "quarantine" quarantine: Quarantine = Quarantine::default(),
     "leaks" leaks: Leaks = Leaks::after(settings.leak_grace),
+    "claim" claims: ClaimLoop = ClaimLoop::default(),
     "pool" pools: PoolLoop = PoolLoop::default(),
 }

@@ -7,7 +7,7 @@ use crate::Now;
 use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, machine};
 use crate::cluster::cache::{ClusterCache, report_of};
-use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, MachineIdentity, Owner};
 use crate::purpose::Step;
 use cadastre_api::{AllocatedBlock, MOST_RESERVED, NodeSubnetSpec};
@@ -71,7 +71,7 @@ impl AllocationState {
         let entry = self.blocks.get(&cidr);
         let has_other_owner = match entry {
             Some(entry) => entry.owner.quarantined || entry.owner.uid != *uid,
-            None => self.ledger.overlapping(&cidr).next().is_some(),
+            None => self.is_held_by_node(&cidr),
         };
         if !alive && has_other_owner {
             return;
@@ -187,8 +187,16 @@ impl AllocationState {
         report: Option<&AgentReport>,
     ) -> Vec<AllocatedBlock> {
         let own = self.blocks.of(uid);
-        let stay = own.filter(|entry| entry.is_held() && !entry.is_released(report));
-        let listed = stay.filter_map(|entry| {
+        let stays = |entry: &BlockEntry| {
+            entry.owner.uid == *uid && entry.is_held() && !entry.is_released(report)
+        };
+        let listed = own.filter(|entry| stays(entry)).filter_map(|entry| {
+            if let Some(claim) = self.claims.of(&entry.cidr) {
+                // A pod gets all addresses of a claim or none, so they are listed together.
+                let mut all = self.claims.get(claim)?.cidrs();
+                let is_whole = all.all(|cidr| self.blocks.get(&cidr).is_some_and(stays));
+                return is_whole.then(|| self.listed_claim(entry, claim))?;
+            }
             let pool = self.pools.get(&entry.pool);
             let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
             let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
@@ -196,12 +204,27 @@ impl AllocationState {
                 cidr: entry.cidr.to_string(),
                 uid: entry.uid.as_ref()?.to_string(),
                 pool: entry.pool.to_string(),
+                claim: None,
                 recall: entry.recall,
                 reserved: within(&entry.cidr, reserved),
                 on_request: within(&entry.cidr, on_request),
             })
         });
         listed.collect()
+    }
+
+    /// Returns the block of a claim as a NodeSubnet lists it. An agent of a version that does not know claims must not
+    /// assign its address, so it is listed as reserved; other agents ignore that.
+    fn listed_claim(&self, entry: &BlockEntry, claim: &ClaimName) -> Option<AllocatedBlock> {
+        Some(AllocatedBlock {
+            cidr: entry.cidr.to_string(),
+            uid: entry.uid.as_ref()?.to_string(),
+            pool: entry.pool.to_string(),
+            claim: Some(claim.to_string()),
+            recall: entry.recall,
+            reserved: vec![entry.cidr.first().to_string()],
+            on_request: Vec::new(),
+        })
     }
 
     /// Returns how many addresses of a block can be assigned to pods that do not ask for a particular address. These

@@ -109,8 +109,8 @@ impl AllocationState {
             affected.freed = true;
         } else {
             entry.step = Step::Create;
-            affected.blocks.push(cidr);
         }
+        affected.blocks.push(cidr);
         affected
     }
 
@@ -218,8 +218,9 @@ impl AllocationState {
         let own = self.blocks.get(cidr).map(|entry| entry.holding);
         let mut others = self.ledger.overlapping(cidr);
         others.all(|(id, holding)| {
-            if Some(id) == own {
-                return true;
+            // A block that is exactly the address of a claim is the claim's. Any other block yields to the claim.
+            if Some(id) == own || self.is_of_claims(holding.holder) {
+                return Some(id) == own || holding.cidr == *cidr;
             }
             match self
                 .blocks

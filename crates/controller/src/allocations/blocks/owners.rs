@@ -125,7 +125,7 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether no other holding overlaps the block. Smaller quarantined blocks of the same deleted node inside
+    /// Returns whether no other holding overlaps the block. That of the claim whose address the block is does not count. Smaller quarantined blocks of the same deleted node inside
     /// the block do not count: they were created late, and stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.holding).map(|own| own.holder);
@@ -133,7 +133,8 @@ impl AllocationState {
             let is_quarantined_inside = holding.state == HoldingState::Quarantined
                 && Some(holding.holder) == holder
                 && holding.cidr.len() > entry.cidr.len();
-            id == entry.holding || is_quarantined_inside
+            let is_claim = holding.cidr == entry.cidr && self.is_of_claims(holding.holder);
+            id == entry.holding || is_quarantined_inside || is_claim
         })
     }
 

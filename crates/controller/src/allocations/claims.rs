@@ -1,0 +1,170 @@
+//! Claims in the ledger: the addresses that IPClaims have.
+//!
+//! A claim's addresses are holdings like those of nodes, so nothing else is allocated from them. When a pod uses the
+//! claim, each address is also a block of the pod's node: a second holding of the same range, with the life of every
+//! block. A block that is exactly the address of a claim is the claim's block, whatever it was allocated for.
+//!
+//! # Guarantees
+//! - A claim's holding leaves the ledger only when the claim's object is gone.
+//! - No address is recorded for two claims.
+//! - A claim's holding gives no node the right to assign the address; only a block does. So a wrong record of a claim
+//!   can cause a wait, and never two holders.
+
+use std::collections::BTreeMap;
+
+use super::AllocationState;
+use super::blocks::BlockEntry;
+use super::holders::HolderUse;
+use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
+use crate::cluster::objects::Claim;
+use cadastre_core::{Cidr, Holder, HoldingId, HoldingState};
+
+/// All claims that have addresses.
+#[derive(Debug, Default)]
+pub struct ClaimTable {
+    entries: BTreeMap<ClaimName, ClaimEntry>,
+    by_address: BTreeMap<Cidr, ClaimName>,
+}
+
+/// The addresses of one claim.
+#[derive(Debug)]
+pub(crate) struct ClaimEntry {
+    uid: ObjectUid,
+    pub pool: PoolName,
+    /// The addresses as ranges of one address, IPv4 first
+    pub addresses: Vec<(Cidr, HoldingId)>,
+    /// Whether the API server has stored the addresses in the claim's status
+    pub is_stored: bool,
+}
+
+impl ClaimEntry {
+    /// Returns the addresses as ranges of one address.
+    pub(crate) fn cidrs(&self) -> impl Iterator<Item = Cidr> + Clone + '_ {
+        self.addresses.iter().map(|(cidr, _)| *cidr)
+    }
+}
+
+impl ClaimTable {
+    /// Returns the addresses of a claim, if it has any.
+    pub(crate) fn get(&self, name: &ClaimName) -> Option<&ClaimEntry> {
+        self.entries.get(name)
+    }
+
+    /// Returns the claim that has exactly this range.
+    pub fn of(&self, range: &Cidr) -> Option<&ClaimName> {
+        self.by_address.get(range)
+    }
+
+    /// Returns the number of claims that have addresses.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns whether no claim has addresses.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+impl AllocationState {
+    /// Returns the ledger's holder for the addresses of all claims.
+    pub(crate) fn claims_holder(&mut self) -> Holder {
+        self.holders
+            .intern(HolderUse::Claims, &"".into(), &"".into())
+    }
+
+    /// Returns whether the holding is for a claim.
+    pub(crate) fn is_of_claims(&self, holder: Holder) -> bool {
+        self.holders.get(HolderUse::Claims, &"".into()) == Some(holder)
+    }
+
+    /// Returns whether any node, live or deleted, has a part of the range.
+    pub(crate) fn is_held_by_node(&self, range: &Cidr) -> bool {
+        let mut holdings = self.ledger.overlapping(range);
+        holdings.any(|(_, holding)| !self.is_of_claims(holding.holder))
+    }
+
+    /// Returns the blocks of a node that are no claim's.
+    pub(crate) fn plain_blocks<'a>(
+        &'a self,
+        uid: &ObjectUid,
+    ) -> impl Iterator<Item = &'a BlockEntry> + use<'a> {
+        let own = self.blocks.of(uid);
+        own.filter(|entry| self.claims.of(&entry.cidr).is_none())
+    }
+
+    /// Returns a range of a node that overlaps the address, other than the block of the claim itself.
+    pub(crate) fn conflict_with_claim(&self, address: &Cidr) -> Option<Cidr> {
+        let mut others = self.ledger.overlapping(address);
+        let conflict = others.find(|(_, holding)| {
+            let is_own_block = holding.cidr == *address && self.blocks.get(address).is_some();
+            !self.is_of_claims(holding.holder) && !is_own_block
+        });
+        conflict.map(|(_, holding)| holding.cidr)
+    }
+
+    /// Records the addresses of a claim that has none yet, for which the caller has recorded these holdings.
+    pub(crate) fn begin_claim(
+        &mut self,
+        claim: &Claim,
+        pool: &PoolName,
+        addresses: Vec<(Cidr, HoldingId)>,
+        is_stored: bool,
+    ) {
+        for (cidr, _) in &addresses {
+            self.claims.by_address.insert(*cidr, claim.name.clone());
+        }
+        self.claims.entries.insert(
+            claim.name.clone(),
+            ClaimEntry {
+                uid: claim.uid.clone(),
+                pool: pool.clone(),
+                addresses,
+                is_stored,
+            },
+        );
+    }
+
+    /// Records what a claim's object shows: the addresses in its status, unless the claim has others already or
+    /// another claim has one of them. Addresses that this leader chose and that the API server has not stored yield to
+    /// those in the status, which an earlier leader chose.
+    pub(crate) fn claim_seen(&mut self, claim: &Claim) {
+        let stored: Vec<Cidr> = claim.addresses().map(Cidr::host).collect();
+        if let Some(entry) = self.claims.entries.get_mut(&claim.name) {
+            let is_same = entry.uid == claim.uid;
+            if is_same && entry.cidrs().eq(stored.iter().copied()) {
+                entry.is_stored = true;
+                return;
+            }
+            if is_same && (entry.is_stored || stored.is_empty()) {
+                return;
+            }
+            self.drop_claim(&claim.name);
+        }
+        let is_anothers = |cidr: &Cidr| self.claims.of(cidr).is_some();
+        if stored.is_empty() || stored.iter().any(is_anothers) {
+            return;
+        }
+        let pool = claim.status.pool.as_deref().map(PoolName::from);
+        let pool = pool.or_else(|| Some(self.pools.of(&stored[0])?.name.clone()));
+        let holder = self.claims_holder();
+        let addresses = stored.into_iter().map(|cidr| {
+            let holding = self.ledger.record(holder, cidr, HoldingState::Allocated);
+            (cidr, holding)
+        });
+        let addresses = addresses.collect();
+        self.begin_claim(claim, &pool.unwrap_or_default(), addresses, true);
+    }
+
+    /// Removes the addresses of a claim, whose object is gone. Returns whether it had any.
+    pub(crate) fn drop_claim(&mut self, name: &ClaimName) -> bool {
+        let Some(entry) = self.claims.entries.remove(name) else {
+            return false;
+        };
+        for (cidr, holding) in entry.addresses {
+            self.claims.by_address.remove(&cidr);
+            self.ledger.release(holding);
+        }
+        true
+    }
+}

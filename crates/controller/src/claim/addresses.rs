@@ -1,0 +1,190 @@
+//! Which addresses a claim gets.
+
+use std::collections::BTreeSet;
+
+use super::{ClaimLoop, ClaimProblem};
+use crate::Context;
+use crate::cluster::names::PoolName;
+use crate::cluster::objects::{Claim, ClaimSpec};
+use crate::pools::{PoolPhase, PoolState};
+use cadastre_api::{AllocationMode, node_allocation};
+use cadastre_core::usable::{covering, usable};
+use cadastre_core::{Addr, Cidr, Dual, HoldingId, HoldingState};
+
+impl ClaimLoop {
+    /// Allocates addresses to a claim that has none, or returns why it gets none now.
+    pub(super) fn allocate(&mut self, claim: &Claim, cx: &mut Context) -> Result<(), ClaimProblem> {
+        let spec = match &claim.spec {
+            Ok(spec) => spec,
+            Err(why) => {
+                let text = format!("{why}: delete the claim, and create another");
+                return Err(ClaimProblem::new("Invalid", text));
+            }
+        };
+        if !claim.status.addresses.is_empty() {
+            let text = format!(
+                "the status has {}, which another claim has, too: delete one of the two claims",
+                claim.status.addresses.join(" and ")
+            );
+            return Err(ClaimProblem::new("AddressInUse", text));
+        }
+        let pool = pool_of(spec, cx)?;
+        let name = pool.name.clone();
+        if let Some(full) = self.full.get(&name).filter(|_| spec.addresses.is_empty()) {
+            return Err(full.clone());
+        }
+        let addresses = if spec.addresses.is_empty() {
+            let any = any_of(&name, cx);
+            any.inspect_err(|problem| _ = self.full.insert(name.clone(), problem.clone()))?
+        } else {
+            requested(&spec.addresses, &name, cx)?
+        };
+        cx.allocations.begin_claim(claim, &name, addresses, false);
+        Ok(())
+    }
+}
+
+/// Returns the pool of a claim, or why no pool may serve it.
+fn pool_of<'a>(spec: &ClaimSpec, cx: &'a Context) -> Result<&'a PoolState, ClaimProblem> {
+    let pools = &cx.allocations.pools;
+    let names: BTreeSet<PoolName> = match &spec.pool {
+        Some(name) => [name.clone()].into(),
+        None => {
+            let hosts = spec.addresses.iter().map(|addr| Cidr::host(*addr));
+            let pools = hosts.filter_map(|host| pools.of(&host));
+            pools.map(|pool| pool.name.clone()).collect()
+        }
+    };
+    let mut names = names.into_iter();
+    let (Some(name), None) = (names.next(), names.next()) else {
+        let text = "the addresses are not of one pool: kubectl get ippools.cadastre.dev lists the ranges of each";
+        return Err(ClaimProblem::new("PoolNotFound", text.to_owned()));
+    };
+    let Some(pool) = pools.get(&name) else {
+        let text = format!("there is no pool \"{name}\": create it, or create a claim of another");
+        return Err(ClaimProblem::new("PoolNotFound", text));
+    };
+    if pool.allocation_mode != AllocationMode::Blocks {
+        let text = format!(
+            "pool \"{name}\" has allocationMode NodeCIDR, so its addresses stay with nodes: claim an address of a pool with allocationMode Blocks"
+        );
+        return Err(ClaimProblem::new("PoolNotSuitable", text));
+    }
+    if pool.terms.namespaces.specificity() > 0 {
+        let text = format!(
+            "pool \"{name}\" is only for some namespaces, by its namespaceSelector, and serves no claims: claim an address of another pool"
+        );
+        return Err(ClaimProblem::new("PoolNotSuitable", text));
+    }
+    if !pool.is_serving() {
+        let text = match &pool.phase {
+            PoolPhase::Terminating => format!("pool \"{name}\" is being deleted"),
+            phase => format!("pool \"{name}\" allocates nothing now: {phase}"),
+        };
+        return Err(ClaimProblem::new("PoolNotReady", text));
+    }
+    Ok(pool)
+}
+
+/// Takes a free address of each family of the pool.
+fn any_of(name: &PoolName, cx: &mut Context) -> Result<Vec<(Cidr, HoldingId)>, ClaimProblem> {
+    let holder = cx.allocations.claims_holder();
+    let Some(pool) = cx.allocations.pools.get(name) else {
+        return Ok(Vec::new());
+    };
+    let mut space = pool.space.refitted(Dual::from_fn(|family| {
+        let len = pool.space.block_len(family);
+        len.map(|_| family.bits())
+    }));
+    let unadopted = &cx.allocations.unadopted;
+    let avoid = |range: &Cidr| {
+        let addr = range.first();
+        let is_excluded = why_not(addr, pool).is_some();
+        let of_pod = || cx.cache.pods.any_in_free(range);
+        is_excluded
+            .then_some(addr)
+            .or_else(of_pod)
+            .or_else(|| unadopted.any_in(range))
+    };
+    let carved = cx.allocations.ledger.carve(&mut space, holder, avoid);
+    let carved = carved.map_err(|full| {
+        let text = format!(
+            "pool \"{name}\" has no free {} address outside the blocks of nodes ({full}): add ranges to the pool",
+            full.family
+        );
+        ClaimProblem::new("Exhausted", text)
+    })?;
+    let ids = carved.iter().filter_map(|(_, id)| *id);
+    let ids: Vec<HoldingId> = ids.collect();
+    let held = ids.into_iter().filter_map(|id| {
+        cx.allocations.ledger.set_state(id, HoldingState::Allocated);
+        Some((cx.allocations.ledger.get(id)?.cidr, id))
+    });
+    Ok(held.collect())
+}
+
+/// Takes exactly these addresses of the pool.
+fn requested(
+    addresses: &[Addr],
+    name: &PoolName,
+    cx: &mut Context,
+) -> Result<Vec<(Cidr, HoldingId)>, ClaimProblem> {
+    for addr in addresses {
+        let host = Cidr::host(*addr);
+        let pool = cx.allocations.pools.get(name);
+        let Some(pool) = pool.filter(|pool| pool.space.covers(&host)) else {
+            let text = format!("{addr} is in no range of pool \"{name}\"");
+            return Err(ClaimProblem::new("OutsidePool", text));
+        };
+        if let Some(why) = why_not(*addr, pool) {
+            let text = format!("{addr} {why}, so nobody gets it: claim another address");
+            return Err(ClaimProblem::new("AddressReserved", text));
+        }
+        if let Some(claim) = cx.allocations.claims.of(&host) {
+            let text = format!("{addr} is the address of claim {claim}");
+            return Err(ClaimProblem::new("AddressInUse", text));
+        }
+        if let Some(range) = cx.allocations.conflict_with_claim(&host) {
+            let entry = cx.allocations.blocks.get(&range);
+            let whose = entry.map_or(String::new(), |entry| {
+                let quarantined = entry.owner.quarantined;
+                let what = if quarantined { "deleted node" } else { "node" };
+                format!(" of {what} {}", entry.owner.name)
+            });
+            let text = format!(
+                "{addr} is in block {range}{whose}: the claim gets it when the block is free again"
+            );
+            return Err(ClaimProblem::new("AddressInUse", text));
+        }
+        let of_pod = cx.cache.pods.any_in_free(&host);
+        if of_pod.is_some() || cx.allocations.unadopted.any_in(&host).is_some() {
+            let text = format!(
+                "{addr} is in use, although no node has it: kubectl cadastre show ip {addr}"
+            );
+            return Err(ClaimProblem::new("AddressInUse", text));
+        }
+    }
+    let holder = cx.allocations.claims_holder();
+    let mut hosts: Vec<Cidr> = addresses.iter().map(|addr| Cidr::host(*addr)).collect();
+    hosts.sort_unstable();
+    let held = hosts.into_iter().map(|host| {
+        let ledger = &mut cx.allocations.ledger;
+        (host, ledger.record(holder, host, HoldingState::Allocated))
+    });
+    Ok(held.collect())
+}
+
+/// Returns why a pool never assigns an address.
+fn why_not(addr: Addr, pool: &PoolState) -> Option<&'static str> {
+    let is_in = |spans: &[cadastre_core::IpRange]| {
+        spans
+            .iter()
+            .any(|span| span.within(&Cidr::host(addr)).is_some())
+    };
+    if is_in(&pool.reserved) {
+        return Some("is reserved in the pool, an address of a node, or in a service range");
+    }
+    let terms = node_allocation::terms(&pool.node_view, &mut Vec::new());
+    let usable = usable(Cidr::host(addr), Some(&terms));
+    covering(&usable.excluded, addr).map(|_| "is a gateway, network or broadcast address")
+}

@@ -1,0 +1,87 @@
+//! The status that a claim should have.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::ClaimProblem;
+use crate::Context;
+use crate::allocations::blocks::BlockEntry;
+use crate::allocations::whole_seconds;
+use crate::cluster::objects::Claim;
+use cadastre_api::IPClaimStatus;
+
+/// Returns the status that follows from the ledger and the cached pods.
+pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context) -> IPClaimStatus {
+    let entry = cx.allocations.claims.get(&claim.name);
+    let blocks = entry.into_iter().flat_map(|it| it.cidrs());
+    let mut blocks = blocks.filter_map(|cidr| cx.allocations.blocks.get(&cidr));
+    let node = blocks.find(|it| it.confirmed).map(node_of);
+    let pods = cx.cache.pods.of_claim(&claim.name);
+    let here = |name: &str| pods.iter().find(|pod| pod.node.as_deref() == Some(name));
+    let pod = node.as_deref().and_then(here);
+    let is_same_node = claim.status.node == node;
+    let now = Time(whole_seconds(cx.now.wall));
+    let since = claim.status.since.clone().filter(|_| is_same_node);
+    let since = node.is_some().then(|| since.unwrap_or(now));
+    let mut status = IPClaimStatus {
+        addresses: entry.map_or_else(
+            || claim.status.addresses.clone(),
+            |it| it.cidrs().map(|cidr| cidr.first().to_string()).collect(),
+        ),
+        pool: entry.map(|it| it.pool.to_string()),
+        pod: pod.map(|pod| pod.pod.to_string()),
+        node,
+        since,
+        conditions: Vec::new(),
+    };
+    let (is_ready, reason, message) = match (problem, entry, &status.pod, &status.node) {
+        (Some(problem), entry, ..) => (entry.is_some(), problem.reason, problem.text.clone()),
+        (None, None, ..) => (
+            false,
+            "Pending",
+            "the claim has no addresses yet".to_owned(),
+        ),
+        (None, Some(_), Some(pod), Some(node)) => (
+            true,
+            "InUse",
+            format!("pod {pod} on node {node} uses the addresses"),
+        ),
+        (None, Some(_), None, Some(node)) => (
+            true,
+            "Releasing",
+            format!("node {node} releases the addresses, because no pod there names the claim"),
+        ),
+        (None, Some(_), ..) => (true, "Available", "no pod uses the addresses".to_owned()),
+    };
+    let message = if claim.deleting && status.node.is_some() {
+        format!("the claim is deleted when no node has its addresses any more: {message}")
+    } else {
+        message
+    };
+    status.conditions = vec![ready(claim, is_ready, reason, message, cx)];
+    status
+}
+
+fn node_of(entry: &BlockEntry) -> String {
+    entry.owner.name.to_string()
+}
+
+fn ready(
+    claim: &Claim,
+    is_ready: bool,
+    reason: &'static str,
+    message: String,
+    cx: &Context,
+) -> Condition {
+    let status = if is_ready { "True" } else { "False" };
+    let before = claim.status.conditions.iter();
+    let mut before = before.filter(|it| it.type_ == "Ready" && it.status == status);
+    let since = before.next().map(|it| it.last_transition_time.clone());
+    Condition {
+        type_: "Ready".to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: since.unwrap_or(Time(whole_seconds(cx.now.wall))),
+        observed_generation: Some(claim.generation),
+    }
+}
