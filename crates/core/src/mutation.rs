@@ -1,14 +1,16 @@
-//! Deliberate bugs that prove that the tests find them.
+//! Mutations: deliberate bugs. The tests must find each of them, which proves that they would find such a bug.
 //!
 //! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds the expression
 //! is the constant `false`, so the compiler removes the bug. In builds with debug assertions, which tests use, a bug is
-//! enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). A Cargo feature would build the crate twice.
+//! enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). Bugs are not Cargo features, because then the
+//! crate would be built twice.
 //!
-//! `docs/mutations.md` lists which test finds which bug, and a test keeps the page up to date; `make mutants` tries
-//! all bugs. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line
-//! in `tests/sim/proofs.rs`.
+//! `docs/mutations.md` lists which test finds which bug, and a test keeps the page up to date; `make mutants` tries all
+//! bugs. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line in
+//! `tests/sim/proofs.rs`.
 
-/// The environment variable with the name of the mutation that is enabled in all threads of a process.
+/// The environment variable whose value is the name of a mutation. The mutation is enabled in all threads of the
+/// process.
 pub const VARIABLE: &str = "CADASTRE_MUTATION";
 
 macro_rules! mutations {
@@ -261,7 +263,7 @@ mutations! {
 
 #[cfg(not(debug_assertions))]
 impl Mutation {
-    /// Whether this bug is enabled: never, because release builds contain no mutations.
+    /// Whether this bug is enabled. Release builds contain no mutations, so the answer is always `false`.
     pub const fn is_on(self) -> bool {
         false
     }
@@ -284,7 +286,7 @@ mod switch {
         }
     }
 
-    /// Enables one bug in the current thread, or disables all with `None`.
+    /// Enables one bug in the current thread; `None` disables all bugs.
     pub fn set(mutation: Option<Mutation>) {
         ON.set(mutation);
     }
