@@ -5,7 +5,7 @@
 //!
 //! | proof | |
 //! |---|---|
-//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller has named the address, which it does after a grace period |
+//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller has named the address, so no further grace period is needed |
 //! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
 //! A live pod may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are released

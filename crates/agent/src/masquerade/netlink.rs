@@ -1,5 +1,5 @@
-//! Netlink messages. A message is a byte string with its length in front, aligned to four bytes. Messages can be
-//! nested.
+//! Netlink messages. Messages, and the attributes in them, are byte strings that begin with their length. They are
+//! aligned to four bytes. Attributes can contain attributes.
 
 use std::io;
 

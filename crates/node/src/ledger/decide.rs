@@ -298,7 +298,7 @@ pub(crate) fn status(kv: &dyn Kv) -> Result<(), Stop> {
     Err(refusal(reasons, false))
 }
 
-/// Compares the addresses that the container runtime remembers with the addresses assigned to the attachment.
+/// Fails unless the addresses that the container runtime remembers are exactly the addresses of the attachment.
 /// Remembered addresses outside the node's blocks are ignored, because they belong to other CNI plugins.
 pub(crate) fn check(kv: &dyn Kv, check: &Check) -> Result<(), Stop> {
     let Attachment {
