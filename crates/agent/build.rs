@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .build_transport(false)
         .compile_fds(files)?;
-    // The agent is only a client of the CRI; tests need the server for their fake runtime.
+    // In production the agent is only a client of the CRI. Tests also need the server, for their fake runtime.
     let files = protox::compile(["cri/runtime/v1/api.proto"], ["../../proto"])?;
     tonic_prost_build::configure()
         .build_transport(false)

@@ -3,7 +3,7 @@
 //! | what changed | when it is published |
 //! |---|---|
 //! | an address was released that the controller or a user has named, or that a newer sandbox supersedes | once [`Schedule`]'s `soon` has passed since the last write, because the controller or a user waits for the release |
-//! | an address was assigned on a second network, or to a container without a pod, and no pod reports it | likewise, because only this list can restore it if the store is lost |
+//! | an address was assigned on a second network, or to a container without a pod, and no pod reports it | just as soon, because only this list can restore it if the store is lost |
 //! | anything else | once per interval, with jitter |
 //! | nothing | never |
 //!
@@ -26,11 +26,10 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, AttachmentRecord, OWN_INTERFACE, PodRef, Snapshot};
 
-/// A pod is expected to report an address by the time that the address reaches this age.
+/// If an address is older than this, its pod should have reported it.
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
-/// Builds the list of addresses in use. `boot`: the id of the current boot, which is needed to find superseded
-/// sandboxes.
+/// Builds the list of addresses in use. `boot` is the id of the current boot, by which superseded sandboxes are found.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     let superseded = superseded(&snapshot.attachments, boot);
     let entry = |record: &AttachmentRecord| {
@@ -69,7 +68,7 @@ fn entry(record: &AttachmentRecord, superseded: bool) -> AddressEntry {
     }
 }
 
-/// Returns the handle by which an address is released: `network/containerID`. Network names have no slash.
+/// Returns the handle that users give to release an address: `network/containerID`. A network's name has no slash.
 pub fn handle(attachment: &Attachment) -> String {
     format!("{}/{}", attachment.network, attachment.container_id)
 }
@@ -81,8 +80,8 @@ fn pod_name(pod: &PodRef) -> String {
     }
 }
 
-/// Whether the list should be written before its interval is over. `named`: addresses that the controller or a
-/// user wants released; `wall_ms`: the time of day in Unix milliseconds.
+/// Whether the list should be written before its interval is over. `named` are the addresses that the controller or a
+/// user wants to be released; `wall_ms` is the time of day in Unix milliseconds.
 pub(crate) fn is_urgent(
     published: &NodeAddressesSpec,
     named: &BTreeSet<Addr>,
@@ -104,7 +103,7 @@ pub(crate) fn is_urgent(
         let age = wall_ms.saturating_sub(it.since_ms);
         u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
     };
-    // If the store is lost, the runtime still knows these addresses, so they need not be published at once.
+    // If the store is lost, the runtime still knows these addresses, so they need not be listed at once.
     let of_runtime =
         |it: &AttachmentRecord| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
     let others = snapshot.attachments.iter();
@@ -142,7 +141,7 @@ pub(crate) enum ListStep {
 /// The outcome of writing the list.
 #[derive(Debug)]
 pub enum ListOutcome {
-    /// Written; `Some` if the API server stored only a part of the list, because the CRD is older than the agent
+    /// Written; `Some` if the API server stored only a part of the list, because its CRD is older than the agent
     Done(Option<Box<PartialList>>),
     /// Rejected, or the outcome is indeterminate
     Failed,
@@ -158,8 +157,8 @@ pub struct PartialList {
 }
 
 impl Schedule {
-    /// Returns a schedule that writes once per `interval`, or after `soon` if the change is urgent. `random` seeds the
-    /// jitter, so that it differs between nodes.
+    /// Returns a schedule that writes once per `interval`, or `soon` after the last write if the change is urgent.
+    /// `random` seeds the jitter, which should differ between nodes.
     pub(crate) fn new(interval: Duration, soon: Duration, random: u64, now: Duration) -> Self {
         let mut jitter = Jitter::new(random);
         let soon = soon.min(interval);
@@ -167,7 +166,7 @@ impl Schedule {
             interval,
             soon,
             is_writing: false,
-            // The first writes are delayed by random times, so that agents that are started together do not write at
+            // The first writes are delayed by random times. Otherwise agents that start together would all write at
             // once.
             next_at: now + jitter.part(interval / 4),
             soon_at: now + jitter.part(soon / 4),
@@ -198,7 +197,7 @@ impl Schedule {
         ListStep::Write
     }
 
-    /// Records that a write has ended. A write that was not `done` is repeated after `soon`.
+    /// Records that a write has ended. If `done` is false, the write is repeated after `soon`.
     pub(crate) fn written(&mut self, done: bool, now: Duration) {
         self.is_writing = false;
         self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);

@@ -1,14 +1,14 @@
-//! Addresses of pods on second networks, read from Multus' annotations, because the container runtime does not know
-//! them.
+//! Addresses of pods on second networks. They are read from Multus' annotations, because the container runtime does not
+//! know them.
 //!
 //! The annotation `networks` asks for second networks. Multus writes the annotation `network-status` to a pod once all
 //! networks of the pod are set up, before the sandbox is ready. Users who may edit a pod can write both annotations, so
 //! the agent trusts neither.
 //!
 //! # Guarantees
-//! - The length of an annotation and the number of addresses read from it are bounded.
-//! - The annotations can only keep addresses from being assigned; they release no address. They concern only addresses
-//!   in ranges of the pod's node that no other attachment has.
+//! - The length of an annotation that is read, and the number of addresses read from it, are bounded.
+//! - The annotations can only keep addresses from being assigned; they release none. They only concern addresses that
+//!   are in ranges of the pod's node and that no other attachment has.
 
 use serde::Deserialize;
 
@@ -23,7 +23,7 @@ const WANTED: &str = "k8s.v1.cni.cncf.io/networks";
 const MOST_TEXT: usize = 64 << 10;
 /// At most this many addresses of a pod are read.
 const MOST_ADDRESSES: usize = 32;
-/// The longest name of an interface (as in Linux), and of a network.
+/// The maximum length of an interface's name (as in Linux), and of a network's name.
 const LONGEST: (usize, usize) = (15, 253);
 
 /// An interface of a pod on a second network.
@@ -40,12 +40,12 @@ pub struct Attached {
 /// The second networks of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SecondNetworks {
-    /// The pod asks for none.
+    /// The pod asks for no second network.
     #[default]
     None,
     /// The pod has these interfaces.
     Known(Vec<Attached>),
-    /// The pod asks for second networks, but no readable annotation says which addresses it has there.
+    /// The pod asks for second networks, but no readable annotation lists its addresses there.
     Unknown,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNe
     };
     let mut remaining = MOST_ADDRESSES;
     let mut all = Vec::new();
-    // The entry marked as default is the interface that the runtime set up, so it is no second network.
+    // The entry marked as default is the pod's first interface, which the runtime has set up. So it is skipped.
     for entry in entries.into_iter().filter(|it| !it.default) {
         let addresses = entry.ips.iter().filter_map(|it| Addr::parse_lenient(it));
         let addresses: Vec<Addr> = addresses.take(remaining).collect();

@@ -41,7 +41,7 @@ pub struct AgentParts {
     pub client: Client,
     /// The path of the store's file
     pub store: PathBuf,
-    /// Whether this process already holds the lock of the store's directory
+    /// Whether this process already holds the lock on the store's directory
     pub is_store_locked: bool,
     /// Runs transactions on the store
     pub ledger: LedgerClient,
@@ -110,15 +110,14 @@ impl Carrier {
         }
     }
 
-    /// Waits for the next task to end and returns its event; `None` if no task is running. Returns only errors that an
-    /// administrator must resolve.
+    /// Waits for the next task to end and returns its event; `None` if no task is running. An error is returned only if
+    /// an administrator must resolve it.
     pub(super) async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
         let done = self.tasks.join_next().await?;
         Some(done.unwrap_or_else(|error| Err(error.into())))
     }
 
-    /// Starts an effect. Returns its event if the effect is done at once; otherwise [`Self::answer`] returns the event
-    /// later.
+    /// Starts an effect. If it is done at once, returns its event; otherwise [`Self::answer`] returns the event later.
     pub(super) fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
         let service = &self.parts.service;
         let metrics = &self.parts.metrics;
@@ -256,8 +255,8 @@ impl Carrier {
         Ok(None)
     }
 
-    /// Locks the store against other agent processes. Returns `None` if this process has the lock, or why that is
-    /// unclear. Fails if another process has the lock.
+    /// Locks the store against other agent processes. Returns `None` if this process now has the lock. Returns the
+    /// reason if the lock cannot be used. Fails if another process has the lock.
     fn lock_store(&mut self) -> anyhow::Result<Option<StoreFound>> {
         if self.parts.is_store_locked || self.store_lock.is_some() {
             return Ok(None);
@@ -274,7 +273,8 @@ impl Carrier {
     }
 }
 
-/// Adds to a snapshot which network namespaces are gone. Their paths are looked up right after the snapshot was taken.
+/// Adds to a snapshot which network namespaces are gone. The namespaces are looked up right after the snapshot was
+/// taken.
 fn with_netns(snapshot: Snapshot, service: &Service) -> LeakScan {
     let mut state = service.shared.lock();
     let paths = snapshot.attachments.iter().map(|it| it.netns.as_str());

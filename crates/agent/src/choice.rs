@@ -2,15 +2,16 @@
 //!
 //! | what | comes from |
 //! |---|---|
-//! | pools | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
+//! | pools | the pod's annotation `cadastre.dev/pools`, else that of its namespace, else the CNI config, else the pools' selectors |
 //! | addresses | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
 //!
-//! Annotations apply only to the pod's interface `eth0`, because other interfaces belong to networks whose CNI configs
-//! name pools. Addresses from a CNI config or the runtime are for one attachment, so they take precedence.
+//! Annotations apply only to the pod's interface `eth0`: other interfaces belong to other networks, whose CNI configs
+//! name their pools. An address from a CNI config or the runtime is meant for one attachment, so it takes precedence
+//! over the annotation.
 //!
 //! # Guarantees
-//! - An annotation that cannot be parsed is ignored and reported, so that a typo keeps no pod from starting.
-//! - A pool that selects by labels serves no pod whose labels are unknown.
+//! - An annotation that cannot be parsed is ignored and reported. So a typo does not keep a pod from starting.
+//! - A pool that selects pods by labels does not serve pods whose labels are unknown.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ use cadastre_api::{
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
-/// An annotation that names more pools than this is rejected as a mistake.
+/// An annotation with more pools than this is rejected as a mistake.
 const MOST_POOLS: usize = 16;
 /// At most this many characters of a wrong annotation are quoted.
 const QUOTED: usize = 100;
@@ -68,12 +69,13 @@ impl ServingPool {
     }
 }
 
-/// Why a pool is barred for a pod with unknown labels. Unknown labels prove no mismatch.
+/// Why a pool is barred for a pod whose labels are unknown. It is not reported as a mismatch, because unknown labels
+/// prove none.
 const UNKNOWN_LABELS: &str = "it selects by labels that the agent does not know (is the API server reachable, and may the agent read pods and namespaces?)";
 
-/// Returns the pools that may serve pods on this node, in their order, and errors about selectors that cannot be
-/// parsed. `allocating`: the pools with a block on this node that still assigns addresses. A retained pool serves only
-/// if it is one of them.
+/// Returns the pools that may serve pods on this node, in order of preference, and errors about selectors that cannot
+/// be parsed. `allocating` are the pools with a block on this node that still assigns addresses. A retained pool (the
+/// node only keeps its blocks of it) serves only if it is in `allocating`.
 pub(crate) fn serving(
     pools: &[NodePool],
     allocating: &BTreeSet<String>,
@@ -102,16 +104,16 @@ pub(crate) fn serving(
     (serving, wrong)
 }
 
-/// Chooses pools and addresses for an ADD, and returns in addition what is wrong with the annotations of the pod and
-/// its namespace. `serving` is sorted best first. `others` are pools with ranges on this node that are not in
-/// `serving`, such as the pool of a podCIDR; they serve any pod, but are tried last.
+/// Chooses pools and addresses for an ADD. Also returns what is wrong with the annotations of the pod and its
+/// namespace. `serving` is sorted best first. `others` are the pools with ranges on this node that are not in
+/// `serving`, such as the pool of a podCIDR. They serve any pod, but are tried last.
 pub(crate) fn decide(
     request: &PodRequest,
     serving: &[ServingPool],
     others: &[String],
 ) -> (PodChoice, Vec<String>) {
     let mut errors = Vec::new();
-    // Annotations apply only to the pod's own interface, so they are ignored for other interfaces.
+    // Annotations apply only to the pod's interface `eth0`. For other interfaces they are ignored.
     let pod = request.pod.filter(|_| request.ifname == OWN_INTERFACE);
     let of_pod = |name| pod.and_then(|pod| pod.annotations.get(name));
     let of_namespace = request.namespace.filter(|_| pod.is_some());

@@ -64,7 +64,7 @@ pub(crate) struct CriError {
 }
 
 impl Runtime {
-    /// Returns a client of the runtime that listens on `socket`; it connects with each call.
+    /// Returns a client of the runtime that listens on `socket`. The client connects again for each call.
     pub(crate) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
@@ -78,7 +78,7 @@ impl Runtime {
         Ok(all.into_iter().map(|it| it.id).collect())
     }
 
-    /// Returns all sandboxes with their addresses, with one more call for each sandbox.
+    /// Returns all sandboxes with their addresses. This takes one call for the list and one for each sandbox.
     pub(crate) async fn addresses(&self) -> Result<Vec<Sandbox>, CriError> {
         let mut client = self.client();
         let mut all = Vec::new();
@@ -122,7 +122,7 @@ impl Runtime {
         let asked = client.pod_sandbox_status(request);
         let answer = match timed(self.limit, asked).await {
             Ok(answer) => answer,
-            // The sandbox was removed after it was listed, so it has no addresses any more.
+            // The sandbox was removed after it was listed. So it has no addresses any more.
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
             Err(status) => return Err(self.error(status)),
         };
@@ -152,10 +152,10 @@ async fn timed<T>(
     }
 }
 
-/// Returns a channel to a unix socket that connects when it is first used.
+/// Returns a channel to a unix socket. The channel connects when it is first used.
 pub(super) fn channel(path: &Path) -> Channel {
     let path = path.to_owned();
-    // The host name is a placeholder that is never resolved, because the connector connects to the socket.
+    // The host name is never resolved, because the connector always connects to the socket.
     Endpoint::from_static("http://localhost")
         .connect_timeout(Duration::from_secs(5))
         .connect_with_connector_lazy(service_fn(move |_: Uri| {
@@ -248,7 +248,7 @@ mod tests {
         });
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("does not answer"), "{error}");
-        // From here on the runtime accepts connections and never answers, so calls reach their time limit.
+        // From here on the runtime accepts connections but never answers. So each call ends at its time limit.
         let _silent = server.join().unwrap();
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("no answer within"), "{error}");

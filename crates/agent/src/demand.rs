@@ -1,17 +1,18 @@
 //! How many addresses the node wants of each pool, and which empty blocks it can release.
 //!
 //! Demand is the sum of the addresses in use, the addresses in cooldown, the pool's low mark, and one address for each
-//! waiting ADD. So the controller sees from the demand whether pods wait.
+//! waiting ADD. So the demand shows the controller whether pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
-//! controller counts a block by the agent's figures (used + cooling + free), which leave these addresses out as well.
-//! For a block without figures the controller leaves out as many addresses as in a pool without a configured gateway.
+//! controller computes a block's size from the agent's figures (used + cooling + free), which leave these addresses out
+//! as well. If a block has no figures yet, the controller leaves out as many addresses as if the pool had no configured
+//! gateway.
 //!
 //! # Guarantees
-//! - Blocks of a pool that has none on this node are requested only while an ADD wants that pool. So nothing is
-//!   requested of pools that serve by name or on demand until a pod needs it.
-//! - A surplus block that was released is not requested again: as many addresses as the high mark stay free, and the
-//!   high mark is never below the low mark.
+//! - If the node has no block of a pool, it requests one only while an ADD wants that pool. So it requests nothing of
+//!   pools that serve by name or on demand until a pod needs them.
+//! - A surplus block that was released is not requested again: a release leaves at least as many addresses free as the
+//!   high mark, and the high mark is never below the low mark.
 //! - The last block of a pool and family is kept, unless it is recalled and no ADD waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,7 @@ use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
-/// The number of ADDs that wait for an address, or waited lately, by the pool that should have served them.
+/// The number of ADDs that wait for an address, or did so lately, by the pool that should have served them.
 pub(crate) type PendingAdds = BTreeMap<String, u64>;
 
 /// Demand and capacity of one pool on this node.
@@ -29,7 +30,7 @@ pub(crate) type PendingAdds = BTreeMap<String, u64>;
 pub(crate) struct PoolWant {
     /// Addresses wanted of each family, including those in use and in cooldown
     pub demand: u64,
-    /// How many addresses the blocks can assign in all; the smaller number if there are two families
+    /// How many addresses the node's blocks can assign in all. If there are two families, the smaller of both numbers
     pub capacity: u64,
 }
 
@@ -76,7 +77,7 @@ pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<Str
         .collect()
 }
 
-/// Returns the empty blocks to release, with their UIDs: draining blocks, recalled blocks and surplus blocks.
+/// Returns the empty blocks to release, each with its UID: draining blocks, recalled blocks and surplus blocks.
 pub(crate) fn to_release(
     snapshot: &Snapshot,
     pending: &PendingAdds,
@@ -86,7 +87,7 @@ pub(crate) fn to_release(
     let mut going = Vec::new();
     let can_go =
         |it: &&BlockCount| it.state.is_listed() && busy(it) == 0 && !is_pod_cidr(snapshot, it);
-    // Start with the highest block, because addresses are assigned from the lowest one.
+    // Higher blocks are released first, because addresses are assigned from the lowest block.
     for block in snapshot.blocks.iter().rev().filter(can_go) {
         let family = block.cidr.family();
         if !assigns(block) {
@@ -115,7 +116,7 @@ pub(crate) fn to_release(
     going
 }
 
-/// Sums up, by pool, the blocks from which addresses are assigned, without podCIDRs.
+/// Sums up, by pool, the figures of the blocks that assign addresses. podCIDRs are left out.
 fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
     let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
     for block in snapshot.blocks.iter().filter(|it| assigns(it)) {
@@ -271,7 +272,7 @@ mod tests {
         assert_eq!(released(&it, &[]), ["10.0.0.128/26", "10.0.0.64/26"]);
         let fuller = snapshot(&pools, &blocks(40));
         assert_eq!(released(&fuller, &[]), ["10.0.0.128/26"]);
-        // A released block is not requested again, however many addresses are in use.
+        // Whatever number of addresses is in use, a released block must not be requested again.
         for used in 0..=61 {
             let mut it = snapshot(&pools, &blocks(used));
             let going = to_release(&it, &PendingAdds::new(), &BTreeSet::new());

@@ -12,7 +12,7 @@ use cadastre_api::AGENT_MANAGER;
 use cadastre_daemon::events;
 use cadastre_daemon::events::EventNote;
 
-/// At most this many events wait to be written. Further ones are dropped and counted.
+/// At most this many events wait to be written. Further events are dropped and counted.
 const BACKLOG: usize = 64;
 
 /// Returns a warning event about a pod.
@@ -20,7 +20,7 @@ pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> EventNote {
     warning("Pod", &pod.namespace, &pod.name, &pod.uid, reason, note)
 }
 
-/// Returns a warning event about the node. `uid` is empty if it is unknown.
+/// Returns a warning event about the node. If the node's UID is unknown, `uid` is empty.
 pub fn of_node(name: &str, uid: &str, reason: &'static str, note: String) -> EventNote {
     warning("Node", "", name, uid, reason, note)
 }

@@ -1,4 +1,4 @@
-//! Random delays, so that agents that are started together do not all write at once, and delays after failures.
+//! Random delays, so that agents that start together do not all write at once. Also delays after failures.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ impl Jitter {
     }
 }
 
-/// Returns the pause after a failure: the `first` pause, doubled for each of the `failures` before, up to the
-/// `longest`.
+/// Returns the pause after a failure: the `first` pause, doubled once for each of the `failures` before, but at most
+/// the `longest`.
 pub(crate) fn backoff((first, longest): (Duration, Duration), failures: u32) -> Duration {
     longest.min(first * 2u32.pow(failures.min(16)))
 }

@@ -1,5 +1,5 @@
-//! Asks the API, the runtime and the kernel about leak candidates. The API comes first, because evidence from the node
-//! must be newer than the list of pods.
+//! Asks the API, the runtime and the kernel about leak candidates. The API is asked first, because the evidence from
+//! the node must be newer than the list of pods.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use cadastre_node::Attachment;
 
 /// The time limit of a request for a page of pods.
 const LIMIT: Duration = Duration::from_secs(10);
-/// At most this many pods are in a page.
+/// The maximum number of pods in a page.
 const PAGE: u32 = 50;
 
 /// Asks the sources of proof: the API server, the runtime and the node's network namespaces.
@@ -65,7 +65,7 @@ impl LeakVerifier {
         proven.map(|it| (it.record.attachment, it.reason)).collect()
     }
 
-    /// Returns all sandboxes of this node with their addresses; none if the agent must not ask the runtime.
+    /// Returns all sandboxes of this node with their addresses. If the agent must not ask the runtime, returns none.
     pub(crate) async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
         match &self.runtime {
             Some(runtime) => runtime.addresses().await,
@@ -73,7 +73,8 @@ impl LeakVerifier {
         }
     }
 
-    /// Lists the pods of this node consistently, not from a cache that may be behind. `None` if a request fails.
+    /// Lists the pods of this node consistently, not from a cache that may be outdated. Returns `None` if a request
+    /// fails.
     async fn pods(&self) -> Option<Pods> {
         let api: Api<PodLite> = Api::all(self.client.clone());
         let mut pods = Pods::default();

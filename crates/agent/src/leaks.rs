@@ -1,32 +1,32 @@
-//! Finds leaked addresses, whose attachments are gone although no DEL came, and proves that they are leaked.
+//! Finds leaked addresses and proves the leak. A leaked address has an attachment that is gone, although no DEL came.
 //!
-//! A runtime runs DEL on the chain of CNI plugins in reverse, and stops at the first plugin that fails. So DELs are
-//! missing now and then. Without a DEL, an address of a pod is released only on two proofs:
+//! A runtime calls DEL on the CNI plugins of a chain in reverse order, and stops at the first one that fails. So
+//! sometimes a DEL never reaches Cadastre's plugin. Without a DEL, an address of a pod is released only on two proofs:
 //!
 //! | proof | |
 //! |---|---|
-//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller, which has waited before, named the address |
+//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller has named the address, so no further grace period is needed |
 //! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
-//! A live pod may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are
-//! released when it is [`superseded`]: the same pod has the same interface on the same network in a newer sandbox. The
+//! A live pod may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are released
+//! when the sandbox is [`superseded`]: the same pod has the same interface on the same network in a newer sandbox. The
 //! newer sandbox replaces the proof from the API, because the runtime has set the pod up again. The proof from the node
-//! is needed as before. The same applies after a reboot, when the same pods have new sandboxes.
+//! is still needed. The same applies after a reboot, when the same pods have new sandboxes.
 //!
 //! An attachment without a pod UID does not belong to Kubernetes, and the API proves nothing about it. Such an
 //! attachment is released on proof from the node alone, after the grace period: an interface cannot outlive its network
 //! namespace, and a network namespace cannot outlive a reboot. The runtime's list of sandboxes is no proof here,
-//! because the sandbox need not be the runtime's. If the path of the network namespace is unknown, only a reboot proves
-//! the leak.
+//! because another program may have created the sandbox. If the path of the network namespace is unknown, only a reboot
+//! proves the leak.
 //!
 //! If the node has no proof (no runtime to ask, a network namespace whose path is unknown or invisible), a user may
 //! confirm that a container is gone, by address and container id: see [`requests`](cadastre_api::Requests). The
-//! confirmation counts only while the node sees neither the sandbox nor its network namespace. It replaces no proof
-//! from the API.
+//! confirmation counts only while the node sees neither the sandbox nor its network namespace. It does not replace the
+//! proof from the API.
 //!
 //! # Guarantees
 //! - The watch of pods only makes an attachment a leak candidate. The proof is a list of pods requested afterwards,
-//!   together with evidence that the node shows after that list.
+//!   together with evidence from the node that is newer than that list.
 //! - The newest sandbox of a pod in that list keeps its addresses, even if the controller or a user claims a leak.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,10 +41,10 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, AttachmentRecord, Snapshot};
 
-/// The shortest and the longest pause before the next attempt to prove the leak of a candidate.
+/// The shortest and the longest pause between two attempts to prove the leak of a candidate.
 const LOOK_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The grace period of superseded attachments, during which the runtime may still send the DEL.
+/// The grace period of superseded attachments. During this time the runtime may still send the DEL.
 const SUPERSEDED_GRACE: Duration = Duration::from_secs(5);
 
 /// Why an attachment may be leaked.
@@ -54,7 +54,7 @@ pub enum LeakReason {
     PodGone,
     /// The pod has finished.
     PodFinished,
-    /// The controller named the address.
+    /// The controller has named the address as a leak candidate.
     LeakCandidate,
     /// The attachment is of an earlier boot, and its pod, if it has one, has been set up again.
     Reboot,
@@ -62,7 +62,7 @@ pub enum LeakReason {
     Superseded,
     /// The attachment has no pod, and its network namespace is gone.
     NoNetns,
-    /// The attachment has no pod, and a user confirmed that its container is gone.
+    /// The attachment has no pod, and a user has confirmed that its container is gone.
     Confirmed,
 }
 
@@ -91,7 +91,7 @@ impl LeakReason {
         }
     }
 
-    /// Whether a release for this reason also needs proof from the API.
+    /// Whether a release for this reason needs proof from the API, too.
     pub fn is_of_pod(self) -> bool {
         matches!(
             self,
@@ -99,8 +99,9 @@ impl LeakReason {
         )
     }
 
-    /// Whether the runtime's list of sandboxes matters. It does for attachments of pods, because the sandboxes of pods
-    /// are the runtime's. It also does if a user declared a sandbox gone, because the list must not have that sandbox.
+    /// Whether the runtime's list of sandboxes matters. It matters for attachments of pods, because the runtime has
+    /// created their sandboxes. It also matters if a user declared a sandbox gone, because the list must not contain
+    /// that sandbox.
     pub(crate) fn asks_runtime(self) -> bool {
         self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }
@@ -109,7 +110,7 @@ impl LeakReason {
 /// Attachments that may be leaked, and why.
 pub type Reasons = BTreeMap<Attachment, LeakReason>;
 
-/// What the node itself shows about sandboxes and network namespaces.
+/// Evidence from the node itself about sandboxes and network namespaces.
 #[derive(Clone, Debug, Default)]
 pub struct NodeEvidence {
     /// The id of the current boot
@@ -132,14 +133,14 @@ pub(crate) struct LeakClaims<'a> {
 }
 
 impl LeakClaims<'static> {
-    /// Neither the controller nor a user claims anything.
+    /// The claims if neither the controller nor a user claims anything.
     pub(crate) const NONE: Self = Self {
         leak_candidates: &[],
         container_gone: &BTreeSet::new(),
     };
 }
 
-/// A leak candidate whose grace period is over.
+/// A leak candidate whose grace period is over, so that its leak can be proven.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeakedAttachment {
     /// What the store has about the attachment
@@ -157,7 +158,7 @@ pub(crate) struct LeakDetector {
     since: BTreeMap<Attachment, (LeakReason, Duration)>,
 }
 
-/// The result of [`LeakDetector::look`].
+/// The result of [`LeakDetector::look`], a search for leak candidates.
 #[derive(Debug, Default, PartialEq)]
 pub struct Look {
     /// Candidates to prove now
@@ -167,8 +168,8 @@ pub struct Look {
 }
 
 impl LeakDetector {
-    /// Returns a detector without candidates. `grace`: how long an attachment must be a candidate before its leak is
-    /// proven.
+    /// Returns a detector without candidates. `grace` is how long an attachment must be a candidate before the agent
+    /// tries to prove its leak.
     pub(crate) fn new(grace: Duration) -> Self {
         Self {
             grace,
@@ -183,9 +184,9 @@ impl LeakDetector {
         self.since.iter().map(each).collect()
     }
 
-    /// Returns the orphans, sorted, with the UIDs of their pods: addresses whose pods are gone or finished according to
-    /// the watch of pods. An address in `named` is an orphan at once. Others are orphans after two grace periods, in
-    /// which the node had time to release them and did not.
+    /// Returns the orphans, sorted, each with the UID of its pod: addresses whose pods are gone or finished according
+    /// to the watch of pods. An address in `named` is an orphan at once. Others are orphans after two grace periods,
+    /// because the node had this time to release them and did not.
     pub(crate) fn orphans(
         &self,
         snapshot: &Snapshot,
@@ -206,7 +207,7 @@ impl LeakDetector {
         all
     }
 
-    /// Finds the leak candidates among all attachments. `evidence` need not have sandboxes here.
+    /// Finds the leak candidates among all attachments. `evidence` need not contain the sandboxes here.
     pub(crate) fn look(
         &mut self,
         snapshot: &Snapshot,
@@ -232,7 +233,7 @@ impl LeakDetector {
             self.since
                 .insert(record.attachment.clone(), (reason, since));
             let grace = match reason {
-                // The controller or the user has waited already, so there is no grace period.
+                // The controller or the user has waited already. So there is no further grace period.
                 LeakReason::LeakCandidate => Duration::ZERO,
                 _ if confirmed => Duration::ZERO,
                 LeakReason::Superseded => self.grace.min(SUPERSEDED_GRACE),
@@ -272,8 +273,8 @@ impl LeakedAttachment {
         &self.record.netns
     }
 
-    /// Whether it is proven that nothing uses the addresses any more. `pods`: a complete list, requested after the look
-    /// that found the candidate. `evidence` must be newer than this list.
+    /// Whether it is proven that nothing uses the addresses any more. `pods` is a complete list, requested after the
+    /// look that found the candidate. `evidence` must be newer than this list.
     pub fn is_proven(&self, pods: Option<&Pods>, evidence: &NodeEvidence) -> bool {
         let rebooted = evidence.is_of_earlier_boot(&self.record);
         let gone = evidence.is_netns_gone(&self.record);
@@ -298,7 +299,7 @@ impl LeakedAttachment {
     }
 }
 
-/// Returns the network namespaces to look up before [`LeakDetector::look`]: those of attachments without a pod.
+/// Returns the network namespaces of attachments without a pod. They must be looked up before [`LeakDetector::look`].
 pub(crate) fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     let others = snapshot
         .attachments
@@ -356,7 +357,8 @@ fn named(candidates: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
         .collect()
 }
 
-/// Whether a user declared the attachment's container gone. A handle that was truncated for its length matches nothing.
+/// Whether a user declared the attachment's container gone. If a handle was truncated because of its length, it matches
+/// no container.
 fn is_confirmed(record: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
     let handle = handle(&record.attachment);
     addresses(record).any(|addr| container_gone.contains(&(addr, handle.clone())))

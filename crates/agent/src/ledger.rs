@@ -1,10 +1,10 @@
 //! Access to the store thread for async tasks.
 //!
-//! Until the store is open, and after it was found damaged, every operation is refused with the reason.
+//! While the store is not open, or after it was found damaged, every operation is refused with the reason.
 //!
-//! STATUS is answered from memory. Runtimes ask every few seconds, which would keep the file open, and then the CNI
-//! plugin could not open the file while the agent hangs. So STATUS reports a failed read or write until a later look
-//! succeeds. After a failure, the look also tries to write.
+//! STATUS is answered from memory. Runtimes send it every few seconds. If each STATUS read the file, the file would
+//! always be open, and the CNI plugin could not open it while the agent hangs. So if a read or write fails, STATUS
+//! reports this until a later look (a read of the whole store) succeeds. After a failure, the look also tries to write.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,7 +57,7 @@ impl LedgerClient {
         Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
     }
 
-    /// Opens the existing file at `path` and uses it from now on.
+    /// Opens the existing file at `path`. From now on operations use this file.
     pub fn open(&self, path: &Path) -> std::io::Result<()> {
         let (keeper, handle) = StoreThread::start(path, StoreSettings::default())?;
         *self.lock() = State::Open {
@@ -69,7 +69,7 @@ impl LedgerClient {
         Ok(())
     }
 
-    /// Refuses every operation from now on, with the reason `why`. Returns once the operations before are done.
+    /// Refuses every operation from now on, with the reason `why`. Returns once all earlier operations are done.
     pub async fn close(&self, why: &str) {
         let before = std::mem::replace(&mut *self.lock(), State::Closed(why.to_owned()));
         if let State::Open { keeper, handle, .. } = before {
@@ -78,12 +78,12 @@ impl LedgerClient {
         }
     }
 
-    /// Whether the store is open. Its file may still be unreadable or unwritable: see [`Self::trouble`].
+    /// Whether the store is open. Even then its file may be unreadable or unwritable: see [`Self::trouble`].
     pub(crate) fn is_open(&self) -> bool {
         matches!(*self.lock(), State::Open { .. })
     }
 
-    /// Performs an operation, unless the caller has gone away by the time the operation's turn comes.
+    /// Performs an operation. If the caller is gone by the time of the operation's turn, the operation is skipped.
     pub async fn ask(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         if op == Op::Status
             && let Some(status) = self.status()
@@ -96,8 +96,7 @@ impl LedgerClient {
         let reply = Box::new(move |result| {
             let _ = reply.send(result);
         });
-        // If the caller drops this future, `asking` goes with it, so the operation is not performed when its turn
-        // comes.
+        // If the caller drops this future, `asking` is dropped, too. Then the operation is skipped when its turn comes.
         let asking = Arc::new(());
         let asks = Arc::downgrade(&asking);
         let call = call.while_waited_for(move || asks.strong_count() > 0);
@@ -114,7 +113,7 @@ impl LedgerClient {
         answer
     }
 
-    /// Remembers an error which says that the file cannot be used.
+    /// Remembers an error if it means that the file cannot be used.
     fn failed(&self, refusal: &OpError) {
         if let State::Open { trouble, .. } = &mut *self.lock()
             && refusal.why == OpErrorKind::Store
@@ -123,7 +122,7 @@ impl LedgerClient {
         }
     }
 
-    /// Returns the error because of which addresses can be neither assigned nor released. `None` if there is none, or
+    /// Returns the error that prevents both assignments and releases of addresses. Returns `None` if there is none, or
     /// if the store is closed.
     pub fn trouble(&self) -> Option<OpError> {
         match &*self.lock() {
@@ -147,7 +146,7 @@ impl LedgerClient {
         Ok(answer.await.map_err(|_| stops())??)
     }
 
-    /// Reads the whole store, and keeps the answer to STATUS.
+    /// Reads the whole store, and remembers the answer to STATUS.
     pub async fn look(&self) -> Result<Snapshot, LedgerError> {
         let had_trouble = self.trouble().is_some();
         let seen = self.with(move |it| look(it, had_trouble)).await;
@@ -188,8 +187,8 @@ impl LedgerClient {
     }
 }
 
-/// Reads the whole store and the answer to STATUS. With `had_trouble`, also tries to write, because the problem is over
-/// only if that succeeds.
+/// Reads the whole store and the answer to STATUS. If `had_trouble` is true, it also tries to write, because the
+/// problem is over only if a write succeeds.
 pub fn look(
     tables: &mut Tables<'_>,
     had_trouble: bool,
@@ -200,7 +199,7 @@ pub fn look(
     Ok((tables.snapshot()?, tables.run(&Op::Status)?))
 }
 
-/// Returns the error of a request that may succeed later.
+/// Returns an error for a request that may succeed if it is repeated later.
 pub(crate) fn busy(text: String) -> OpError {
     OpError {
         why: OpErrorKind::Busy,
@@ -225,7 +224,7 @@ mod tests {
         Op::Del(attachment("c"))
     }
 
-    /// Returns a ledger whose file was looked at once, and the path of the file.
+    /// Returns a ledger whose file was read once, and the path of the file.
     async fn opened() -> (LedgerClient, std::path::PathBuf) {
         let path = temp_folder().join("node.redb");
         drop(Store::open(&path, Duration::ZERO).unwrap());

@@ -1,10 +1,10 @@
-//! The agent as a state machine: events in, effects out. It reads no clock and does no IO; [`super::run`] carries
-//! its effects out.
+//! The agent as a state machine: it receives events and returns effects. It reads no clock and does no IO;
+//! [`super::run`] carries the effects out.
 //!
 //! The machine is level-triggered: each turn compares the actual state with the desired state. A turn goes through the
-//! phases of a cycle in order. The cycle stops when it needs an answer from the store, or an answer of the runtime that
-//! decides what is written to the store; the answer resumes the cycle. Events that arrive meanwhile are recorded, and
-//! another cycle for them follows at once.
+//! phases of a *cycle* in order. The cycle stops when it needs an answer from the store, or an answer from the runtime
+//! that decides what is written to the store. When the answer comes, the cycle continues. Events that arrive meanwhile
+//! are recorded, and another cycle handles them immediately afterwards.
 //!
 //! A *look* is a read of the whole store.
 //!
@@ -16,15 +16,16 @@
 //! # Guarantees
 //!
 //! Of the store:
-//! 1. At most one question is in flight. Meanwhile no status, list, file or readiness is decided, so that each of them
+//! 1. At most one question is in flight. Meanwhile no status, list, file or readiness is decided. So each of them
 //!    describes the store at one moment.
 //! 2. After the store is opened, a look comes before the first write of ranges. The look shows for which Node the store
 //!    was written, and which ranges are new to the store.
-//! 3. When a podCIDR is new to the store, the runtime is asked which of its addresses are in use. The machine asks
-//!    after it has seen the podCIDR, and while all pods are known. The addresses in use are adopted in the transaction
-//!    that adds the podCIDR. While the answer is missing, nothing that was seen together with the podCIDR is written.
-//! 4. The ranges that are written are the ranges that the runtime was asked about, even if newer ones have come
-//!    meanwhile. The newer ones are written at once afterwards.
+//! 3. When a podCIDR is new to the store, the runtime is asked which of its addresses are in use. The machine asks only
+//!    after it has seen the podCIDR, and only while it knows all pods. The addresses in use are adopted in the
+//!    transaction that adds the podCIDR. Until the answer comes, nothing that was seen together with the podCIDR is
+//!    written.
+//! 4. Exactly those ranges are written that the runtime was asked about, even if newer ones have come meanwhile. The
+//!    newer ones are written immediately afterwards.
 //! 5. After a write of ranges, a look comes before anything is published.
 //! 6. A block is released only after a look, and only while the watch of the NodeSubnet is established. The decision
 //!    uses the waiting ADDs as read after that look. Another look comes before anything is published.
@@ -34,15 +35,14 @@
 //!    written are compared again.
 //! 9. A lost store is closed, and its content forgotten, before another store is opened.
 //! 10. A new store is created only after the API has shown the Node, the NodeSubnet, the NodeAddresses and all pods,
-//!     and the runtime has then listed its sandboxes. The content of the new store comes from these objects as they
-//!     were when the runtime was asked.
-//!
+//!     and the runtime has listed its sandboxes after that. The content of the new store comes from these objects as
+//!     they were when the runtime was asked.
 //! Of what is published:
 //! 11. A status is written with the resourceVersion of the NodeSubnet whose ranges the store has, never with a later
 //!     one.
 //! 12. At most one write of the status and one write of the list of addresses are under way.
 //! 13. The servers get the changes from the watches before any other effect of the same turn.
-//! 14. The agent is not reported ready before its files are up to date. While files are being written, the last report
+//! 14. The agent is reported ready only once its files are up to date. While files are being written, the last report
 //!     stays.
 //! 15. Nothing is masqueraded before the result of the file update shows which network the node's pods use.
 
@@ -91,7 +91,7 @@ const STORE_CHECK: Duration = Duration::from_secs(5);
 /// The pause after a failed attempt to open, create or use the store.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
 
-/// The text of the errors that requests get until the store can be used.
+/// The text of the error that every request gets until the store can be used.
 pub const STARTING: &str = "this node's agent starts and has not opened its store yet: try again";
 
 /// The settings on which the agent's decisions depend.
@@ -99,9 +99,9 @@ pub const STARTING: &str = "this node's agent starts and has not opened its stor
 pub struct MachineSettings {
     /// The name of the Node
     pub node: String,
-    /// The interval between two publications of a status that is not urgent
+    /// The minimum interval between two publications of a status that is not urgent
     pub publish_interval: Duration,
-    /// The interval between two publications of the list of addresses
+    /// The minimum interval between two publications of the list of addresses
     pub addresses_interval: Duration,
     /// How long an attachment must be a leak candidate before it may be released
     pub leak_grace: Duration,
@@ -155,9 +155,10 @@ pub struct AgentMachine {
     subnet_followed: bool,
     /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
     listed: (bool, bool, bool),
-    /// Whether a new list has shown the NodeSubnet. The listed version replaces an earlier one even if it is older.
+    /// Whether a new list has shown the NodeSubnet. If so, that version replaces an earlier one even if its version is
+    /// older
     relisted: bool,
-    /// The state that the watches have shown, for the servers
+    /// The state that the watches have shown. The servers get it
     watched: Arc<WatchState>,
     offer: PendingOffer,
     serving: ServiceView,
@@ -172,19 +173,19 @@ pub struct AgentMachine {
     answer: Option<StoreAnswer>,
     /// The problem with the store that was logged last; empty if there is none
     store_problem: String,
-    /// Whether the ranges in the API may differ from those in the store
+    /// Whether the API may show other ranges than those in the store
     ranges_changed: bool,
     /// The ranges written to the store last
     holding: NodeAllocation,
     /// The errors about parts of the NodeSubnet that were logged last
     parse_errors: Vec<String>,
     snapshot: Option<Arc<Snapshot>>,
-    /// The ranges in `snapshot`, for the files and the gRPC API
+    /// The ranges in `snapshot`. The files and the gRPC API use them
     held: Arc<NodeAllocation>,
     /// When to look at the store again
     look_at: Duration,
     looked_at: Duration,
-    /// Whether a block was released since the start
+    /// Whether a block was released since the agent started
     has_released: bool,
     leaks: LeakDetector,
     reasons: Arc<Reasons>,
@@ -203,28 +204,29 @@ pub struct AgentMachine {
     /// The last list, if the API server stored only a part of it
     partial_list: Option<Box<PartialList>>,
     files: Files,
-    /// The last report of whether the node's pods use another network
+    /// Which network the node's pods use, as last reported
     served: Option<PodNetworkOwner>,
     /// `None` if the agent does not masquerade
     masquerade: Option<Masquerade>,
-    /// When an event last reported pods that were refused because the agent has no information about them
+    /// When an event last reported pods that were refused because the agent did not know them yet
     turned_away_at: Option<Duration>,
     /// The readiness that was reported last
     ready: Option<(bool, String)>,
 }
 
-/// Whether the servers must get a changed [`WatchState`].
+/// Whether the servers must get the changed [`WatchState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PendingOffer {
     Nothing,
-    /// A change that wakes no ADD
+    /// The state has changed, but the change wakes no ADD
     Changed,
-    /// A change that wakes the ADDs that wait for their pod
+    /// The state has changed, and the change wakes the ADDs that wait for their pod
     News,
 }
 
 impl AgentMachine {
-    /// Returns the state of an agent that has just started. `seed` makes the jitter differ between nodes.
+    /// Returns the state of an agent that has just started. `seed` should differ between nodes, so that the jitter
+    /// differs.
     pub fn new(settings: MachineSettings, seed: u64, now: &Now) -> Self {
         let at = now.since_boot;
         let (interval, addresses) = (settings.publish_interval, settings.addresses_interval);
@@ -272,8 +274,8 @@ impl AgentMachine {
         }
     }
 
-    /// Brings the actual state closer to the desired one. Returns the time since boot of the next turn, if no event
-    /// arrives before.
+    /// Brings the actual state closer to the desired one. Returns when the next turn is due if no event arrives before,
+    /// as a time since boot.
     pub fn turn(
         &mut self,
         serving: ServiceView,
@@ -299,7 +301,7 @@ impl AgentMachine {
         self.next_wake(at)
     }
 
-    /// Whether a question or a write is under way whose answer the agent should wait for before it exits.
+    /// Whether a question or a write is under way. Before the agent exits, it should wait for the answer.
     pub(crate) fn is_busy(&self) -> bool {
         let is_asked = self.in_flight.is_some() && self.answer.is_none();
         is_asked || self.publisher.is_writing() || self.schedule.is_writing()
@@ -321,7 +323,7 @@ impl AgentMachine {
         all.into_iter().flatten().min().unwrap_or(now + STORE_CHECK)
     }
 
-    /// Inserts a pending offer to the servers before all other effects.
+    /// Inserts an effect that gives the servers a changed state, if there is one, before all other effects.
     fn offer_first(&mut self, effects: &mut Vec<AgentEffect>) {
         let offer = mem::replace(&mut self.offer, PendingOffer::Nothing);
         if offer != PendingOffer::Nothing {
@@ -330,13 +332,14 @@ impl AgentMachine {
         }
     }
 
-    /// Returns the state that the servers get, for a change, and records that the servers must get the change.
+    /// Returns the state that the servers get, so that the caller can change it. Records that the servers must get the
+    /// change.
     fn watched_mut(&mut self, offer: PendingOffer) -> &mut WatchState {
         self.offer = self.offer.max(offer);
         Arc::make_mut(&mut self.watched)
     }
 
-    /// Schedules a look at the store soon, because the store may have changed.
+    /// Schedules a look at the store soon. Called when the store may have changed.
     fn look_soon(&mut self) {
         self.look_at = self.look_at.min(self.looked_at + cycle::LOOK_PAUSE.0);
     }
@@ -355,7 +358,8 @@ impl AgentMachine {
         effects.push(AgentEffect::Emit(notice));
     }
 
-    /// Logs a problem with the store, unless it was logged last. An empty text means that there is no problem any more.
+    /// Logs a problem with the store, unless it is the one that was logged last. An empty text means that the problem
+    /// is over.
     fn log_store_problem(&mut self, text: String) {
         if self.store_problem != text {
             if !text.is_empty() {
@@ -365,7 +369,7 @@ impl AgentMachine {
         }
     }
 
-    /// Logs errors about parts of the NodeSubnet, unless they were logged last.
+    /// Logs errors about parts of the NodeSubnet, unless they are those that were logged last.
     fn log_parse_errors(&mut self, errors: Vec<String>) {
         if self.parse_errors != errors {
             for error in &errors {

@@ -2,9 +2,9 @@
 //! pod's address.
 //!
 //! The main CNI plugins exempt only the prefix of one address from masquerading. Only the agent knows the ranges of all
-//! pools, including pools that serve other nodes, and follows their changes. So the agent writes the rule to the
-//! nftables tables `ip cadastre` and `ip6 cadastre`. A table is replaced as a whole. The agent neither reads nor writes
-//! other tables.
+//! pools, including pools that serve other nodes, and learns of their changes. So the agent writes the rule, into the
+//! nftables tables `ip cadastre` and `ip6 cadastre`. Each table is replaced as a whole. The agent neither reads nor
+//! writes other tables.
 //!
 //! ```text
 //! table ip cadastre {
@@ -18,7 +18,7 @@
 //!
 //! # Guarantees
 //! - The tables stay when the agent ends. If they are deleted, the agent restores them within a minute.
-//! - Until the agent has read the ranges of the pools from the API, existing tables stay as they are.
+//! - Existing tables stay unchanged until the agent has read the ranges of the pools from the API.
 
 mod netlink;
 mod nftables;
@@ -39,7 +39,7 @@ const CHECK_PAUSE: Duration = Duration::from_secs(60);
 /// The first and last address of a run of adjacent ranges.
 type Run = (Addr, Addr);
 
-/// The tables as they were written last.
+/// The tables as the agent last wrote them.
 #[derive(Debug, Default)]
 pub(crate) struct Masquerade {
     written: BTreeMap<Family, Vec<Run>>,
@@ -48,8 +48,8 @@ pub(crate) struct Masquerade {
 }
 
 impl Masquerade {
-    /// Writes the tables that are out of date, and returns why packets are not masqueraded as they should be.
-    /// `pod_ranges` are the ranges of all pools as in the NodeSubnet; `None` until the NodeSubnet has been read.
+    /// Writes the tables that are out of date. Returns an error if packets are not masqueraded as they should be.
+    /// `pod_ranges` are the ranges of all pools, as in the NodeSubnet; `None` until the NodeSubnet has been read.
     pub(crate) fn refresh(
         &mut self,
         pod_ranges: Option<&[String]>,
@@ -101,8 +101,8 @@ fn explain(family: Family, error: &io::Error) -> String {
     )
 }
 
-/// Returns the ranges between which packets are not masqueraded, merged and sorted, for each family of which there are
-/// any. These are the ranges of all pools, of the node's own pools and blocks, and multicast, which is never a source.
+/// Returns the ranges between which packets are not masqueraded, merged and sorted, for each family that has such
+/// ranges. These are the ranges of all pools, the node's own pools and blocks, and multicast, which is never a source.
 fn exempt(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
     let parse = |it: &str| Cidr::parse_strict(it).ok();
     let of_cluster = pod_ranges.iter().filter_map(|it| parse(it));
@@ -122,8 +122,8 @@ fn exempt(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, V
         for cidr in all.iter().filter(|it| it.family() == family) {
             let (first, last) = (cidr.first(), cidr.last());
             match runs.last_mut() {
-                // Adjacent ranges are merged, because the end of one and the start of the next would have the same key
-                // in the set.
+                // Adjacent ranges are merged. Otherwise the end of one and the start of the next would have the same
+                // key in the set.
                 Some(run) if first.value <= run.1.value.saturating_add(1) => {
                     run.1.value = run.1.value.max(last.value);
                 }

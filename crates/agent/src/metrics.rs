@@ -1,8 +1,8 @@
 //! Metrics of the agent.
 //!
 //! The number of label values is bounded. Labels are verbs, results, reasons, families, states, sockets, urgencies, and
-//! pools of which the node has blocks. Pods, addresses and blocks are no labels. Nor is the node, because the scraper's
-//! label `instance` names it.
+//! the pools of which the node has blocks. Pods, addresses and blocks are no labels. The node is no label either,
+//! because the scraper's label `instance` already names it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,12 +37,12 @@ pub struct AgentMetrics {
     /// Damaged stores that were found
     pub(crate) damaged: IntCounter,
     pub(crate) events_dropped: IntCounter,
-    /// Pools for which series exist
+    /// Pools for which time series exist
     pools: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl AgentMetrics {
-    /// Registers all metrics; fails only if a name is registered already.
+    /// Registers all metrics. Fails only if a name is registered already.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
         let counter = |name, help| register(registry, IntCounter::new(name, help)?);
         let counters = |name, help, labels: &[&str]| {
@@ -148,7 +148,7 @@ impl AgentMetrics {
         self.freed.with_label_values(&[reason.as_str()]).inc();
     }
 
-    /// Sets the gauges of addresses, blocks and attachments; series of pools without blocks are removed.
+    /// Sets the gauges of addresses, blocks and attachments. The series of pools without blocks are removed.
     #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
     pub(crate) fn set(&self, snapshot: &Snapshot) {
         self.attachments.set(figure(snapshot.attachments.len()));
@@ -184,7 +184,7 @@ impl AgentMetrics {
     }
 }
 
-/// The states of addresses in the label `state`.
+/// The values of the label `state` of address gauges.
 const STATES: [&str; 3] = ["used", "cooling", "free"];
 
 /// Converts a count to the value of a gauge.
@@ -192,7 +192,7 @@ pub(crate) fn figure(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Adds one to a gauge until dropped.
+/// Adds one to a gauge until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Counted(IntGauge);
 

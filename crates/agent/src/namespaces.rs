@@ -1,15 +1,16 @@
-//! The namespaces of this node's pods: the labels by which pools select, and the pools that a namespace names.
+//! The namespaces of this node's pods: the labels by which pools select namespaces, and the pools that a namespace
+//! names.
 //!
-//! A namespace is read when its first pod comes, and again when another pod comes at least [`FRESH`] later. Agents do
-//! not watch namespaces, because the API server would send each change of a namespace to every node.
+//! A namespace is read when its first pod comes. If another pod comes at least [`FRESH`] later, it is read again.
+//! Agents do not watch namespaces, because the API server would send each change of a namespace to every node.
 //!
 //! # Guarantees
-//! - While a namespace is read again, and if that fails, its earlier labels and pools apply.
+//! - While a namespace is read again, and if the read fails, its earlier labels and pools apply.
 //! - Failures are followed by growing pauses, separately for each namespace.
 //! - Namespaces without a pod on this node are forgotten.
 //!
 //! # Caveats
-//! - A change of a namespace is seen with the first pod that comes [`FRESH`] after the last read. Until then, the
+//! - A change of a namespace is noticed only when a pod comes at least [`FRESH`] after the last read. Until then, the
 //!   earlier labels and pools of the namespace apply.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +21,7 @@ use super::jitter::backoff;
 use super::pods::Pods;
 use cadastre_api::choice::Label;
 
-/// A namespace is not read again within this time, however many pods come.
+/// A namespace is not read again within this time, even if many pods come.
 pub const FRESH: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a namespace could not be read.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -42,7 +43,7 @@ pub struct Namespaces(BTreeMap<String, Entry>);
 struct Entry {
     read: Option<Arc<Namespace>>,
     is_reading: bool,
-    /// Whether a pod came since the last read began, so that another read is needed
+    /// Whether a pod came since the last read began. If so, another read is needed
     wanted: bool,
     /// The earliest time of the next read
     next_at: Duration,
@@ -69,18 +70,18 @@ impl Namespaces {
         self.0.retain(|name, _| of_pods.contains(name.as_str()));
     }
 
-    /// Returns a namespace as it was read last; `None` if it never was.
+    /// Returns a namespace as it was last read; `None` if it was never read.
     pub fn get(&self, name: &str) -> Option<&Arc<Namespace>> {
         self.0.get(name)?.read.as_ref()
     }
 
-    /// Whether the namespace was read, or the last read failed, so that a wait for it is of no use.
+    /// Whether the namespace was read, or the last read failed. In both cases it is useless to wait for the namespace.
     pub fn is_settled(&self, name: &str) -> bool {
         let settled = |entry: &Entry| entry.read.is_some() || entry.failures > 0;
         self.0.get(name).is_some_and(settled)
     }
 
-    /// Returns the namespaces to read now; each must be [`answered`](Self::answered).
+    /// Returns the namespaces to read now. The caller must call [`answered`](Self::answered) for each of them.
     pub fn due(&mut self, now: Duration) -> Vec<String> {
         let mut due = Vec::new();
         for (name, entry) in &mut self.0 {
@@ -93,13 +94,13 @@ impl Namespaces {
         due
     }
 
-    /// Returns when the next namespace should be read; `None` if none should.
+    /// Returns when the next namespace should be read; `None` if none needs a read.
     pub fn wake(&self) -> Option<Duration> {
         let waiting = self.0.values().filter(|it| it.wanted && !it.is_reading);
         waiting.map(|it| it.next_at).min()
     }
 
-    /// Records the result of reading a namespace; `None` if the request failed.
+    /// Records the result of reading a namespace. `answer` is `None` if the request failed.
     pub fn answered(&mut self, name: &str, answer: Option<Namespace>, now: Duration) {
         let Some(entry) = self.0.get_mut(name) else {
             return;
@@ -154,7 +155,7 @@ mod tests {
         let mut all = Namespaces::default();
         all.pod_came("a");
         all.due(secs(0));
-        // A pod comes while the namespace is being read. The answer may be older than the pod, so another read must
+        // A pod comes while the namespace is being read. The answer may be older than the pod. So another read must
         // follow.
         all.pod_came("a");
         all.answered("a", Some(naming("x")), secs(1));

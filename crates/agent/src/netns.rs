@@ -1,14 +1,14 @@
-//! Paths of network namespaces, and what the file system shows about them.
+//! Paths of network namespaces, and which of them are gone according to the file system.
 //!
-//! A missing path proves that a network namespace is gone only if other paths were seen in the same directory.
+//! A missing path proves that its network namespace is gone only if other paths were seen in the same directory.
 //! Otherwise the agent might just have no access to the host's directory.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Returns the `paths` whose network namespaces are gone. `roots`: the directories in which network namespaces were
-/// seen.
+/// Returns those of `paths` whose network namespaces are gone. `roots` are the directories in which network namespaces
+/// were seen.
 pub(crate) fn gone<'a>(
     paths: impl Iterator<Item = &'a str>,
     roots: &BTreeSet<PathBuf>,
@@ -31,7 +31,7 @@ fn is_missing(path: &str) -> bool {
     found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Adds to `roots` the directories of the `paths` that exist now.
+/// Adds to `roots` the directories of those `paths` that exist now.
 pub(crate) fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
     for path in paths.map(Path::new) {
         if let Some(root) = root(path)
@@ -43,8 +43,8 @@ pub(crate) fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut B
     }
 }
 
-/// Returns the directory in which network namespaces such as `path` appear: its parent directory, or `/proc` for all
-/// paths below `/proc`. `None` for a relative path.
+/// Returns the directory in which network namespaces like that of `path` appear: its parent directory, or `/proc` for
+/// all paths below `/proc`. Returns `None` for a relative path.
 fn root(path: &Path) -> Option<&Path> {
     if path.starts_with("/proc") {
         return Some(Path::new("/proc"));

@@ -1,5 +1,5 @@
 //! Notes in the store on the pools that each pod may use. The CNI plugin uses the notes while no agent runs. The agent
-//! uses them after its start until the API server answers.
+//! uses them between its start and the first answer of the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
 /// The shortest pause between writes of notes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// An example of an interface other than the pod's own. The choice of pools is the same for all such interfaces.
+/// An example of an interface other than the pod's own. For all these interfaces the choice of pools is the same.
 const OTHER_INTERFACE: &str = "net1";
 
 /// The notes that the store has.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
-    /// The notes by the pod's namespace and name; `None` until they have been read
+    /// The notes by namespace and name of the pod; `None` until they have been read from the store
     stored: Option<BTreeMap<(String, String), PodNote>>,
     /// Whether something changed since the notes were last compared with the pods
     is_due: bool,
@@ -56,18 +56,19 @@ impl Notes {
         self.stored = Some(by_name.collect());
     }
 
-    /// Forgets the notes, because the store may have been replaced.
+    /// Forgets the notes. Called when the store may have been replaced.
     pub(crate) fn forget(&mut self) {
         self.stored = None;
         self.is_due = true;
     }
 
-    /// Records that the store could not be read or written; the next attempt follows after a pause.
+    /// Records that the store could not be read or written. The next attempt follows after a pause.
     pub(crate) fn failed(&mut self, now: Duration) {
         (self.compared_at, self.is_due) = (now, true);
     }
 
-    /// Compares the notes with the pods and returns the changes to write; none until all pods and pools are watched.
+    /// Compares the notes with the pods and returns the changes to write. Until all pods and pools are known, returns
+    /// no change.
     pub(crate) fn look(&mut self, watched: &WatchState, now: Duration) -> UnsavedNotes {
         self.is_due = false;
         let Some(stored) = &self.stored else {
@@ -118,7 +119,7 @@ fn name(pod: &PodRef) -> (String, String) {
     (pod.namespace.clone(), pod.name.clone())
 }
 
-/// Returns the note of a pod; `None` while its namespace is unknown.
+/// Returns the note on a pod; `None` while its namespace is unknown.
 fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
     if !watched.is_decidable(pod) {
         return None;

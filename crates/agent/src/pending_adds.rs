@@ -1,6 +1,7 @@
-//! From which pools ADDs without a free address want blocks.
+//! The ADDs that found no free address, and the pools from which they want a block.
 //!
-//! The entry of an ADD outlives the ADD for a while, so that the block is there when the runtime tries again.
+//! The entry of an ADD is kept for a while after the ADD has ended, so that the block is there when the runtime tries
+//! again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,18 +9,18 @@ use std::time::Duration;
 use super::demand::PendingAdds;
 use cadastre_node::Attachment;
 
-/// How long an entry lasts after its ADD last recorded it.
+/// How long an entry is kept after its ADD last recorded it.
 const LIFE: Duration = Duration::from_secs(60);
-/// At most this many entries are kept, because no node starts more pods at once.
+/// The maximum number of entries. No node starts more pods at once.
 const MOST: usize = 1024;
 
-/// The pools that each attachment wants an address of, and when the entry expires.
+/// The pools of which each attachment wants an address, and when the entry expires.
 #[derive(Debug, Default)]
 pub struct PendingAddBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
 
 impl PendingAddBook {
-    /// Records that an attachment wants an address of any of these pools. Ignored if there are too many entries
-    /// already.
+    /// Records that an attachment wants an address of any of these pools. If there are too many entries already,
+    /// nothing is recorded.
     pub fn add(&mut self, attachment: &Attachment, pools: &[String], now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(attachment) {
             return;
@@ -28,13 +29,14 @@ impl PendingAddBook {
         self.0.insert(attachment.clone(), request);
     }
 
-    /// Removes the entry of an attachment that has an address or wants none any more. Returns whether there was an
+    /// Removes the entry of an attachment that now has an address, or no longer wants one. Returns whether there was an
     /// entry.
     pub fn remove(&mut self, attachment: &Attachment) -> bool {
         self.0.remove(attachment).is_some()
     }
 
-    /// Returns when the oldest entry for the pool was recorded last; `None` if no ADD wants the pool.
+    /// Among the entries that want this pool, returns the time since boot of the one recorded earliest; `None` if no
+    /// ADD wants the pool.
     pub fn since(&self, pool: &str) -> Option<Duration> {
         let of = |(pools, until): &(Vec<String>, Duration)| {
             pools.iter().any(|it| it == pool).then_some(*until)

@@ -1,5 +1,4 @@
-//! The server for the CNI plugin: each connection carries one request and one answer, as [`cadastre_node::wire`]
-//! defines.
+//! The server for the CNI plugin. Each connection has one request and one answer, as [`cadastre_node::wire`] defines.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -22,14 +21,15 @@ use cadastre_node::store_thread::CallTimes;
 use cadastre_node::wire;
 use cadastre_node::wire::{Request, Response};
 
-/// At most this many connections are open; further ones wait until one is closed.
+/// At most this many connections are open. Further ones wait until one is closed.
 pub const CONNECTIONS: usize = 256;
-/// The time limit for a peer to send its request, and to receive its answer.
+/// The time limit for a peer to send its request, and for a peer to receive its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The largest buffer that is allocated before the bytes arrive, so that a large length field alone costs no memory.
+/// The largest buffer that is allocated before its bytes arrive. So a large number in the length field alone takes no
+/// memory.
 const AT_ONCE: usize = 64 * 1024;
 
-/// Handles connections until `stop` is cancelled, then returns once all requests under way are answered.
+/// Handles connections until `stop` is cancelled. Returns once all requests under way are answered.
 pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken) {
     let mut conversations = JoinSet::new();
     loop {
@@ -48,7 +48,7 @@ pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken)
             () = stop.cancelled() => break,
         }
     }
-    // This removes the socket file, so no new peer can connect. Peers that are connected get their answers.
+    // This removes the socket file, so no new peer can connect. Peers that are already connected get their answers.
     drop(socket);
     while conversations.join_next().await.is_some() {}
 }
@@ -66,7 +66,7 @@ async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
             let mut ignored = tokio::io::sink();
             tokio::select! {
                 result = service.serve(request.op, call) => Response::from(result),
-                // The peer has closed its end, so it does not wait for the answer any more.
+                // The peer has closed its end. So it no longer waits for the answer.
                 _ = tokio::io::copy(&mut stream, &mut ignored) => return Ok(()),
             }
         }
@@ -96,8 +96,8 @@ async fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Returns a function that asks the kernel whether the peer still has its end open. So the result is right at each
-/// call, even before the task of the connection gets to run.
+/// Returns a function that asks the kernel whether the peer still has its end open. Because it asks the kernel, its
+/// result is right even if the task of the connection has not run meanwhile.
 fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync + use<>> {
     let socket = stream.as_fd().try_clone_to_owned()?;
     Ok(move || {

@@ -1,9 +1,9 @@
 //! The pods of this node, as the API shows them.
 //!
 //! # Caveats
-//! - The kubelet makes a UID for a static pod. The API has a mirror pod for it, with a UID of its own, whose annotation
-//!   names the static pod's UID. Pods are found here by either UID.
-//! - A pod that is not found may be deleted or not seen yet: the watch may be behind or down.
+//! - The kubelet makes a UID for a static pod. The API has a mirror pod for it, with another UID; an annotation of the
+//!   mirror pod contains the static pod's UID. Here, pods are found by either UID.
+//! - If a pod is not found, it may be deleted or not seen yet: the watch may be delayed or interrupted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl Pods {
         self.listed && self.unseen.is_none()
     }
 
-    /// Finds a pod by the UID that the runtime passes; if that is empty, by namespace and name.
+    /// Finds a pod by the UID that the runtime passes. If that UID is empty, finds it by namespace and name.
     pub fn find(&self, pod: &PodRef) -> Option<&Arc<Pod>> {
         if !pod.uid.is_empty() {
             return self.by_uid(&pod.uid);
@@ -92,7 +92,7 @@ impl Pods {
         own.or_else(|| self.by_uid.get(self.mirrored.get(uid)?))
     }
 
-    /// Whether a pod that has not finished reports this address, on its own interface or on a second network.
+    /// Whether any pod that has not finished reports this address, on its own interface or on a second network.
     pub(crate) fn report(&self, addr: Addr) -> bool {
         let has = |pod: &Arc<Pod>| {
             let others = match &pod.second_networks {

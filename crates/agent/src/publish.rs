@@ -2,19 +2,19 @@
 //!
 //! | what changed | when it is written |
 //! |---|---|
-//! | a pool's demand exceeds its capacity | at once; at the same capacity ever less often, down to once in 8 s |
-//! | a block was released, or a block in use is neither listed nor reported | at once; if that happens in a row, ever less often, down to once in 8 s |
-//! | anything else | once per interval, with jitter; every write has the whole status |
+//! | a pool's demand exceeds its capacity | at once; while the capacity stays the same, less and less often, down to once in 8 s |
+//! | a block was released, or a block in use is neither listed nor reported | at once; if that happens several times in a row, less and less often, down to once in 8 s |
+//! | anything else | once per interval, with jitter (every write contains the whole status) |
 //! | nothing | never |
 //!
 //! # Guarantees
-//! - At most one write is under way. Each write requires the version of the NodeSubnet by which it was decided, so that
-//!   the agent reads a later change of the controller first.
-//! - A pool that allocates nothing delays no request to another pool. A pool that does allocate is asked for more at
-//!   once, because an ADD waits only for a few seconds.
-//! - Growth that existing blocks cover causes no urgent write: pods that start one by one cost one write per block.
-//! - If only a part of a status was stored, because the CRD is older than the agent, the status is not written again
-//!   before something changes.
+//! - At most one write is under way. Each write requires the version of the NodeSubnet on which the decision was based.
+//!   So if the controller has changed the NodeSubnet since, the agent reads the change first.
+//! - A pool that allocates nothing does not delay requests to another pool. A pool that does allocate is asked for more
+//!   at once, because an ADD waits only for a few seconds.
+//! - Growth that existing blocks cover causes no urgent write. So pods that start one by one cost one write per block.
+//! - If only a part of a status was stored, because the CRD is older than the agent, the status is written again only
+//!   after a change.
 //! - Errors are followed by growing pauses with jitter, so that many agents do not retry at the same time.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ use cadastre_node::{BlockState, Snapshot};
 const URGENT_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
 /// The first and the longest pause after an error.
 const ERROR_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(120));
-/// The longest wait, after a conflict, for the watch to show the newer version.
+/// After a conflict, the longest wait until the watch shows the newer version.
 const CONFLICT_PAUSE: Duration = Duration::from_secs(5);
 
 /// Decides when to write the status. All times are those of one monotonic clock.
@@ -42,33 +42,34 @@ pub(crate) struct Publisher {
     interval: Duration,
     jitter: Jitter,
     seen: Option<Seen>,
-    /// Whether the next version comes from a list, and replaces an earlier version even if it is older
+    /// Whether the next version comes from a list. If so, it replaces an earlier version even if it is older
     relisted: bool,
     /// The version that the write under way requires
     in_flight: Option<String>,
     /// When to write changes that are not urgent
     next_at: Duration,
-    /// Requests for blocks, by pool, while the pool's demand exceeds its capacity
+    /// The pools whose demand exceeds their capacity, each with the request for blocks
     requests: BTreeMap<String, BlockRequest>,
-    /// The pace of urgent writes that are not requests for blocks
+    /// The pace of urgent writes for reasons other than requests for blocks
     other_pace: Pace,
     /// The earliest time of a write after an error
     retry_at: Duration,
     failures: u32,
     /// Since when the stored status has differed from the wanted one
     behind_since: Option<Duration>,
-    /// The resourceVersion and the content of the status written last, if only a part of it was stored
+    /// The resourceVersion and the content of the last written status, if only a part of it was stored
     partial: Option<(String, Box<NodeSubnetStatus>)>,
-    /// The version for which a write was rejected as outdated, and until when to wait for another version
+    /// The version for which a write was rejected as outdated, and how long to wait for another version
     outdated: Option<(String, Duration)>,
 }
 
-/// The pace of urgent writes for one reason: the first write is due at once, further writes in a row ever less often.
+/// The pace of urgent writes for one reason. The first write is due at once; further writes in a row come less and less
+/// often.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     /// When the status was last written for this reason
     written_at: Option<Duration>,
-    /// The shortest time from that write to the next one for this reason
+    /// The minimum time from that write to the next one for this reason
     pause: Duration,
 }
 
@@ -97,11 +98,11 @@ impl Pace {
     }
 }
 
-/// A request for blocks of a pool that has not been answered.
+/// A request for blocks of a pool that has not been answered yet.
 #[derive(Clone, Copy, Debug)]
 struct BlockRequest {
-    /// The pool's capacity when the request was made. If the capacity has changed since, the request was answered, and
-    /// a further lack is a new request.
+    /// The pool's capacity at the time of the request. If the capacity has changed, the request was answered. If
+    /// addresses are still lacking then, that is a new request
     capacity: u64,
     pace: Pace,
 }
@@ -147,13 +148,13 @@ pub enum WriteOutcome {
 }
 
 impl Publisher {
-    /// Returns a publisher that writes changes that are not urgent once per `interval`. `seed` makes the jitter differ
-    /// between nodes.
+    /// Returns a publisher. It writes changes that are not urgent once per `interval`. `seed` should differ between
+    /// nodes, so that the jitter differs.
     pub(crate) fn new(interval: Duration, seed: u64, now: Duration) -> Self {
         let mut jitter = Jitter::new(seed);
         Self {
             interval,
-            // The first write is delayed by a random time, so that agents that are started together do not write at
+            // The first write is delayed by a random time. Otherwise agents that start together would all write at
             // once.
             next_at: now + jitter.part(interval / 4),
             jitter,
@@ -170,13 +171,13 @@ impl Publisher {
         }
     }
 
-    /// Announces that the next call of [`Self::seen`] has its version from a list.
+    /// Announces that the version in the next call of [`Self::seen`] comes from a list.
     pub(crate) fn relisted(&mut self) {
         self.relisted = true;
     }
 
-    /// Records the NodeSubnet as the watch shows it. A version that is older than the last one is ignored, unless it
-    /// comes from a list, because then the API server was restored to an older state.
+    /// Records the NodeSubnet as the watch shows it. A version that is older than the last one is ignored, except if it
+    /// comes from a list: then the API server was restored to an older state.
     pub(crate) fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
         let is_older = |it: &Seen| is_older(version, &it.version);
         if std::mem::take(&mut self.relisted) {
@@ -199,7 +200,8 @@ impl Publisher {
         });
     }
 
-    /// Records that there is no NodeSubnet to write to. Earlier failures will not delay writes to the next NodeSubnet.
+    /// Records that there is no NodeSubnet to write to. If there is one again later, earlier failures do not delay
+    /// writes to it.
     pub(crate) fn lost(&mut self) {
         self.seen = None;
         self.behind_since = None;
@@ -220,12 +222,12 @@ impl Publisher {
         self.in_flight.is_some()
     }
 
-    /// Returns the conditions of the NodeSubnet in the version that the next write requires.
+    /// Returns the conditions of that version of the NodeSubnet which the next write requires.
     pub(crate) fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
 
-    /// Returns what to do if the status should be `status`.
+    /// Returns what to do so that the stored status becomes `status`.
     pub(crate) fn next(
         &mut self,
         status: &NodeSubnetStatus,
@@ -236,7 +238,7 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return PublishStep::Nothing;
         };
-        // An older CRD would drop the same part again, so a write is of no use.
+        // An older CRD would drop the same part again. So another write is useless.
         let is_partial = |(version, sent): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(sent, status)
         };
@@ -289,11 +291,11 @@ impl Publisher {
                 self.seen(&version, *status);
             }
             WriteOutcome::Outdated => {
-                // The watch may have shown a newer version during the write; then there is nothing to wait for.
+                // The watch may already have shown a newer version during the write. Then there is nothing to wait for.
                 let seen = self.seen.as_ref().map(|seen| &seen.version);
                 let is_behind = target.filter(|target| Some(target) == seen);
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
-                // Nothing was written, so urgent changes are due again at once.
+                // Nothing was written. So urgent changes are due again at once.
                 self.other_pace.make_due(now);
                 for request in self.requests.values_mut() {
                     request.pace.make_due(now);
@@ -307,7 +309,7 @@ impl Publisher {
         }
     }
 
-    /// Records of which pools a write requests blocks.
+    /// Records from which pools a write requests blocks.
     fn record_requests(
         &mut self,
         lacking: Vec<(String, PoolWant)>,
@@ -329,7 +331,7 @@ impl Publisher {
     }
 }
 
-/// Whether `version` is older than `than`, compared as numbers. If one of them is not a number, the answer is no.
+/// Whether `version` is older than `than`. Both are compared as numbers; if one is not a number, the result is false.
 fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u128>(), than.parse::<u128>()) {
         (Ok(version), Ok(than)) => version < than,
@@ -337,8 +339,8 @@ fn is_older(version: &str, than: &str) -> bool {
     }
 }
 
-/// Whether the stored status is the wanted one. Conditions of types that `wanted` lacks are not compared, because they
-/// are the controller's.
+/// Whether the stored status is the wanted one. Conditions are compared only if `wanted` has their type; the others
+/// belong to the controller.
 pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),
@@ -347,7 +349,7 @@ pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool 
     *is == without && has_all(&is.conditions, &wanted.conditions)
 }
 
-/// Returns the pools and blocks in the stored status; none if the status is of another Node object.
+/// Returns the pools and blocks in the stored status. If that status is of another Node object, returns none.
 fn reported_parts<'a>(
     is: &'a NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
@@ -367,7 +369,7 @@ impl Blocks<'_> {
     }
 }
 
-/// Returns the pools that need more blocks than the stored status requests.
+/// Returns the pools that need more blocks than the stored status requests from the controller.
 fn unrequested(
     is: &NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
@@ -379,7 +381,8 @@ fn unrequested(
         let mut pools = pools.iter();
         pools.any(|of| of.pool == it.pool && of.demand >= it.demand)
     };
-    // The controller counts a block without the agent's figures by its size, and may take the block for sufficient.
+    // If the status has no figures of a block, the controller counts the block by its size. Then it may consider the
+    // block sufficient.
     let is_counted = |pool: &str| {
         let mut of_pool = snapshot
             .blocks
@@ -402,13 +405,13 @@ fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot
         let stored = blocks.find(&block.cidr, &block.uid);
         block.released && stored.is_none_or(|it| !it.released)
     });
-    // The controller does not know that the block is in use, and may allocate the block to another node.
+    // The controller does not know that the block is in use. So it may allocate the block to another node.
     let is_unknown = snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Unlisted
             && busy(it) > 0
             && blocks.find(&it.cidr.to_string(), &it.uid).is_none()
     });
-    // The controller may allocate a withdrawn range elsewhere, and users wait for that.
+    // Once a range is reported as withdrawn, the controller may allocate it elsewhere. Users wait for that.
     let is_reported = |range: &String| is.withdrawn.contains(range);
     is_release || is_unknown || !wanted.withdrawn.iter().all(is_reported)
 }

@@ -1,4 +1,4 @@
-//! Requests to the API server: reads namespaces, writes NodeSubnet.status and NodeAddresses.
+//! Requests to the API server: reading namespaces, and writing NodeSubnet.status and NodeAddresses.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ async fn send<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result
     answer.unwrap_or_else(|_| Err(timeout()))
 }
 
-/// Reads a namespace from the API server's cache. If it is not there, reads it consistently, because a namespace
-/// created a moment ago may not be in the cache yet. `None` if the request fails.
+/// Reads a namespace from the API server's cache. A namespace that was created a moment ago may not be in the cache
+/// yet. So if it is missing there, it is read consistently. Returns `None` if the request fails.
 pub(super) async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     let api: Api<PartialObjectMeta<v1::Namespace>> = Api::all(client);
     let read = send(async {
@@ -69,7 +69,7 @@ fn log_failure(what: &str, error: &kube::Error) {
     }
 }
 
-/// Writes the list of addresses. The NodeSubnet becomes the owner of the NodeAddresses, so that both are deleted
+/// Writes the list of addresses. The NodeSubnet becomes the owner of the NodeAddresses, so that Kubernetes deletes both
 /// together.
 pub(super) async fn write_list(
     client: Client,
@@ -126,7 +126,8 @@ pub(super) async fn write_status(
     status: &NodeSubnetStatus,
 ) -> WriteOutcome {
     let api: Api<NodeSubnetLite> = Api::all(client);
-    // In a merge patch, null removes the field: most nodes have no withdrawals.
+    // In a merge patch, null removes the field. Most nodes have no withdrawals, so the field is removed if the list is
+    // empty.
     let some = |ranges: &[String]| (!ranges.is_empty()).then(|| ranges.to_vec());
     let mut body = json!({
         "metadata": {"resourceVersion": version},

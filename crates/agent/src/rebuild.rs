@@ -1,18 +1,18 @@
-//! Finds the addresses in use from sources other than the store. They are needed to replace a store that was lost, and
-//! for a podCIDR from which another program assigned addresses before.
+//! Finds the addresses in use from sources other than the store. This is needed to replace a lost store, and for a
+//! podCIDR from which another program has assigned addresses before.
 //!
-//! | source | has | may lack |
+//! | source | contains | may lack |
 //! |---|---|---|
-//! | NodeAddresses | attachments with everything that a DEL names | assignments since the last write |
+//! | NodeAddresses | attachments with all names that a DEL needs | assignments since the last write |
 //! | the runtime's sandboxes | addresses in use now | the name of the network |
 //! | the pods of this node | addresses that pods report; on second networks those that Multus reported | pods that are just starting |
 //!
-//! The runtime knows nothing about second networks. The addresses that pods have on second networks come from the last
-//! published list and from Multus' annotations. While a pod asks for second networks and no source shows its addresses
-//! there (see [`unknown`]), a lost store is not replaced, for as long as a sandbox may still be set up.
+//! The runtime knows nothing about second networks. The addresses that pods have there come from the last published
+//! list and from Multus' annotations. If a pod asks for second networks and no source shows its addresses there (see
+//! [`unknown`]), a lost store is not replaced yet: the agent waits as long as a sandbox may still be in setup.
 //!
-//! An address that any source shows counts as in use. An address that is not in use is released as a leak later, but an
-//! address that is missing here would be assigned twice.
+//! An address that any source shows counts as in use. If it is not in use, it is later released as a leak. But an
+//! address in use that is missing here would be assigned twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, OWN_INTERFACE, PodRef, RememberedAttachment};
 
-/// Returns the attachments in use. `network`: the CNI network of the attachments if `list` names none.
+/// Returns the attachments in use. `network` is their CNI network if `list` names none.
 pub(crate) fn known(
     holding: &NodeAllocation,
     list: Option<&NodeAddressesSpec>,
@@ -85,11 +85,12 @@ pub(crate) fn known(
             name: pod.name.clone(),
             uid,
         };
-        // No container has an id of this form, so the attachment belongs to no sandbox.
+        // An id for an attachment that belongs to no known sandbox. No container has an id of this form.
         let no_id = format!("pod-{}", pod.uid);
         if let SecondNetworks::Known(all) = &pod.second_networks {
             let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
-            // If the pod has a single sandbox, the annotation is about that sandbox, and the DEL will name its id.
+            // If the pod has a single sandbox, the annotation is about that sandbox. Then the DEL will name the
+            // sandbox's id.
             let id = match (own.next(), own.next()) {
                 (Some(one), None) => one.id.clone(),
                 _ => no_id.clone(),
@@ -100,8 +101,8 @@ pub(crate) fn known(
                     container_id: id.clone(),
                     ifname: it.interface.clone(),
                 };
-                // An annotation adds no address to an attachment that a more reliable source shows. The address gets an
-                // attachment of its own instead.
+                // If a more reliable source shows this attachment, an annotation adds no address to it. The address
+                // gets an attachment of its own instead.
                 if of_others.contains(&attachment) {
                     attachment.container_id.clone_from(&no_id);
                 }
@@ -113,7 +114,7 @@ pub(crate) fn known(
     known
 }
 
-/// Returns the pods on second networks whose addresses there no source shows, as `namespace/name`.
+/// Returns the pods whose addresses on second networks no source shows, as `namespace/name`.
 pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
     let living = pods.iter().filter(|it| !it.finished);
     let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
@@ -123,11 +124,11 @@ pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
 }
 
 /// Adds an entry of a list that was written in the boot `boot`. The attachment of a pod keeps this boot. A container
-/// without a pod may have been started again under its id since then, so its attachment counts as one of the current
-/// boot.
+/// without a pod may have been started again under the same id since that boot, so its attachment counts as one of the
+/// current boot.
 fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &str) {
-    // No DEL can name an attachment whose handle was truncated. But its addresses are in use, so it gets an id of its
-    // own.
+    // If a handle was truncated, no DEL can name its attachment. But the addresses are in use, so the attachment gets
+    // an id of its own.
     let (network, id) = entry.handle.split_once('/').unwrap_or(("", ""));
     let id = match (id, entry.addresses.first()) {
         ("", Some(addr)) => format!("address-{addr}"),
@@ -160,7 +161,7 @@ fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &s
     });
 }
 
-/// Returns the network that most attachments are in; `None` if no attachment names a network.
+/// Returns the network of most attachments; `None` if no attachment names a network.
 fn usual_network(known: &[RememberedAttachment]) -> Option<String> {
     let networks = known.iter().map(|it| it.attachment.network.as_str());
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -249,7 +250,7 @@ mod tests {
         let expected = [
             ("c1", "boot", true),
             ("c2", "boot", false),
-            // The container may have been started again under its id, so its boot is unknown.
+            // The container may have been started again under the same id. So its boot is unknown.
             ("c3", "", false),
             ("c4", "", false),
         ];
@@ -285,7 +286,7 @@ mod tests {
         assert_eq!(ids, ["c1", "c2", "pod-p3"]);
         assert!(known.iter().all(|it| it.attachment.network == "net"));
         assert_eq!(known[2].pod.as_ref().unwrap().uid, "p3");
-        // Without a published list the network's name comes from the configuration.
+        // Without a published list, the network's name comes from the configuration.
         let known = remembered(None, &sandboxes, &pods);
         assert_eq!(known[0].attachment.network, "conf");
     }
@@ -300,12 +301,12 @@ mod tests {
             // The list has this attachment, so the address of the annotation gets an attachment of its own.
             ("u1", "10.0.0.9", false),
             ("u2", "10.0.0.2", false),
-            // The pod has two sandboxes, and the annotation does not say which of them has the address, so neither is
-            // named.
+            // The pod has two sandboxes, and the annotation does not say which of them has the address. So the
+            // attachment names neither.
             ("u3", "10.0.0.3", false),
-            // A more reliable source shows the address at another pod, so the annotation does not count.
+            // A more reliable source shows that another pod has the address. So the annotation does not count.
             ("u4", "10.0.0.1", false),
-            // The address is in no range of this node, so it is ignored.
+            // The address is in no range of this node. So it is ignored.
             ("u5", "10.0.7.1", false),
             ("u6", "10.0.0.6", true),
         ] {

@@ -1,4 +1,4 @@
-//! The main loop around the state machine: it passes events to the state machine and carries out the effects, and makes
+//! The main loop around the state machine. It passes events to the state machine and carries out the effects, but makes
 //! no decisions itself.
 //!
 //! One task owns the [`AgentMachine`]. Slow work (the store, the runtime, the API server) runs in other tasks, whose
@@ -22,15 +22,15 @@ use cadastre_node::clock;
 
 pub use super::carry::AgentParts;
 
-/// At most this many watch events wait for the loop; then the watches pause.
+/// At most this many watch events wait for the loop. When there are more, the watches pause.
 const BACKLOG: usize = 256;
-/// The first and the longest pause of a watch before it retries after an error, both without jitter.
+/// The first and the longest pause before a watch retries after an error. Jitter is added.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
-/// At most this many objects are in a page of a list. Pages are small because a whole page is in memory at once.
+/// The maximum number of objects in a page of a list. Pages are small because a whole page is in memory at once.
 const PAGE: u32 = 50;
 
-/// Runs the loop until the stop token is cancelled, and then until the questions and writes under way are answered.
-/// Returns only errors that an administrator must resolve.
+/// Runs the loop until the stop token is cancelled, and then until all questions and writes under way are answered. An
+/// error is returned only if an administrator must resolve it.
 pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result<()> {
     let (sender, mut events) = mpsc::channel(BACKLOG);
     let _watches = follow_all(&settings.node, &parts, sender);
@@ -43,8 +43,8 @@ pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result
         tokio::select! {
             Some(event) = events.recv() => {
                 machine.on(event, &clock::now());
-                // Record all events that have arrived before the next turn, so that its decisions take account of
-                // them all.
+                // All events that have arrived are recorded before the next turn, so that its decisions use all of
+                // them.
                 while let Ok(event) = events.try_recv() {
                     machine.on(event, &clock::now());
                 }
@@ -69,7 +69,8 @@ fn random() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// Runs turns of the machine until no effect has an immediate answer. Returns the time since boot of the next turn.
+/// Runs turns of the machine until no effect has an immediate answer. Returns when the next turn is due, as a time
+/// since boot.
 fn turn(machine: &mut AgentMachine, carrier: &mut Carrier) -> anyhow::Result<Duration> {
     loop {
         let now = clock::now();
@@ -121,7 +122,7 @@ fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> 
 }
 
 /// Returns the source of a watch of the objects that the field selector `fields` selects. The API server has an index
-/// for the fields that the agent selects by.
+/// for the fields that agents use.
 fn source<K>(kind: &'static str, fields: &str, parts: &AgentParts) -> WatchSource<K>
 where
     K: kube::Resource<DynamicType = ()>,

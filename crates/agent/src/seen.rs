@@ -17,16 +17,16 @@ pub struct SubnetSeen {
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// The status; the default if it cannot be parsed, because the agent will replace it
+    /// The status; the default if it cannot be parsed. That does no harm, because the agent will replace it
     pub status: NodeSubnetStatus,
-    /// Addresses that the controller or a user wants released
+    /// Addresses that the controller or a user wants to be released
     pub named: BTreeSet<Addr>,
-    /// Addresses, each with the handle of a container that a user declared gone
+    /// Addresses, each with the handle of a container that is gone according to a user
     pub container_gone: BTreeSet<(Addr, String)>,
 }
 
 impl SubnetSeen {
-    /// Combines the object's parts with the `requests` of users in its annotations.
+    /// Combines the parts of the object with the users' `requests`, which come from its annotations.
     pub fn new(
         uid: String,
         version: String,
@@ -54,7 +54,7 @@ impl SubnetSeen {
     }
 }
 
-/// Extracts the UID of a Node object, which distinguishes the Node from earlier Nodes of the same name.
+/// Extracts the UID of a Node object. It distinguishes the Node from earlier Nodes of the same name.
 pub fn node_uid(node: NodeLite) -> String {
     node.metadata.uid.unwrap_or_default()
 }
@@ -78,7 +78,7 @@ pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
 pub struct AddressesSeen {
     /// The UID of the NodeSubnet that owns the NodeAddresses; empty if there is no owner
     pub owner: String,
-    /// The list; the default if it cannot be parsed, because the agent will replace it
+    /// The list; the default if it cannot be parsed. That does no harm, because the agent will replace it
     pub list: NodeAddressesSpec,
 }
 

@@ -1,5 +1,5 @@
-//! The condition `ServedByOthers` of the NodeSubnet: it reports that new pods of the node use another network, and what
-//! to do. The other network makes the node ready, so the Node itself does not show the problem.
+//! The condition `ServedByOthers` of the NodeSubnet. It reports that new pods of the node use another network, and what
+//! to do about it. The Node itself does not show the problem, because the other network makes the node ready.
 
 use std::path::Path;
 
@@ -8,9 +8,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::files::others::PodNetworkOwner;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// Returns the condition to set, without its times; `None` to leave the condition in `before` as it is. `own` is the
-/// path of the agent's CNI configuration, `None` if the agent writes none. The condition is set to `False` only if
-/// `before` has it already.
+/// Returns the condition to set, without its times; `None` if the condition in `before` should stay as it is. `own` is
+/// the path of the agent's CNI configuration; `None` if the agent writes none. The condition is set to `False` only if
+/// `before` contains it already.
 pub(crate) fn condition(
     owner: Option<&PodNetworkOwner>,
     own: Option<&Path>,
@@ -64,8 +64,8 @@ pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
 }
 
-/// Returns `is` with `wanted` in place of conditions of the same types. Other conditions, such as the controller's,
-/// stay. If the status of a condition changes, its transition time is `now`.
+/// Returns the conditions `is`, in which those of `wanted` replace conditions of the same types. Other conditions, such
+/// as the controller's, stay. If the status of a condition changes, its transition time is `now`.
 pub(crate) fn merged(
     is: &[Condition],
     wanted: &[Condition],

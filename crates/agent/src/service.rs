@@ -1,9 +1,9 @@
-//! Handles the requests of the CNI plugin and of gRPC clients: chooses pools, runs operations on the store, and lets an
-//! ADD wait for a block if no address is free.
+//! Handles the requests of the CNI plugin and of gRPC clients: chooses pools, runs operations on the store, and makes
+//! an ADD wait for a block if no address is free.
 //!
 //! # Guarantees
 //! - No request is sent to the API server: operations read only the objects that the agent's watches have shown.
-//! - A wait ends when the deadline of the request comes near, when the longest wait for a block is over, or when the
+//! - A wait ends when the deadline of the request is near, when the maximum wait for a block is over, or when the
 //!   attachment is deleted.
 
 pub mod adding;
@@ -31,7 +31,7 @@ pub struct Service {
     pub ledger: LedgerClient,
     /// The state that the main loop and the servers share
     pub shared: SharedState,
-    /// The longest wait of an ADD for a block
+    /// The maximum time that an ADD waits for a block
     pub add_wait: Duration,
     /// Counts requests and waiting ADDs
     pub metrics: AgentMetrics,
@@ -39,14 +39,14 @@ pub struct Service {
     pub events: Events,
     /// Wakes the loop when the store may have changed, or an ADD began to wait
     pub changed: Notify,
-    /// Incremented each time the node's ranges have been written to the store; the change wakes waiting ADDs
+    /// Incremented each time the node's ranges have been written to the store. Each increment wakes the waiting ADDs
     pub held: watch::Sender<u64>,
-    /// Announces attachments that were deleted, so that ADDs which wait for addresses of them end
+    /// Announces deleted attachments, so that an ADD that waits for an address of one of them ends
     pub deleted: broadcast::Sender<Attachment>,
 }
 
 impl Service {
-    /// Performs an operation, unless its caller goes away before.
+    /// Performs an operation. If the caller goes away first, the operation is skipped.
     pub async fn serve(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         let begun = Instant::now();
         let (verb, changes) = match &op {
@@ -61,7 +61,7 @@ impl Service {
             Op::Del(attachment) => {
                 self.shared.lock().pending_adds.remove(&attachment);
                 let result = self.ledger.ask(Op::Del(attachment.clone()), call).await;
-                // `send` fails only if no ADD waits, so the error is ignored.
+                // `send` fails only if no ADD waits. So the error is ignored.
                 let _ = self.deleted.send(attachment);
                 result
             }
@@ -82,8 +82,8 @@ impl Service {
         result
     }
 
-    /// Returns the answer to STATUS. A node without ranges is reported as ready if it may request a block: it requests
-    /// one only when a pod comes, and no pod comes to a node that is not ready.
+    /// Returns the answer to STATUS. A node without ranges is reported as ready if it may request a block. It requests
+    /// a block only when a pod comes, and no pod would come to a node that is not ready.
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
             Err(refusal)
@@ -129,7 +129,8 @@ impl Service {
         }
     }
 
-    /// Runs a step of an ADD, then emits the events of the step and wakes the loop if the step asks for it.
+    /// Runs a step of an ADD. Then emits the events of the step, and wakes the loop if the step has changed the shared
+    /// state.
     fn step(&self, step: impl FnOnce(&mut ServiceState, Duration) -> AddStep) -> AddStep {
         let mut state = self.shared.lock();
         let step = step(&mut state, clock::since_boot());
@@ -146,7 +147,8 @@ impl Service {
     }
 }
 
-/// Whether the loop should read the store again after this result. `changes`: the operation may change the store.
+/// Whether the loop should read the store again after this result. `changes` is whether the operation may change the
+/// store.
 pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     match result {
         Ok(_) => changes,
@@ -160,8 +162,7 @@ async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     tokio::time::timeout(left, news).await.is_ok()
 }
 
-/// Waits until a waiting ADD should be tried again, because the node's ranges were written or the attachment was
-/// deleted.
+/// Waits until a waiting ADD should be tried again: the node's ranges were written, or the attachment was deleted.
 async fn news(
     ranges: &mut watch::Receiver<u64>,
     deleted: &mut broadcast::Receiver<Attachment>,

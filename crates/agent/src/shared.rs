@@ -1,7 +1,8 @@
 //! The state that the agent's main loop and the servers on the node's sockets share.
 //!
-//! The loop writes [`WatchState`], its view of the API, and replaces the whole value at each change, so that readers
-//! never see a part of a change. The servers write [`ServiceState`], which the loop reads before each turn.
+//! The loop writes [`WatchState`], which contains what it knows from the API. At each change it replaces the whole
+//! value, so that readers never see a part of a change. The servers write [`ServiceState`], which the loop reads before
+//! each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ pub struct SharedState {
     service: Mutex<ServiceState>,
 }
 
-/// The API as the watches of the loop have shown it.
+/// The state of the API objects, according to the watches of the loop.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct WatchState {
@@ -34,7 +35,7 @@ pub struct WatchState {
     pub pods_followed: bool,
     /// Whether the watch has failed since it was last established
     pub pods_troubled: bool,
-    /// Whether the pools below come from a NodeSubnet that was read since the agent started
+    /// Whether the agent has read a NodeSubnet since its start. If not, the fields about pools below are unknown
     pub pools_known: bool,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
@@ -42,11 +43,11 @@ pub struct WatchState {
     pub others: Vec<String>,
     /// Pools from which blocks can be requested, best first
     pub askable: Vec<String>,
-    /// The pools that serve every pod that does not ask for a pool by name
+    /// The pools that serve every pod, except pods that ask for another pool by name
     pub automatic: BTreeSet<String>,
-    /// Whether a pool that is both in `askable` and `automatic` allocates a block to this node before any pod needs it
+    /// Whether any pool in both `askable` and `automatic` allocates a block to this node before a pod needs it
     pub gives_unasked: bool,
-    /// Pools of which the node has as many blocks of a family as its limit allows, with that limit
+    /// Pools of which the node already has as many blocks of a family as its limit allows, each with that limit
     pub at_limit: BTreeMap<String, u32>,
     /// Pools with blocks on this node that still assign addresses
     pub allocating_pools: BTreeSet<String>,
@@ -61,18 +62,18 @@ pub struct ServiceState {
     pub turned_away: Option<String>,
     /// The waiting ADDs, and the pools from which they want addresses
     pub pending_adds: PendingAddBook,
-    /// Whether the loop should act on a change in this state
+    /// Whether this state has changed in a way that the loop should act on
     pub is_changed: bool,
     /// Events to emit
     pub notices: Vec<EventNote>,
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,
-    /// The errors reported last about the annotations of each pod, by pod UID
+    /// For each pod UID, the errors of the pod's annotations that were reported last
     reported: BTreeMap<String, Vec<String>>,
 }
 
 impl SharedState {
-    /// Replaces the state of the watches. `wakes_adds` wakes the ADDs that wait for their pod.
+    /// Replaces the state of the watches. If `wakes_adds` is true, wakes the ADDs that wait for their pod.
     pub(crate) fn set_watched(&self, watched: Arc<WatchState>, wakes_adds: bool) {
         let is_here = |uid: &String, _: &mut Vec<String>| watched.pods.by_uid(uid).is_some();
         self.lock().reported.retain(is_here);
@@ -82,7 +83,7 @@ impl SharedState {
         });
     }
 
-    /// Returns a receiver of the state of the watches, which wakes when the state is replaced with `wakes_adds`.
+    /// Returns a receiver of the state of the watches. It wakes if the state is replaced with `wakes_adds` set to true.
     pub(crate) fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
         self.watched.subscribe()
     }
@@ -94,7 +95,7 @@ impl SharedState {
 }
 
 impl ServiceState {
-    /// Records the errors that a pod's annotations have now. Returns those that were not recorded before.
+    /// Records the errors that a pod's annotations have now. Returns the errors that were not recorded before.
     pub(crate) fn report_errors(&mut self, uid: &str, errors: Vec<String>) -> Vec<String> {
         let before = self.reported.remove(uid).unwrap_or_default();
         let new = errors.iter().filter(|it| !before.contains(it)).cloned();
@@ -112,18 +113,20 @@ impl WatchState {
         !self.askable.is_empty()
     }
 
-    /// Whether blocks are allocated only when a pod needs one.
+    /// Whether the node gets its first block only when a pod needs one.
     pub(crate) fn waits_for_pods(&self) -> bool {
         self.may_ask() && !self.gives_unasked
     }
 
-    /// Whether the result of an ADD depends on labels or annotations of its pod; true until the pools are known.
+    /// Whether the result of an ADD depends on labels or annotations of its pod. While the pools are unknown, the
+    /// result is true.
     pub(crate) fn depends_on_pod(&self, add: &Add) -> bool {
         let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
     }
 
-    /// Whether the pools of the pod can be decided. The namespace must be known, unless no pool could depend on it.
+    /// Whether it can be decided which pools the pod may use. The namespace must be known, unless no pool could depend
+    /// on it.
     pub(crate) fn is_decidable(&self, pod: &Pod) -> bool {
         let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
         let has_namespace = self.namespaces.get(&pod.namespace).is_some();
@@ -131,7 +134,7 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether an ADD need not wait for more information about its pod.
+    /// Whether an ADD need not wait any longer to learn more about its pod.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

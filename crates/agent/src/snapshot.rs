@@ -1,4 +1,4 @@
-//! Values that the agent derives from a snapshot of the store.
+//! Values that the agent computes from a snapshot of the store.
 
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_core::{Addr, Cidr, Family};
@@ -14,7 +14,7 @@ pub(crate) fn assigns(block: &BlockCount) -> bool {
     block.state == BlockState::Active
 }
 
-/// Returns how many addresses of a block are in use, cooling or withdrawn. While there are any, the block is not
+/// Returns how many addresses of a block are in use, cooling or withdrawn. If there are any, the block must not be
 /// released.
 pub(crate) fn busy(block: &BlockCount) -> u64 {
     let counts = &block.counts;
@@ -38,20 +38,20 @@ pub(crate) fn addresses(record: &AttachmentRecord) -> impl Iterator<Item = Addr>
     record.given.addresses.iter().map(|it| it.address)
 }
 
-/// Returns the UID of the attachment's pod; empty if the runtime passed none.
+/// Returns the UID of the attachment's pod; empty if the runtime reported none.
 pub(crate) fn pod_uid(record: &AttachmentRecord) -> &str {
     record.pod.as_ref().map_or("", |pod| pod.uid.as_str())
 }
 
-/// Returns all ranges of the node's pools, also those in which the node has no block.
+/// Returns all ranges of the node's pools, including those in which the node has no block.
 pub(crate) fn pool_cidrs(allocation: &NodeAllocation) -> impl Iterator<Item = Cidr> {
     let pools = allocation.pools.iter();
     let families = pools.flat_map(|pool| Family::ALL.map(|it| pool.family(it)));
     families.flatten().flat_map(|it| it.cidrs.iter().copied())
 }
 
-/// Returns the node's ranges as far as the store knows them, so that files and gRPC clients get them even if the API
-/// server does not answer. Reserved addresses are left out.
+/// Returns the node's ranges as the store knows them. So files and gRPC clients get them even if the API server does
+/// not answer. Reserved addresses are left out.
 pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
     let listed = snapshot.blocks.iter().filter(|it| it.state.is_listed());
     let block = |it: &BlockCount| Block {
@@ -78,7 +78,7 @@ pub(crate) mod testing {
         AddressAssignment, AddressCounts, AssignedAddress, Attachment, PodRef, PoolCount,
     };
 
-    /// Returns a pool of these families with the low and the high mark `warm`.
+    /// Returns a pool with these families. `warm` are its low and its high mark.
     pub(crate) fn pool(name: &str, warm: (u32, u32), ipv4: bool, ipv6: bool) -> PoolTerms {
         PoolTerms {
             warm,
@@ -128,7 +128,8 @@ pub(crate) mod testing {
         }
     }
 
-    /// Returns the record of an attachment in the boot `boot`; without a pod if `pod_uid` is empty.
+    /// Returns the record of an attachment that was set up in the boot `boot`. If `pod_uid` is empty, the attachment
+    /// has no pod.
     pub(crate) fn record(container: &str, pod_uid: &str, addresses: &[&str]) -> AttachmentRecord {
         let assigned = |text: &&str| {
             let address = addr(text);
@@ -162,7 +163,7 @@ pub(crate) mod testing {
         Addr::parse_strict(text).unwrap()
     }
 
-    /// Returns a range of the pool `p` as the API allocates it; a podCIDR of the Node `node` if `uid` is `node`.
+    /// Returns a range of the pool `p` as the API lists it. If `uid` is `node`, it is a podCIDR of the Node `node`.
     pub(crate) fn range(cidr: &str, uid: &str) -> Block {
         Block {
             cidr: Cidr::parse_strict(cidr).unwrap(),
@@ -174,7 +175,8 @@ pub(crate) mod testing {
         }
     }
 
-    /// Returns these blocks of the pool `p`, allocated to the Node `node`. The pool has the range 10.0.0.0/16.
+    /// Returns an allocation of these blocks to the Node `node`. They are blocks of the pool `p`, which has the range
+    /// 10.0.0.0/16.
     pub(crate) fn allocation(cidrs: &[&str]) -> NodeAllocation {
         let ipv4 = FamilyTerms {
             cidrs: vec![Cidr::parse_strict("10.0.0.0/16").unwrap()],

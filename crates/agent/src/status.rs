@@ -1,9 +1,9 @@
-//! The content of NodeSubnet.status: a pure function of the snapshot and the demand.
+//! The content of NodeSubnet.status, which is a pure function of the snapshot and the demand.
 //!
 //! # Guarantees
-//! - Equal state gives equal text: lists are sorted, and no time of writing is included.
-//! - Lists and texts that are longer than the API accepts are cut off. No decision of the controller depends on the
-//!   rest.
+//! - Equal state gives equal text: lists are sorted, and the text does not contain the time of writing.
+//! - If a list or text is longer than the API accepts, its end is cut off. No decision of the controller depends on
+//!   that end.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{BlockCount, BlockState, Snapshot};
 
-/// The highest demand that is reported. A demand above it is a mistake.
+/// The maximum demand that is reported. A higher demand must be a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
-/// Returns the status of the node's NodeSubnet, except for its conditions, which [`super::served`] decides. `boot` is
-/// the id of the running boot. `orphans` are addresses whose pods are gone or finished, with the pods' UIDs, sorted.
+/// Returns the status of the node's NodeSubnet without its conditions, which [`super::served`] decides. `boot` is the
+/// id of the running boot. `orphans` are addresses whose pods are gone or finished, each with the pod's UID, sorted.
 pub(crate) fn status(
     snapshot: &Snapshot,
     wants: &BTreeMap<String, PoolWant>,
@@ -61,15 +61,15 @@ fn withdrawn(snapshot: &Snapshot) -> Vec<String> {
     ranges
 }
 
-/// Returns the ranges that are to be withdrawn: those that are empty, or those that are not.
+/// Returns the ranges whose withdrawal is pending: those that are empty if `is_empty` is true, else the others.
 fn pending(snapshot: &Snapshot, is_empty: bool) -> Vec<String> {
     let pending = snapshot.pending_withdrawals.iter();
     let pending = pending.filter(|it| it.is_empty == is_empty);
     pending.map(|it| it.range.to_string()).collect()
 }
 
-/// Returns the blocks that the controller lists, and those with addresses in use or in cooldown; podCIDRs are not
-/// blocks.
+/// Returns the blocks that the controller lists, and other blocks with addresses in use or in cooldown. podCIDRs are
+/// left out.
 fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
     let blocks = snapshot
         .blocks

@@ -7,11 +7,11 @@ use super::machine::StoreFound;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{RememberedAttachment, Store, StoreError, clock, set_aside};
 
-/// How long to wait while another process has the file open.
+/// How long to wait for another process that has the file open.
 const WAIT: Duration = Duration::from_secs(3);
 
-/// Checks the store's file, and renames a damaged one. Returns [`StoreFound::Open`] if the file can be opened. Returns
-/// only errors that an administrator must resolve; their text says what to do.
+/// Checks the store's file, and renames it if it is damaged. Returns [`StoreFound::Open`] if the file can be opened. An
+/// error is returned only if an administrator must resolve it; its text says what to do.
 pub(crate) async fn find(path: &Path) -> Result<StoreFound, StoreError> {
     let path = path.to_owned();
     let found = blocking(move || match Store::open_existing(&path, WAIT) {
@@ -30,8 +30,8 @@ pub(crate) async fn find(path: &Path) -> Result<StoreFound, StoreError> {
     }
 }
 
-/// Creates a new file with the node's ranges and the addresses that other sources show as in use. Returns how many
-/// attachments lost an address because another attachment has it as well.
+/// Creates a new file with the node's ranges and the addresses that are in use according to other sources. Returns how
+/// many attachments lost an address because another attachment has the address, too.
 pub(crate) async fn make(
     path: &Path,
     holding: NodeAllocation,

@@ -1,19 +1,19 @@
-//! Finds attachments that are superseded by a newer one of the same pod, network and interface.
+//! Finds superseded attachments: those for which there is a newer one of the same pod, network and interface.
 //!
-//! A runtime that fails to set up a sandbox, or loses one, makes another for the same pod. If the DEL of the old
-//! sandbox stops before it reaches Cadastre's CNI plugin, the old addresses stay assigned to the pod, which is alive.
+//! If a runtime fails to set up a sandbox, or loses one, it makes another for the same pod. The DEL of the old sandbox
+//! may stop before it reaches Cadastre's CNI plugin. Then the old addresses stay assigned to the pod, which is alive.
 //!
 //! # Guarantees
 //! - The newest attachment of a pod, network and interface is never superseded. An attachment of the current boot is
 //!   newer than one of an earlier boot. Otherwise the order in which the store assigned addresses decides, never the
 //!   wall clock.
-//! - If the order of two attachments is unknown, because both were adopted into a new store after one was lost, neither
+//! - If both attachments were adopted into a new store after the old one was lost, their order is unknown. Then neither
 //!   supersedes the other.
 //! - Attachments without a pod UID are never superseded, because nothing shows that two of them belong together.
 //!
 //! # Caveats
-//! - A superseded attachment need not be gone. Its addresses are released only when the node proves that the old
-//!   sandbox is gone (see [`leaks`](super::leaks)).
+//! - A superseded attachment may still exist. Its addresses are released only when the node proves that the old sandbox
+//!   is gone (see [`leaks`](super::leaks)).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,10 +41,10 @@ pub(crate) fn superseded<'a>(
     older.map(|it| &it.attachment).collect()
 }
 
-/// Pod UID, network and interface. Of the attachments with the same key, only the newest is current.
+/// Pod UID, network and interface. Of all attachments with the same key, only the newest is not superseded.
 type Key<'a> = (&'a str, &'a str, &'a str);
 
-/// Whether the attachment is of the current boot, and its place in the store's order. A greater value is newer.
+/// The age of an attachment: whether it is of the current boot, and its place in the store's order. Greater is newer.
 type Age = (bool, u64);
 
 fn key(record: &AttachmentRecord) -> Option<Key<'_>> {
@@ -85,7 +85,7 @@ mod tests {
         all.reverse();
         let older: Vec<String> = (0..15).map(|n| format!("c{n:02}")).collect();
         assert_eq!(of(&all), older);
-        // The wall clock makes no difference, because only the order of assignment counts.
+        // The wall clock has no influence. Only the order of assignment counts.
         all[0].since_ms = 0;
         assert_eq!(of(&all), older);
         assert!(of(&all[..1]).is_empty(), "a single attachment stays");

@@ -1,10 +1,10 @@
 //! Unix sockets that only root and the agent's own user may use.
 //!
 //! # Guarantees
-//! - A socket file on which a process listens is left alone. A socket file that a killed process left behind is
+//! - A socket file on which a process listens is never replaced. A socket file that a killed process has left behind is
 //!   replaced.
-//! - Only the agent that has the lock on the file `agent.lock` beside the sockets uses them. The kernel releases the
-//!   lock when the agent's process ends.
+//! - Only the agent that has locked the file `agent.lock` beside the sockets uses them. The kernel releases the lock
+//!   when the agent's process ends.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use super::files::FileError;
 use crate::metrics::Counted;
 
-/// The pause after a connection could not be accepted, for example because file descriptors have run out.
+/// The pause after an error of `accept`, for example because there are no free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why the sockets or the store cannot be used.
@@ -45,12 +45,12 @@ pub enum SocketError {
     Io(#[from] FileError),
 }
 
-/// The lock that makes this process the only agent of the node. The lock ends when this value is dropped.
+/// The lock that makes this process the only agent of the node. The lock is released when this value is dropped.
 #[derive(Debug)]
 pub struct OnlyOne(#[expect(dead_code, reason = "the open file has the lock")] File);
 
 impl OnlyOne {
-    /// Takes the lock in `folder`; fails if another process has it.
+    /// Locks the file in `folder`. Fails if another process has locked it.
     pub fn lock(folder: &Path) -> Result<Self, SocketError> {
         make_folder(folder)?;
         let path = folder.join("agent.lock");
@@ -91,16 +91,16 @@ pub struct Socket {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub stream: tokio::net::UnixStream,
-    /// Must be kept until the connection is closed
+    /// The peer's slot, which must be kept until the connection is closed
     pub slot: Slot,
 }
 
-/// One of the connections that a socket may have. The slot becomes free when this value is dropped.
+/// One of the connections that a socket may have at a time. The slot becomes free when this value is dropped.
 pub(crate) type Slot = (OwnedSemaphorePermit, Counted);
 
 impl Socket {
-    /// Listens on `path` with mode 0600, with at most `connections` connections at a time, which `open` counts. A
-    /// socket file on which nothing listens is removed first.
+    /// Listens on `path` with mode 0600. At most `connections` connections are open at a time, and `open` counts them.
+    /// A socket file on which no process listens is removed first.
     pub fn bind(path: &Path, connections: usize, open: IntGauge) -> Result<Self, SocketError> {
         if let Some(folder) = path.parent() {
             make_folder(folder)?;
@@ -118,7 +118,7 @@ impl Socket {
             }
             Err(error) => return Err(FileError::at("use the socket", path)(error).into()),
         }
-        // The socket is created under another name, so nobody can connect to `path` before the mode is right.
+        // The socket is created under another name. So nobody can connect to `path` before its mode is set.
         let new = path.with_extension("new");
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new).map_err(FileError::at("listen on", &new))?;
@@ -133,8 +133,8 @@ impl Socket {
         })
     }
 
-    /// Waits for a free slot and for the next peer that is root or the agent's own user. The connections of other peers
-    /// are closed.
+    /// Waits for a free slot, and then for the next peer that is root or the agent's own user. Connections of other
+    /// peers are closed.
     pub(crate) async fn accept(&self) -> Peer {
         loop {
             let permit = match Arc::clone(&self.slots).acquire_owned().await {
@@ -202,7 +202,7 @@ mod tests {
         assert!(error.contains("another agent"), "{error}");
         drop(first);
         assert!(!path.exists(), "removed at the end");
-        // A killed process leaves its socket file.
+        // A process that is killed leaves its socket file behind.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         Socket::bind(&path, 4, gauge()).unwrap();

@@ -1,8 +1,8 @@
 //! NodeAddresses: which addresses are in use on a node, and to which pods they are assigned.
 //!
 //! A NodeAddresses has the name of its node, and only the node's agent writes it. It is for users, and for an agent
-//! whose store was lost. Because the object is large, it is written rarely: to know whether an address is free right
-//! now, ask the agent. The controller decides by the status of the NodeSubnet and does not use the NodeAddresses. The
+//! whose store was lost. Because the object is large, it is written rarely. Ask the agent to learn whether an address
+//! is free right now. The controller does not use the NodeAddresses: it decides by the status of the NodeSubnet. The
 //! NodeSubnet owns the NodeAddresses, so both are deleted together.
 
 use std::fmt;
@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use cadastre_core::Addr;
 
-/// A list has entries for at most this many container interfaces. That many entries of [`LONGEST_ENTRY`] bytes each
-/// would not fit into an object of etcd (1.5 MiB), so [`MOST_BYTES`] is a second maximum.
+/// A list has entries for at most this many container interfaces. This many entries of [`LONGEST_ENTRY`] bytes each
+/// would not fit into an object of etcd (1.5 MiB). Therefore [`MOST_BYTES`] also limits the list.
 pub const MOST_ENTRIES: usize = 4_096;
 /// All entries of a list together have at most this many bytes.
 pub const MOST_BYTES: usize = 1 << 20;
@@ -47,14 +47,14 @@ pub struct NodeAddressesSpec {
     #[serde(default, rename = "bootID", skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
 
-    /// The addresses in this list were in use at this time. The agent writes the list only if it has changed, and
-    /// with a delay.
+    /// The time at which the addresses in this list were in use. The agent writes the list only if it has changed, and
+    /// with a delay of up to a few minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Time>,
 
     /// One entry for each container interface. The fields of an entry are separated by spaces, in this order: the
     /// addresses, separated by a comma; the handle by which they can be released, which is network name/container ID;
-    /// the interface; the pod's UID; namespace/name of the pod; the time since when the addresses are in use; and
+    /// the interface; the pod's UID; namespace/name of the pod; the time when the addresses were assigned; and
     /// "superseded" if the pod has a newer sandbox with this interface on this network. An unknown field is "-".
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     #[schemars(length(max = MOST_ENTRIES), inner(length(max = LONGEST_ENTRY)))]
@@ -85,7 +85,7 @@ impl NodeAddressesSpec {
 pub struct AddressEntry {
     /// At least one address, in ascending order
     pub addresses: Vec<Addr>,
-    /// The handle by which the addresses can be released: `network name/container id`. A network name has no slash.
+    /// The handle by which users can release the addresses: `network name/container id`. A network name has no slash.
     pub handle: String,
     /// Name of the interface in the pod
     pub interface: String,
@@ -99,13 +99,13 @@ pub struct AddressEntry {
     pub superseded: bool,
 }
 
-/// Stands for an unknown field in the text of an entry.
+/// The text of an unknown field in an entry.
 const NOTHING: &str = "-";
 const SUPERSEDED: &str = "superseded";
 
 impl AddressEntry {
-    /// Parses an entry. Returns `None` if the text contains no address. Ignores further fields, because a newer agent
-    /// may have added them.
+    /// Parses an entry. Returns `None` if the text contains no address. Ignores additional fields at the end, because a
+    /// newer agent may have added them.
     pub fn read(text: &str) -> Option<Self> {
         let mut fields = text.split(' ');
         let addresses = fields.next()?.split(',');
@@ -153,7 +153,7 @@ impl fmt::Display for AddressEntry {
     }
 }
 
-/// Cuts a field after `longest` bytes, and replaces characters that would separate fields by `_`.
+/// Cuts a field off after `longest` bytes. Replaces characters that would separate fields by `_`.
 fn field(text: &str, longest: usize) -> String {
     let mut field = String::new();
     for sign in text.chars() {

@@ -1,8 +1,8 @@
-//! IPAMBlock: an affinity block, that is, a part of a pool from which one node assigns addresses.
+//! IPAMBlock: a block, that is, a part of a pool that is allocated to one node. The node assigns its addresses.
 //!
 //! The object's name is derived from the block's CIDR, so the API server rejects a second object for the same CIDR.
-//! Only the controller writes IPAMBlocks. A node uses a block only once the node's NodeSubnet lists it. The IPAMBlock
-//! itself is for other controllers, the next leader and administrators.
+//! Only the controller writes IPAMBlocks. A node uses a block only once the node's NodeSubnet lists it. Nodes do not
+//! read IPAMBlocks: these are for other controllers, the next leader and administrators.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
@@ -73,8 +73,8 @@ pub struct BlockOwner {
     )]
     pub provider_id: Option<String>,
 
-    /// In quarantine, status.nodeInfo.machineID of the deleted node. It is compared instead of providerID if there is
-    /// no providerID.
+    /// In quarantine, status.nodeInfo.machineID of the deleted node. If the node had no providerID, this is compared
+    /// instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 }

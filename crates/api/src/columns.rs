@@ -5,7 +5,7 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition as Column;
 
-/// When a column is shown: always, or only with `-o wide`. Then its type, name, JSON path and description.
+/// A column: when it is shown (always, or only with `-o wide`), its type, name, JSON path and description.
 pub(super) type ColumnRow = (
     Shown,
     &'static str,
@@ -21,9 +21,9 @@ pub(super) enum Shown {
 }
 use Shown::{Always, Wide};
 
-/// The columns of IPPools: ranges, usage, nodes, waiting nodes and health. Lists are left out because they would be
-/// printed as JSON, and counts of free IPv6 blocks because they can have 20 digits. `-o yaml` and `kubectl cadastre
-/// show pools` show both.
+/// The columns of IPPools: ranges, usage, nodes, waiting nodes and health. Lists are left out, because they would be
+/// printed as JSON. Counts of free IPv6 blocks are left out, because they can have 20 digits. `-o yaml` and `kubectl
+/// cadastre show pools` show both.
 #[rustfmt::skip]
 pub(super) const POOL: &[ColumnRow] = &[
     (Always, "string", "IPv4", ".spec.ipv4.cidrs[0]", "The first IPv4 range"),
@@ -80,6 +80,7 @@ pub(super) const SUBNET: &[ColumnRow] = &[
     (Wide, "string", "ProviderID", ".spec.providerID", "The machine behind the node"),
 ];
 
+<<<<<<< HEAD
 /// The columns of IPClaims: the addresses, who uses them, and whether the claim has them.
 #[rustfmt::skip]
 pub(super) const CLAIM: &[ColumnRow] = &[
@@ -96,6 +97,9 @@ pub(super) const CLAIM: &[ColumnRow] = &[
 ];
 
 /// The columns of NodeAddresses, which show how old the list is.
+=======
+/// The columns of NodeAddresses. They show how old the list is.
+>>>>>>> prose-node
 #[rustfmt::skip]
 pub(super) const ADDRESSES: &[ColumnRow] = &[
     (Always, "date", "AsOf", ".spec.asOf", "When the addresses were in use"),

@@ -1,6 +1,6 @@
 //! The CustomResourceDefinitions, as objects and as the YAML that `cadastre crd` prints.
 //!
-//! The CRDs are generated from the Rust types. Schema features that API servers do not support are replaced here.
+//! The CRDs are generated from the Rust types. This module removes schema features that API servers do not support.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -29,8 +29,8 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     ]
 }
 
-/// Adds the rules that are only for IPPools. They cannot be attributes of the types, because IPPools share some
-/// types with NodeSubnets, and because the rule on reserved addresses needs two messages.
+/// Adds the rules that apply only to IPPools. They cannot be attributes of the types, because IPPools share some types
+/// with NodeSubnets, and because the rule about reserved addresses needs two messages.
 fn with_pool_rules(mut pool: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut pool.spec.versions {
         let schema = version.schema.as_mut();
@@ -85,8 +85,8 @@ pub fn yaml() -> Result<String, serde_saphyr::ser::Error> {
     Ok(text)
 }
 
-/// Removes `nullable`, so that API servers reject `null` instead of silently accepting it. Also removes the integer
-/// formats about which API servers warn.
+/// Removes `nullable`, so that API servers reject `null`; otherwise they would accept it silently. Also removes the
+/// integer formats about which API servers warn.
 fn conform(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.format.take_if(|format| format.starts_with("uint"));

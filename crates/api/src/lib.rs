@@ -8,19 +8,19 @@
 //! | [`claim`] | IPClaim: addresses that stay with a workload |
 //! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
-//! | [`requests`] | annotations in which users request the release of addresses and blocks |
+//! | [`requests`] | annotations by which users request the release of addresses and blocks |
 //! | [`terms`] | settings for the assignment of a pool's addresses to pods |
 //! | [`choice`] | which pools assign addresses to a node or pod, and why |
 //! | [`node_allocation`] | conversion of a NodeSubnet to the form that a node's store keeps |
-//! | `rules` | CEL rules with which the API server itself rejects invalid objects |
+//! | `rules` | CEL rules by which the API server itself rejects invalid objects |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
 //! | `columns` | the columns of `kubectl get` |
 //! | [`watched`] | types for watched objects, with only the fields that Cadastre reads |
 //!
 //! # Guarantees
-//! - The API server checks everything that can be checked without a second object, whoever writes the object. Objects
-//!   older than a rule may still violate the rule, because rules are not applied retroactively.
-//! - No field is ever `null`. An absent field reads the same as an absent object.
+//! - The API server checks everything that can be checked without a second object, whoever writes the object. Rules are
+//!   not applied retroactively. So an object that is older than a rule may violate the rule.
+//! - No field is ever `null`. An absent field and an empty object in the field mean the same.
 
 pub mod addresses;
 pub mod block;
@@ -37,7 +37,7 @@ pub mod subnet;
 pub mod terms;
 pub mod watched;
 
-/// Returns whether a field has its default value, so that it need not be written.
+/// Returns whether a field has its default value, in which case it need not be written.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

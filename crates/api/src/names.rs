@@ -1,6 +1,6 @@
 //! Names that Cadastre uses in objects of the API server.
 //!
-//! The names are part of the API: objects in clusters contain them, so no name can ever change.
+//! The names are part of the API. Objects in clusters contain them, so a name must never change.
 
 /// API group of all kinds.
 pub const GROUP: &str = "cadastre.dev";
@@ -8,27 +8,26 @@ pub const GROUP: &str = "cadastre.dev";
 /// API version of all kinds.
 pub const VERSION: &str = "v1alpha1";
 
-/// Annotation of the CRDs. It names the release to which the CRDs belong, so that installers can compare releases.
+/// Annotation of the CRDs with the release to which they belong, so that installers can compare releases.
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
-/// Finalizer of an IPPool. It is removed once no node has a range of the pool and no range of the pool is in
-/// quarantine.
+/// Finalizer of an IPPool. It is removed once no range of the pool is allocated or quarantined.
 pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 
-/// Annotation of a Node that fences earlier leaders. A leader writes a podCIDR on the condition that the annotation
-/// still has the value that the leader read. So a change of the annotation makes the API server reject all writes
-/// that an earlier leader still has in flight.
+/// Annotation of a Node that fences earlier leaders: it makes their late writes fail. A leader writes a podCIDR on the
+/// condition that the annotation still has the value that the leader read. So if a new leader changes the annotation,
+/// the API server rejects all podCIDR writes that an earlier leader still has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 
-/// Annotation of the Lease. It says that a write with an indeterminate outcome was in flight when the last holder of
-/// the Lease stopped. So the next holder must fence, even after a clean handover.
+/// Annotation of the Lease. It is set if a write with an indeterminate outcome was in flight when the last holder of
+/// the Lease stopped. Then the next holder must fence, even after a clean handover.
 pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 
-/// Annotation of the Lease. It lists the podCIDR allocations whose writes the holder of the Lease may have in flight.
+/// Annotation of the Lease. It lists the podCIDR allocations that the holder of the Lease may have in flight.
 pub const INTENTS_ANNOTATION: &str = "cadastre.dev/intents";
 
-/// Annotation of the Lease. Its value is the time of the last renewal before a gap, a time of over a minute without a
-/// leader. The first leader after the gap sets it, and removes it once agents have had time to report.
+/// Annotation of the Lease. Its value is the time of the last renewal before a gap (a time of over a minute without a
+/// leader). The first leader after the gap sets the annotation, and removes it once agents have had time to report.
 pub const GAP_ANNOTATION: &str = "cadastre.dev/gap-since";
 
 /// Field manager of all writes of the controller.
@@ -40,13 +39,14 @@ pub const LEASE_NAME: &str = "cadastre-controller";
 /// Field manager of all writes of agents.
 pub const AGENT_MANAGER: &str = "cadastre-agent";
 
-/// Annotation with the names of the pools to use, separated by commas, best first. It is set on a pod, or on a
-/// namespace for those of its pods that do not have the annotation.
+/// Annotation with the names of the pools to use, separated by commas, best first. It is set on a pod or a namespace.
+/// The namespace's annotation applies to its pods that do not have the annotation.
 pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 
 /// Annotation of a pod with the addresses to assign to it: at most one of each family, separated by a comma.
 pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 
+<<<<<<< HEAD
 /// Annotation of a pod with the name of the IPClaim whose addresses the pod gets. The claim is in the pod's namespace.
 pub const CLAIM_ANNOTATION: &str = "cadastre.dev/claim";
 
@@ -54,12 +54,15 @@ pub const CLAIM_ANNOTATION: &str = "cadastre.dev/claim";
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 
 /// Annotation of a NodeSubnet with leaked addresses to release without waiting for the grace period; see
+=======
+/// Annotation of a NodeSubnet with leaked addresses that should be released without the grace period; see
+>>>>>>> prose-node
 /// [`requests`](super::requests).
 pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 
-/// Annotation of a NodeSubnet with blocks to drain; see [`requests`](super::requests).
+/// Annotation of a NodeSubnet with blocks that should be drained; see [`requests`](super::requests).
 pub const DRAIN_ANNOTATION: &str = "cadastre.dev/drain";
 
-/// Annotation of a NodeSubnet with addresses and ranges to take out of the node's blocks; see
+/// Annotation of a NodeSubnet with addresses and ranges that should be taken out of the node's blocks; see
 /// [`requests`](super::requests).
 pub const WITHDRAW_ANNOTATION: &str = "cadastre.dev/withdraw";

@@ -1,8 +1,8 @@
-//! Converts the spec of a NodeSubnet to the form that the node's store keeps.
+//! Converts the spec of a NodeSubnet to the form in which the node's store keeps it.
 //!
 //! The controller writes valid specs, but an API server may return anything. So a value that cannot be parsed affects
-//! only its own block or field. A block whose CIDR cannot be parsed is left out. If an entry of `reserved` cannot be
-//! parsed, the whole block counts as reserved, because the entry might reserve any address; the same holds for
+//! only its own block or field. A block whose CIDR cannot be parsed is left out. An entry of `reserved` that cannot be
+//! parsed might mean any address of its block, so then the whole block counts as reserved. The same holds for
 //! `onRequest`.
 
 use std::net::IpAddr;
@@ -18,8 +18,8 @@ use cadastre_core::node_allocation::{
 };
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// Returns the ranges from which the Node with this UID may assign addresses, and a message for each value that could
-/// not be parsed. If the NodeSubnet is for another Node object, the result has no ranges and no messages.
+/// Returns the ranges from which the Node with this UID may assign addresses. Also returns a message for each value
+/// that could not be parsed. If the NodeSubnet is for another Node object, there are no ranges and no messages.
 pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<String>) {
     let mut messages = Vec::new();
     let mut allocation = NodeAllocation {
@@ -48,7 +48,8 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
     };
     allocation.withdraw = ranges("withdraw", &spec.withdraw);
     allocation.returned = ranges("returned", &spec.returned);
-    // Overlapping blocks could assign the same address twice, so of two such blocks the narrower one is left out.
+    // Overlapping blocks could assign the same address twice. So of two overlapping blocks the narrower one is left
+    // out.
     allocation.blocks.sort_by_key(|block| block.cidr);
     let mut disjoint: Vec<Block> = Vec::with_capacity(allocation.blocks.len());
     for block in std::mem::take(&mut allocation.blocks) {

@@ -1,7 +1,7 @@
 //! IPPool: disjoint address ranges, and which nodes get parts of them.
 //!
-//! A pool with both families allocates a range of each family to a node, or none. That is why a dual-stack pool is
-//! one object: with one object per family, one of the two could be applied without the other.
+//! A pool with both families allocates to a node either a range of each family or none. Therefore a dual-stack pool is
+//! one object. If each family were an object, one of them could exist without the other.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -47,7 +47,7 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<IPv6Ranges>,
 
-    /// How ranges are allocated to nodes. Blocks: each node gets as many affinity blocks as it needs, and its
+    /// How ranges are allocated to nodes. Blocks: each node gets as many small ranges (blocks) as it needs, and its
     /// NodeSubnet lists them. NodeCIDR: each node gets one range per family, in node.spec.podCIDRs. Immutable.
     #[x_kube(validation = rules::allocation_mode_stays())]
     #[serde(default)]
@@ -70,8 +70,8 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<LabelSelector>,
 
-    /// Automatic: every pod that the selectors match gets addresses of the pool. Manual: only pods that ask for the
-    /// pool by name get them, with the annotation cadastre.dev/pools. Only for Blocks.
+    /// Which pods get addresses of the pool. Automatic: every pod that the selectors match. Manual: only pods that ask
+    /// for the pool by name, with the annotation cadastre.dev/pools. Only for Blocks.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub assignment: AssignmentMode,
 
@@ -85,14 +85,14 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
-    /// A block is recalled once it has been empty for this many seconds and its node does not need it. A node's last
-    /// block of the pool stays until pods of another node wait for it. But if the pool allocates blocks only on
-    /// request by a pod, the last block is recalled as well. Only for Blocks.
+    /// The controller recalls a block (asks the node to release it) once the block has been empty for this many seconds
+    /// and the node does not need it. A node's last block of the pool stays until pods of another node wait for it. But
+    /// if the pool allocates blocks only on request by a pod, the last block is recalled, too. Only for Blocks.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_idle_seconds")]
     pub idle_seconds: u32,
 
-    /// The pool is reported as nearly exhausted when its utilization, in percent, reaches this value.
+    /// The pool is reported as nearly exhausted once this percentage of a family's blocks is not free.
     #[schemars(range(min = 1, max = 100))]
     #[serde(default = "default_nearly_exhausted_percent")]
     pub nearly_exhausted_percent: u32,
@@ -107,19 +107,20 @@ pub struct IPPoolSpec {
     pub disabled: bool,
 
     /// Addresses that are never assigned. An entry is a CIDR (10.244.0.0/24), an address (10.244.1.1) or a range that
-    /// includes both ends (10.244.2.1-10.244.2.9). Each entry must overlap the pool's ranges. A podCIDR never
-    /// contains a reserved address. A block can contain reserved addresses, but its node does not assign them.
+    /// includes both ends (10.244.2.1-10.244.2.9). Each entry must overlap the pool's ranges. A podCIDR never contains
+    /// a reserved address. A block can contain reserved addresses, but its node does not assign them.
     #[schemars(schema_with = "rules::reserved")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
     /// If true, a pod can get a reserved address by asking for exactly this address, with the annotation
-    /// cadastre.dev/addresses. Addresses of nodes and of service ranges are never assigned. Only for Blocks.
+    /// cadastre.dev/addresses. This does not apply to addresses of nodes and of service ranges, which are never
+    /// assigned. Only for Blocks.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub reserved_on_request: bool,
 
-    /// The ranges of a deleted node cannot be allocated again for at least this many seconds. They also wait until no
-    /// pod uses an address in them.
+    /// For at least this many seconds after a node was deleted, its ranges cannot be allocated again. After that they
+    /// are still not allocated while a pod uses an address in them.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_quarantine_seconds")]
     pub quarantine_seconds: u32,
@@ -130,8 +131,8 @@ pub struct IPPoolSpec {
 }
 
 impl IPPoolSpec {
-    /// Returns a spec with these ranges and the documented default for every other field. A family is absent if its
-    /// list of ranges is empty.
+    /// Returns a spec with these ranges, in which every other field has its documented default. A family is absent if
+    /// its list of ranges is empty.
     pub fn new(allocate: AllocationMode, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
         IPPoolSpec {
             ipv4: Some(IPv4Ranges {
@@ -168,7 +169,7 @@ impl IPPoolSpec {
 /// How ranges are allocated to nodes.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllocationMode {
-    /// Each node gets affinity blocks as it needs them; its NodeSubnet lists them.
+    /// Each node gets blocks as it needs them; its NodeSubnet lists them.
     #[default]
     Blocks,
     /// Each node gets one range per family, in `node.spec.podCIDRs`.
@@ -210,8 +211,8 @@ pub struct IPv4Ranges {
     pub block_size: Option<u32>,
 
     /// Gateway of the pods. Absent: the first usable address of each block, which is then not assigned to pods. An
-    /// address: this address is the gateway; it must lie in one of the cidrs unless addressPrefix is Host. None: pods
-    /// have no gateway, and every address of a block can be assigned.
+    /// address: this address; it must lie in one of the cidrs, unless addressPrefix is Host. None: pods have no
+    /// gateway, and every address of a block can be assigned.
     #[schemars(schema_with = "rules::ipv4_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
@@ -232,15 +233,14 @@ pub struct IPv6Ranges {
     pub block_size: Option<u32>,
 
     /// Gateway of the pods. Absent: the first usable address of each block, which is then not assigned to pods. An
-    /// address: this address is the gateway; unless addressPrefix is Host, it must be link-local or lie in one of the
-    /// cidrs. None: pods have no gateway, and every address of a block can be assigned.
+    /// address: this address; unless addressPrefix is Host, it must be link-local or lie in one of the cidrs. None:
+    /// pods have no gateway, and every address of a block can be assigned.
     #[schemars(schema_with = "rules::ipv6_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
 }
 
-/// Observed state of the pool, written by the controller. It is for users: no decision of the controller depends on
-/// it.
+/// Observed state of the pool, written by the controller. It is for users: the controller bases no decision on it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPPoolStatus {
@@ -291,10 +291,10 @@ pub struct FamilyStatus {
     /// Numbers of addresses by state. Only for pools that allocate Blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<AddressStatus>,
-    /// How fast usage grows, that is, the number of blocks that are not free.
+    /// How fast the usage (the number of blocks that are not free) grows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trend: Option<TrendStatus>,
-    /// When the pool's last free block will be allocated if usage keeps growing at the current trend. Absent if usage
+    /// When the pool's last free block will be allocated if usage keeps growing at the current rate. Absent if usage
     /// does not grow, or if the free blocks will last for more than a year.
     #[serde(
         default,
@@ -309,16 +309,16 @@ pub struct FamilyStatus {
 pub struct AddressStatus {
     /// Number of addresses in blocks that are allocated to nodes. Reserved addresses are not counted.
     pub allocated: String,
-    /// Number of addresses in use by pods, as reported by the nodes' agents; without such a report, as the status of
-    /// the pods says.
+    /// Number of addresses that pods use, as reported by the nodes' agents. If an agent has not reported, the addresses
+    /// in the status of the node's pods are counted.
     pub used: String,
-    /// Number of released addresses whose cooldown is not over, so they cannot be assigned to other pods yet.
+    /// Number of released addresses whose cooldown is not over, so that they cannot be assigned to other pods yet.
     pub cooling: String,
 }
 
 impl IPPoolSpec {
-    /// Returns the prefix length of IPv4 blocks: `blockSize`, or the default for the allocation mode. Returns `None`
-    /// if the pool has no IPv4 ranges.
+    /// Returns the prefix length of IPv4 blocks: `blockSize`, or else the default for the allocation mode. Returns
+    /// `None` if the pool has no IPv4 ranges.
     pub fn ipv4_block_size(&self) -> Option<u32> {
         let by_default = match self.allocation_mode {
             AllocationMode::Blocks => 26,
@@ -327,8 +327,8 @@ impl IPPoolSpec {
         Some(self.ipv4.as_ref()?.block_size.unwrap_or(by_default))
     }
 
-    /// Returns the prefix length of IPv6 blocks: `blockSize`, or the default for the allocation mode. Returns `None`
-    /// if the pool has no IPv6 ranges.
+    /// Returns the prefix length of IPv6 blocks: `blockSize`, or else the default for the allocation mode. Returns
+    /// `None` if the pool has no IPv6 ranges.
     pub fn ipv6_block_size(&self) -> Option<u32> {
         let by_default = match self.allocation_mode {
             AllocationMode::Blocks => 122,
@@ -356,8 +356,8 @@ pub struct TrendStatus {
     pub used: String,
     /// Growth of usage in blocks per hour, smoothed over about six hours. Negative if usage shrinks.
     pub per_hour: String,
-    /// Root mean square of the hourly change in blocks, smoothed like perHour. If perHour is small compared to
-    /// swingPerHour, usage fluctuates and the forecast is unreliable.
+    /// Root mean square of the hourly change in blocks, smoothed like perHour. If this is large compared to perHour,
+    /// usage fluctuates, and the forecast is unreliable.
     pub swing_per_hour: String,
 }
 

@@ -3,16 +3,15 @@
 //! | annotation | value | request |
 //! |---|---|---|
 //! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | release a leaked address without waiting for the grace period |
-//! | | `ADDRESS=container:NETWORK/CONTAINERID` | release the address although the node cannot tell whether this container is gone: the writer asserts that it is |
+//! | | `ADDRESS=container:NETWORK/CONTAINERID` | release the address although the node cannot tell whether this container is gone; by this entry the user asserts that it is gone |
 //! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | assign no new address from these blocks, and release each block once it is empty |
 //! | [`WITHDRAW_ANNOTATION`] | addresses and CIDRs inside of blocks, separated by commas | assign no new address in these ranges, and withdraw each range once it is empty, until the entry is removed |
 //!
 //! # Guarantees
-//! - No request releases an address that a pod still needs. Addresses of a living pod's newest sandbox are kept, and
-//!   so are addresses whose sandbox still exists on the node.
-//! - An entry that no longer applies is ignored, so users need not withdraw requests in time. An old entry cannot
-//!   match something new: a pod's UID, a container's ID, and a block's CIDR together with the node's name are
-//!   unambiguous.
+//! - No request releases an address that a pod still needs. Addresses of a living pod's newest sandbox are kept.
+//!   Addresses whose sandbox still exists on the node are kept, too.
+//! - An entry that no longer applies is ignored, so users need not remove requests in time. An old entry cannot match
+//!   something new: a pod's UID, a container's ID, and a block's CIDR together with the node's name are unambiguous.
 //! - An entry that cannot be parsed is ignored. The other entries are still read.
 
 use std::collections::BTreeSet;
@@ -23,7 +22,7 @@ use cadastre_core::{Addr, Cidr};
 /// At most this many entries of one annotation are read; further entries are ignored.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
 
-/// Distinguishes the handle of a container from the UID of a pod.
+/// The prefix that distinguishes the handle of a container from the UID of a pod.
 const CONTAINER: &str = "container:";
 
 /// The requests on one NodeSubnet.
@@ -31,13 +30,14 @@ const CONTAINER: &str = "container:";
 pub struct Requests {
     /// Addresses to release, each with the UID of the pod to which it was assigned
     pub release: BTreeSet<(Addr, String)>,
-    /// Addresses to release, each with the handle (network and container ID) to which it was assigned. The user who
-    /// wrote the request asserts that this container is gone.
+    /// Addresses to release, each with the handle (network and container ID) to which it was assigned. By the request,
+    /// the user asserts that this container is gone.
     pub container_gone: BTreeSet<(Addr, String)>,
-    /// CIDRs of the blocks from which no new address is assigned, and which are released once they are empty
+    /// CIDRs of blocks to drain: no new address is assigned from such a block, and the block is released once it is
+    /// empty
     pub drain: BTreeSet<Cidr>,
-    /// Ranges inside of blocks from which the node assigns no address until the request ends; single addresses are
-    /// ranges of one address
+    /// Ranges inside of blocks from which the node assigns no address until the request ends. A single address is a
+    /// range of one address
     pub withdraw: BTreeSet<Cidr>,
 }
 

@@ -1,16 +1,17 @@
-//! CEL rules and maximum lengths with which the API server itself rejects invalid objects.
+//! CEL rules and maximum lengths by which the API server itself rejects invalid objects.
 //!
 //! # Guarantees
-//! - The message of a rule says what is wrong and what to write instead. A rule that needs a well-formed value
-//!   accepts a malformed one, because another rule rejects it. So one mistake yields one message and never a CEL
-//!   runtime error.
-//! - Even the longest lists stay within the cost budgets of the API server. Estimated cost: 10,000,000 units per
-//!   rule. Real cost: 1,000,000 units per call and 10,000,000 per object. The API server can estimate only what is
-//!   bounded. So each list and each text has a maximum length, and no text is built from parts of unknown length.
+//! - The message of a rule says what is wrong and what to write instead. A rule that needs a well-formed value accepts
+//!   a malformed one, because another rule rejects that. So one mistake causes one message, and never a CEL runtime
+//!   error.
+//! - Even the longest lists stay within the cost budgets of the API server. Estimated cost: 10,000,000 units per rule.
+//!   Real cost: 1,000,000 units per call and 10,000,000 per object. The API server can estimate the cost only of values
+//!   whose size is bounded. So each list and each text has a maximum length, and no text is built from parts of unknown
+//!   length.
 //!
 //! # Caveats
 //! - A change that raises the estimated cost of a rule can make older API servers reject the CRD.
-//! - CEL cannot compare the order of addresses. [`is_ordered`] compares prefixes instead.
+//! - CEL cannot compare which of two addresses is higher. [`is_ordered`] compares prefixes instead.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, ValidationRule,
@@ -45,8 +46,8 @@ const STRICT_LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-
 /// A domain, with an optional dot at the end. `.` alone is valid, too: it ends the list of search domains.
 const DOMAIN: &str = "^([.]|[A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?([.][A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?)*[.]?)$";
 
-/// The name of a pool becomes a metric label, a field of NodeSubnets and part of events, and must be usable as a
-/// label value. Dots are rejected because they would make names look like addresses or domains.
+/// Rule on the name of a pool. The name becomes a metric label, a field of NodeSubnets and part of events, and must be
+/// usable as a label value. Dots are rejected, because a name with dots could look like an address or a domain.
 pub(super) fn pool_name() -> Rule {
     Rule::new("size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')").message(
         "the name of a pool has at most 63 characters and no dot: choose a shorter or plainer name",
@@ -66,7 +67,8 @@ pub(super) fn stays(family: &str) -> Rule {
         .field_path(format!(".{family}"))
 }
 
-/// The name of a block is derived from the block's CIDR, so the API server rejects a second object for the same CIDR.
+/// Rule on the name of a block: it is derived from the block's CIDR, so that the API server rejects a second object for
+/// the same CIDR.
 pub(super) fn block_name() -> Rule {
     Rule::new("self.metadata.name == self.spec.cidr.replace('.', '-').replace(':', '-').replace('/', '-')")
         .message("the name of a block is its cidr with - for every other sign: blocks are written by the controller alone")
@@ -83,8 +85,8 @@ pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// A block must fit into each CIDR of the pool. `defaults` are the default block sizes for the allocation modes Blocks
-/// and NodeCIDR, in this order.
+/// A block must not be larger than any CIDR of the pool. `defaults` are the default block sizes for the allocation
+/// modes Blocks and NodeCIDR, in this order.
 pub(super) fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
     let by_default = format!(
         "self.allocationMode == 'Blocks' ? {} : {}",
@@ -222,10 +224,11 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
     })
 }
 
-/// The list in brackets gives the parsed `c` a name, so that `c` is parsed once, and not again for each `d`.
+/// Whether the CIDR `c` contains no CIDR of the list except itself. The list in brackets gives the parsed `c` a name,
+/// so that `c` is parsed once, and not again for each `d`.
 const HOLDS_NO_OTHER: &str = "[cidr(c)].all(p, self.exists_one(d, p.containsCIDR(d)))";
 
-/// A range in a NodeSubnet. The range exists already, so every valid CIDR is accepted.
+/// Schema of a range in a NodeSubnet. The range is already allocated, so every valid CIDR is accepted.
 pub(super) fn allocated_cidr(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
@@ -278,8 +281,8 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// The gateway must lie in the pool's ranges, or meet the CEL expression `or`: pods cannot reach a gateway elsewhere,
-/// unless the dataplane makes the gateway reachable in another way. An unchanged gateway is always accepted, whatever
-/// else of the object changes.
+/// unless the dataplane makes it reachable in another way. A gateway that does not change is always accepted, even if
+/// other parts of the object change.
 pub(super) fn gateway_inside(family: &str, or: &str) -> Rule {
     let number = family.trim_start_matches("ipv");
     let gateway = format!("self.{family}.gateway");
@@ -296,11 +299,11 @@ pub(super) fn gateway_inside(family: &str, or: &str) -> Rule {
 }
 
 /// A reserved entry must overlap a range of the pool. Otherwise the entry is a mistake, such as a wrong digit or an
-/// address of another pool. Existing entries are accepted as long as the list does not change, even if a range is
-/// removed from the pool.
+/// address of another pool. If the list does not change, its entries are accepted, even if a range is removed from the
+/// pool.
 ///
-/// A `low-high` entry is checked only if both ends lie in the same /24 or /112. A wider entry could begin before all
-/// CIDRs of the pool and end after them.
+/// A `low-high` entry is checked only if both ends lie in the same /24 (IPv4) or /112 (IPv6). A wider entry could begin
+/// before all CIDRs of the pool and end after them.
 pub(super) fn check_reserved(spec: &mut JSONSchemaProps) {
     let old = "oldSelf.value().reserved";
     let is_old = format!("oldSelf.hasValue() && has({old}) && {old} == self.reserved");
@@ -316,7 +319,7 @@ pub(super) fn check_reserved(spec: &mut JSONSchemaProps) {
         rule: format!(
             "!has(self.reserved) || ({is_old}) || !({readable}) || self.reserved.all(r, {entry})"
         ),
-        // The server may not evaluate the message expression for the longest lists, because that would cost too much.
+        // For very long lists the server may not evaluate the message expression, because that would cost too much.
         // Then it shows this message.
         message: Some(format!("an entry is {why}")),
         message_expression: Some(format!(
@@ -347,11 +350,11 @@ const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 /// Returns a CEL expression that is true if the lower end of a range is not above the upper end.
 ///
 /// The lower end is below the upper end if, for some n, both agree in the bits before the n-th, and the n-th bit is 0
-/// in the lower and 1 in the upper end. In that case the n-bit prefix of the lower end, as a CIDR, does not contain
-/// the upper end. But it does contain the upper end with all bits from the n-th on cleared.
+/// in the lower and 1 in the upper end. Then the n-bit prefix of the lower end, as a CIDR, does not contain the upper
+/// end. But if all bits of the upper end from the n-th on are cleared, the CIDR contains it.
 ///
-/// The expression uses only functions whose cost every server can estimate. Therefore it does not compare addresses
-/// by ==, and it cuts the texts of the prefix lengths out of literals: a text made from a number could have any
+/// The expression uses only functions whose cost every server can estimate. Therefore it does not compare addresses by
+/// ==. It cuts the texts of the prefix lengths out of literals, because a text made from a number could have any
 /// length.
 fn is_ordered() -> String {
     /// The tens of the numbers 0 to 128, two characters each.
@@ -361,7 +364,7 @@ fn is_ordered() -> String {
             "cidr({end} + '/' + ('{TENS}'.substring({n} / 10 * 2, {n} / 10 * 2 + 2) + '0123456789'.substring({n} % 10, {n} % 10 + 1)).trim())"
         )
     };
-    // In descending order, because the ends of most ranges differ only in their last bits.
+    // The numbers are in descending order, because the ends of most ranges differ only in their last bits.
     let lengths: Vec<String> = (1..=128).rev().map(|n| n.to_string()).collect();
     format!(
         "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && [{}].all(p, p.containsIP({}.masked().ip()) && !p.containsIP({HIGH}))))",
@@ -397,8 +400,8 @@ pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Adds rules to the schema of an IPPool's DNS settings. NodeSubnets do not have them, for the same reasons as in
-/// [`pool_selector`].
+/// Adds rules to the schema of an IPPool's DNS settings. NodeSubnets do not have these rules, for the same reasons as
+/// in [`pool_selector`].
 pub(super) fn check_dns(dns: &mut JSONSchemaProps) {
     let domain = format!("self.matches('{DOMAIN}')");
     for (field, rule, message) in [

@@ -1,35 +1,35 @@
 //! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with its name.
 //!
-//! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes
-//! `status`, with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`], and the controller
-//! writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node because
-//! it must outlive the Node: `quarantined` is the durable record of podCIDRs in quarantine. So the object is deleted
-//! only when the last of these podCIDRs may be allocated again.
+//! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
+//! with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`], and the controller writes the
+//! other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node, because it must
+//! outlive the Node: `quarantined` is the durable record of podCIDRs in quarantine. So the object is deleted only when
+//! the last of these podCIDRs may be allocated again.
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
-//! - Assign addresses only from `spec.blocks` and `spec.podCIDRs`. Never assign reserved addresses, nor addresses of
-//!   a podCIDR that is `withheld`. Assign no new address from a block whose `recall` is Drain.
+//! - Assign addresses only from `spec.blocks` and `spec.podCIDRs`. Never assign reserved addresses or addresses of a
+//!   podCIDR that is `withheld`. Assign no new address from a block whose `recall` is Drain.
 //! - Assign the address of a block with a `claim` only to a pod of the claim's namespace that names the claim.
 //! - Report a block as `released` only if none of its addresses is in use or cooling. From then on, do not use the
-//!   block until it has disappeared from `spec.blocks` and has been listed again. If a block disappears without
-//!   having been released, keep it, without new assignments, while addresses of the block are in use.
+//!   block until it has disappeared from `spec.blocks` and has been listed again. If a block disappears although it was
+//!   not released, keep it while addresses of it are in use, but assign no new ones.
 //! - If a block is listed under a UID that was released since the agent's start, do not use the block but release it
-//!   again: the API was restored to an older state. If a block is listed under another UID, it is the same block,
-//!   whose object was lost and recreated: its assignments stay valid.
-//! - Assign no new address in the ranges of `withdraw`. Report a range as `withdrawn` only if none of its addresses is in
-//!   use or cooling, and if the store has recorded the withdrawal. Then assign none of its addresses, not even if
-//!   `withdraw` no longer lists the range, before `returned` lists the range.
+//!   again: the API was restored to an older state. If a block is listed under another UID, it is the same block, whose
+//!   object was lost and recreated: its assignments stay valid.
+//! - Assign no new address in the ranges of `withdraw`. Report a range as `withdrawn` only if none of its addresses is
+//!   in use or cooling, and if the store has recorded the withdrawal. Then assign none of its addresses before
+//!   `returned` lists the range, even if `withdraw` no longer lists it.
 //! - Report every block with addresses in use, even if the block has disappeared from the spec. After the API was
 //!   restored to an older state, this report is the only record of the block.
-//! - Keep assignments when the UID of the agent's Node changes, and continue with them if the same block is listed
-//!   for the new UID. The reason is that pods outlive a Node object that is deleted and registered again.
+//! - Keep assignments when the UID of the agent's Node changes, because pods outlive a Node object that is deleted and
+//!   registered again. If the same block is listed for the new UID, continue with its assignments.
 //! - Write `status` with the resourceVersion of the object from which the status was computed. Otherwise a delayed
 //!   `released` could end a block that has been listed again meanwhile.
-//! - State `demand` as the total number of addresses wanted, not as the number missing, so that repeating an old
-//!   report does no harm. Demand more than the addresses in use plus the reserve only while pods wait. Demand
-//!   addresses of a pool without a block on the node only while pods wait for them, because the controller recalls
-//!   empty blocks of other nodes to satisfy the demand.
+//! - State `demand` as the total number of addresses wanted. Then an old report that is repeated does no harm, unlike a
+//!   number of missing addresses. Demand more than the addresses in use plus the reserve only while pods wait. If the
+//!   node has no block of a pool, demand addresses of that pool only while pods wait for them, because the controller
+//!   recalls empty blocks of other nodes to satisfy the demand.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -40,10 +40,10 @@ use super::pool::{AllocationMode, AssignmentMode, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// A node has at most this many blocks. The list of the blocks, and the agent's report of each, must fit into one
-/// object of etcd (1.5 MiB).
+/// A node has at most this many blocks. The list of blocks, and the agent's report on each, must fit into one object of
+/// etcd (1.5 MiB).
 pub const MOST_BLOCKS: usize = 4_096;
-/// An agent reports at most this many addresses without a pod.
+/// An agent reports at most this many addresses whose pods are gone.
 pub const MOST_ORPHANS: usize = 256;
 /// A NodeSubnet lists at most this many pools.
 pub const MOST_POOLS: usize = 1_024;
@@ -51,14 +51,15 @@ pub const MOST_POOLS: usize = 1_024;
 pub const MOST_RESERVED: usize = 1_024;
 /// A NodeSubnet lists at most this many withdrawals, and an agent records at most this many.
 pub const MOST_WITHDRAWALS: usize = 1_024;
-/// An agent reports a larger count of free addresses as this number, the largest that every JSON parser represents
-/// exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody needs to know how many of those are left.
+/// The highest count of free addresses that an agent reports; it stands for any higher count, too. It is the largest
+/// number that every JSON parser represents exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody needs to
+/// know how many of those are left.
 pub const MOST_COUNT: i64 = 1 << 53;
 /// `podRanges` has at most this many entries.
 pub const MOST_POD_RANGES: usize = 1_024;
 
-/// Type of the condition that the agent writes. It says whether another CNI configuration provides the network of the
-/// node's new pods.
+/// Type of the condition that the agent writes: whether another CNI configuration provides the network of the node's
+/// new pods.
 pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 
 /// The ranges of a node and the quarantined ranges of earlier nodes with its name, written by the controller.
@@ -81,8 +82,8 @@ pub struct NodeSubnetSpec {
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,
 
-    /// spec.providerID of the Node. If the Node is deleted and registers again, it shows whether the new Node is the
-    /// same host.
+    /// spec.providerID of the Node. If the Node is deleted and registers again, this field shows whether the new Node
+    /// is the same host.
     #[serde(
         default,
         rename = "providerID",
@@ -90,7 +91,7 @@ pub struct NodeSubnetSpec {
     )]
     pub provider_id: Option<String>,
 
-    /// status.nodeInfo.machineID of the Node. It is compared instead of providerID if there is no providerID.
+    /// status.nodeInfo.machineID of the Node. If there is no providerID, this is compared instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 
@@ -100,14 +101,14 @@ pub struct NodeSubnetSpec {
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<AllocatedRange>,
 
-    /// Affinity blocks from which the node assigns addresses.
+    /// The blocks from which the node assigns addresses.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<AllocatedBlock>,
 
-    /// The pools that matter to the node: first the pools that the node may ask for blocks, best first; then the
-    /// pools of its podCIDRs; then retained pools.
+    /// The pools that matter to the node: first the pools of which the node may ask for blocks, best first; then the
+    /// pools of its podCIDRs; then retained pools, of which the node only keeps the ranges that it has.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -119,19 +120,21 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_ranges: Vec<String>,
 
-    /// Addresses whose pods, according to the API, no longer exist or have finished. The agent releases such an
-    /// address if the node's container runtime confirms that the pod's sandbox is gone.
+    /// Addresses in use although, according to the API, their pods no longer exist or have finished. The agent releases
+    /// such an address if the node's container runtime confirms that the pod's sandbox is gone.
     #[schemars(length(max = 256))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leak_candidates: Vec<LeakCandidate>,
 
     /// Ranges inside of the node's blocks that the controller takes back, down to single addresses. The agent assigns
-    /// no new address in such a range, and reports it as withdrawn once none of its addresses is in use or cooling.
+    /// no new address in such a range. It reports the range in status.withdrawn once none of its addresses is in use or
+    /// cooling.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdraw: Vec<String>,
 
-    /// Withdrawn ranges that the node may use again. That withdraw does not list a range is not enough for that.
+    /// Withdrawn ranges that the node may use again. A withdrawn range that is not listed here stays withdrawn, even if
+    /// spec.withdraw no longer lists it.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returned: Vec<String>,
@@ -155,18 +158,17 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub allocation_mode: AllocationMode,
 
-    /// If true, the pool allocates no more blocks to this node. The pool is listed because the node still has ranges
-    /// of it; their addresses are assigned and cool down according to the pool's settings.
+    /// If true, the pool allocates no more blocks to this node. The pool is listed because the node still has ranges of
+    /// it. Their addresses are assigned and cool down according to the pool's settings.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub retained: bool,
 
-    /// Automatic: every pod that the selectors match gets addresses of the pool. Manual: only pods that ask for the
-    /// pool by name.
+    /// Which pods get addresses of the pool. Automatic: every pod that the selectors match. Manual: only pods that ask
+    /// for the pool by name.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub assignment: AssignmentMode,
 
-    /// Immediate: the node gets its first block at once. OnDemand: the node gets its first block when a pod needs an
-    /// address of the pool.
+    /// When the node gets its first block. Immediate: at once. OnDemand: when a pod needs an address of the pool.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub first_block: FirstBlock,
 
@@ -229,7 +231,7 @@ pub struct AllocatedRange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
 
-    /// If true, another node uses addresses of this range, so the agent must not assign any from it.
+    /// If true, another node uses addresses of this range. Then the agent must not assign any address of it.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub withheld: bool,
 }
@@ -256,7 +258,7 @@ pub struct AllocatedBlock {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
 
-    /// If set, the controller recalls the block.
+    /// If set, the controller recalls the block, that is, asks the agent to release it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<Recall>,
 
@@ -265,14 +267,14 @@ pub struct AllocatedBlock {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
-    /// Addresses of the block that are assigned only to pods that ask for exactly this address (reservedOnRequest of
-    /// the pool). Addresses that are also in reserved are never assigned.
+    /// Addresses of the block that are assigned only to pods that ask for exactly this address (see reservedOnRequest
+    /// of the pool). Addresses that are also listed in reserved are never assigned.
     #[schemars(length(max = MOST_RESERVED), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_request: Vec<String>,
 }
 
-/// How the controller recalls the block. IfEmpty: the agent releases the block if it is empty now, and otherwise keeps
+/// How the controller recalls a block. IfEmpty: the agent releases the block if it is empty now, and otherwise keeps
 /// it. Drain: the agent assigns no new address from the block, and releases it once it is empty. Absent: the block is
 /// not recalled.
 #[derive(
@@ -303,7 +305,7 @@ pub struct LeakCandidate {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetStatus {
-    /// UID of the Node on which the agent runs. The controller ignores a status whose UID is not that of the present
+    /// UID of the Node on which the agent runs. The controller ignores the status if this is not the UID of the present
     /// Node.
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,
@@ -324,24 +326,25 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
 
-    /// Ranges that the agent has withdrawn. It assigns none of their addresses until spec.returned lists the range.
+    /// Ranges that the agent has withdrawn. The agent assigns none of their addresses until spec.returned lists the
+    /// range.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdrawn: Vec<String>,
 
-    /// Ranges of spec.withdraw that have addresses in use or cooling, so that they are not withdrawn yet.
+    /// Ranges of spec.withdraw that are not withdrawn yet, because some of their addresses are in use or cooling.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdrawing: Vec<String>,
 
-    /// Addresses in use whose pods have finished or have not been seen by the agent for a while. The list has a
+    /// Addresses in use whose pods have finished, or have not been seen by the agent for a while. This list has a
     /// maximum length; the NodeAddresses with the same name lists all addresses in use.
     #[schemars(length(max = MOST_ORPHANS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<LeakCandidate>,
 
-    /// The controller's answer to this status. One condition is written by the agent instead: ServedByOthers says
-    /// whether another network serves the node's new pods.
+    /// The controller's answer to this status. The agent writes one condition, ServedByOthers: whether another network
+    /// serves the node's new pods.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -397,7 +400,7 @@ pub struct BlockStatus {
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub cooling: i64,
 
-    /// Number of addresses that can be assigned now. 9007199254740992 means that many or more.
+    /// Number of addresses that can be assigned now. 9007199254740992 means: that many or more.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub free: i64,
@@ -429,7 +432,7 @@ pub struct QuarantinedNode {
     )]
     pub provider_id: Option<String>,
 
-    /// status.nodeInfo.machineID of the deleted Node. It is compared instead of providerID if there is no providerID.
+    /// status.nodeInfo.machineID of the deleted Node. If there is no providerID, this is compared instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 

@@ -32,16 +32,16 @@ pub struct AddressTerms {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<Box<Dns>>,
 
-    /// Prefix length of assigned addresses. Block: the prefix length of the node's block, for the CNI plugins bridge
-    /// and ptp. Pool: the prefix length of the pool's CIDR, for networks in which all nodes share one link, such as
-    /// macvlan. Host: 32 for IPv4, 128 for IPv6.
+    /// Prefix length that pods' interfaces get. Block: the prefix length of the node's block, for the CNI plugins
+    /// bridge and ptp. Pool: the prefix length of the pool's CIDR, for networks in which all nodes share one link, such
+    /// as macvlan. Host: 32 for IPv4, 128 for IPv6.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub address_prefix: AddressPrefix,
 
     /// What to do with a pod about which the node's agent knows nothing, because the agent or the API server is
-    /// unavailable. The pod's labels or annotations might entitle the pod to another pool or address. Wait: the CNI
-    /// call is rejected, and the container runtime retries it. Serve: the pod gets an address of this pool at once,
-    /// provided that this pool is for any pod.
+    /// unavailable. The pod's labels or annotations might entitle it to another pool or address. Wait: the CNI call is
+    /// rejected, and the container runtime repeats it. Serve: the pod gets an address of this pool at once, if this
+    /// pool serves pods whatever their labels are.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub unknown_pods: UnknownPods,
 }
@@ -83,7 +83,7 @@ impl Default for Warm {
     }
 }
 
-/// The prefix length of assigned addresses.
+/// The prefix length that pods' interfaces get.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressPrefix {
     /// The prefix length of the node's block
@@ -98,7 +98,7 @@ pub enum AddressPrefix {
 /// What to do with a pod about which the agent knows nothing.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownPods {
-    /// Reject the CNI call; the container runtime will retry it
+    /// Reject the CNI call; the container runtime will repeat it
     #[default]
     Wait,
     /// Assign an address at once, without knowing the pod's labels and annotations

@@ -1,12 +1,11 @@
 //! Types for watched objects, with only the fields that Cadastre reads.
 //!
-//! A complete Pod takes about 36 KB of memory once parsed, and a cluster has very many pods. So fields that are not
-//! listed here are skipped during parsing. The resource stays the same: `Api<NodeLite>` lists, watches and patches
-//! Nodes.
+//! A complete Pod takes about 36 KB of memory once parsed, and a cluster has very many pods. So parsing skips the
+//! fields that these types do not have. The API resource is the same: `Api<NodeLite>` lists, watches and patches Nodes.
 //!
 //! # Caveats
-//! - Never write an object of these types back: a replace would remove every skipped field. Only patch.
-//! - `metadata` has only the fields that Cadastre reads. It lacks `managedFields` and `generateName`, for example.
+//! - Never write a whole object of these types: a replace would remove every skipped field. Only patch.
+//! - `metadata` has only the fields that Cadastre reads. For example, it lacks `managedFields` and `generateName`.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +26,7 @@ use super::subnet::NodeSubnet;
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = Node)]
 pub struct NodeLite {
-    /// Without `managedFields` and `generateName`
+    /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
     /// podCIDRs and provider ID
@@ -81,11 +80,11 @@ pub struct NodeInfoLite {
 /// Annotation that a kubelet sets on the mirror pods of its static pods. The value identifies the static pod.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// A Pod with the fields that tell which addresses the pod uses.
+/// A Pod with the fields that show which addresses the pod uses.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = Pod)]
 pub struct PodLite {
-    /// Without `managedFields` and `generateName`
+    /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
     /// Name of the pod's node, and whether the pod uses the node's network
@@ -124,20 +123,20 @@ pub struct PodIpLite {
     pub ip: String,
 }
 
-/// Defines the type of a watched object of Cadastre's own kinds, whose spec and status are not parsed yet.
+/// Defines the type of a watched object of one of Cadastre's own kinds. Its spec and status are not parsed yet.
 macro_rules! unparsed {
     ($($(#[$doc:meta])* $lite:ident of $kind:ident;)*) => {$(
         $(#[$doc])*
         #[derive(kube::Resource, Deserialize, Clone, Debug)]
         #[resource(inherit = $kind)]
         pub struct $lite {
-            /// Without `managedFields` and `generateName`
+            /// The metadata without the fields that Cadastre does not read, such as `managedFields`
             #[serde(with = "SlimMeta")]
             pub metadata: ObjectMeta,
-            /// Unparsed, so that one invalid object does not make parsing of the whole list fail
+            /// Not parsed, so that one invalid object does not make parsing of the whole list fail
             #[serde(default)]
             pub spec: Value,
-            /// Unparsed like the spec; `Null` if the kind has no status
+            /// Not parsed, like the spec; `Null` if the kind has no status
             #[serde(default)]
             pub status: Value,
         }

@@ -1,4 +1,4 @@
-//! The clock for deadlines. The daemons and the CNI plugin share it, because they send each other times of this clock.
+//! The clock for deadlines. The agent and the CNI plugin send each other times of this clock, so they share this code.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ pub fn since_boot() -> Duration {
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Returns the time since the first call. Only for command line tools on other systems, because daemons run on Linux.
+/// Returns the time since the first call. Used only by command line tools on other systems, because daemons run on
+/// Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn since_boot() -> Duration {
     use std::sync::OnceLock;

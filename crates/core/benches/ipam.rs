@@ -1,13 +1,14 @@
-//! The ledger under load: carving, releasing, lookups by address, and memory.
+//! Benchmarks of the ledger: allocating and releasing blocks, lookups by address, and memory.
 //!
 //! Each case has a number of holdings at random places of a pool. The pool starts at 10.0.0.0 or fd00:: and is just
-//! large enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough of them
-//! (65,536); for more ranges the prefix is as long as necessary. In a full pool 0.1 % of the blocks are free; 100
-//! ranges are too few for that, so this case is left out.
+//! large enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 if 10.0.0.0/8 has enough of them
+//! (65,536); else they are as much smaller as necessary. A full pool has 0.1 % of its blocks free. That is less than
+//! one block of 100, so there is no full pool with 100 holdings.
 //!
-//! The fill level stays constant while a case is measured: after each timed batch of carves, the same number of random
-//! holdings is released, and after each timed batch of releases, the same number is carved. So holes stay at random
-//! places. `carve` at 1,000,000 holdings should take less than 200 ns, and about as long as at 100.
+//! The fill level stays constant during a measurement: after each timed batch of allocations, as many random holdings
+//! are released, and after each timed batch of releases, as many blocks are allocated. So free blocks stay at random
+//! places. `carve`, which allocates a block, should take less than 200 ns with 1,000,000 holdings, and about as long
+//! with 100.
 
 #![allow(missing_docs, reason = "the macros of criterion make public items")]
 
@@ -60,7 +61,7 @@ impl Case {
     fn new(family: Family, holdings: u64, per_mille: u64) -> Self {
         let blocks = holdings * 1000 / per_mille;
         let mut case = Self::vacant(family, blocks);
-        // Each block is recorded with the probability that makes the total exactly `holdings`.
+        // Records each block with a probability that makes the total exactly `holdings`.
         for n in 0..blocks {
             let missing = holdings - case.holdings.len() as u64;
             if case.random.below(blocks - n) < missing {
@@ -118,7 +119,7 @@ impl Case {
         }
     }
 
-    /// Moves `count` random holdings to the end of `holdings`, where `release` takes them.
+    /// Moves `count` random holdings to the end of `self.holdings`, from where `release` takes them.
     fn draw(&mut self, count: usize) {
         let len = self.holdings.len();
         for n in 0..count {
@@ -140,7 +141,8 @@ impl Case {
 }
 
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, make: &dyn Fn() -> Case) {
-    // The first benchmark that is not filtered out makes the case; all three use it.
+    // All three benchmarks use the same case. The first one that runs makes it, because a filter can exclude any of
+    // them.
     let mut made = None;
     group.bench_function(BenchmarkId::new("carve", name), |bench| {
         let case = made.get_or_insert_with(make);
@@ -194,7 +196,7 @@ fn in_batches(
     elapsed
 }
 
-/// Prints how many bytes a holding takes, and how long carving one takes.
+/// Prints how many bytes a holding takes, and how long it takes to allocate one.
 #[expect(clippy::print_stdout, reason = "the figure is the purpose")]
 fn report_memory() {
     println!("1,000,000 ranges, each with a holder of its own:");

@@ -1,8 +1,8 @@
-//! Carving: choosing the next free block of each family of a pool, and recording the blocks as holdings.
+//! Allocation of blocks: choosing the next free block of each family of a pool, and recording it as a holding.
 //!
-//! The search alternates between two sorted structures. The space finds the next block that no holding covers. The
-//! pool says whether that block may be carved, and if not, where to continue. Neither gets slower as the pool
-//! fills up. The search takes one step for each free block that `avoid` or a blocked span of the pool excludes.
+//! The search alternates between two sorted structures. The space finds the next block that no holding covers. The pool
+//! decides whether that block may be allocated; if not, the pool says at which address to continue. A fuller pool slows
+//! neither down. The search takes one step for each free block that `avoid` or a blocked span of the pool excludes.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -12,50 +12,52 @@ use super::ledger::RangeLedger;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
-/// The pool has no free block. All counts of blocks refer to the pool's current block length, and do not include
-/// blocks that blocked spans close.
+/// The pool has no free block. All counts are in blocks of the pool's current block length. Blocks that a blocked span
+/// excludes are not counted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no free {family} block of /{block_len}: of {capacity} in the pool {covered} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
 )]
 pub struct PoolExhausted {
-    /// The first family without a free block. No block of the other family was carved either.
+    /// The first family without a free block. In the other family no block was allocated either.
     pub family: Family,
     /// The prefix length that was searched for.
     pub block_len: u8,
-    /// Blocks that the pool would have if there were no holdings.
+    /// The number of blocks that the pool would have if there were no holdings.
     pub capacity: u128,
-    /// Blocks that a holding covers, partly or entirely.
+    /// The number of blocks that a holding covers, partly or entirely.
     pub covered: u128,
-    /// Free blocks that were skipped because `avoid` returned an address in them.
+    /// The number of free blocks that were skipped because `avoid` returned an address in them.
     pub avoided: u128,
-    /// Quarantined ranges of any length that overlap the pool.
+    /// The number of quarantined ranges, of any length, that overlap the pool.
     pub quarantined: usize,
 }
 
 /// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
-    /// Blocks that the pool would have if there were no holdings, without those that blocked spans close. Saturates
-    /// at `u128::MAX`, which is one less than the number of /128 blocks in `::/0`.
+    /// The number of blocks that the pool would have if there were no holdings. Blocks that a blocked span excludes are
+    /// not counted. Saturates at `u128::MAX`, which is one less than the number of /128 blocks in `::/0`.
     pub capacity: u128,
-    /// Blocks that no holding covers, including those that a caller of `carve` would avoid.
+    /// The number of blocks that no holding covers, including blocks that the `avoid` function of `carve` would skip.
     pub free: u128,
 }
 
 impl RangeLedger {
-    /// Carves one block of each of the pool's families and records them as holdings of `holder` in state
-    /// [`HoldingState::InFlight`]. If one family has no free block, nothing is carved. A pool without families yields
-    /// no block and no error.
+    /// Allocates one block of each of the pool's families: records the next free block as a holding of `holder` in
+    /// state [`HoldingState::InFlight`]. If one family has no free block, nothing is allocated in the other family
+    /// either. A pool without families yields neither a block nor an error.
     ///
-    /// If `avoid` returns an address, for example of a node or pod in the block, the block is skipped.
+    /// `avoid` returns an address in the block that is already in use, for example by a node or a pod, if it knows one.
+    /// Such a block is skipped.
     pub fn carve(
         &mut self,
         pool: &mut Pool,
         holder: Holder,
         avoid: impl Fn(&Cidr) -> Option<Addr>,
     ) -> Result<Dual<Option<HoldingId>>, PoolExhausted> {
-        // All blocks are found before the first one is recorded, so there is nothing to undo if a family is exhausted.
+        // All blocks are found before the first one is recorded. So if the second family is exhausted, nothing has to
+        // be undone.
         let mut blocks = Dual::default();
         for family in pool.families() {
             let found = self.find(pool, family, &avoid);
@@ -81,7 +83,7 @@ impl RangeLedger {
 
     /// Counts the blocks of one family of a pool. Both counts are zero if the pool has no ranges of that family.
     ///
-    /// The counts are computed from the holdings at every call, which takes longer if the free space is fragmented.
+    /// Each call computes the counts from the holdings. This takes longer if the free space is fragmented.
     pub fn block_counts(&self, pool: &Pool, family: Family) -> BlockCounts {
         let space = self.spaces.get(family);
         let Some((part, order)) = blocks_of(pool, family) else {
@@ -110,7 +112,7 @@ impl RangeLedger {
             };
             let start = part.start(order);
             let mut below = self.free_blocks(part, family, start);
-            // If no block below the cursor can be carved, the search continues at the top of the pool.
+            // If no block below the cursor can be allocated, the search continues at the top of the pool.
             let above = self.free_blocks(part, family, Some(u128::MAX));
             let mut above = above.take_while(|&first| start.is_none_or(|start| first > start));
             let first = below
@@ -121,7 +123,7 @@ impl RangeLedger {
         found.ok_or_else(|| self.exhausted(pool, family, avoided))
     }
 
-    /// Returns the first addresses of free blocks that may be carved, from `from` downward.
+    /// Returns the first addresses of free blocks that may be allocated, in descending order from `from`.
     fn free_blocks(
         &self,
         part: &FamilyPool,
@@ -161,7 +163,8 @@ impl RangeLedger {
     }
 }
 
-/// The pool's part of a family and the order of its blocks; `None` if the pool cannot have blocks of that family.
+/// The pool's part for a family, and the order of its blocks (a block has `2^order` addresses). `None` if the pool
+/// cannot have blocks of that family.
 fn blocks_of(pool: &Pool, family: Family) -> Option<(&FamilyPool, u8)> {
     let part = pool.part(family)?;
     Some((part, family.bits().checked_sub(part.block_len)?))
@@ -174,13 +177,13 @@ mod tests {
 
     const HOLDER: Holder = Holder(1);
 
-    /// Carves a block from a pool of one family.
+    /// Allocates a block from a pool that has one family.
     fn carve(ledger: &mut RangeLedger, pool: &mut Pool) -> Result<HoldingId, PoolExhausted> {
         let ids = ledger.carve(pool, HOLDER, |_| None)?;
         Ok(ids.v4.or(ids.v6).unwrap())
     }
 
-    /// Carves blocks until the pool is exhausted.
+    /// Allocates blocks until the pool is exhausted.
     fn carve_all(ledger: &mut RangeLedger, pool: &mut Pool) -> (Vec<String>, PoolExhausted) {
         let mut carved = Vec::new();
         loop {

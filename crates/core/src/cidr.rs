@@ -1,7 +1,8 @@
 //! Addresses and CIDRs of both families in one code path.
 //!
 //! An address is a family and a number; an IPv4 address uses the low 32 bits of the number. So every rule about
-//! intervals is written once for both families. A [`Cidr`] is masked on construction, so equal ranges are equal values.
+//! intervals is written once for both families. A [`Cidr`] is masked on construction: two CIDRs of the same addresses
+//! are equal values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -37,17 +38,17 @@ impl fmt::Display for Family {
     }
 }
 
-/// One address. Sorts by family, then by number.
+/// One address. Addresses sort by family, then by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Addr {
-    /// Decides how `value` is read and displayed.
+    /// Decides how `value` is displayed, and how many of its bits are used.
     pub family: Family,
     /// The address as a number; IPv4 uses only the low 32 bits.
     pub value: u128,
 }
 
 impl From<IpAddr> for Addr {
-    /// Keeps the family: an IPv4-mapped IPv6 address stays IPv6.
+    /// The family stays the same: an IPv4-mapped IPv6 address stays IPv6.
     fn from(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(v4) => Self {
@@ -107,7 +108,7 @@ impl Cidr {
         Self::of_order(addr.family, addr.value & ones(addr.family.bits()), 0)
     }
 
-    /// The block of `2^order` addresses that begins at `value`, which must be a multiple of `2^order`.
+    /// The block of `2^order` addresses that begins at `value`. `value` must be a multiple of `2^order`.
     pub(super) fn of_order(family: Family, value: u128, order: u8) -> Self {
         Self {
             family,
@@ -127,7 +128,7 @@ impl Cidr {
         self.len
     }
 
-    /// The number of host bits: the block has `2^order` addresses.
+    /// The number of host bits: a block of order n has `2^n` addresses.
     pub(super) fn order(&self) -> u8 {
         self.family.bits() - self.len
     }
@@ -182,8 +183,8 @@ impl Cidr {
             if merged.last().is_some_and(|last| last.contains(&next)) {
                 continue;
             }
-            // `next` and the last block may be the two halves of one block. That block then replaces both, and may
-            // itself be the second half of a larger one.
+            // If `next` and the last block are the two halves of a larger block, the larger block replaces both. The
+            // larger block may itself be the second half of a still larger one, so this repeats.
             while let Some(last) = merged.last()
                 && let Some(parent) = next.parent()
                 && last.parent() == Some(parent)

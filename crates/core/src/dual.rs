@@ -28,7 +28,7 @@ impl<T> Dual<T> {
         }
     }
 
-    /// Returns the value for `family`, to change it.
+    /// Returns a mutable reference to the value for `family`.
     pub fn get_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,
@@ -41,7 +41,7 @@ impl<T> Dual<T> {
         [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
     }
 
-    /// Converts both values with the same function, IPv4 first.
+    /// Converts both values with the same function. IPv4 is converted first.
     pub fn map<U>(self, mut convert: impl FnMut(T) -> U) -> Dual<U> {
         Dual {
             v4: convert(self.v4),

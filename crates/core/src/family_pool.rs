@@ -1,30 +1,32 @@
-//! One family of a pool: its CIDRs, its cursor, and the blocks that may be carved.
+//! One family of a pool: its CIDRs, its cursor, and the blocks that may be allocated.
 //!
-//! An *opening* is a run of consecutive blocks of a CIDR that no blocked span closes. The search works on openings, so
-//! its cost does not depend on how many blocks an opening contains.
+//! A blocked span (addresses that must not be allocated) *closes* the blocks in it. An *opening* is a run of
+//! consecutive blocks of a CIDR that no blocked span closes. The search works on openings, so its cost does not depend
+//! on how many blocks an opening contains.
 
 use super::cidr::{Cidr, Family, ones};
 use super::ip_range::IpRange;
 use super::search::blocks;
 use crate::mutation::Mutation;
 
-/// Which blocks a blocked span *closes*, that is, excludes from carving.
+/// Which blocks a blocked span *closes*, that is, excludes from allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReservedEffect {
-    /// Every block that the span overlaps, because the holder of a block would use all of it.
+    /// A span closes every block that it overlaps. For pools whose nodes use all addresses of a block.
     #[default]
     Touched,
-    /// Only blocks that the span covers entirely. In other blocks the holder itself skips the blocked addresses.
+    /// A span closes only blocks that it covers entirely. For pools whose nodes skip the blocked addresses in their
+    /// blocks.
     Covered,
 }
 
 /// The address ranges of one family of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FamilyRanges {
-    /// The CIDRs that blocks are carved from. CIDRs inside another one, CIDRs of the other family and CIDRs smaller
+    /// The CIDRs of which blocks are allocated. CIDRs inside another one, CIDRs of the other family and CIDRs smaller
     /// than a block are ignored.
     pub cidrs: Vec<Cidr>,
-    /// Prefix length of the blocks to carve.
+    /// Prefix length of the blocks to allocate.
     pub block_len: u8,
 }
 
@@ -33,18 +35,18 @@ pub struct FamilyRanges {
 pub(super) struct FamilyPool {
     /// Sorted and disjoint.
     pub cidrs: Vec<Cidr>,
-    /// Whoever changes the length must call `open` afterwards.
+    /// Whoever changes the length must call `open` afterwards, because the openings depend on it.
     pub block_len: u8,
-    /// A search starts with the highest block that ends at or below this address. The cursor lies in one of the
-    /// CIDRs, unless there are none.
+    /// A search starts with the highest block that ends at or below this address. If there are CIDRs, the cursor lies
+    /// in one of them.
     pub cursor: u128,
     /// Sorted and disjoint. Each opening is given by the first addresses of its first and of its last block.
     pub openings: Vec<(u128, u128)>,
 }
 
 impl FamilyPool {
-    /// Makes a part without openings. `cursor` is kept if it lies in one of the CIDRs; otherwise the search starts
-    /// at the highest address.
+    /// Makes a `FamilyPool` without openings. `cursor` is kept if it lies in one of the CIDRs; otherwise the search
+    /// starts at the highest address.
     pub(crate) fn new(family: Family, ranges: FamilyRanges, cursor: Option<u128>) -> Self {
         let FamilyRanges {
             mut cidrs,
@@ -52,7 +54,7 @@ impl FamilyPool {
         } = ranges;
         cidrs.retain(|cidr| cidr.family() == family);
         cidrs.sort_unstable();
-        // A CIDR sorts directly before those inside it, so this removes them.
+        // A CIDR sorts directly before the CIDRs inside it, so this removes the inner ones.
         cidrs.dedup_by(|next, kept| kept.contains(next));
         let mut part = Self {
             cidrs,
@@ -65,14 +67,15 @@ impl FamilyPool {
         part
     }
 
-    /// Returns how many blocks of `order` could be carved if there were no holdings.
+    /// Returns how many blocks of `order` could be allocated if there were no holdings.
     pub(crate) fn capacity(&self, order: u8) -> u128 {
         let openings = self.openings.iter();
         let counts = openings.map(|&(first, last)| blocks(order, first, last));
         counts.fold(0, u128::saturating_add)
     }
 
-    /// The first address of the highest block of `order` that may be carved and begins at or below `address`.
+    /// The first address of the highest block of `order` that no blocked span closes and that begins at or below
+    /// `address`.
     pub(crate) fn open_below(&self, order: u8, address: u128) -> Option<u128> {
         let after = self
             .openings
@@ -81,8 +84,8 @@ impl FamilyPool {
         Some(last.min(address & !ones(order)))
     }
 
-    /// Returns where a search starts: the last address of the highest block of `order` that ends at or below the
-    /// cursor.
+    /// Returns the address at which a search starts: the last address of the highest block of `order` that ends at or
+    /// below the cursor.
     pub(crate) fn start(&self, order: u8) -> Option<u128> {
         if self.cursor & ones(order) == ones(order) {
             return Some(self.cursor);
@@ -90,12 +93,12 @@ impl FamilyPool {
         (self.cursor & !ones(order)).checked_sub(1)
     }
 
-    /// Moves the cursor to just below a carved block.
+    /// Moves the cursor to just below a block that was just allocated.
     pub(crate) fn pass(&mut self, block: &Cidr) {
         let next = block.first().value.checked_sub(1);
         let cidr = next.and_then(|next| Some((next, self.below(next)?)));
-        // If the carved block was the lowest of a CIDR, the cursor moves to the end of the next lower CIDR, or from
-        // the lowest CIDR to the top of the pool.
+        // If that block was the lowest of a CIDR, the cursor moves to the end of the next lower CIDR. From the lowest
+        // CIDR it moves to the top of the pool.
         self.cursor = cidr.map_or_else(|| self.top(), |(next, cidr)| next.min(cidr.last().value));
     }
 
@@ -111,7 +114,7 @@ impl FamilyPool {
         self.cidrs[..after].last()
     }
 
-    /// Recomputes the openings: the blocks of each CIDR except those that the blocked spans close. The spans must be
+    /// Recomputes the openings: the blocks of each CIDR except those that the blocked spans close. `blocked` must be
     /// sorted and disjoint.
     pub(crate) fn open(&mut self, blocked: &[IpRange], closing: ReservedEffect) {
         self.openings.clear();
@@ -141,7 +144,7 @@ impl FamilyPool {
     }
 }
 
-/// The first and the last address of the whole blocks that a blocked span closes; `None` if it closes none.
+/// The first and the last address of the blocks that a blocked span closes; `None` if it closes none.
 fn closed_by(span: IpRange, order: u8, closing: ReservedEffect) -> Option<(u128, u128)> {
     let start_of = |address: u128| address & !ones(order);
     let (first, last) = (span.first().value, span.last().value);

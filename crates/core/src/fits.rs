@@ -1,15 +1,16 @@
-//! The sizes of the free blocks in the four slots of a trie node.
+//! The sizes of the free blocks in the four slots of a node of the trie (`space.rs`).
 //!
-//! The four numbers are packed into one integer that stays in a register. With an array of four bytes, every level of
-//! an update would write one byte and then read all four, which stalls the processor: a third of the time of a carve.
+//! The four numbers are packed into one integer, which stays in a register. With an array of four bytes, every level of
+//! an update would write one byte and then read all four. This stalls the processor: it would take a third of the time
+//! of an allocation.
 
-/// One number for each slot: the order of the largest free block in the slot, plus one. The number is 0 if nothing in
-/// the slot is free.
+/// One number for each slot: 1 + the order of the largest free block in the slot, or 0 if nothing in the slot is free.
+/// A block of order n has `2^n` addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FreeOrders(u32);
 
 impl FreeOrders {
-    /// A node of four free slots of `order`.
+    /// The numbers of a node whose four slots of `order` are all free.
     pub(crate) fn all_free(order: u8) -> Self {
         Self(u32::from_le_bytes([order + 1; 4]))
     }
@@ -23,8 +24,9 @@ impl FreeOrders {
         Self(self.0 & !(0xff << shift) | u32::from(fits) << shift)
     }
 
-    /// Returns the number that the parent records for this node, whose slots are of `order`. An aligned pair of free
-    /// slots is a free block of the next order; if all four are free, the whole node is free.
+    /// Returns the number that the parent records for this node: 1 + the order of the node's largest free block.
+    /// `order` is the order of its slots. An aligned pair of free slots is a free block of the next order; if all four
+    /// are free, the whole node is free.
     pub(crate) fn most(self, order: u8) -> u8 {
         let [a, b, c, d] = self.0.to_le_bytes();
         let (low, high) = (a.min(b), c.min(d));
@@ -34,8 +36,9 @@ impl FreeOrders {
         if low == high { order + 3 } else { order + 2 }
     }
 
-    /// Returns a bit mask of the slots, of order `below`, in which a free block of `order` fits. If `order` is higher
-    /// than `below`, the block is an aligned pair of slots, and the mask contains the lower slot of the pair.
+    /// Returns a bit mask of the slots in which a free block of `order` fits; `below` is the order of the slots. If
+    /// `order` is higher than `below`, the block is an aligned pair of slots, and the mask contains the lower slot of
+    /// the pair.
     pub(crate) fn fitting(self, below: u8, order: u8) -> u32 {
         let fitting = self
             .0

@@ -1,10 +1,10 @@
 //! Storage of holdings in a slab, with a linked list for each holder.
 //!
-//! There is a holding for every range of every node, so the records dominate the memory of the ledger. Therefore a
-//! record takes only 40 bytes, and the lists are linked through the records themselves.
+//! There is a holding for every range of every node, so the records take most of the ledger's memory. Therefore a
+//! record takes only 40 bytes, and contains the links of the list that it is in.
 //!
-//! Ids contain a generation: the id of a released holding never becomes valid again, even if its record is reused. So a
-//! late response to an old write cannot change the holding of another holder.
+//! An id contains a generation: the id of a released holding never becomes valid again, even if its record is reused.
+//! So a late response to an old write cannot change the holding of another holder.
 
 use super::cidr::{Cidr, Family};
 
@@ -21,16 +21,17 @@ pub struct HoldingId {
     generation: u32,
 }
 
-/// How certain it is that the holder has the range. The range counts as allocated in every state.
+/// How certain it is that the holder has the range. In every state, the range is not free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HoldingState {
-    /// A write that allocates the range was sent, and no response has arrived.
+    /// A write that allocates the range was sent, and no response has arrived yet.
     InFlight,
-    /// The outcome of the write is unknown. The range counts as allocated until a read proves otherwise.
+    /// The outcome of the write is not known. The range counts as allocated until a read shows whether the holder has
+    /// it.
     Indeterminate,
     /// A read or the response to the write has proven that the holder has the range.
     Allocated,
-    /// The range is in quarantine: its node is gone.
+    /// The node of the range was deleted, and the range waits before reuse.
     Quarantined,
 }
 
@@ -45,13 +46,13 @@ pub struct Holding {
     pub state: HoldingState,
 }
 
-/// Holdings by number. Numbers start at 1; the number 0 means that there is no holding.
+/// Holdings by number. Numbers start at 1; the number 0 means "no holding".
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
     records: Vec<Record>,
     /// The number of each holder's first holding, indexed by holder.
     heads: Vec<u32>,
-    /// The number of the first vacant record; `next` of a vacant record is the number of the next one.
+    /// The number of the first vacant record. The `next` of a vacant record is the number of the next vacant one.
     vacant: u32,
     live: usize,
 }
@@ -131,7 +132,8 @@ impl Holdings {
         self.live -= 1;
         let vacant = self.vacant;
         let record = self.record_mut(id.number);
-        // A record whose generations are used up is never reused, because an old id could become valid again.
+        // If the generations of a record are used up (the counter has wrapped to 0), the record is never reused,
+        // because an old id could become valid again.
         record.generation = record.generation.wrapping_add(1);
         if record.generation != 0 {
             record.next = vacant;
@@ -233,13 +235,13 @@ impl Holdings {
 }
 
 impl HoldingId {
-    /// The number by which the space refers to the holding.
+    /// The number by which the space (the trie of covered addresses) refers to the holding.
     pub(super) fn number(self) -> u32 {
         self.number
     }
 }
 
-/// Converts a count of records or nodes. It always fits, because 2^31 of them would take tens of gigabytes.
+/// Converts a count of records or nodes. The count always fits, because 2^31 of them would take tens of gigabytes.
 #[expect(clippy::cast_possible_truncation, reason = "memory runs out first")]
 pub(super) fn to_u32(count: usize) -> u32 {
     count as u32

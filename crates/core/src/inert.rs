@@ -1,7 +1,7 @@
 //! Escaping of untrusted text, so that it cannot forge lines of a log or send commands to a terminal.
 //!
-//! Control characters, line separators and characters that change the direction of text become JSON escapes. So text
-//! that is JSON keeps its meaning.
+//! Control characters, line separators and characters that change the direction of text become JSON escapes. So JSON
+//! text still means the same after escaping.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, is_active)
 }
 
-/// Escapes text that may have several lines, for example for a terminal: line feeds stay.
+/// Escapes text that may have several lines, for example for a terminal. Line feeds are kept.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n' && is_active(c))
 }

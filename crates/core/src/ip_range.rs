@@ -43,7 +43,7 @@ impl IpRange {
     }
 
     /// Parses a CIDR, an address, or `low-high`, with or without spaces around the dash. Only canonical text is
-    /// accepted: users write the text by hand, and a misread typo would reserve the wrong addresses.
+    /// accepted, because users write it by hand: a lenient parser could misread a typo and reserve the wrong addresses.
     pub fn parse(text: &str) -> Result<Self, IpRangeError> {
         if text.contains('/') {
             return Ok(Cidr::parse_strict(text)?.into());
@@ -99,7 +99,7 @@ impl IpRange {
         all
     }
 
-    /// Returns the fewest CIDRs that together cover exactly this interval, in ascending order.
+    /// Returns the smallest set of CIDRs that contains exactly the addresses of this interval, in ascending order.
     pub fn to_cidrs(&self) -> Vec<Cidr> {
         let mut cidrs = Vec::new();
         let mut from = Some(self.first);

@@ -1,14 +1,15 @@
-//! The ledger: every holding on an address range, by interval, by holder and by id.
+//! The ledger: every holding, found by interval, by holder and by id. A holding is a range that is not free, with its
+//! holder.
 //!
-//! Holdings may overlap: a cluster may already contain duplicates, and a bad object must not hide a good one. An
-//! address is free only if no holding covers it, whatever the state of the holding. Only
-//! [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and never a range that overlaps a holding.
+//! Holdings may overlap, because a cluster may already contain duplicate ranges, and an invalid object must not hide a
+//! valid one. An address is free only if no holding covers it; the state of the holding does not matter. Only
+//! [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and it never allocates a range that overlaps a holding.
 //!
-//! Two CIDRs are disjoint, or one contains the other. So the space of a family only stores the outermost holdings,
-//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are kept in a separate
+//! Two CIDRs are disjoint, or one contains the other. So the space of a family stores only the outermost holdings,
+//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are stored in a separate
 //! sorted set, which is empty as long as no holdings overlap.
 //!
-//! The caller decides about the states of holdings. The ledger is not persistent: it is rebuilt from the API objects.
+//! The caller decides which state a holding has. The ledger is not persistent: it is rebuilt from the API objects.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -23,7 +24,7 @@ use super::space::Space;
 pub struct RangeLedger {
     pub(super) holdings: Holdings,
     pub(super) spaces: Dual<Space>,
-    /// The holdings inside or equal to an outermost one, with their numbers.
+    /// The holdings inside or equal to an outermost one, each with its number.
     nested: BTreeSet<(Cidr, u32)>,
 }
 
@@ -67,7 +68,7 @@ impl RangeLedger {
         self.holdings.set_holder(id, holder)
     }
 
-    /// Removes a holding and returns it; `None` if it no longer exists. Addresses that another holding also covers do
+    /// Removes a holding and returns it; `None` if it no longer exists. Addresses that another holding covers, too, do
     /// not become free.
     pub fn release(&mut self, id: HoldingId) -> Option<Holding> {
         let holding = self.holdings.remove(id)?;
@@ -80,7 +81,7 @@ impl RangeLedger {
         Some(holding)
     }
 
-    /// Looks a holding up; `None` once it has been released.
+    /// Returns the holding with this id; `None` if it was released.
     pub fn get(&self, id: HoldingId) -> Option<Holding> {
         self.holdings.get(id)
     }
@@ -114,7 +115,8 @@ impl RangeLedger {
         self.len() == 0
     }
 
-    /// The heap memory in bytes, by capacity. The part for nested holdings is an estimate: a tree two thirds full.
+    /// The size of the allocated heap memory in bytes. The nested holdings are an estimate, for a tree that is two
+    /// thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
         let spaces: usize = self.spaces.iter().map(|(_, it)| it.heap_bytes()).sum();
@@ -133,7 +135,7 @@ impl RangeLedger {
     }
 
     /// The outermost holdings that overlap `cidr`, in ascending order. Either all of them lie inside `cidr`, or there
-    /// is exactly one, and that one contains `cidr`.
+    /// is exactly one, which contains `cidr`.
     fn outermost(&self, cidr: Cidr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let space = self.spaces.get(cidr.family());
         let mut from = Some(cidr.first().value);
@@ -147,9 +149,9 @@ impl RangeLedger {
         })
     }
 
-    /// The holdings nested in the outermost holding `outer` that overlap `cidr`: first those that contain `cidr`,
-    /// then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length. A walk through
-    /// all nested holdings would be slow if there is a holding on a whole family, by mistake.
+    /// The holdings that are nested in the outermost holding `outer` and overlap `cidr`: first those that contain
+    /// `cidr`, then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length. A walk
+    /// through all nested holdings would be slow if somebody recorded a holding on a whole family by mistake.
     fn nested_in(
         &self,
         outer: Cidr,
@@ -168,8 +170,7 @@ impl RangeLedger {
             .map(|&(_, number)| self.holdings.numbered(number))
     }
 
-    /// Handles the release of an outermost holding: moves the holdings that are outermost now from the nested set into
-    /// the space.
+    /// Handles the release of an outermost holding: nested holdings that are outermost now are moved into the space.
     fn surface(&mut self, released: Cidr) {
         let mut from = (released, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {
@@ -179,7 +180,7 @@ impl RangeLedger {
             self.nested.remove(&(cidr, number));
             let (id, _) = self.holdings.numbered(number);
             self.cover(cidr, id);
-            // Holdings inside this one stay nested, so the walk continues behind its last address.
+            // Holdings inside this one stay nested. So the walk continues after the last address of this one.
             let Some(after) = Cidr::new(cidr.last(), cidr.family().bits()) else {
                 return;
             };

@@ -1,6 +1,7 @@
 //! The core of Cadastre: address arithmetic, pools, and the ledger that records which range has which holder.
 //!
-//! To *carve* means to choose the next free block of a pool and to record a holding on it.
+//! The function names `carve` and the comments about it use *to carve* for: choose the next free block of a pool and
+//! record a holding on it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -8,8 +9,8 @@
 //! | `text` | parsing of addresses and CIDRs: strictly, and as leniently as old API servers did |
 //! | `ip_range` | [`IpRange`]: an interval that need not be a CIDR |
 //! | `dual` | [`Dual`]: one value for each family |
-//! | `pool` | [`Pool`]: which blocks may be carved, and where the next search starts |
-//! | `family_pool` | one family of a [`Pool`]: its CIDRs, its cursor, and the blocks that may be carved |
+//! | `pool` | [`Pool`]: which blocks may be allocated, and where the next search starts |
+//! | `family_pool` | one family of a [`Pool`]: its CIDRs, its cursor, and the blocks that may be allocated |
 //! | `holdings` | storage of [`Holding`]s, listed by holder |
 //! | `space`, `fits`, `search` | a trie of the covered and the free space of one family |
 //! | `ledger` | [`RangeLedger`]: every holding, by interval, holder and id |

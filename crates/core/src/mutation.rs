@@ -1,14 +1,16 @@
-//! Deliberate bugs that prove that the tests find them.
+//! Mutations: deliberate bugs. The tests must find each of them, which proves that they would find such a bug.
 //!
 //! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds the expression
 //! is the constant `false`, so the compiler removes the bug. In builds with debug assertions, which tests use, a bug is
-//! enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). A Cargo feature would build the crate twice.
+//! enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). Bugs are not Cargo features, because then the
+//! crate would be built twice.
 //!
-//! `docs/mutations.md` lists which test finds which bug, and a test keeps the page up to date; `make mutants` tries
-//! all bugs. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line
-//! in `tests/sim/proofs.rs`.
+//! `docs/mutations.md` lists which test finds which bug, and a test keeps the page up to date; `make mutants` tries all
+//! bugs. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line in
+//! `tests/sim/proofs.rs`.
 
-/// The environment variable with the name of the mutation that is enabled in all threads of a process.
+/// The environment variable whose value is the name of a mutation. The mutation is enabled in all threads of the
+/// process.
 pub const VARIABLE: &str = "CADASTRE_MUTATION";
 
 macro_rules! mutations {
@@ -47,7 +49,7 @@ mutations! {
     PodCidrWaitersNotWoken,
     /// A machine gets its ranges back although another node holds some of them.
     ReturnedRangesShared,
-    /// A holding of a node is kept although the node has other podCIDRs by now.
+    /// A range stays held for a node although the node has other podCIDRs by now.
     ImpossibleHoldingKept,
     /// A node that a lookup mistook for deleted loses its holding.
     RevivedNodeLosesHolding,
@@ -55,9 +57,9 @@ mutations! {
     OverlapsNotReported,
     /// A pool keeps allocating although a foreign allocator writes podCIDRs in its ranges.
     ForeignAllocatorIgnored,
-    /// A pool whose finalizer is being removed still counts as keeping the ranges of another pool that is deleted.
+    /// When a pool is deleted, its ranges count as kept by another pool whose own finalizer is being removed.
     PoolThatGoesKeepsRanges,
-    /// A podCIDR counts against pools however wide it is.
+    /// A podCIDR takes space from pools even if it is wider than any range that a node could have been allocated.
     WidePodCidrCounts,
     /// The agent may assign from a podCIDR although another node uses addresses in it.
     ContestedPodCidrAllocated,
@@ -81,11 +83,11 @@ mutations! {
     AllocatedBeforeNamed,
     /// The Lease stops naming an allocation although its outcome is indeterminate.
     NameRemovedWhileIndeterminate,
-    /// A Lease write with an indeterminate outcome counts as done for those who wait for it.
+    /// A Lease write with an indeterminate outcome counts as done for the requests that wait for it.
     IndeterminateLeaseWriteCounts,
     /// A new leader ignores one of the allocations that the Lease names.
     OneNamedNodeIgnored,
-    /// Decisions of a leader are sent without a write of the Lease in between.
+    /// A leader sends writes without waiting for a Lease write that began after it decided on them.
     LeaseNotAwaited,
     /// Allocations that keep failing take up the space of others in the Lease.
     FailingNamesTakeRoom,
@@ -111,9 +113,9 @@ mutations! {
     DeletingNodeCountsAsGone,
     /// A new leader does not quarantine the ranges of nodes that were deleted while nobody led.
     UnseenDeletionNotQuarantined,
-    /// A new leader forgets deletions that it saw before it led, where no NodeSubnet records them.
+    /// A new leader forgets deletions of Nodes that it saw before it led and that no NodeSubnet records.
     UnrecordedDeathForgotten,
-    /// The recorded end of a quarantine counts, however far in the future it is.
+    /// The recorded end of a quarantine is used even if it is later than the pool's `quarantineSeconds` allow.
     RecordedQuarantineNotBounded,
     /// A deleted node's ranges are quarantined for the shortest of their pools' times.
     ShortestQuarantineCounts,
@@ -121,7 +123,7 @@ mutations! {
     PodsNotLookedAt,
     /// Ranges of deleted nodes are freed without a look at the index of all pods.
     PodIndexNotLookedAt,
-    /// Ranges of deleted nodes are freed whatever a consistent read of the node's pods shows.
+    /// Ranges of deleted nodes are freed even if a consistent read of the node's pods shows an address in them.
     BoundPodsNotLookedAt,
     /// Ranges of deleted nodes are freed while a NodeSubnet still names the deleted node.
     FreedWhileNamed,
@@ -129,27 +131,27 @@ mutations! {
     ReturnedRangeStillQuarantined,
 
     // Blocks
-    /// A block counts as confirmed by the response to its creation instead of the watch.
+    /// A block counts as confirmed once its creation is answered, even if the watch has not shown it yet.
     BlockConfirmedByAnswer,
     /// A new block does not yield to a podCIDR that existed before.
     BlockDoesNotYieldToPodCidr,
     /// The response to a request for an earlier block counts for the next block of the same CIDR.
     AnswerToEarlierBlockCounts,
-    /// Which of two blocks came first is decided while a list is running.
+    /// While a list is running, it is already decided which of two overlapping blocks came first.
     BlocksJudgedDuringList,
-    /// An object that was edited keeps the age that it was created with.
+    /// An IPAMBlock that was edited does not count as older than those that were never edited.
     EditedBlockKeepsItsAge,
     /// A new leader does not read which blocks NodeSubnets list.
     ListedBlocksNotRead,
     /// Blocks that a late write of an earlier leader lists are ignored.
     LateListIgnored,
-    /// The holding of a block is kept although the node that it was carved for has been deleted.
+    /// The holding of a block is kept although its node was deleted before the creation of the block was requested.
     DroppedBlockKeepsItsHolding,
     /// A block that its agent released is deleted while its NodeSubnet still lists it.
     BlockEndsWhileListed,
     /// Blocks of deleted nodes are freed without a look at the pods.
     PodsOfBlockNotLookedAt,
-    /// The end of quarantine that a block's object records counts as reached already.
+    /// The end of quarantine that an IPAMBlock records counts as reached already.
     RecordedBlockQuarantineIgnored,
     /// A block that an agent uses and the API has lost is not adopted.
     ForgottenBlockNotAdopted,
@@ -161,7 +163,7 @@ mutations! {
     ProvisionalBlocksNotCounted,
     /// Blocks that a node has released still count as blocks of the node.
     ReleasedBlocksCounted,
-    /// The last block that a node has of a pool is recalled like any other, however briefly it has been unused.
+    /// The last block that a node has of a pool is recalled like any other, even if it was in use a moment ago.
     LastBlockRecalled,
     /// Nodes waiting for blocks are not reconsidered when space becomes free.
     BlockWaitersNotWoken,
@@ -189,7 +191,7 @@ mutations! {
     AddressListIgnored,
     /// Addresses that only the agent has recorded are not published before the next interval.
     UnknownAddressesListedLate,
-    /// The block below the lower end of a CIDR may be carved.
+    /// The block below the lower end of a CIDR may be allocated.
     CarvesBelowCidr,
     /// The range of the first family stays allocated when the second family is exhausted.
     FirstFamilyStaysHeld,
@@ -261,7 +263,7 @@ mutations! {
 
 #[cfg(not(debug_assertions))]
 impl Mutation {
-    /// Whether this bug is enabled: never, because release builds contain no mutations.
+    /// Whether this bug is enabled. Release builds contain no mutations, so the answer is always `false`.
     pub const fn is_on(self) -> bool {
         false
     }
@@ -284,7 +286,7 @@ mod switch {
         }
     }
 
-    /// Enables one bug in the current thread, or disables all with `None`.
+    /// Enables one bug in the current thread; `None` disables all bugs.
     pub fn set(mutation: Option<Mutation>) {
         ON.set(mutation);
     }

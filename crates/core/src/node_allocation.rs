@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Addr, Cidr, Family, IpRange};
 
-/// All ranges and pool terms of one node. The agent's store contains them, so they survive a restart of the agent.
+/// All ranges and pool terms of one node. The agent's store keeps a copy, so they survive a restart of the agent.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAllocation {
@@ -15,13 +15,13 @@ pub struct NodeAllocation {
     pub node_uid: String,
     /// The blocks and podCIDRs to assign from; they are disjoint
     pub blocks: Vec<Block>,
-    /// The terms of the pools, in order of preference. A pool may be listed without any block of it. A block whose
-    /// pool is not listed has the default terms.
+    /// The terms of the pools, in order of preference. A pool can be listed although the node has no block of it. A
+    /// block whose pool is not listed has the default terms.
     pub pools: Vec<PoolTerms>,
-    /// Parts of the blocks that the controller takes back: no new address is assigned in them
+    /// Parts of the blocks that the controller withdraws from the node: no new address is assigned in them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdraw: Vec<Cidr>,
-    /// Withdrawn parts that the node may use again
+    /// Parts that were withdrawn and that the node may use again
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returned: Vec<Cidr>,
 }
@@ -32,8 +32,8 @@ pub struct NodeAllocation {
 pub struct Block {
     /// The addresses of the block
     pub cidr: Cidr,
-    /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If the UID changes and the CIDR does not, the object
-    /// was recreated and the block is the same.
+    /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If only the UID changes and not the CIDR, the object
+    /// was recreated, and this is still the same block.
     pub uid: String,
     /// Name of the pool; empty for a podCIDR that lies in no pool
     pub pool: String,
@@ -56,16 +56,16 @@ pub struct PoolTerms {
     pub name: String,
     /// Whether a pod that names no pool may get addresses of this one, whatever the pod's labels
     pub automatic: bool,
-    /// Whether only pods of certain namespaces may get addresses, even if they name the pool or an address of it
+    /// Whether only pods of certain namespaces may get addresses, even if a pod names the pool or an address of it
     #[serde(default)]
     pub bound: bool,
-    /// Whether pods that the agent has no information about may get addresses
+    /// Whether pods that the agent does not know yet may get addresses
     #[serde(default)]
     pub serves_unknown: bool,
     /// How long a released address waits before it is assigned again
     pub cooldown_seconds: u32,
-    /// The marks `low` and `high` of free addresses: below `low` the agent asks for a block, above `high` it releases
-    /// an empty one
+    /// The marks `low` and `high` for the number of free addresses: below `low` the agent asks for a block, above
+    /// `high` it releases an empty block
     pub warm: (u32, u32),
     /// The pool's IPv4 ranges and gateway; `None` if the pool has no IPv4
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,8 +160,8 @@ impl PoolTerms {
             name: name.to_owned(),
             automatic: true,
             bound: false,
-            // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to it, so a pod
-            // that the agent has not seen yet gets an address at once.
+            // An empty name stands for a podCIDR outside every pool. No selector of a pool applies to that podCIDR. So
+            // a pod that the agent has not seen yet gets an address of it at once.
             serves_unknown: name.is_empty(),
             cooldown_seconds: 30,
             warm: (3, 50),

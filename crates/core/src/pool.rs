@@ -1,16 +1,17 @@
-//! Pools: which blocks may be carved, and where the next search starts.
+//! Pools: which blocks may be allocated, and where the next search starts.
 //!
 //! Holdings are stored in the ledger and not in the pool. So a pool can be extended, shrunk and given another block
 //! length at any time, and one ledger records the holdings of many pools.
 //!
-//! **Next fit goes downward.** The first search in a pool starts at its highest address. Each further search starts
-//! just below the last carved block, and wraps around at the bottom. So a freed block is reused as late as possible.
-//! Other allocators (kube-controller-manager, host-local) fill from the bottom, so two allocators that run at once by
-//! mistake collide as late as possible. Each family has its own cursor.
+//! **The search goes downward (next fit).** The first search in a pool starts at its highest address. Each further
+//! search starts just below the block that was allocated last, and wraps around at the bottom. So a freed block is
+//! reused as late as possible. Other allocators (kube-controller-manager, host-local) start with the lowest addresses.
+//! If another allocator runs at the same time by mistake, the two collide as late as possible. Each family has its own
+//! cursor.
 //!
-//! **Blocked spans** are addresses that must not be carved: reserved addresses, service ranges, addresses of nodes. The
-//! pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the blocked spans
-//! the pool derives its *openings*, the runs of blocks that may be carved.
+//! **Blocked spans** are addresses that must not be allocated: reserved addresses, service ranges, addresses of nodes.
+//! The pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the blocked
+//! spans the pool computes its *openings*, the runs of consecutive blocks that may be allocated.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -38,7 +39,7 @@ impl Pool {
         pool
     }
 
-    /// Sets whether a blocked span closes every block that it touches or only blocks that it covers entirely.
+    /// Sets whether a blocked span excludes every block that it overlaps, or only blocks that it covers entirely.
     pub fn set_reserved_effect(&mut self, closing: ReservedEffect) {
         if self.closing != closing {
             self.closing = closing;
@@ -46,8 +47,8 @@ impl Pool {
         }
     }
 
-    /// Returns a copy with other block lengths, for carving smaller blocks from fragmented space. A family with
-    /// `None` keeps its block length.
+    /// Returns a copy with other block lengths, which finds smaller blocks when the space is fragmented. A family with
+    /// `None` in `lens` keeps its block length.
     #[must_use]
     pub fn refitted(&self, lens: Dual<Option<u8>>) -> Self {
         let mut pool = self.clone();
@@ -60,7 +61,7 @@ impl Pool {
         pool
     }
 
-    /// Replaces the blocked spans. They may be unsorted, overlap, and lie outside the pool.
+    /// Replaces the blocked spans. They may be unsorted, overlap each other, and lie outside the pool.
     pub fn set_blocked(&mut self, spans: Vec<IpRange>) {
         let mut blocked = Dual::<Vec<IpRange>>::default();
         for span in spans {
@@ -70,8 +71,8 @@ impl Pool {
         self.open();
     }
 
-    /// Replaces the ranges. A cursor is kept if it still lies in the pool; otherwise it returns to the highest
-    /// address. Holdings are neither checked nor changed.
+    /// Replaces the ranges. The cursor of a family is kept if it still lies in the pool; otherwise it moves to the
+    /// highest address. Holdings are neither checked nor changed.
     pub fn set_ranges(&mut self, mut ranges: Dual<Option<FamilyRanges>>) {
         for family in Family::ALL {
             let part = self.parts.get_mut(family);
@@ -82,7 +83,7 @@ impl Pool {
         self.open();
     }
 
-    /// The families that the pool has ranges of, IPv4 first.
+    /// The families in which the pool has ranges, IPv4 first.
     pub fn families(&self) -> impl Iterator<Item = Family> + use<> {
         let present = self.parts.as_ref().map(Option::is_some);
         Family::ALL
@@ -90,12 +91,12 @@ impl Pool {
             .filter(move |&family| *present.get(family))
     }
 
-    /// The prefix length of the blocks that are carved now; `None` if the pool has no ranges of the family.
+    /// The prefix length of the blocks that are allocated now; `None` if the pool has no ranges of the family.
     pub fn block_len(&self, family: Family) -> Option<u8> {
         Some(self.part(family)?.block_len)
     }
 
-    /// The CIDRs of a family: sorted, disjoint.
+    /// The CIDRs of a family, sorted and disjoint.
     pub fn cidrs(&self, family: Family) -> &[Cidr] {
         self.part(family).map_or(&[], |part| &part.cidrs)
     }
@@ -123,7 +124,7 @@ impl Pool {
         self.parts.get(family).as_ref()
     }
 
-    /// Moves the cursor to just below a carved block.
+    /// Moves the cursor to just below a block that was just allocated.
     pub(super) fn pass(&mut self, block: &Cidr) {
         if let Some(part) = self.parts.get_mut(block.family()) {
             part.pass(block);

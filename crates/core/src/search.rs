@@ -1,16 +1,16 @@
 //! The search for free blocks in a [`Space`].
 //!
-//! A search descends along the path of the start address and remembers the last node that has a fitting free
-//! block in a lower slot. If the path leads to no block, that lower slot certainly contains one. So a search
-//! walks down the trie at most twice, however full the space is.
+//! A search walks down the path to the start address. It remembers the last node on the path that has a fitting free
+//! block in a slot below the path. If the path ends at no free block, that lower slot certainly contains one. So a
+//! search walks down the trie at most twice, however full the space is.
 
 use super::cidr::ones;
 use super::space::{CHILD, FREE, Slot, Space, slot_of};
 
 impl Space {
-    /// Returns the first address of the highest free block of `order` at or below `ceiling`. `ceiling` must be the
-    /// first address of a block of that order. Everything outside the root is free, so `None` means that nothing is
-    /// free down to 0.
+    /// Returns the first address of the highest free block of `order` that begins at or below `ceiling`. `ceiling` must
+    /// be the first address of a block of that order. `None` means that no block down to address 0 is free. Everything
+    /// outside the root is free.
     pub(crate) fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
         let root = &self.root;
         if root.entry == FREE || ceiling > root.last() || ceiling | ones(order) < root.base {
@@ -100,7 +100,7 @@ impl Space {
             .sum()
     }
 
-    /// Returns slot number `at` of the node that `parent` refers to.
+    /// Returns the slot with index `at` of the node that `parent` refers to.
     fn slot(&self, parent: Slot, at: usize) -> Slot {
         let node = self.node(parent.entry);
         let order = parent.order - 2;
@@ -113,7 +113,8 @@ impl Space {
     }
 }
 
-/// How many blocks of `order` begin within `first..=last`. Saturates at `u128::MAX`, one less than 2^128.
+/// How many blocks of `order` begin at addresses in `first..=last`. Saturates at `u128::MAX`, which is one less than
+/// 2^128.
 pub(super) fn blocks(order: u8, first: u128, last: u128) -> u128 {
     (last - first)
         .checked_shr(u32::from(order))

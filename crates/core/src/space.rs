@@ -1,22 +1,23 @@
 //! The covered and the free space of one family: a trie over address bits, two bits per level.
 //!
-//! Why a trie: blocks of all sizes are mixed, and finding the next free block of a size must take equally long
-//! in an almost empty and in an almost full space. Each slot records the size of the largest free block below it,
-//! so a search backtracks at most once. An index by block number would tie the space to one block size, and a
-//! list of free intervals would be slow to walk when the space is fragmented.
+//! Why a trie: blocks of all sizes are mixed, and the search for the next free block of a size must take equally long
+//! in an almost empty and in an almost full space. Each slot records the size of the largest free block below it, so a
+//! search backtracks at most once. An index by block number would allow only one block size. A list of free intervals
+//! would be slow to walk when the space is fragmented.
 //!
 //! Sizes are *orders*: a block of order `n` has `2^n` addresses and begins at a multiple of `2^n`. A node has
 //! four slots of the same even order; a block of odd order fills two of them. The space only stores disjoint
 //! blocks; the ledger stores the holdings that are nested in others.
 //!
-//! The root is the smallest slot that contains everything covered. For example, a pool in `fd00::/40` needs no
-//! levels above /40 until a range outside of it is recorded. Everything outside the root is free.
+//! The root is the smallest slot that contains everything that holdings cover. For example, a pool in `fd00::/40` needs
+//! no levels above /40 until a range outside of `fd00::/40` is recorded. Everything outside the root is free.
 
 use super::cidr::ones;
 use super::fits::FreeOrders;
 use super::holdings::to_u32;
 
-/// The value of a slot is `FREE`, the index of a child node with the bit [`CHILD`] set, or the number of a holding.
+/// The value of a slot is one of: `FREE`; the index of a child node with the bit [`CHILD`] set; the number of a
+/// holding.
 pub(super) const FREE: u32 = 0;
 pub(super) const CHILD: u32 = 1 << 31;
 
@@ -26,8 +27,8 @@ const LEVELS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) nodes: Vec<Node>,
-    /// The slot value of the first vacant node; `FREE` if there is none. `slots[0]` of a vacant node refers to the
-    /// next vacant one.
+    /// The slot value that refers to the first vacant node; `FREE` if there is none. `slots[0]` of a vacant node refers
+    /// to the next vacant one.
     vacant: u32,
     pub(super) root: Slot,
 }
@@ -76,14 +77,14 @@ impl Space {
         self.set(first, order, holding);
     }
 
-    /// Frees a block that one call of `cover` has covered.
+    /// Frees a block. The same block must have been covered by one call of `cover`.
     pub(crate) fn free(&mut self, first: u128, order: u8) {
         self.set(first, order, FREE);
         self.narrow();
     }
 
-    /// Returns the lowest holding that covers `from` or begins above it. `None` means that no such holding begins at or
-    /// below `last`. The holding returned may nevertheless begin above `last`, so the caller has to check.
+    /// Returns the lowest holding that covers `from` or begins above `from`. If the result is `None`, no such holding
+    /// begins at or below `last`. The returned holding can begin above `last`, so the caller has to check that.
     pub(crate) fn next(&self, from: u128, last: u128) -> Option<u32> {
         if self.root.entry == FREE || from > self.root.last() || last < self.root.base {
             return None;
@@ -161,7 +162,7 @@ impl Space {
         }
     }
 
-    /// Replaces the root by its child, as long as only one of its slots is in use.
+    /// Replaces the root by its child as long as only one slot of the root is in use.
     fn narrow(&mut self) {
         while self.root.entry & CHILD != 0 {
             let node = self.node(self.root.entry);
@@ -182,7 +183,7 @@ impl Space {
         }
     }
 
-    /// Writes `holding`, which is `FREE` for freeing, to the slot or pair of slots of the block.
+    /// Writes `holding` to the slot, or pair of slots, of the block. `holding` is `FREE` if the block is freed.
     fn set(&mut self, first: u128, order: u8, holding: u32) {
         if order == self.root.order {
             self.root.entry = holding;
@@ -220,8 +221,9 @@ impl Space {
         self.pass_up(first, &path[..depth], below, entry, most);
     }
 
-    /// Records `most`, the free orders of the node `entry` as one number, in the parent nodes on the path up to the
-    /// root, until a parent does not change. A node whose slots are all free is removed, and its slot becomes free.
+    /// Updates the parents of the node `entry` on the path up to the root, until one does not change. `most` describes
+    /// the largest free block of that node (`FreeOrders::most`); its parent records this number. A node whose slots are
+    /// all free is removed, and its slot in the parent becomes free.
     fn pass_up(&mut self, first: u128, path: &[u32], mut below: u8, mut entry: u32, mut most: u8) {
         let mut path = path.iter().rev();
         loop {
@@ -283,7 +285,7 @@ pub(super) fn slot_of(address: u128, order: u8) -> usize {
 mod tests {
     use super::*;
 
-    /// Checks that the free orders recorded for every slot agree with the node below; returns the number of nodes.
+    /// Checks that each slot's recorded free orders agree with the node below the slot; returns the number of nodes.
     fn check(space: &Space) -> usize {
         fn visit(space: &Space, entry: u32, order: u8) -> (u8, usize) {
             match entry {
@@ -350,7 +352,7 @@ mod tests {
             for n in 0..64 {
                 space.cover(n << 8, 8, 1);
             }
-            // Covered slots are never merged, so that each block can be freed alone: 1 + 4 + 16 nodes.
+            // Covered slots are never merged, so that each block can be freed separately: 1 + 4 + 16 nodes.
             assert_eq!(
                 (check(&space), space.nodes.len()),
                 (21, 21),

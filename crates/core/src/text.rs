@@ -1,9 +1,9 @@
 //! Parsing of addresses and CIDRs.
 //!
 //! There is a strict and a lenient parser. The strict parser accepts only canonical text, which is also what Cadastre
-//! writes: since 1.36, API servers reject leading zeros, host bits and IPv4-mapped addresses. The lenient parser is
-//! for text that older API servers stored, which may contain all three. A podCIDR stays for the life of its node, and
-//! its addresses are in use, so the lenient parser reads the text exactly as those servers did.
+//! writes: since 1.36, API servers reject leading zeros, host bits and IPv4-mapped addresses. The lenient parser is for
+//! text that older API servers have stored, which may contain all three. Such a podCIDR stays for the life of its node,
+//! and its addresses are in use. So the lenient parser must read it exactly as those servers did.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,21 +25,21 @@ pub enum CidrError {
     TooLong {
         /// The text as it was passed in.
         text: String,
-        /// The family of its address.
+        /// The family of the address in the text.
         family: Family,
     },
-    /// The text can be read, but API servers would not accept this form.
+    /// The text can be parsed, but API servers reject this form.
     #[error("`{text}` is not in canonical form: write `{canonical}`")]
     NotCanonical {
         /// The text as it was passed in.
         text: String,
-        /// The same block, whose `Display` is the canonical form.
+        /// The same block. Its `Display` writes the canonical form.
         canonical: Cidr,
     },
 }
 
 impl Cidr {
-    /// Parses canonical text only: RFC 5952, no host bits, no leading zeros, no IPv4-mapped IPv6.
+    /// Parses canonical text only: the address as in RFC 5952, no host bits, no leading zeros, no IPv4-mapped IPv6.
     pub fn parse_strict(text: &str) -> Result<Self, CidrError> {
         let cidr = Self::parse_lenient(text)?;
         if cidr.to_string() == text {
@@ -90,7 +90,7 @@ impl Addr {
         Self::parse_lenient(text).filter(|addr| addr.to_string() == text)
     }
 
-    /// The next higher address; `None` at the end of the family.
+    /// The next higher address; `None` after the last address of the family.
     pub(super) fn next(self) -> Option<Self> {
         let value = self
             .value
@@ -105,8 +105,8 @@ fn ip_lenient(text: &str) -> Option<IpAddr> {
         return ipv4_lenient(text).map(IpAddr::V4);
     }
     let v6 = match text.rsplit_once(':') {
-        // A dotted IPv4 tail is rewritten as two hexadecimal groups, because its octets may have leading zeros,
-        // which `Ipv6Addr` does not parse.
+        // The dotted IPv4 part at the end is rewritten as two hexadecimal groups, because `Ipv6Addr` rejects octets
+        // with leading zeros.
         Some((head, tail)) if tail.contains('.') => {
             let tail = u32::from(ipv4_lenient(tail)?);
             format!("{head}:{:x}:{:x}", tail >> 16, tail & 0xffff).parse()
@@ -125,7 +125,7 @@ fn ipv4_lenient(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| Ipv4Addr::from(octets))
 }
 
-/// Accepts digits only: `u16::from_str` would accept a sign.
+/// Parses a number that consists of digits only. `u16::from_str` would accept a sign, too.
 fn decimal(text: &str) -> Option<u16> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok())?

@@ -6,11 +6,11 @@
 //! | none | nothing; with prefix `Pool` the network and the broadcast address of the pool's range | none |
 //! | an address | that address, and the network and the broadcast address of the prefix; with prefix `Host` that address alone | that address |
 //!
-//! The network address of IPv6 is the subnet-router anycast address (RFC 4291); IPv6 has no broadcast address.
-//! A range of two addresses has no network address either (RFC 3021, RFC 6164): in a block of two the first address
-//! is the gateway and the second can be assigned. A block of one address has no gateway, and its address can be
-//! assigned. With prefix `Pool` the network and broadcast addresses of the pool's range are excluded whatever the
-//! gateway is. Reserved addresses ([`Block::reserved`], [`Block::on_request`]) are not considered by [`usable`].
+//! IPv6 has no broadcast address; its network address is the subnet-router anycast address (RFC 4291). A range of two
+//! addresses has no network address either (RFC 3021, RFC 6164): in a block of two the first address is the gateway and
+//! the second can be assigned. A block of one address has no gateway, and its address can be assigned. With prefix
+//! `Pool` the network and broadcast addresses of the pool's range are excluded, whichever gateway the pool has.
+//! Reserved addresses ([`Block::reserved`], [`Block::on_request`]) are not considered by [`usable`].
 
 use super::node_allocation::{Block, Gateway, PoolTerms, Prefix};
 use crate::{Addr, Cidr, Family, IpRange};
@@ -26,7 +26,7 @@ pub struct Usable {
     pub prefix: u8,
 }
 
-/// Returns which addresses of `block` can be assigned. Without `pool`, the default gateway and prefix apply.
+/// Returns which addresses of `block` can be assigned. If `pool` is `None`, the default gateway and prefix apply.
 pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     let family = pool.and_then(|pool| pool.family(block.family()));
     let gateway = family.map_or(Gateway::default(), |family| family.gateway);
@@ -67,7 +67,7 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     }
 }
 
-/// Returns how many addresses of an empty block can be assigned to pods that do not ask for a certain address.
+/// Returns how many addresses of an empty block can be assigned to pods that do not request a certain address.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = usable(block.cidr, pool).excluded;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
@@ -91,7 +91,7 @@ pub fn above(addr: Addr, last: Addr) -> Option<Addr> {
     addr.next().filter(|above| *above <= last)
 }
 
-/// The network address and, for IPv4, the broadcast address; nothing for ranges of one or two addresses.
+/// The network address and, for IPv4, the broadcast address of a range. A range of one or two addresses has neither.
 fn ends(range: Cidr) -> impl Iterator<Item = IpRange> {
     let has = range.size() > 2;
     let first = has.then(|| range.first());

@@ -14,7 +14,7 @@ use tower::util::MapFutureLayer;
 use crate::retry_after;
 use crate::telemetry::HttpMetrics;
 
-/// Why no client could be made.
+/// Why no client could be created.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// There is neither a kubeconfig nor a service account.
@@ -30,15 +30,16 @@ pub enum ClientError {
 /// How to reach the cluster, and how many requests are allowed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Path of a kubeconfig. If absent: `KUBECONFIG`, `~/.kube/config`, then the pod's service account
+    /// Path of a kubeconfig. If absent, the first of these is used: `KUBECONFIG`, `~/.kube/config`, the pod's service
+    /// account
     pub kubeconfig: Option<std::path::PathBuf>,
-    /// Name of a context in the kubeconfig; if absent, the current one
+    /// Name of a context in the kubeconfig; if absent, the current context
     pub context: Option<String>,
     /// Maximum number of requests per second; if absent, unlimited
     pub rate: Option<NonZeroU32>,
 }
 
-/// Returns a client that never retries on its own, because only the control loops know what a lost response means.
+/// Returns a client that never repeats a request itself. Only the control loops know what to do about a lost response.
 pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, ClientError> {
     let config = configure(options).await?;
     let host = config.cluster_url.authority().map(ToString::to_string);
@@ -55,12 +56,12 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     })
 }
 
-/// The oldest supported version of Kubernetes; the chart requires the same (`kubeVersion`).
+/// The oldest supported version of Kubernetes. The chart requires the same version (`kubeVersion`).
 pub(crate) const OLDEST: (u32, u32) = (1, 31);
 
-/// Returns a message if an API server of this version is too old, else `None`.
+/// Returns a message if an API server of this version is too old; otherwise `None`.
 pub fn too_old(version: &Info) -> Option<String> {
-    // Some vendors append a sign, as in `31+`, so only the leading digits count.
+    // Some vendors append a sign, as in `31+`. So only the leading digits count.
     let number = |text: &str| {
         let digits = text.split(|it: char| !it.is_ascii_digit()).next();
         digits.and_then(|it| it.parse::<u32>().ok())

@@ -1,8 +1,8 @@
 //! The monotonic clock and the wall clock.
 //!
-//! Deadlines use a monotonic clock that also counts while the host is suspended (`CLOCK_BOOTTIME`), because a leader
-//! that was suspended until its lease expired must notice that at once when it continues. Wall time is used only in
-//! what users and other processes read.
+//! Deadlines use a monotonic clock that continues while the host is suspended (`CLOCK_BOOTTIME`). Suppose that a leader
+//! is suspended until its lease has expired: when it continues, it must notice that at once. Wall time is used only in
+//! texts for users and for other processes.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl Clock {
         since_boot()
     }
 
-    /// Returns the time of day, which may be changed at any moment.
+    /// Returns the time of day. Somebody may change it at any moment.
     pub fn wall(&self) -> Timestamp {
         Timestamp::now()
     }

@@ -1,7 +1,7 @@
-//! Kubernetes events, written in the background so that nothing else waits for them.
+//! Kubernetes events. They are written in the background, so that nothing else waits for them.
 //!
-//! Each [`EventNote`] becomes an Event of its own. Notes report changes of state, so there is nothing to aggregate. Two
-//! notes about the same object, for example about overlaps with two others, are both worth reading.
+//! Each [`EventNote`] becomes an Event of its own. A note reports a change of state, so notes are not aggregated: users
+//! should read each of two notes about the same object, for example about its overlaps with two other objects.
 
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ pub struct EventNote {
     pub note: String,
 }
 
-/// Starts a task that writes events one by one, with `manager` as reporting controller. At most `backlog` notes wait in
-/// the channel that is returned. `lost` is called for each note that could not be written.
+/// Starts a task that writes events one by one, with `manager` as reporting controller. Returns the channel for notes,
+/// in which at most `backlog` notes wait. `lost` is called for each note that could not be written.
 pub fn spawn(
     client: Client,
     manager: &'static str,
@@ -88,9 +88,9 @@ fn render(note: EventNote, manager: &str, instance: &str, now: Timestamp) -> (St
     (namespace, event)
 }
 
-/// Shortens a text to the API's limit for notes.
+/// Shortens a text to the API's maximum length for notes.
 fn short(text: &str) -> String {
-    /// The API's limit in bytes
+    /// The API's maximum, in bytes
     const LONGEST: usize = 1024;
     if text.len() <= LONGEST {
         return text.to_owned();
@@ -101,8 +101,8 @@ fn short(text: &str) -> String {
     format!("{}...", &text[..end.unwrap_or_default()])
 }
 
-/// Joins the object's name and the time. Shortens the name if necessary, because the API server rejects events
-/// with names that are too long.
+/// Returns a name for an event: the object's name and the time. Shortens the object's name if necessary, because the
+/// API server rejects events whose names are too long.
 fn event_name(name: &str, now: Timestamp) -> String {
     const LONGEST: usize = 253;
     let time = format!("{:x}", now.as_nanosecond());

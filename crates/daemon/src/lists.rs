@@ -1,7 +1,7 @@
-//! Lists the objects of a kind. Each object is parsed as it arrives.
+//! Lists the objects of a kind. Each object is parsed when it arrives.
 //!
-//! Neither a page nor its text is ever in memory as a whole, because 5,000 NodeSubnets take over 100 MB as text, of
-//! which decisions need a few percent.
+//! Neither a page nor its text is ever in memory as a whole. For example, the text of 5,000 NodeSubnets takes over 100
+//! MB, of which decisions need only a few percent.
 //!
 //! # Guarantees
 //! - All pages show the same state of the API server. If that is not possible, the list fails
@@ -25,13 +25,13 @@ use tokio::time::timeout;
 
 use scanner::{Part, Scanner};
 
-/// Why a list is not complete.
+/// Why a list is incomplete.
 #[derive(Debug, Error)]
 pub enum ListError {
     /// The API server rejected the request, or the connection broke.
     #[error(transparent)]
     Api(#[from] kube::Error),
-    /// The API server sent nothing for this time.
+    /// The API server has sent nothing for this time.
     #[error("the API server said nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The response is not a list in JSON.
@@ -43,7 +43,7 @@ pub enum ListError {
 }
 
 impl ListError {
-    /// Whether the listed state no longer exists, so that the list has to be started again.
+    /// Whether the listed state no longer exists. Then the list has to be started again.
     pub(crate) fn is_expired(&self) -> bool {
         match self {
             ListError::Api(kube::Error::Api(status)) => status.code == 410,
@@ -53,11 +53,11 @@ impl ListError {
     }
 }
 
-/// A list whose state expires before all its pages have arrived is tried at most this many times.
+/// The maximum number of attempts to read a list whose state expires before all its pages have arrived.
 const TRIES: u32 = 3;
 
-/// Lists all objects of a kind in pages of `page` objects, and keeps only what `read` returns for each object. Fails if
-/// the API server sends nothing for `patience`.
+/// Lists all objects of a kind in pages of `page` objects. Keeps only the value that `read` returns for each object.
+/// Fails if the API server sends nothing for the time `patience`.
 pub async fn all<K, T>(
     api: &Api<K>,
     page: u32,
@@ -93,7 +93,7 @@ where
     Ok(objects)
 }
 
-/// A list that is being read.
+/// A list that is being read page by page.
 pub struct PagedList<K> {
     api: Api<K>,
     params: ListParams,
@@ -107,7 +107,7 @@ struct Page {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     scanner: Scanner,
     metadata: Metadata,
-    /// Whether the end of `body` is reached
+    /// Whether the end of `body` has been reached
     is_read: bool,
 }
 
@@ -121,7 +121,7 @@ struct Metadata {
 
 impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
     /// Lists the objects that `params` selects, in pages of the size that `params` sets. The list fails if the API
-    /// server sends nothing for `patience`.
+    /// server sends nothing for the time `patience`.
     pub fn new(api: Api<K>, params: ListParams, patience: Duration) -> Self {
         PagedList {
             api,
@@ -187,7 +187,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
     }
 }
 
-/// Requests a page; its text is read by [`PagedList::next`].
+/// Requests a page. [`PagedList::next`] reads the page's text.
 async fn request<K: kube::Resource + Clone>(
     api: &Api<K>,
     params: &ListParams,

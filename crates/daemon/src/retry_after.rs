@@ -1,6 +1,6 @@
-//! Gives the sender of a request the `Retry-After` header of its response.
+//! Passes the `Retry-After` header of a response to the sender of the request.
 //!
-//! The client library returns the body of an error response but drops its headers. When the API server limits requests
+//! The client library returns the body of an error response but not its headers. When the API server limits requests
 //! (priority and fairness, shutdown), only this header says when to try again.
 
 use std::cell::Cell;
@@ -12,7 +12,7 @@ tokio::task_local! {
     static PAUSE: Cell<Option<Duration>>;
 }
 
-/// Runs a request; returns its result, and the pause that the response asked for.
+/// Runs a request. Returns its result, and the pause that the response asked for.
 pub async fn heard<T>(request: impl Future<Output = T>) -> (T, Option<Duration>) {
     let with_pause = async {
         let answer = request.await;
@@ -21,7 +21,7 @@ pub async fn heard<T>(request: impl Future<Output = T>) -> (T, Option<Duration>)
     PAUSE.scope(Cell::new(None), with_pause).await
 }
 
-/// Waits for the response to a request, and records its `Retry-After` header for [`heard`]. For
+/// Waits for the response to a request, and records the response's `Retry-After` header for [`heard`]. For use in
 /// [`tower::util::MapFutureLayer`].
 pub(crate) async fn record<B, E>(
     answer: impl Future<Output = Result<Response<B>, E>>,
@@ -31,12 +31,12 @@ pub(crate) async fn record<B, E>(
         .as_ref()
         .ok()
         .and_then(|it| retry_after(it.headers()));
-    // Requests of watches and agents do not run in `heard`, so there may be no cell to set.
+    // Watches and agents send requests outside of `heard`. For these there is no cell to set.
     let _ = PAUSE.try_with(|cell| cell.set(pause));
     answer
 }
 
-/// Returns the pause, if the header is in whole seconds. HTTP also allows a date, but API servers never send one.
+/// Returns the pause if the header has whole seconds. HTTP also allows a date, but API servers never send one.
 fn retry_after(headers: &http::HeaderMap) -> Option<Duration> {
     let text = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?;
     text.trim().parse().ok().map(Duration::from_secs)

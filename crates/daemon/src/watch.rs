@@ -1,15 +1,17 @@
-//! Watches of the API server. One task per kind lists the objects, watches them, and sends each step in order.
+//! Watches of the API server. For each kind, one task lists the objects, watches them, and sends each step in order.
 //!
-//! First all objects are listed. Then they are watched from the version of the list on. The list is a consistent read
-//! (`resourceVersion` unset), so it is never older than what was seen before, unless the server itself was restored to
-//! an older state; for that case see [`WatchSource::doubtful`]. An error is logged unless the same error was logged
-//! last, and retried with growing pauses. A missing CRD is such an error, and the message says what to do.
+//! First all objects are listed. Then they are watched, beginning with the version of the list. The list is a
+//! consistent read (`resourceVersion` unset). So it is never older than what was seen before, unless the server itself
+//! was restored to an older state; for that case see [`WatchSource::doubtful`]. After an error the task retries with
+//! growing pauses. An error is logged unless it is the same as the last one. A missing CRD is such an error, and the
+//! message says what to do.
 //!
 //! # Guarantees
-//! Silence is always detected: [`SilenceTimeouts`] limits every wait for the API server. A watch requests bookmarks,
-//! which API servers send about once a minute if nothing changes. So a watch that delivers nothing for much longer is
-//! dead, whatever the state of its connection. It is replaced by a new watch at the same version. If the new watch
-//! delivers nothing either, or if the source is [`WatchSource::doubtful`], everything is listed again.
+//! Silence of the API server is always detected: [`SilenceTimeouts`] limits every wait for it. A watch requests
+//! bookmarks, which API servers send about once a minute even if nothing changes. So if a watch delivers nothing for
+//! much longer, it does not work, even if its connection looks intact. It is replaced by a new watch at the same
+//! version. If the new watch delivers nothing either, or if the source is [`WatchSource::doubtful`], everything is
+//! listed again.
 
 mod event;
 mod heard;
@@ -37,29 +39,29 @@ pub use event::ObjectEvent;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
-/// A kind that older API servers do not have. A 404 for this kind shows that the API server answers.
+/// A kind that older API servers do not have. A 404 for this kind also shows that the API server answers.
 const OPTIONAL: &str = "servicecidrs";
 
 /// The kind of the Lease of leader election. Its watch only saves requests, so a process also works without the watch.
 pub const LEASES: &str = "leases";
 
-/// After a watch that ended sooner than this there is a pause before the next watch.
+/// If a watch ends sooner than this, there is a pause before the next watch.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// The objects of a watch, and how the watch reacts to errors and silence.
 pub struct WatchSource<K> {
     /// Plural of the kind, for messages
     pub kind: &'static str,
-    /// Where the objects are
+    /// The API in which the objects are
     pub api: Api<K>,
-    /// Field selector; if absent, all objects
+    /// Field selector; if absent, all objects are watched
     pub fields: Option<String>,
     /// Maximum number of objects in a page of a list; if absent, a list is one page
     pub page: Option<u32>,
     /// The pauses after errors
     pub pauses: Pauses,
-    /// Whether to list everything again after the server could not be reached at all. The server may have been
-    /// restored to an older state, which a watch that continues at the last version would never show
+    /// Whether to list everything again after the server could not be reached at all. The server may have been restored
+    /// to an older state meanwhile, and a watch that continues at the last version would never show that
     pub doubtful: bool,
     /// How long the API server may be silent
     pub patience: SilenceTimeouts,
@@ -67,17 +69,17 @@ pub struct WatchSource<K> {
     pub heard: LastHeard,
 }
 
-/// How long an API server may be silent before it is asked again on another connection.
+/// How long an API server may be silent. After that, the request is repeated on another connection.
 #[derive(Clone, Copy, Debug)]
 pub struct SilenceTimeouts {
-    /// After a request for a list or a watch, and between the parts of a list
+    /// Maximum silence after a request for a list or a watch, and between the parts of a list
     pub answer: Duration,
-    /// Between the events of a watch, bookmarks included
+    /// Maximum silence between the events of a watch, bookmarks included
     pub bookmark: Duration,
 }
 
 impl Default for SilenceTimeouts {
-    /// Bookmarks come about once a minute, so the value for watches tolerates two missed bookmarks.
+    /// Bookmarks come about once a minute. So the value for watches tolerates two missing bookmarks.
     fn default() -> Self {
         SilenceTimeouts {
             answer: Duration::from_secs(30),
@@ -91,14 +93,14 @@ impl Default for SilenceTimeouts {
 pub enum WatchStep<T> {
     /// A watch event, or progress of a list
     Change(ObjectEvent<T>),
-    /// The watch does not work; what was seen may be outdated
+    /// The watch does not work. What was seen so far may be outdated
     Trouble,
     /// The watch works again
     Recovered,
 }
 
-/// Lists and watches a source until the receiver of `out` is dropped. `read` extracts the fields that matter from an
-/// object. `wrap` converts a step to an event, or to `None` if the step does not matter.
+/// Lists and watches a source until the receiver of `out` is dropped. `read` extracts from an object the fields that
+/// matter. `wrap` converts a step to an event; it returns `None` if the step does not matter.
 pub async fn follow<K, T, E>(
     source: WatchSource<K>,
     out: mpsc::Sender<E>,
@@ -138,7 +140,7 @@ pub async fn follow<K, T, E>(
     }
 }
 
-/// The request that follows a list or a watch.
+/// The next request after a list or a watch has ended.
 enum Next {
     List,
     /// Watch from this version on
@@ -148,7 +150,7 @@ enum Next {
 /// How a list or a watch ended.
 struct Ended {
     next: Next,
-    /// The fault and its remedy, for the log
+    /// The error and what to do about it, for the log
     failure: Option<String>,
     /// Whether to pause before the next request
     is_pause_due: bool,
@@ -164,7 +166,7 @@ impl Ended {
     }
 }
 
-/// The receiver was dropped.
+/// The receiver was dropped, so the task ends.
 struct Over;
 
 struct Follower<K, E, R, W> {
@@ -173,7 +175,7 @@ struct Follower<K, E, R, W> {
     read: R,
     wrap: W,
     trouble: Option<String>,
-    /// Whether the last watch fell silent, and nothing has come since
+    /// Whether the last watch fell silent and nothing has arrived since
     was_silent: bool,
 }
 
@@ -198,7 +200,7 @@ where
             match list.next().await {
                 Ok(Some(object)) => {
                     // A list may still fail after it has begun. So the watch counts as working again only once an
-                    // object has come.
+                    // object has arrived.
                     self.came().await?;
                     let object = (self.read)(object);
                     self.change(ObjectEvent::Applied(object)).await?;
@@ -260,8 +262,8 @@ where
         self.came().await?;
         loop {
             let Ok(event) = timeout(bookmark, stream.next()).await else {
-                // A new watch at the same version delivers what was missed. If the last watch was silent as well, or if
-                // the server may have been restored, list again instead.
+                // A new watch at the same version delivers what was missed. But if the last watch was silent, too, or
+                // if the server may have been restored, everything is listed again.
                 let relist = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
                 let limit = bookmark.as_secs_f32();
                 let failure = format!(
@@ -290,7 +292,7 @@ where
                     let next = list_or_watch(status.code == 410, version);
                     return Ok(Ended::failed(next, rejection(kind, &status)));
                 }
-                // Only this object cannot be parsed, so the watch continues with the next ones.
+                // Only this object cannot be parsed. So the watch continues with the next ones.
                 Err(error @ kube::Error::SerdeError(_)) => {
                     self.trouble(watch_failure(kind, &error)).await?;
                     continue;
@@ -319,7 +321,7 @@ where
         }
     }
 
-    /// Records that the API server sent something. If the watch did not work before, reports that it does now.
+    /// Records that the API server has sent something. If the watch did not work before, reports that it works again.
     async fn came(&mut self) -> Result<(), Over> {
         self.source.heard.heard(self.source.kind);
         if self.trouble.take().is_some() {
@@ -329,7 +331,7 @@ where
         Ok(())
     }
 
-    /// Logs a failure unless it is the same as the last one, and reports that the watch does not work.
+    /// Logs a failure unless it is the same as the last one. Reports that the watch does not work.
     async fn trouble(&mut self, failure: String) -> Result<(), Over> {
         if self.trouble.as_ref() != Some(&failure) {
             warn!(watch.kind = self.source.kind, "{failure}");
@@ -338,7 +340,7 @@ where
         self.step(WatchStep::Trouble).await
     }
 
-    /// Reports the version that was reached, unless it is not a number.
+    /// Reports the version up to which all changes have been seen, if it is a number.
     async fn reached(&mut self, version: &str) -> Result<(), Over> {
         match version.parse() {
             Ok(version) => self.change(ObjectEvent::Reached(version)).await,
@@ -366,12 +368,12 @@ fn list_or_watch(relist: bool, version: String) -> Next {
     }
 }
 
-/// Whether the API server no longer has the version from which to continue.
+/// Whether the API server no longer has the version at which the list or watch should continue.
 fn is_expired(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410)
 }
 
-/// Describes why a watch could not be started, or broke off.
+/// Describes why a watch could not be started, or was interrupted.
 fn watch_failure(kind: &str, error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => rejection(kind, status),

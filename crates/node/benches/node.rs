@@ -1,8 +1,8 @@
 //! Benchmarks the ledger of a node on the disk of this host: an ADD and its DEL at different numbers of addresses in
-//! use, a hundred operations at once, and the cost for a process that opens the file for one operation.
+//! use, a hundred operations at once, and a process that opens the file for one operation.
 //!
-//! Each ADD and each DEL waits for the disk once; a group of a hundred operations shares one wait. The benchmark
-//! `floor` measures this wait alone: it overwrites 4 KiB and syncs them.
+//! Each ADD and each DEL waits for the disk once; a group of a hundred operations waits for the disk once in all. The
+//! benchmark `floor` measures this wait alone: it overwrites 4 KiB and syncs them.
 
 #![allow(
     missing_docs,
@@ -106,7 +106,7 @@ fn filled(path: &Path, used: u64) -> Store {
             reserved: Vec::new(),
             on_request: Vec::new(),
         }],
-        // Without a cooldown, so that released addresses do not fill the file.
+        // There is no cooldown, so that the records of released addresses do not fill the file.
         pools: vec![PoolTerms {
             cooldown_seconds: 0,
             ..PoolTerms::named("")

@@ -16,7 +16,7 @@ use super::wire::{self, Greeting, Request, Response};
 
 /// If the agent has not sent its greeting within this time, the CNI plugin regards the agent as hung.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the CNI plugin waits for the store before it asks the agent again.
+/// How long the CNI plugin waits for a locked store before it asks the agent again.
 const TURN: Duration = Duration::from_millis(500);
 /// Interval between attempts to connect while the queue of connections to the agent is full.
 const POLL: Duration = Duration::from_millis(5);
@@ -26,8 +26,8 @@ const POLL: Duration = Duration::from_millis(5);
 pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<OpOutcome, OpError> {
     let asked = clock::since_boot();
     let end = asked + timeout;
-    // The agent does not begin the operation after this time, so the last quarter of the timeout is left for the
-    // store.
+    // The agent does not begin the operation after this time. So the last quarter of the timeout is left for doing the
+    // operation on the store.
     let agent_end = end.saturating_sub(timeout / 4);
     let mut other_version = None;
     loop {
@@ -83,11 +83,11 @@ fn on_store(
     store.transact(&clock::now(), |ledger| ledger.run_asked(op, asked))
 }
 
-/// Why the agent did not answer. In each case the agent does not begin the operation later, so the CNI plugin may do it
-/// on the store.
+/// Why the agent did not answer. In each case it is certain that the agent will not begin the operation later, so the
+/// CNI plugin may do the operation on the store.
 enum NoAnswer {
     Absent,
-    /// The agent has this other version of the protocol, so it was not asked
+    /// The agent has this other version of the protocol, so the plugin sent it no request
     OtherVersion(u32),
 }
 
@@ -119,8 +119,8 @@ fn ask_agent(
     Ok(wire::receive(&mut until)?)
 }
 
-/// Connects to the agent's socket. If the queue of connections is full because the agent does not accept any, it
-/// retries until `end` instead of blocking.
+/// Connects to the agent's socket. The queue of connections is full if the agent does not accept any. Then this
+/// function retries until `end` instead of blocking.
 fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -137,7 +137,8 @@ fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Reads from and writes to a stream until `end`, a time since boot. After that, it fails with `TimedOut`.
+/// Reads from and writes to a stream until `end`, a time since boot. After `end`, reads and writes fail with
+/// `TimedOut`.
 struct Until<'a> {
     stream: &'a UnixStream,
     end: Duration,

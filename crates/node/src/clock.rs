@@ -18,8 +18,9 @@ pub fn now() -> Now {
     }
 }
 
-/// Returns the ID of the running boot. It is read once per process. If the kernel does not report it, it is empty. In
-/// that case reboots are not noticed, so an address that was released before a reboot may cool for longer.
+/// Returns the ID of the running boot, which is read once per process. If the kernel does not report the ID, it is
+/// empty. Then reboots are not noticed, and an address that was released before a reboot may cool for longer than its
+/// cooldown.
 fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {

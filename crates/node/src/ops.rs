@@ -49,7 +49,7 @@ pub struct PodRef {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
-    /// Assigns addresses; repeating it returns the same addresses
+    /// Assigns addresses; a repeated `Add` returns the same addresses
     Add(Add),
     /// Releases the addresses of an attachment; succeeds if the attachment has none
     Del(Attachment),
@@ -61,7 +61,7 @@ pub enum Op {
     Status,
 }
 
-/// A request for addresses: one of each family, all from the first pool that has them.
+/// A request for addresses: one address of each family, all from the first pool that has them.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Add {
@@ -83,7 +83,7 @@ pub struct Add {
     /// the network's configuration, and the store's note on the pod can replace them.
     #[serde(skip)]
     pub decided: bool,
-    /// Names of the pools that are restricted to some namespaces, among them the pod's namespace
+    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them
     #[serde(skip)]
     pub bound: Vec<String>,
 }
@@ -159,7 +159,7 @@ pub struct AssignedAddress {
 pub struct OpError {
     /// The kind of error, which determines the CNI error code
     pub why: OpErrorKind,
-    /// Says what is wrong, what is concerned, and what to do
+    /// Says what is wrong, which object is concerned, and what to do
     pub text: String,
 }
 
@@ -169,14 +169,14 @@ pub struct OpError {
 pub enum OpErrorKind {
     /// Every address that could be assigned is in use or cooling
     Exhausted,
-    /// The node has no block from which it could assign, or no such block of the requested pools; or no pool serves
+    /// The node has no block from which it could assign an address, or none of the requested pools; or no pool serves
     /// the pod
     #[serde(rename = "nothingHeld")]
     NoBlock,
-    /// None of the requested pools is known on this node and open to the pod's namespace. Or a requested address
-    /// belongs to a pool that is not open to that namespace
+    /// The requested pools are unknown on this node or not open to the pod's namespace. Or a requested address belongs
+    /// to a pool that is not open to that namespace
     UnknownPool,
-    /// A requested address is in no block from which the node may assign
+    /// A requested address is in none of the blocks from which the node may assign
     #[serde(rename = "notHeld")]
     NotInBlocks,
     /// A requested address is in use or cooling
@@ -189,8 +189,8 @@ pub enum OpErrorKind {
     PodUnknown,
     /// The attachment does not have the addresses that were requested or checked
     Mismatch,
-    /// The deadline has passed, the DEL of this attachment came first, the store is locked or missing, or the agent
-    /// is starting; a later retry can succeed
+    /// The deadline has passed; a DEL of this attachment was requested after the ADD; the store is locked or missing;
+    /// or the agent is starting. A later retry can succeed
     Busy,
     /// The store cannot be read or written
     Store,

@@ -1,8 +1,8 @@
 //! Notes on which pools and addresses the pods of a node may have, by their labels and annotations. The agent writes
 //! the notes.
 //!
-//! The store keeps the notes, so that they are available while the agent or the API server is not. Without a note, a
-//! pod might get an address although it asks for another pool or for a certain address.
+//! The notes are in the store, so that they are available while the agent or the API server is not. Without a note, a
+//! pod could get any address although it asks for another pool or for a certain address.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub const OWN_INTERFACE: &str = "eth0";
 pub struct PodNote {
     /// The pod, with the UID that it has in the API
     pub pod: PodRef,
-    /// For the mirror of a static pod, the UID by which the container runtime knows the pod; else empty
+    /// For the mirror pod of a static pod, the UID by which the container runtime knows the static pod; else empty
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mirrors: String,
     /// What the pod may have on the interface [`OWN_INTERFACE`]
@@ -34,7 +34,7 @@ pub struct PodChoice {
     /// The addresses that the pod asks for and must get; if empty, the pod may get any address
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Names of the pools that are restricted to some namespaces but open to the pod's namespace
+    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
 }
@@ -72,9 +72,8 @@ impl PodNote {
 }
 
 impl Add {
-    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects`
-    /// says whether any pool on the node is restricted to some pods. `binds` says whether any pool is restricted to
-    /// some namespaces.
+    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects`:
+    /// any pool on the node is restricted to some pods. `binds`: any pool is restricted to some namespaces.
     pub fn depends_on_pod(&self, selects: bool, binds: bool) -> bool {
         let is_own = self.attachment.ifname == OWN_INTERFACE;
         let by_labels = selects && self.pools.is_empty();
@@ -82,9 +81,9 @@ impl Add {
         !self.decided && self.pod.is_some() && (is_open || binds)
     }
 
-    /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names
-    /// replace the pools in the network's configuration. Pools whose selectors match the pod are used only if the
-    /// configuration names none. Fails with the reason if no pool is for the pod.
+    /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names replace
+    /// the pools in the network's configuration. If pools are chosen by their selectors, they are used only if the
+    /// configuration names no pools. Fails with the reason if no pool is for the pod.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), String> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);

@@ -13,8 +13,7 @@ pub enum StorageFault {
     Damaged(String),
 }
 
-/// Returns what an administrator can do about an error of a file system; `None` if the kind of the error does not
-/// suggest anything.
+/// Returns what an administrator can do about an error of a file system; `None` if this kind of error suggests nothing.
 pub fn advice(error: &io::Error) -> Option<&'static str> {
     Some(match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

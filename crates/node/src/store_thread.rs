@@ -1,16 +1,16 @@
 //! The store thread: the only thread of an agent that uses the store.
 //!
-//! Requests come from many threads or tasks. The waiting requests, at most [`StoreSettings::group`] at once, are done
-//! in one transaction, so they share one wait for the disk. They are answered after the transaction is durable.
+//! Requests come from many threads or tasks. All waiting requests, up to [`StoreSettings::group`], are done in one
+//! transaction, so together they wait for the disk once. They are answered after the transaction is durable.
 //!
-//! The store thread closes the file after some time without work, so that a CNI plugin that finds the agent hung can
-//! use the file directly. This is safe for three reasons:
+//! The store thread closes the file after some time without work. So if the agent hangs, a CNI plugin can use the file
+//! directly. This is safe for three reasons:
 //!
 //! - The store thread keeps nothing of the ledger in memory.
-//! - A request carries its caller's deadline, and is rejected if its turn comes later. So a caller that no longer
-//!   waits and uses the store directly is not overtaken by its own request. A request whose caller is gone is rejected,
+//! - A request carries its caller's deadline, and is rejected if its turn comes later. So if a caller no longer waits
+//!   and uses the store directly, its own request is not done in addition. A request whose caller is gone is rejected,
 //!   too; the store thread checks this while it has the file open.
-//! - The ledger rejects an ADD that was requested before a DEL which another process has done.
+//! - The ledger rejects an ADD if another process has done a DEL that was requested after the ADD.
 
 use std::io;
 use std::mem;
@@ -51,11 +51,11 @@ impl Default for StoreSettings {
     }
 }
 
-/// Receives the answer to an operation. It is called on the store thread, so it must not block. If the request cannot
-/// be queued, it is called at once on the thread of the caller.
+/// A function that receives the answer to an operation. It is called on the store thread, so it must not block. If the
+/// request cannot be queued, it is called at once on the thread of the caller.
 pub type OpReply = Box<dyn FnOnce(Result<OpOutcome, OpError>) + Send>;
 
-/// Returns whether the caller still waits for the answer.
+/// A function that returns whether the caller still waits for the answer.
 type Waits = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// When an operation was requested, and until when its caller waits. Both are times since boot.
@@ -81,14 +81,14 @@ impl CallTimes {
         }
     }
 
-    /// Sets the time of the request to `asked`, if `asked` is earlier than the present value.
+    /// Sets the time of the request to `asked`, if `asked` is earlier.
     #[must_use]
     pub fn asked(mut self, asked: Option<Duration>) -> Self {
         self.asked = asked.unwrap_or(self.asked).min(self.asked);
         self
     }
 
-    /// Adds a condition: the operation is skipped if `waits` returns false when its turn comes. `waits` must not
+    /// Adds a condition: when the operation's turn comes, it is skipped if `waits` returns false. `waits` must not
     /// block.
     #[must_use]
     pub fn while_waited_for(mut self, waits: impl Fn() -> bool + Send + Sync + 'static) -> Self {
@@ -115,20 +115,19 @@ impl CallTimes {
     }
 }
 
-/// The running store thread. It is used only to wait for the thread's end.
+/// The running store thread. This value only serves to wait for the thread's end.
 pub struct StoreThread {
     thread: JoinHandle<()>,
 }
 
-/// Sends requests to the store thread. Once the last handle is dropped, the thread does the requests that are
-/// waiting, and exits.
+/// Sends requests to the store thread. Once the last handle is dropped, the thread does the waiting requests and exits.
 #[derive(Clone)]
 pub struct StoreHandle {
     sender: SyncSender<StoreRequest>,
 }
 
 impl StoreThread {
-    /// Starts the thread. The file must exist by the first request, which is when the thread opens it.
+    /// Starts the thread. The thread opens the file at the first request, so the file must exist by then.
     pub fn start(path: &Path, settings: StoreSettings) -> io::Result<(Self, StoreHandle)> {
         let (sender, requests) = sync_channel(settings.waiting);
         let (path, wait) = (path.to_owned(), settings.wait);
@@ -149,8 +148,7 @@ impl StoreThread {
 }
 
 impl StoreHandle {
-    /// Requests an operation. The operation is skipped if its caller no longer waits when its turn comes. Never
-    /// blocks.
+    /// Requests an operation. When its turn comes, it is skipped if the caller no longer waits. Never blocks.
     pub fn ask(&self, op: Op, call: CallTimes, reply: OpReply) {
         self.send(StoreRequest::op(op, call, reply));
     }
@@ -183,8 +181,7 @@ pub struct StoreRequest {
 }
 
 impl StoreRequest {
-    /// Returns a request for an operation. The operation is skipped if its caller no longer waits when its turn
-    /// comes.
+    /// Returns a request for an operation. When its turn comes, it is skipped if the caller no longer waits.
     pub fn op(op: Op, call: CallTimes, reply: OpReply) -> Self {
         let asked = call.asked;
         let work = move |ledger: &mut AddressLedger<'_>| ledger.run_asked(&op, asked);
@@ -282,7 +279,7 @@ impl Work {
 
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
-/// What the store thread does, without the thread itself. It reads no clock and waits for nothing but the file.
+/// What the store thread does, without the thread itself. It reads no clock, and waits only for the file.
 pub struct StoreWorker {
     open: Open,
     store: Option<Store>,
@@ -297,7 +294,7 @@ impl StoreWorker {
         }
     }
 
-    /// Returns whether the worker has the file open. Other processes cannot use the file then.
+    /// Returns whether the worker has the file open. If so, other processes cannot use the file.
     pub fn has_file(&self) -> bool {
         self.store.is_some()
     }
@@ -307,7 +304,7 @@ impl StoreWorker {
         self.store = None;
     }
 
-    /// Opens the file if necessary, and does all requests whose callers still wait, in one transaction. Then answers
+    /// Opens the file if necessary. Does all requests whose callers still wait, in one transaction, and then answers
     /// all requests.
     pub fn serve(&mut self, group: Vec<StoreRequest>, now: impl FnOnce() -> Now) {
         let mut store = match self.store.take() {

@@ -8,13 +8,13 @@
 //! agent   {"answer":...} or {"refusal":{...}}
 //! ```
 //!
-//! The agent sends the first message, as soon as it accepts the connection. So a CNI plugin can tell a working agent
-//! from a hung one, whose connections the kernel still accepts. If no greeting comes, the CNI plugin uses the store
-//! directly, and the agent has received no request that it could still do.
+//! The agent sends its greeting as soon as it accepts the connection. So a CNI plugin can distinguish a working agent
+//! from one that hangs: the kernel accepts connections even for an agent that hangs. If no greeting comes, the CNI
+//! plugin sends no request and uses the store directly. So the agent has no request that it could still do.
 //!
 //! `deadlineMs` is a time since boot (`CLOCK_BOOTTIME`) after which the agent must not begin the operation. `askedUs`
-//! is the time since boot at which the operation was requested: an ADD is rejected if a DEL of the same attachment
-//! was requested later.
+//! is the time since boot at which the operation was requested: an ADD is rejected if a DEL of the same attachment was
+//! requested later.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;

@@ -43,7 +43,7 @@ fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain)
 }
 
-/// Checks that an operation contains no name that could lead to a path outside of its directory.
+/// Checks that no name in an operation could lead to a path outside of its directory.
 fn check_op(op: &Op) {
     let check = |attachment: &cadastre_node::Attachment| {
         assert!(is_name(&attachment.network) && is_name(&attachment.container_id));
@@ -79,8 +79,8 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
         let error: Value = serde_json::from_str(&output.stdout).unwrap();
         let code = error["code"].as_u64().unwrap();
         assert!(code > 0 && !error["msg"].as_str().unwrap().is_empty());
-        // host-local reports code 999 only for errors that it meets while it works. All other errors occur before, so
-        // no file may have changed.
+        // host-local reports code 999 only for errors that occur while it works. All other errors occur before it
+        // changes anything, so no file may have changed.
         if code != 999 && env.command != "DEL" {
             assert_eq!(files(&FOLDER), before, "{}", output.stdout);
         }
@@ -90,7 +90,7 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
     }
 }
 
-/// Generates configurations. Parts of them are missing, of the wrong type, odd, or valid.
+/// Generates configurations. In each, some parts are missing, of the wrong type, unusual, or valid.
 fn config() -> impl Strategy<Value = String> {
     let leaf = || {
         prop_oneof![
@@ -137,8 +137,8 @@ fn config() -> impl Strategy<Value = String> {
             let ipam: String = ipam.iter().map(member).collect();
             let top: String = top
                 .iter()
-                // A value with a subnet in place of the whole `ipam` section would replace `dataDir`, so the CNI
-                // plugin would write to another folder.
+                // If the whole `ipam` section were replaced by a value with a subnet, `dataDir` would be missing. Then
+                // the CNI plugin would write to another folder.
                 .filter(|(key, value)| *key != "ipam" || !value.contains("subnet"))
                 .map(member)
                 .collect();

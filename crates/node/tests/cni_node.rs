@@ -14,8 +14,8 @@ use cadastre_node::{Store, clock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Returns the ranges of a node: blocks of the dual-stack pool `web`, and one of the manual pool `few`, which has one
-/// address that can be assigned.
+/// Returns the ranges of a node: blocks of the dual-stack pool `web`, and one block of the manual pool `few`, of which
+/// one address can be assigned.
 fn allocation() -> NodeAllocation {
     serde_json::from_value(json!({
         "nodeUID": "n",
@@ -35,7 +35,7 @@ fn allocation() -> NodeAllocation {
     .unwrap()
 }
 
-/// The directory of a node, on which the CNI plugin is called.
+/// The directory of a node for which the CNI plugin is called.
 struct Node {
     folder: TempDir,
 }
@@ -80,7 +80,7 @@ impl Node {
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        // If the environment is invalid, the CNI plugin exits before it reads the configuration, so the write can
+        // If the environment is invalid, the CNI plugin exits before it reads the configuration. Then this write can
         // fail.
         if let Err(error) = stdin.write_all(config.to_string().as_bytes()) {
             assert_eq!(error.kind(), ErrorKind::BrokenPipe);

@@ -139,7 +139,8 @@ fn pools_are_selected_in_order_and_unknown_labels_select_nothing() {
     assert_eq!(decide(Some(&db), Some(&bare)), ["db", "rest", "cidr"]);
     assert_eq!(decide(Some(&db), None), ["db", "rest", "cidr"]);
     assert_eq!(decide(None, None), ["rest", "cidr"]);
-    // A pool is also barred if its selector asks for the absence of a label, because the pod's labels are unknown.
+    // The pod's labels are unknown. So a pool does not serve it even if the pool's selector asks for the absence of a
+    // label.
     let absent =
         serde_json::json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]});
     let absent: LabelSelector = serde_json::from_value(absent).unwrap();

@@ -14,29 +14,29 @@ use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 /// How the runtime answers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Behavior {
-    /// With the sandboxes that were added
+    /// Answers with the sandboxes that were added
     #[default]
     Healthy,
-    /// With the sandboxes that were added, after this time
+    /// Answers with the sandboxes that were added, after this time
     Slow(Duration),
-    /// With this error
+    /// Answers with this error
     Failing(tonic::Code),
 }
 
-/// The answers of the runtime, shared by the service and the test.
+/// The answers of the runtime. The fake and the test share them.
 #[derive(Clone, Default)]
 pub(crate) struct State(Arc<Mutex<(Behavior, Vec<v1::PodSandbox>, u32)>>);
 
-/// A running fake; dropping it ends the server and leaves the socket file behind, as a killed process does.
+/// A running fake. Dropping this value ends the server but leaves the socket file behind, as a killed process does.
 pub(crate) struct Fake {
-    /// The answers, which survive a restart
+    /// The answers, which are kept over a restart
     pub state: State,
     path: PathBuf,
     server: JoinHandle<()>,
 }
 
 impl Fake {
-    /// Listens on the socket at `path`, and answers as `state` says.
+    /// Listens on the socket at `path`, and answers according to `state`.
     pub(crate) fn start(path: &Path, state: State) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
@@ -120,8 +120,8 @@ impl RuntimeService for State {
         Ok(Response::new(v1::ListPodSandboxResponse { items }))
     }
 
-    /// Derives the addresses from the length of the id. Sandboxes whose ids begin with `gone` count as removed since
-    /// they were listed.
+    /// Computes the addresses from the length of the id. A sandbox whose id begins with `gone` counts as removed after
+    /// it was listed.
     async fn pod_sandbox_status(
         &self,
         request: Request<v1::PodSandboxStatusRequest>,

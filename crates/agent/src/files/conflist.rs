@@ -14,8 +14,8 @@
 //! Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
-//! - Nothing is rendered before the node has a range from which addresses are assigned, or requests a range when a pod
-//!   comes. Only a valid conflist is rendered.
+//! - A file is rendered only once the node has a range from which addresses are assigned, or if the node gets its first
+//!   range only when a pod needs one. Only a valid conflist is rendered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ use crate::snapshot::pool_cidrs;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Cidr, Family};
 
-/// The template for pools that allocate several blocks to a node: each pod has its own link to the host.
+/// The template for pools of which a node gets several blocks. Each pod has its own link to the host.
 pub const PTP: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -41,7 +41,7 @@ pub const PTP: &str = r#"{
 }
 "#;
 
-/// The template for pools with one IPv4 range per node, because the CNI plugin `bridge` takes only one IPv4 address.
+/// The template for pools of which a node gets one IPv4 range. The CNI plugin `bridge` allows only one IPv4 address.
 pub const BRIDGE: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -67,7 +67,7 @@ pub struct Template {
     network: String,
 }
 
-/// Values for placeholders that do not come from the node's ranges.
+/// Values for the placeholders that do not depend on the node's ranges.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// The name of the Node
@@ -122,13 +122,13 @@ impl Template {
         })
     }
 
-    /// Returns the name of the network in the sample; `{{NODE}}` in the name is `node`.
+    /// Returns the name of the network. It comes from the sample rendering, in which `{{NODE}}` is `node`.
     pub fn network(&self) -> &str {
         &self.network
     }
 
-    /// Returns the text of the file. `None` if no range of the node assigns addresses, unless the node
-    /// `waits_for_pods`.
+    /// Returns the text of the file. Returns `None` if no range of the node assigns addresses, unless `waits_for_pods`
+    /// is true: then the node gets its first range when a pod needs it.
     pub(crate) fn render(
         &self,
         holding: &NodeAllocation,
@@ -205,7 +205,7 @@ mod tests {
             assert_eq!(conf["plugins"][0]["mtu"], 1450);
             assert_eq!(conf["plugins"][0]["ipam"]["type"], "cadastre-ipam");
         }
-        // The node has only an IPv6 block, but its pool has IPv4 as well.
+        // The node has only an IPv6 block, but its pool has IPv4 ranges, too.
         let conf = render(PTP, &allocation(&["fd00::/122"]));
         let routes = &conf["plugins"][0]["ipam"]["routes"];
         assert_eq!(*routes, json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));

@@ -1,14 +1,15 @@
 //! Installs the executable of the CNI plugin in the runtime's directory.
 //!
-//! A running executable cannot be written to, but another file can take its name. Running processes keep the old file.
+//! Linux does not allow writing to a running executable. But another file can take its name; running processes keep the
+//! old file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{FileError, put};
 
-/// Copies an executable to `folder`, under its own name, with mode 0755. An identical file is left alone. Returns the
-/// path in `folder`, and whether the executable had to be copied.
+/// Copies an executable to `folder`, under its own name and with mode 0755. An identical file is not replaced. Returns
+/// the path in `folder`, and whether the executable was copied.
 pub fn install(from: &Path, folder: &Path) -> Result<(PathBuf, bool), FileError> {
     let bytes = fs::read(from).map_err(FileError::at("read", from))?;
     let to = folder.join(from.file_name().unwrap_or_default());
@@ -36,7 +37,7 @@ mod tests {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // Linux refuses to write to a running executable.
+        // Linux rejects writes to a running executable.
         assert!(fs::OpenOptions::new().write(true).open(&path).is_err());
         fs::copy("/bin/ls", &from).unwrap();
         assert!(install(&from, &to).unwrap().1);

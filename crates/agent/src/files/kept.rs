@@ -1,5 +1,5 @@
-//! Writes the files for other programs whenever the node's ranges have changed, and restores them when others change
-//! them.
+//! Writes the files that other programs read whenever the node's ranges have changed. Restores them when others change
+//! or remove them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use cadastre_core::node_allocation::NodeAllocation;
 /// The files to keep up to date, and the values in them.
 #[derive(Clone, Debug, Default)]
 pub struct WantedFiles {
-    /// The path of `subnet.env`, and the values in it besides ranges
+    /// The path of `subnet.env`, and its values besides ranges
     pub subnet_env: Option<(PathBuf, Links)>,
     /// The path of the CNI configuration, its template, and the values for the template's placeholders
     pub cni_conf: Option<(PathBuf, Template, Facts)>,
@@ -45,7 +45,7 @@ pub struct FilesReported {
 }
 
 impl KeptFiles {
-    /// Returns a value that has not written anything yet.
+    /// Returns a value that has not written any file yet.
     pub fn new(wanted: WantedFiles) -> Self {
         Self {
             wanted,
@@ -53,9 +53,8 @@ impl KeptFiles {
         }
     }
 
-    /// Writes the files that are out of date or were changed on the disk. A problem is logged unless it was logged
-    /// last.
-    /// `waits_for_pods`: the node gets its first range only when a pod needs it.
+    /// Writes the files that are out of date or were changed on the disk. A problem is logged unless it is the one that
+    /// was logged last. `waits_for_pods`: the node gets its first range only when a pod needs it.
     pub(crate) fn refresh(
         &mut self,
         holding: &NodeAllocation,
@@ -72,13 +71,13 @@ impl KeptFiles {
         let mut report = FilesReported::default();
         if let Some((path, template, facts)) = &self.wanted.cni_conf {
             let text = template.render(holding, waits_for_pods, facts);
-            // A file that this process has written and another program has removed still counts as the agent's, so that
-            // the agent writes it again.
+            // If this process has written the file and another program has removed it, the file still counts as the
+            // agent's. So the agent writes it again.
             let is_ours = self.has_written_conf || path.exists();
             if is_ours || text.is_some() {
                 let network = template.network();
                 let owner = network_owner(path, network, is_ours, self.wanted.over_others);
-                // An error here also makes the write of the file fail, and that is reported.
+                // An error here is ignored, because it also makes the write of the file fail, which is reported.
                 self.network_owner = owner.unwrap_or(PodNetworkOwner::First);
             }
             let is_left = matches!(self.network_owner, PodNetworkOwner::Left(_));
@@ -155,12 +154,12 @@ mod tests {
         fs::remove_file(&other).unwrap();
         assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
         assert!(conf.exists());
-        // The other configuration comes back, and the agent's is removed.
+        // The other network's configuration comes back, and the agent's configuration is removed.
         fs::write(&other, KINDNET).unwrap();
         fs::remove_file(&conf).unwrap();
         assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
         assert!(conf.exists(), "this process wrote it");
-        // The agent is restarted, as for an update. Its file exists, so it stays in use.
+        // The agent is restarted, as in an update. Its file exists, so the runtime keeps using it.
         let mut files = keeping(&conf);
         assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
         fs::write(&conf, "of an earlier version").unwrap();
@@ -173,7 +172,7 @@ mod tests {
         let behind = PodNetworkOwner::Behind("00-first.conflist".to_owned());
         assert_eq!(owner(&mut files, &allocation), behind);
         assert!(conf.exists());
-        // When the node has no range any more, the file stays, and the agent still checks which files sort before it.
+        // When the node no longer has a range, the file stays. The agent still checks which files sort before it.
         fs::remove_file(&first).unwrap();
         assert_eq!(owner(&mut files, &nothing), PodNetworkOwner::First);
         let mut without = KeptFiles::new(WantedFiles::default());
@@ -190,7 +189,7 @@ mod tests {
             let report = files.refresh(&allocation(&["10.0.0.0/26"]), false);
             report.unwritten
         };
-        // A file in place of the directory makes the write fail even for root.
+        // A file has the place of the directory. So the write fails even for root.
         let blocker = folder.join("net.d");
         fs::write(&blocker, "").unwrap();
         let error = unwritten().unwrap();

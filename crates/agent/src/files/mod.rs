@@ -5,13 +5,13 @@
 //! | [`conflist`] | the CNI configuration, from a template |
 //! | [`subnet_env`] | flannel's `subnet.env` |
 //! | [`kept`] | keeps both up to date with the node's ranges |
-//! | [`others`] | CNI configurations of other networks, which Cadastre's could displace |
+//! | [`others`] | CNI configurations of other networks, which the runtime would ignore if Cadastre's file sorted first |
 //! | [`install`] | installs the executable of the CNI plugin |
 //!
 //! # Guarantees
 //! - A reader sees the whole old file or the whole new file. A new file is written under a name that runtimes do not
 //!   load, synced, and renamed within the directory. Runtimes that watch the directory notice the rename.
-//! - A file whose content and mode are right is not written again.
+//! - A file that has the right content and mode already is not written again.
 
 pub mod conflist;
 pub mod install;
@@ -29,7 +29,7 @@ use cadastre_node::advice;
 /// The advice for I/O errors for which there is no specific advice.
 const USUAL: &str = "Check the path, its owner and the space on its disk.";
 
-/// A file could not be put in place.
+/// The error that a file could not be put in place.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {}: {error}. {}", path.display(), advice(error).unwrap_or(USUAL))]
 pub struct FileError {
@@ -52,7 +52,7 @@ impl FileError {
     }
 }
 
-/// Replaces a file unless it has these bytes and this mode already; creates its directory if it is missing.
+/// Replaces a file unless it has these bytes and this mode already. Creates the file's directory if it is missing.
 /// Returns whether anything was written.
 fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
     if is_same(path, bytes, mode) {
@@ -96,7 +96,7 @@ fn is_same(path: &Path, bytes: &[u8], mode: u32) -> bool {
 }
 
 fn write(temp: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
-    // A killed process may have left a temporary file, so remove it first.
+    // A killed process may have left a temporary file. It is removed first.
     remove(temp)?;
     let opened = OpenOptions::new()
         .write(true)
@@ -112,7 +112,7 @@ fn write(temp: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
 }
 
 #[cfg(test)]
-/// Returns a new directory for one test, because tests run in parallel.
+/// Returns a new directory for each test, because tests run in parallel.
 pub(super) fn temp_folder() -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(first.permissions().mode() & 0o7777, 0o644);
         assert!(!put(&path, b"one", 0o644).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
-        // A killed writer left a partial file.
+        // A writer that was killed has left a partial file.
         fs::write(folder.join("sub/10-x.conflist.temp"), "o").unwrap();
         assert!(put(&path, b"two", 0o644).unwrap());
         assert_ne!(fs::metadata(&path).unwrap().ino(), first.ino());

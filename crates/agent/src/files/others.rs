@@ -1,17 +1,18 @@
 //! The CNI configurations of other networks in the runtime's directory, and which configuration the runtime uses.
 //!
-//! A runtime uses the file that sorts first by name. If Cadastre's file sorted before a working one, all new pods of
-//! the node would silently move to Cadastre's network. So the other files are classified first:
+//! A runtime uses the file that sorts first by name. If Cadastre's file sorted before a working file of another
+//! network, all new pods of the node would silently move to Cadastre's network. So the other files are classified
+//! first:
 //!
 //! | a file | counts as |
 //! |---|---|
 //! | that is a directory, or not named `*.conflist`, `*.conf` or `*.json` | nothing, because runtimes skip it as well |
-//! | with `cadastre-ipam` in it; one of Multus over Cadastre's network | ours: its pods get addresses from Cadastre |
-//! | `loopback` alone; the network `crio`, `podman` or `containerd-net`; one of nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
-//! | that is no CNI configuration | broken: no network, but containerd stops at this file (CRI-O uses the next one) |
-//! | any other, also one that cannot be read | another network |
+//! | with `cadastre-ipam` in it; or of Multus, with Cadastre's network as the cluster network | ours: its pods get addresses from Cadastre |
+//! | that has only `loopback`; the network `crio`, `podman` or `containerd-net`; or is one of nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
+//! | that is no CNI configuration | broken: it is no network, but containerd stops at this file (CRI-O uses the next one) |
+//! | any other file, also one that cannot be read | another network |
 //!
-//! A file does not show whether its network is in use or left over, so the administrator has to decide.
+//! A file does not show whether its network is in use or left over. So the administrator has to decide that.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -20,7 +21,7 @@ use std::{fs, io};
 use cadastre_core::inert::some;
 use serde_json::Value;
 
-/// A configuration that uses this CNI plugin is ours.
+/// The type of Cadastre's CNI plugin. A configuration that uses it is ours.
 const PLUGIN: &str = "cadastre-ipam";
 /// Networks that packages of runtimes install.
 const SPARE: [&str; 3] = ["crio", "podman", "containerd-net"];
@@ -29,7 +30,7 @@ const NAMED: usize = 3;
 /// A file with more bytes than this is not read, because configurations have only some kilobytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What a configuration file counts as; see the module's table.
+/// What a configuration file counts as: see the table in the module's comment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Ours,
@@ -53,7 +54,7 @@ pub enum PodNetworkOwner {
 }
 
 /// Returns which network new pods get if the agent's file is `own` and Cadastre's network has the name `network`.
-/// `is_ours`: the agent's file was written before; `over_others`: the agent writes its file in any case.
+/// `is_ours`: the agent has written its file before. `over_others`: the agent writes its file in any case.
 pub(crate) fn network_owner(
     own: &Path,
     network: &str,
@@ -62,7 +63,7 @@ pub(crate) fn network_owner(
 ) -> io::Result<PodNetworkOwner> {
     let own_name = own.file_name().unwrap_or_default().to_string_lossy();
     let others = other_files(own, &own_name, network)?;
-    // Of the files behind another file of ours, the runtime uses none.
+    // If another file is ours, the runtime uses none of the files behind it.
     let relevant = others.iter().take_while(|(_, kind)| *kind != Kind::Ours);
     if !is_ours && !over_others {
         let networks = relevant.clone();
@@ -109,8 +110,8 @@ fn is_loaded(name: &OsStr) -> bool {
 
 /// Classifies the file at `path`. `own` is the name of the agent's file, `network` the name of Cadastre's network.
 fn kind(path: &Path, own: &str, network: &str) -> Kind {
-    // A link may lead to a place that only the runtime can read, and a read of a pipe would block. So a path that is
-    // not a regular file counts as another network.
+    // A link may lead to a place that only the runtime can read, and reading a pipe would block. So a path that is not
+    // a regular file, or is too long, counts as another network.
     let found = fs::metadata(path);
     if !found.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
         return Kind::OtherNetwork;
@@ -128,8 +129,8 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
     let is_list = path.extension().is_some_and(|it| it == "conflist");
     let types: Vec<Option<&str>> = match conf["plugins"].as_array().filter(|_| is_list) {
         Some(plugins) => plugins.iter().map(|it| it["type"].as_str()).collect(),
-        // Since CNI 1.1 a list may have its plugins in a folder named after it, so a list without `plugins` may be
-        // valid.
+        // Since CNI 1.1 the plugins of a list can be in a folder that has the name of the list. So a list without
+        // `plugins` may be valid.
         None if is_list && conf["name"].is_string() && conf["plugins"].is_null() => {
             return Kind::OtherNetwork;
         }
@@ -161,8 +162,8 @@ fn names_plugin(conf: &Value) -> bool {
     }
 }
 
-/// Whether `conf` is a configuration of Multus whose cluster network is Cadastre's, by the name of the file or of the
-/// network.
+/// Whether `conf` is a configuration of Multus whose cluster network is Cadastre's. Multus names the cluster network by
+/// its file or by its name.
 fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     let Some(over) = conf["clusterNetwork"].as_str() else {
         return false;
@@ -170,7 +171,7 @@ fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     over == network || Path::new(over).file_name() == Some(OsStr::new(own))
 }
 
-/// Joins the first few names, and shortens each, because file names may be long and many.
+/// Joins the first few names, and shortens each of them: there may be many, and they may be long.
 fn joined(names: &[&str]) -> String {
     let cut = |name: &&str| name.chars().take(80).collect::<String>();
     let names: Vec<String> = names.iter().map(cut).collect();
@@ -186,7 +187,7 @@ mod tests {
     const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-    /// Returns which network new pods get if these files exist. `is_ours`: the agent's file was written before.
+    /// Returns which network new pods get if these files exist. `is_ours`: the agent has written its file before.
     fn owner(files: &[(&str, &str)], is_ours: bool, over_others: bool) -> PodNetworkOwner {
         let folder = temp_folder();
         for (name, text) in files {
@@ -229,10 +230,11 @@ mod tests {
     fn a_file_that_was_written_before_stays_in_use() {
         let after = [("10-kindnet.conflist", KINDNET)];
         assert_eq!(owner(&after, true, false), PodNetworkOwner::First);
-        // Another configuration appears that sorts before ours.
+        // Another configuration appears, which sorts before ours.
         let first = [("00-first.conflist", KINDNET)];
         assert_eq!(owner(&first, true, false), behind("00-first.conflist"));
-        // The agent's file had another name before, or a user wrote this one. The runtime uses it, and it is ours.
+        // The agent's file had another name before, or a user has written this one. The runtime uses it, and it counts
+        // as ours.
         let ours =
             r#"{"name": "x", "plugins": [{"type": "macvlan", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let earlier = [("01-x.conflist", ours), ("10-kindnet.conflist", KINDNET)];
@@ -293,7 +295,7 @@ mod tests {
             owner(&files, false, false),
             left("10-containerd-net.conflist")
         );
-        // Spare and broken files are reported all the same if they sort before ours.
+        // Spare and broken files that sort before ours are reported, too.
         let files = [
             ("00-crio.conflist", &*named("crio")),
             ("01-x.conflist", "{"),

@@ -1,7 +1,7 @@
 //! flannel's `/run/flannel/subnet.env`, for its CNI plugin on nodes where no flanneld runs.
 //!
-//! flannel's CNI plugin uses one range per family from this file. So the file suits nodes with a podCIDR (pools with
-//! `allocationMode: NodeCIDR`). It cannot express blocks that come and go.
+//! flannel's CNI plugin reads one range per family from this file. So the file suits nodes with a podCIDR (pools with
+//! `allocationMode: NodeCIDR`), but not nodes whose blocks change.
 //!
 //! # Caveats
 //! - If a pool has several ranges of a family, they are written separated by commas. flannel's CNI plugin before 1.2
@@ -12,12 +12,12 @@ use std::fmt::Write as _;
 use cadastre_core::node_allocation::{Block, NodeAllocation};
 use cadastre_core::{Addr, Cidr, Family};
 
-/// The values in the file besides ranges.
+/// The values in the file, apart from ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct Links {
     /// MTU of pods' interfaces, in bytes
     pub mtu: u32,
-    /// The value of `FLANNEL_IPMASQ`: if true, something else masquerades, and flannel's CNI plugin does not
+    /// The value of `FLANNEL_IPMASQ`. If true, flannel's CNI plugin does not masquerade, because another program does
     pub ip_masq: bool,
 }
 
@@ -44,14 +44,14 @@ pub(crate) fn render(holding: &NodeAllocation, links: Links) -> Option<String> {
     Some(text)
 }
 
-/// Returns the ranges of the podCIDR's pool, joined by commas, and the node's podCIDR.
+/// Returns the ranges of the podCIDR's pool, joined by commas, and the podCIDR itself.
 fn of_family(holding: &NodeAllocation, family: Family) -> Option<(String, Cidr)> {
     let is_pod_cidr = |it: &&Block| it.uid == holding.node_uid && it.cidr.family() == family;
     let block = holding.blocks.iter().find(is_pod_cidr)?;
     let pool = holding.pools.iter().find(|it| it.name == block.pool);
     let ranges = pool.and_then(|pool| pool.family(family));
     let ranges = ranges.map_or(&[][..], |terms| &terms.cidrs);
-    // A podCIDR that is not in its pool's ranges is written as a network of its own.
+    // If a podCIDR is not in the ranges of its pool, the podCIDR itself is written as the network.
     let is_outside = !ranges.iter().any(|it| it.contains(&block.cidr));
     let network = if is_outside { &[block.cidr] } else { ranges };
     let network: Vec<String> = network.iter().map(ToString::to_string).collect();

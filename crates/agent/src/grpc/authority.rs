@@ -1,20 +1,21 @@
-//! Replaces the `:authority` of requests before the HTTP/2 server reads it, because some clients send an invalid one.
+//! Replaces the `:authority` of requests before the HTTP/2 server reads it, because some clients send an invalid value.
 //!
 //! Clients of gRPC's C library (Python, C++, ...) and Go clients with their own dialer send the socket's path as
 //! `:authority`. A path is no valid host name, so the crate h2 rejects such requests as malformed, and h2 has no option
-//! that accepts them. The server ignores the name, so [`AuthorityDecoder`] replaces every name by [`NAME`]. The decoder
-//! changes only literal fields in HEADERS frames that contain a whole header block. Everything else passes unchanged,
-//! also malformed frames and header blocks that continue in CONTINUATION frames.
+//! to accept them. The server does not use the value, so [`AuthorityDecoder`] replaces every value by [`NAME`]. The
+//! decoder changes only literal fields, and only in HEADERS frames that contain a whole header block. Everything else
+//! passes unchanged, also malformed frames and header blocks that continue in CONTINUATION frames.
 //!
 //! # Why client and server still agree on the HPACK table
-//! A literal may enter the dynamic table, whose size is counted by the length of names and values. The new value is
-//! never longer than the old one, because empty values are left alone. So the server's table evicts no entry before the
-//! client's table does. Entries are counted from the newest one, so every entry of the client's table is in the
-//! server's table at the same index. Entries that only the server's table still has come after all entries that the
-//! client can name.
+//! The client and the server each have a dynamic table of earlier fields, to which later fields refer by index. A
+//! literal may enter the table, whose size is counted by the length of names and values. The new value is never longer
+//! than the old one, because empty values are left alone. So the server's table never evicts an entry before the
+//! client's table does. Entries are counted from the newest one, so every entry of the client's table has the same
+//! index in the server's table. Entries that only the server's table still has come after them, so the client cannot
+//! refer to them.
 //!
 //! # Guarantees
-//! - The output does not depend on how the input was cut into pieces.
+//! - The output does not depend on how the input is split into pieces.
 //! - The decoder leaves less than one frame of [`LONGEST`] bytes in its input buffer.
 
 use std::io;
@@ -51,7 +52,7 @@ pub(super) struct AuthorityDecoder {
 }
 
 impl AuthorityDecoder {
-    /// Returns the state at the start of a connection, before the preface.
+    /// Returns a decoder for a new connection, which begins with the preface.
     pub(super) fn new() -> Self {
         let unchanged = PREFACE;
         Self { unchanged }
@@ -83,14 +84,14 @@ impl Decoder for AuthorityDecoder {
         Ok((passed > 0).then(|| bytes.split_to(passed).freeze()))
     }
 
-    /// Passes an incomplete frame at the end of the input unchanged.
+    /// Passes an incomplete frame at the end of the input on, unchanged.
     fn decode_eof(&mut self, bytes: &mut BytesMut) -> io::Result<Option<Bytes>> {
         let decoded = self.decode(bytes)?;
         Ok(decoded.or_else(|| (!bytes.is_empty()).then(|| bytes.split().freeze())))
     }
 }
 
-/// Replaces the authority in a HEADERS frame; `None` if the frame cannot be parsed.
+/// Replaces the authority in a HEADERS frame. Returns `None` if the frame cannot be parsed.
 fn renamed(frame: &[u8]) -> Option<Vec<u8>> {
     let (head, payload) = frame.split_at_checked(HEAD)?;
     let has = |flag| head[4] & flag != 0;
@@ -103,7 +104,7 @@ fn renamed(frame: &[u8]) -> Option<Vec<u8>> {
     Some([&length, &head[3..], &payload].concat())
 }
 
-/// Replaces the authority in a header block; `None` if the block cannot be parsed.
+/// Replaces the authority in a header block. Returns `None` if the block cannot be parsed.
 fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     let mut all = Vec::with_capacity(block.len());
     let mut rest = block;
@@ -125,16 +126,16 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// The name of a header field, as far as the bytes before the field's value show it.
+/// The name of a header field, as far as it can be read before the field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Authority,
     Other,
-    /// No value follows, because the field is indexed or changes the table's size
+    /// No value follows, because the field is indexed or only changes the table's size
     NoValue,
 }
 
-/// Reads a field up to where its value begins.
+/// Reads a field up to the beginning of its value.
 fn name(rest: &mut &[u8]) -> Option<Name> {
     let index = match rest.first()? {
         0x80.. => return integer(rest, 7).map(|_| Name::NoValue),

@@ -1,4 +1,4 @@
-//! A client's connection, which is closed when nothing arrives for some time, so that its slot becomes free.
+//! A client's connection. It is closed if nothing arrives for some time, so that its slot becomes free.
 
 use std::io;
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use tonic::transport::server::Connected;
 use super::authority::AuthorityDecoder;
 use crate::unix::{Peer, Slot};
 
-/// A connection with its slot. A client that is alive answers the server's pings, so the server receives something in
-/// every interval between pings.
+/// A connection with its slot. A client that is alive answers the server's pings. So between two pings the server
+/// always receives something from it.
 pub(super) struct Connection {
     reader: StreamReader<FramedRead<TimedReader, AuthorityDecoder>, Bytes>,
     writer: OwnedWriteHalf,
@@ -25,7 +25,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Wraps a connection from which reading fails after `silence` without input.
+    /// Wraps a connection. Reading from it fails once nothing has arrived for `silence`.
     pub(super) fn new(peer: Peer, silence: Duration) -> Self {
         let (stream, writer) = peer.stream.into_split();
         let reader = TimedReader {

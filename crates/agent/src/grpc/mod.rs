@@ -2,8 +2,8 @@
 //!
 //! # Guarantees
 //! - The size of messages and the numbers of streams, concurrent calls and connections are bounded.
-//! - Every call ends, even if its message never arrives. A `Watch` ends when its peer disconnects or the agent stops.
-//! - A peer that sends nothing and answers no pings is disconnected, and its slot goes to a peer that waits.
+//! - Every call ends, even if its message never arrives. A `Watch` ends when the peer disconnects or the agent stops.
+//! - A peer that sends nothing and answers no pings is disconnected. Its slot goes to the next peer.
 //! - Requests are handled with any `:authority`, even with an invalid one.
 //!
 //! | file | subject |
@@ -54,18 +54,18 @@ use v1::agent_server::{Agent, AgentServer};
 pub const CONNECTIONS: usize = 64;
 /// The maximum number of concurrent calls of one connection.
 const CALLS: u32 = 64;
-/// The maximum size in bytes of a message that is received, and of one that is sent.
+/// The maximum size in bytes of a message that is received, and of a message that is sent.
 const MESSAGE: (usize, usize) = (1 << 20, 16 << 20);
 /// The time limit of every call except `Watch`.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long an Add without a deadline waits for an address.
+/// How long an Add waits for an address if the caller sets no deadline.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The interval between pings to a peer, also while the connection is idle.
 const PING: Duration = Duration::from_secs(5);
 /// A peer that sends nothing for this time, not even answers to pings, is disconnected.
 const SILENCE: Duration = Duration::from_secs(12);
 
-/// What the gRPC API needs of the agent.
+/// What the gRPC API needs from the agent.
 pub struct Api {
     /// Handles the operations of clients
     pub service: Arc<Service>,
@@ -79,7 +79,7 @@ pub struct Api {
     pub stop: CancellationToken,
 }
 
-/// Handles calls until `api.stop` is cancelled, then returns once all calls under way are answered.
+/// Handles calls until `api.stop` is cancelled. Returns once all calls under way are answered.
 pub async fn run(socket: Socket, api: Api) -> Result<(), tonic::transport::Error> {
     let stop = api.stop.clone();
     let service = AgentServer::new(api)
@@ -234,7 +234,7 @@ impl Agent for Api {
     }
 }
 
-/// Returns how long the caller waits for the answer according to the deadline in its request, at most [`LIMIT`].
+/// Returns how long the caller waits for the answer: until the deadline in its request, but at most [`LIMIT`].
 fn patience<T>(request: &Request<T>) -> Duration {
     let timeout = request.metadata().get("grpc-timeout");
     let timeout = timeout.and_then(|it| it.to_str().ok());
@@ -244,7 +244,7 @@ fn patience<T>(request: &Request<T>) -> Duration {
         .min(LIMIT)
 }
 
-/// Parses `grpc-timeout`, as in `10S` or `500m`: at most eight digits and a unit.
+/// Parses `grpc-timeout`, such as `10S` or `500m`: at most eight digits and a unit.
 fn read_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
@@ -259,7 +259,7 @@ fn read_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-/// Returns a client of the agent that listens on the socket at `path`; it connects with its first call.
+/// Returns a client of the agent that listens on the socket at `path`. The client connects with its first call.
 pub fn client(path: &std::path::Path) -> v1::agent_client::AgentClient<tonic::transport::Channel> {
     v1::agent_client::AgentClient::new(super::cri::channel(path))
         .max_decoding_message_size(MESSAGE.1)
@@ -323,7 +323,7 @@ mod tests {
                 ifname: "eth0".to_owned(),
             }),
         };
-        // Field 99, a string, which this version does not know.
+        // The message has a string in field 99, which this version does not know.
         let newer = [known.encode_to_vec(), b"\x9a\x06\x03new".to_vec()].concat();
         assert_eq!(v1::DelRequest::decode(newer.as_slice()), Ok(known));
     }

@@ -34,7 +34,8 @@ fn with(records: &[AttachmentRecord]) -> Snapshot {
     }
 }
 
-/// Returns the evidence of a node in the boot `boot`, with these sandboxes and these network namespaces gone.
+/// Returns the evidence of a node in the boot `boot`: the runtime has these sandboxes, and these network namespaces are
+/// gone.
 fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
     NodeEvidence {
         boot: "boot".to_owned(),
@@ -44,7 +45,7 @@ fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
     }
 }
 
-/// Looks twice, a grace period apart, and returns the attachments whose leaks are proven after that.
+/// Looks for leaks twice, with a grace period in between. Returns the attachments whose leaks are then proven.
 fn freed(
     snapshot: &Snapshot,
     pods: &Pods,
@@ -80,11 +81,11 @@ fn both_proofs_are_needed() {
             evidence(Some(&["c2"]), &[]),
             Some(LeakReason::PodFinished),
         ),
-        // The node still has the sandbox, or has no evidence, so nothing is proven.
+        // The node still has the sandbox, or has no evidence. So no leak is proven.
         (&gone, evidence(Some(&["c1"]), &[]), None),
         (&gone, evidence(None, &[]), None),
         (&gone, evidence(None, &["/var/run/netns/other"]), None),
-        // The API still has the pod, so nothing is proven.
+        // The API still has the pod. So no leak is proven.
         (&live, evidence(Some(&[]), &[path]), None),
     ] {
         let freed = freed(&it, pods, &[], &evidence);
@@ -127,7 +128,7 @@ fn a_candidate_is_due_after_the_grace_period() {
     assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
     let look = leaks.look(&it, &gone, NONE, &evidence, secs(130));
     assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
-    // The address was released meanwhile, so there is no candidate any more.
+    // The address was released meanwhile. So there is no candidate any more.
     leaks.look(&with(&[]), &gone, NONE, &evidence, secs(131));
     assert_eq!(leaks.reasons().len(), 0);
 }
@@ -151,7 +152,7 @@ fn a_named_candidate_has_no_grace_period_and_a_live_pod_stays() {
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
     assert_eq!(look.due[0].reason, LeakReason::LeakCandidate);
-    // Another pod may have the address by now, so a claim must name both the address and the pod.
+    // Another pod may have the address by now. So a claim counts only if it names both the address and the pod.
     for other in [candidate("10.0.0.1", "u9"), candidate("10.0.0.2", "u1")] {
         let mut leaks = LeakDetector::new(GRACE);
         let claims = LeakClaims {
@@ -182,7 +183,7 @@ fn after_a_reboot_the_old_sandbox_is_released_when_the_pod_has_a_new_one() {
     let mut second = new;
     second.attachment.ifname = "net1".to_owned();
     assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
-    // If the pod is gone as well, the reboot is the proof from the node.
+    // If the pod is gone as well, the reboot is the second proof, the one from the node.
     let freed = freed(&alone, &pods(&[]), &[], &nothing);
     assert_eq!(freed, [("c1".to_owned(), LeakReason::PodGone)]);
 }
@@ -207,7 +208,8 @@ fn older_sandboxes_of_a_live_pod_are_released_on_proof_from_the_node() {
         freed.into_iter().map(|(id, _)| id).collect()
     };
     assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
-    // A sandbox that the runtime still has is not gone, ready or not. But it is gone if its network namespace is.
+    // While the runtime lists a sandbox, ready or not, the sandbox is not gone. But if its network namespace is gone,
+    // the sandbox is gone, too.
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
     let netns: Vec<String> = ids
         .iter()
@@ -217,7 +219,7 @@ fn older_sandboxes_of_a_live_pod_are_released_on_proof_from_the_node() {
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
     // The node has no evidence that a sandbox is gone.
     assert!(ids_of(&evidence(None, &[])).is_empty());
-    // No list of pods is needed to supersede a sandbox, and the grace period is short.
+    // To supersede a sandbox, no list of pods is needed, and the grace period is short.
     let mut leaks = LeakDetector::new(Duration::from_secs(3600));
     let proof = evidence(Some(&[]), &[]);
     let look = leaks.look(&all, &Pods::default(), NONE, &proof, secs(0));
@@ -241,7 +243,7 @@ fn without_a_pod_proof_from_the_node_suffices() {
         is_freed(&it, &evidence(None, &[path])),
         Some(LeakReason::NoNetns)
     );
-    // The runtime need not know the container of another program, so its list proves nothing.
+    // The runtime need not know the container of another program. So the runtime's list proves nothing.
     assert_eq!(is_freed(&it, &evidence(Some(&[]), &[])), None);
     let mut unknown = it.clone();
     unknown.attachments[0].netns.clear();
@@ -290,7 +292,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
                 container_gone: claimed,
                 ..NONE
             };
-            // The user has waited already, so there is no grace period.
+            // The user has waited already. So there is no grace period.
             let look = LeakDetector::new(GRACE).look(it, pods, claims, proof, secs(0));
             let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
             due.map(|it| (it.record.attachment.container_id.clone(), it.reason))
@@ -311,7 +313,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         [first, second.clone()]
     );
     assert!(freed(&it, &gone, &claims_of(&[]), &no_evidence).is_empty());
-    // A user's claim does not replace proof from the API, so the live pod keeps its address.
+    // A user's claim does not replace proof from the API. So the live pod keeps its address.
     assert_eq!(
         freed(&it, &live, &claimed, &no_evidence),
         std::slice::from_ref(&second)
@@ -323,7 +325,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         [superseded, second],
         "the newest sandbox stays"
     );
-    // A sandbox that the node sees is not gone, even if a user claims it.
+    // While the node sees a sandbox, the sandbox is not gone, even if a user claims so.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
     assert!(freed(&it, &gone, &claimed, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");
@@ -332,7 +334,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         ..no_evidence.clone()
     };
     assert!(freed(&it, &gone, &claimed, &seen).is_empty());
-    // Another container has the address by now, so the claim does not match.
+    // Another container has the address by now. So the claim does not match.
     let other = claims_of(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
     assert!(freed(&it, &gone, &other, &no_evidence).is_empty());
 }
@@ -364,6 +366,6 @@ fn orphans_are_addresses_that_stay_candidates_for_two_grace_periods() {
         of_pod,
         "a user has named the address"
     );
-    // An address that a user names is no orphan if its pod lives, or if it has none.
+    // An address that a user names is no orphan if its pod is alive, or if it has no pod.
     assert!(orphans(&leaks, &["10.0.0.2", "10.0.0.3"], 1).is_empty());
 }

@@ -1,4 +1,4 @@
-//! Writes to the store which ranges the node has according to the API.
+//! Writes to the store the ranges that the node has according to the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,21 +27,21 @@ pub(super) struct PendingAllocation {
     /// The podCIDRs in `wanted` that are new to the store
     new: Vec<Block>,
     subnet: Option<Arc<SubnetSeen>>,
-    /// Where statuses are written once these ranges are in the store
+    /// The NodeSubnet to which statuses are written once these ranges are in the store
     pub target: StatusTarget,
 }
 
-/// Which NodeSubnet statuses are written to.
+/// To which NodeSubnet statuses are written.
 #[derive(Debug)]
 pub(super) enum StatusTarget {
     /// The same NodeSubnet as before
     Same,
-    /// This NodeSubnet; `relisted` if it comes from a new list
+    /// This NodeSubnet. `relisted` is true if it comes from a new list
     This {
         subnet: Arc<SubnetSeen>,
         relisted: bool,
     },
-    /// None, because this Node object has no NodeSubnet
+    /// None, because the Node object has no NodeSubnet
     Absent,
 }
 
@@ -51,7 +51,7 @@ impl AgentMachine {
         if !self.ranges_changed {
             return Next::Go(Phase::Look);
         }
-        // The store remembers across restarts which ranges it has for which Node, so its content must be known first.
+        // After a restart, only the store knows which ranges it has and for which Node. So the store is read first.
         let Some(snapshot) = self.snapshot.clone() else {
             return self.look(Phase::WriteRanges, now);
         };
@@ -61,8 +61,8 @@ impl AgentMachine {
             self.set_target(target);
             return Next::Go(Phase::Look);
         };
-        // Another program, such as host-local, may have assigned addresses from a podCIDR that is new to the store, so
-        // the runtime is asked for addresses in use.
+        // If a podCIDR is new to the store, another program such as host-local may have assigned addresses of it. So
+        // the runtime is asked which addresses are in use.
         let is_stored = |it: &Block| snapshot.blocks.iter().any(|block| block.cidr == it.cidr);
         let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_stored(it);
         let pending = Box::new(PendingAllocation {
@@ -84,7 +84,7 @@ impl AgentMachine {
         )
     }
 
-    /// Continues with the runtime's answer, which shows the addresses of new podCIDRs that are in use.
+    /// Continues the write after the runtime's answer, which shows which addresses of new podCIDRs are in use.
     pub(super) fn sandboxes_listed(
         &mut self,
         pending: Box<PendingAllocation>,
@@ -135,8 +135,8 @@ impl AgentMachine {
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let PendingAllocation { wanted, target, .. } = pending;
-        // Statuses are written to this NodeSubnet only from now on, because a status must describe the ranges that are
-        // in the store.
+        // A status must describe the ranges that are in the store. So statuses are written to this NodeSubnet only from
+        // now on.
         self.set_target(target);
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
@@ -159,12 +159,12 @@ impl AgentMachine {
         self.relisted |= matches!(target, StatusTarget::This { relisted: true, .. });
     }
 
-    /// Returns the ranges that the store should have; `None` if the store should stay as it is, because the API does
-    /// not show the ranges.
+    /// Returns the ranges that the store should have. Returns `None` if the API does not show the ranges; then the
+    /// store stays as it is.
     pub(super) fn wanted_holding(&mut self) -> Option<NodeAllocation> {
         let uid = match &self.node {
             Observed::Unknown => return None,
-            // The ranges of a deleted Node are in quarantine, so no address of these ranges may be assigned.
+            // The ranges of a deleted Node are quarantined. So none of their addresses may be assigned.
             Observed::Absent => return Some(NodeAllocation::default()),
             Observed::There(uid) => uid.clone(),
         };
@@ -182,8 +182,8 @@ impl AgentMachine {
                 return Some(holding);
             }
         }
-        // No range is allocated to this Node object yet. The ranges that the store has for the same Node object stay
-        // while the NodeSubnet is missing, because the controller restores the NodeSubnet.
+        // No range is allocated to this Node object yet. If the store has ranges for the same Node object and the
+        // NodeSubnet is missing, these ranges stay, because the controller restores the NodeSubnet.
         let same = self.snapshot.as_ref().and_then(|it| it.node_uid.as_ref()) == Some(&uid);
         (!same).then(|| NodeAllocation {
             node_uid: uid,
@@ -191,8 +191,8 @@ impl AgentMachine {
         })
     }
 
-    /// Returns which NodeSubnet statuses are written to. A NodeSubnet of this Node object is a target even if its spec
-    /// cannot be parsed.
+    /// Returns to which NodeSubnet statuses are written. A NodeSubnet of this Node object gets statuses even if its
+    /// spec cannot be parsed.
     fn status_target(&mut self) -> StatusTarget {
         match &self.subnet {
             Observed::There(subnet) if self.is_ours(subnet) => StatusTarget::This {
@@ -217,13 +217,13 @@ impl AgentMachine {
         }
     }
 
-    /// Whether the NodeSubnet belongs to this Node object; true if its spec cannot be parsed.
+    /// Whether the NodeSubnet belongs to this Node object. Returns true if its spec cannot be parsed.
     pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
         let of_uid = |uid| subnet.spec.is_err() || subnet.spec_of(Some(uid)).is_some();
         self.node_uid().is_some_and(of_uid)
     }
 
-    /// Shows the servers which pools can serve pods, and from which pools blocks can be requested.
+    /// Tells the servers which pools can serve pods, and from which pools blocks can be requested.
     fn offer_pools(&mut self, pending: &PendingAllocation) {
         let holding = &pending.wanted;
         let watched = self.watched_mut(PendingOffer::News);
@@ -259,7 +259,7 @@ impl AgentMachine {
     }
 }
 
-/// Returns the pools of which the node has as many blocks of a family as its limit allows, with that limit.
+/// Returns the pools of which the node already has as many blocks of a family as its limit allows, each with the limit.
 fn at_limit(pools: &[NodePool], blocks: &[Block]) -> BTreeMap<String, u32> {
     let count = |pool: &str, family| {
         let of_pool = blocks.iter().filter(|it| it.pool == pool);

@@ -21,11 +21,10 @@ use cadastre_core::Cidr;
 use cadastre_node::{Attachment, Now};
 
 /// The shortest and the longest pause between looks at the store. The CNI plugin may change the store without the
-/// agent, so the agent looks even without an event.
+/// agent. So the agent looks even if there is no event.
 pub(super) const LOOK_PAUSE: (Duration, Duration) =
     (Duration::from_millis(200), Duration::from_secs(60));
-/// The longest pause between looks while addresses are in cooldown, because such addresses become free without an
-/// event.
+/// The longest pause between looks while addresses are in cooldown. No event shows the agent that a cooldown is over.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
 /// A part of a cycle.
@@ -58,18 +57,18 @@ pub(super) enum InFlight {
     /// List the sandboxes, to find which addresses of new ranges are in use
     SandboxesForRanges(Box<PendingAllocation>),
     Hold(Box<PendingAllocation>),
-    /// Look, then release blocks, then continue with this phase
+    /// Look at the store, then release blocks, then continue with this phase
     Look(Phase),
-    /// Withdraw ranges, then release blocks by this look
+    /// Withdraw ranges, then release blocks according to this look
     Withdraw(Box<Releasing>),
     Release(Cidr, Box<Releasing>),
-    /// Look after blocks were released, then continue with this phase
+    /// Look again after blocks were released, then continue with this phase
     LookAgain(Phase),
     ReadNotes,
     Note(Box<UnsavedNotes>),
 }
 
-/// The release of the blocks that a look has shown not to be needed, one after the other.
+/// The release, one after the other, of the blocks that are not needed according to a look.
 #[derive(Debug)]
 pub(super) struct Releasing {
     /// The ranges and UIDs of the other blocks to release
@@ -92,7 +91,7 @@ pub(super) enum Next {
 }
 
 impl AgentMachine {
-    /// Goes through the phases until a question must be asked or the cycle ends.
+    /// Goes through the phases until the cycle must ask a question or ends.
     pub(super) fn go(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         let at = now.since_boot;
         let mut next = match (self.in_flight.take(), self.answer.take()) {
@@ -132,7 +131,7 @@ impl AgentMachine {
         }
     }
 
-    /// Starts a cycle, which takes account of all events so far.
+    /// Starts a cycle. The cycle handles all events so far.
     fn begin(&mut self) -> Next {
         self.is_news = false;
         Next::Go(if self.is_open {
@@ -207,12 +206,13 @@ impl AgentMachine {
                 };
                 self.store_failed(&trouble, then, at)
             }
-            // This answer belongs to another question, so the cycle still waits.
+            // The answer belongs to another question. So the cycle still waits.
             (asked, _) => Next::Wait(asked),
         }
     }
 
-    /// Handles an error of the store: closes a lost store, or else continues the cycle with the phase `then`.
+    /// Handles an error of the store. A lost store is closed. After any other error the cycle continues with the phase
+    /// `then`.
     pub(super) fn store_failed(
         &mut self,
         trouble: &StoreTrouble,
@@ -273,7 +273,7 @@ impl AgentMachine {
         Next::Go(Phase::Free)
     }
 
-    /// Asks for a look at the store, after which the cycle continues with the phase `then`.
+    /// Requests a look at the store. The cycle then continues with the phase `then`.
     pub(super) fn look(&mut self, then: Phase, now: Duration) -> Next {
         self.looked_at = now;
         self.look_at = now + LOOK_PAUSE.1;
@@ -304,7 +304,7 @@ impl AgentMachine {
         self.release(releasing, now, effects)
     }
 
-    /// Releases the next block. After the last one, looks again if the store has changed.
+    /// Releases the next block. After the last block, looks again if the store has changed.
     fn release(&mut self, mut it: Releasing, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         if let Some((cidr, uid)) = it.remaining.pop_front().filter(|_| self.subnet_followed) {
             let question = StoreQuestion::Transact(Transaction::Release(cidr, uid));
@@ -397,7 +397,7 @@ impl AgentMachine {
         Next::Ask(InFlight::Note(Box::new(unsaved)), question)
     }
 
-    /// Returns the blocks that the controller recalls if they are empty.
+    /// Returns the blocks that the agent should release once they are empty, because the controller recalls them.
     fn recalled(&self) -> BTreeSet<Cidr> {
         let spec = self.subnet().and_then(|it| it.spec_of(self.node_uid()));
         let blocks = spec.into_iter().flat_map(|spec| &spec.blocks);

@@ -10,7 +10,7 @@ use cadastre_daemon::watch::WatchStep;
 use cadastre_node::Now;
 
 impl AgentMachine {
-    /// Records an event; [`AgentMachine::turn`] then decides what to do.
+    /// Records an event. The next [`AgentMachine::turn`] decides what to do about it.
     pub fn on(&mut self, event: AgentEvent, now: &Now) {
         let now = now.since_boot;
         self.is_news |= !matches!(event, AgentEvent::Answer(_));
@@ -91,14 +91,14 @@ impl AgentMachine {
         if is_news {
             self.watched_mut(PendingOffer::News);
             self.notes.changed();
-            // The addresses of a deleted pod may be leaked.
+            // The addresses of a deleted pod may be leaked, so a look is due soon.
             self.look_soon();
         }
     }
 }
 
-/// Returns whether a watch is established after this step; `before`: whether it was established before. The start of a
-/// list alone does not show that the API server answers.
+/// Returns whether a watch is established after this step; `before` is whether it was established before. The start of
+/// a list (`Restarted`) does not change this, because it does not show that the API server answers.
 fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     match step {
         WatchStep::Trouble => false,
@@ -107,8 +107,8 @@ fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     }
 }
 
-/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object. Returns the
-/// object as it is now; `None` if the step does not change the object.
+/// Handles a step of the watch of one object. `listed` is whether the list under way has shown the object. Returns the
+/// new state of the object; `None` if the step does not change it.
 fn observe<T>(step: WatchStep<T>, listed: &mut bool) -> Option<Observed<T>> {
     let WatchStep::Change(change) = step else {
         return None;

@@ -54,8 +54,8 @@ pub enum AgentEvent {
     Masqueraded(Option<String>),
 }
 
-/// What the servers have recorded while they handled requests. The main loop reads it before each turn, so that
-/// decisions after an answer use requests that came after the question.
+/// What the servers have recorded while they handled requests. The main loop reads it before each turn. So a decision
+/// after an answer also uses requests that came after the question.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceView {
     /// The number of ADDs that wait for an address, or waited lately, by pool
@@ -71,12 +71,12 @@ pub struct ServiceView {
 }
 
 /// A question to the store, or a question to the runtime whose answer decides what is written to the store. One
-/// question is in flight at a time. Each is documented with its answer.
+/// question is in flight at a time. The comment of each question ends with its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StoreQuestion {
     /// Open the file unless it is missing or damaged: [`StoreAnswer::Opened`]
     Open,
-    /// Finish the requests that came before, then reject every request with this reason: [`StoreAnswer::Closed`]
+    /// Finish the earlier requests, then reject every request with this reason: [`StoreAnswer::Closed`]
     Close(&'static str),
     /// Create and open a new file with this content: [`StoreAnswer::Made`]
     Make {
@@ -87,7 +87,7 @@ pub enum StoreQuestion {
     },
     /// Read the whole store, and update the answer to STATUS requests: [`StoreAnswer::Looked`]
     Look,
-    /// Run this transaction, as a whole or not at all
+    /// Run this transaction, as a whole or not at all; the answer depends on the transaction
     Transact(Transaction),
     /// Run a DEL: [`StoreAnswer::Freed`]
     Free(Attachment),
@@ -98,7 +98,7 @@ pub enum StoreQuestion {
 /// A change of the store, or a read from it, in one transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transaction {
-    /// Set the node's ranges, and adopt the addresses in these ranges that are in use: [`StoreAnswer::Held`]
+    /// Set the node's ranges, and adopt the addresses in use in these ranges: [`StoreAnswer::Held`]
     Hold {
         /// The node's ranges
         holding: NodeAllocation,
@@ -134,13 +134,13 @@ impl Transaction {
     }
 }
 
-/// The answer to the [`StoreQuestion`] of the same name.
+/// The answer to the [`StoreQuestion`] or [`Transaction`] of the same name.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as the questions")]
 pub enum StoreAnswer {
     Opened(StoreFound),
     Closed,
-    /// The number of attachments that lost an address because another attachment has it as well
+    /// The number of attachments that lost an address because another attachment has the address, too
     Made(Result<usize, String>),
     Looked(Result<LeakScan, StoreTrouble>),
     Held,
@@ -170,7 +170,7 @@ pub enum StoreFound {
         /// What is wrong with the file, as a text for users
         what: String,
     },
-    /// Whether there is a usable file is unclear, for this reason
+    /// It is unclear whether there is a usable file, for this reason
     Unclear(String),
 }
 
@@ -179,7 +179,7 @@ pub enum StoreFound {
 pub struct LeakScan {
     /// The content of the store
     pub snapshot: Snapshot,
-    /// Those network namespaces of attachments without a pod whose paths do not exist any more
+    /// For attachments without a pod, the paths of network namespaces that no longer exist
     pub gone: BTreeSet<String>,
 }
 
@@ -192,13 +192,14 @@ pub struct StoreTrouble {
     pub is_lost: bool,
 }
 
-/// An action that the main loop carries out. The effects of a turn are started in their order.
+/// An action that the main loop carries out. The effects of a turn are started in order. Most comments end with the
+/// event that reports the outcome.
 #[derive(Debug)]
 pub enum AgentEffect {
     /// Ask this question; answered by [`AgentEvent::Answer`]
     Ask(StoreQuestion),
-    /// Try to prove these leaks by the API, the runtime and the kernel; the text is the id of the current boot:
-    /// [`AgentEvent::Proven`]
+    /// Try to prove these leaks by the API, the runtime and the kernel: [`AgentEvent::Proven`]. The text is the id of
+    /// the running boot
     Prove(Vec<LeakedAttachment>, String),
     /// Write NodeSubnet.status: [`AgentEvent::Written`]
     WriteStatus {
@@ -234,9 +235,9 @@ pub enum AgentEffect {
     },
     /// Read this namespace: [`AgentEvent::Namespace`]
     AskNamespace(String),
-    /// Give the servers what the watches have shown
+    /// Give the servers the state that the watches have shown
     Offer {
-        /// Replaces the state that the servers have
+        /// The new state, which replaces the servers' state
         watched: Arc<WatchState>,
         /// Whether the change wakes the ADDs that wait for their pod
         is_news: bool,
@@ -249,7 +250,7 @@ pub enum AgentEffect {
     LeakCandidates(Arc<Reasons>),
     /// Log and emit an event
     Emit(EventNote),
-    /// Forget the pod that was refused, because an event has reported it
+    /// Forget the refused pod, because an event has reported it
     TurnedAwayReported,
     /// Set what `/readyz` answers
     Ready(bool, String),
@@ -264,8 +265,8 @@ pub enum CountedEvent {
     Snapshot(Arc<Snapshot>),
     /// A leak was released
     Freed(LeakReason),
-    /// The longer of two times: how long the stored status has differed from the wanted one, and how long the list has
-    /// been overdue
+    /// The longer of two times: how long the stored status has differed from the wanted one, and for how long the list
+    /// of addresses has been overdue
     PublishLag(Duration),
     /// A damaged store was found
     Damaged,

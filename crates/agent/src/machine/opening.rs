@@ -1,4 +1,4 @@
-//! Opens the store, or decides when to create a new store in place of a lost one, and with which content.
+//! Opens the store. If the store is lost, decides when to create a new one, and with which content.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use cadastre_node::Now;
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
 
-/// The longest setup of a sandbox. The kubelet and the runtimes give up earlier.
+/// The maximum time that the setup of a sandbox can take. The kubelet and the runtimes give up earlier.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
 
 /// At most this many pods are named in a message.
@@ -31,15 +31,15 @@ const NAMED: usize = 4;
 pub(super) struct Opening {
     /// When to try next, since boot
     pub try_at: Duration,
-    /// Whether there is no file to open, so that a new one must be created
+    /// Whether the file is lost, so that a new one must be created
     is_lost: bool,
-    /// The report about a damaged store, until it can be emitted
+    /// The report about a damaged store. It is kept until it can be emitted
     damage: Option<String>,
     /// Since when the creation of a store waits for the addresses that pods have on second networks
     waiting_since: Option<Duration>,
 }
 
-/// The next step once the store is closed.
+/// The next step after the store was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterClose {
     Open,
@@ -84,7 +84,7 @@ impl AgentMachine {
                     "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
                     aside.display()
                 );
-                // The event names the Node by its UID, so it is emitted only once the UID is known.
+                // The event names the Node by its UID. So it is emitted only once the UID is known.
                 self.opening.damage = Some(text);
             }
             StoreFound::Unclear(why) => {
@@ -114,7 +114,7 @@ impl AgentMachine {
         }
     }
 
-    /// Creates a new store once the API has shown the Node, NodeSubnet, NodeAddresses and pods, and the wait for
+    /// Creates a new store once the API has shown the Node, NodeSubnet, NodeAddresses and pods, and once the wait for
     /// addresses on second networks is over.
     fn make(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         let missing = match (&self.node, &self.subnet) {
@@ -153,7 +153,7 @@ impl AgentMachine {
         )
     }
 
-    /// Creates the store from `sources` and the runtime's answer.
+    /// Creates the store from `sources` and the runtime's answer about its sandboxes.
     pub(super) fn store_sources_known(
         &mut self,
         sources: StoreSources,
@@ -212,10 +212,10 @@ impl AgentMachine {
         Next::Go(Phase::Free)
     }
 
-    /// Returns whether to wait, because pods may have unknown addresses on second networks. The wait ends after
-    /// [`SETUP_LIMIT`]: by then, each sandbox that was being set up when the store was lost is up or has failed, and no
-    /// ADD is handled meanwhile. There is no wait if no agent has published a status in this boot, because then there
-    /// was no store to lose.
+    /// Returns whether to wait, because pods may have addresses on second networks that no source shows. The wait ends
+    /// after [`SETUP_LIMIT`]: by then, each sandbox that was being set up when the store was lost is ready or has
+    /// failed, and meanwhile no ADD is handled. If no agent has published a status in this boot, there was no store to
+    /// lose, and there is no wait.
     fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> bool {
         let published = self.subnet().and_then(|it| it.status.agent.as_ref());
         if published.is_none_or(|it| it.boot_id != now.boot) {

@@ -21,7 +21,7 @@ use cadastre_core::Addr;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::Now;
 
-/// What users should do when the API server has stored only a part of an object.
+/// The advice for users when the API server has stored only a part of an object.
 const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
 
 /// Reasons of the events which report that the node's pods use another network.
@@ -29,13 +29,13 @@ const LEFT_TO_OTHERS: &str = "LeftToOthers";
 const OTHERS_FIRST: &str = "OthersFirst";
 
 /// The longest pause between writes of files and tables, even if nothing changes. A write notices files that other
-/// programs have added or changed, and repeats a write that failed.
+/// programs have added or changed, and repeats an earlier write that failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// The addresses that the controller or a user wants released, while there is no NodeSubnet that names any.
+/// Used if there is no NodeSubnet that names addresses which the controller or a user wants to be released.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
-/// Something outside the agent that is kept in the desired state `T`. A write of the state ends with a report `R`.
+/// Something outside the agent that is kept in the desired state `T`. Each write of the state ends with a report `R`.
 #[derive(Debug)]
 pub(super) struct Desired<T, R> {
     /// The state that was written last, and when the write began
@@ -78,8 +78,8 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
         (!self.is_writing).then(|| *at + CHECK_PAUSE)
     }
 
-    /// Returns the report of the last write, even if a part of it failed; `None` before the first write and while a
-    /// write is under way.
+    /// Returns the report of the last write, even if a part of that write failed. Returns `None` before the first write
+    /// and while a write is under way.
     pub(super) fn settled(&self) -> Option<&R> {
         self.reported.as_ref().filter(|_| !self.is_writing)
     }
@@ -89,7 +89,8 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
 /// needs it.
 pub(super) type Files = Desired<(Arc<NodeAllocation>, bool), FilesReported>;
 
-/// The nftables tables: the ranges of all pools if known, and the node's ranges. The report is an error, if any.
+/// The nftables tables: the ranges of all pools if known, and the node's ranges. The report is an error message, if
+/// any.
 pub(super) type Masquerade = Desired<(Option<Vec<String>>, Arc<NodeAllocation>), Option<String>>;
 
 impl AgentMachine {
@@ -154,7 +155,7 @@ impl AgentMachine {
         self.publisher.written(written, now);
     }
 
-    /// Writes the list of addresses, if a write is due.
+    /// Writes the list of addresses if a write is due.
     fn write_list(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.list_at = None;
         let (Some(snapshot), Some(subnet)) = (&self.snapshot, self.subnet()) else {
@@ -174,8 +175,8 @@ impl AgentMachine {
         let differs = match published {
             None => !list.addresses.is_empty(),
             Some(published) => {
-                // An older CRD drops a part of the list. If neither the list nor its stored part has changed since the
-                // last write, another write would change nothing.
+                // An older CRD makes the API server drop a part of the list. If neither the list nor its stored part
+                // has changed since the last write, another write would change nothing.
                 let is_stored = self.partial_list.as_deref().is_some_and(|cut| {
                     published.list.is_same(&cut.stored) && list.is_same(&cut.written)
                 });
@@ -187,7 +188,7 @@ impl AgentMachine {
         let (owner, is_new, at) = (subnet.uid.clone(), published.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
-            // A change can become urgent as time passes, so check again in time.
+            // A change can become urgent as time passes. So the next check comes in time for that.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
@@ -230,8 +231,8 @@ impl AgentMachine {
             });
         }
         self.emit_served_by_others(effects);
-        // A network that serves the node's pods is itself responsible for their traffic, so nothing is masqueraded
-        // then.
+        // If another network serves the node's pods, that network is responsible for their traffic. Then nothing is
+        // masqueraded.
         let is_left =
             |it: &FilesReported| matches!(it.network_owner, Some(PodNetworkOwner::Left(_)));
         if self.files.settled().is_none_or(is_left) {
@@ -247,14 +248,14 @@ impl AgentMachine {
         }
     }
 
-    /// Reports once per change, also across restarts, that the node's pods use another network.
+    /// Reports that the node's pods use another network: once per change, even if the agent restarts.
     fn emit_served_by_others(&mut self, effects: &mut Vec<AgentEffect>) {
         let owner = self.network_owner().cloned();
         if owner == self.served || owner == Some(PodNetworkOwner::Open) {
             return;
         }
-        // The conditions of the NodeSubnet show the report of an earlier agent process, so a restart does not repeat
-        // the event.
+        // The conditions of the NodeSubnet show what an earlier agent process has reported. So a restart does not
+        // repeat the event.
         let is: &[Condition] = match &self.subnet {
             Observed::Unknown => return,
             Observed::Absent => &[],

@@ -1,4 +1,4 @@
-//! Whether the node is ready for pods, and reports about pods that were refused.
+//! Decides whether the node is ready for pods, and reports pods that were refused.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
 const PODS_UNKNOWN: &str = "PodsUnknown";
 
 impl AgentMachine {
-    /// Reports readiness if it has changed, but not while files or masquerade rules are being written.
+    /// Reports readiness if it has changed. While files or masquerade rules are being written, the last report stays.
     pub(super) fn publish_readiness(&mut self, effects: &mut Vec<AgentEffect>) {
         let ready = self.readiness();
         if ready.is_some() && ready != self.ready {
@@ -22,7 +22,7 @@ impl AgentMachine {
         }
     }
 
-    /// Returns whether the node is ready and why; `None` while that cannot be decided.
+    /// Returns whether the node is ready, and why; `None` while this cannot be decided.
     fn readiness(&self) -> Option<(bool, String)> {
         let not = |why: &str| Some((false, why.to_owned()));
         if !self.is_open {
@@ -43,7 +43,7 @@ impl AgentMachine {
         };
         let can_assign = snapshot.blocks.iter().any(assigns);
         // A node without a range gets a block when a pod comes, but pods come only to a ready node. So a node that may
-        // request a block can be ready without a range.
+        // request a block is ready even without a range.
         let had_range = files.is_configured || self.has_released;
         let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_range;
         let can_ask = self.subnet_followed && may_ask;
@@ -60,15 +60,15 @@ impl AgentMachine {
                 _ => "the node holds nothing to give addresses from yet",
             });
         }
-        // The runtime waits for the CNI configuration, and flannel's CNI plugin for `subnet.env`, so pods cannot start
-        // before both are written.
+        // The runtime waits for the CNI configuration, and flannel's CNI plugin needs `subnet.env`. So pods cannot
+        // start before both are written.
         if let Some(why) = &files.unwritten {
             return not(why);
         }
         if let Some(why) = masquerade_error {
             return not(why);
         }
-        // If another network serves the node's pods, the agent is ready all the same. Otherwise `helm --wait` would
+        // If another network serves the node's pods, the agent still counts as ready. Otherwise `helm --wait` would
         // fail on this node.
         if let Some(PodNetworkOwner::Left(names)) = &files.network_owner {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
@@ -84,8 +84,8 @@ impl AgentMachine {
         Some((true, says.to_owned()))
     }
 
-    /// Returns when the next event about refused pods is allowed; `None` if no pod was refused, or if an event is
-    /// allowed at once.
+    /// Returns when the next event about refused pods is allowed. Returns `None` if no pod was refused, or if an event
+    /// is allowed immediately.
     pub(super) fn report_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)

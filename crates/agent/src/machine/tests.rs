@@ -1,5 +1,5 @@
-//! Tests of the agent's state machine. The documentation of [`super`] numbers its guarantees; `o7_...` tests guarantee
-//! 7.
+//! Tests of the agent's state machine. The comment of [`super`] numbers the guarantees of the machine. A test `o7_...`
+//! tests guarantee 7.
 
 mod bench;
 mod published;
@@ -75,7 +75,7 @@ fn o2_no_range_is_written_before_a_look() {
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["open", "look", "hold"]);
     bench.run();
-    // The file is replaced by another one. The machine does not know its content, so it must look again.
+    // The file is replaced by another one. The machine does not know the new file's content, so it must look again.
     bench.pass(6 * SECOND);
     bench.serving.is_missing = true;
     bench.run_to("look");
@@ -154,7 +154,7 @@ fn o4_ranges_that_come_during_a_look_are_written_after_it() {
     bench.run_to("look");
     bench.subnet(2, blocks(&[A, B]));
     assert_eq!(asked(&bench.turn()), [""; 0]);
-    // No other event comes that could wake the agent.
+    // No other event comes that could wake the agent. The machine continues all the same.
     let effects = bench.run();
     assert_eq!(asked(&effects)[..2], ["hold", "look"]);
 }
@@ -330,7 +330,7 @@ fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
     bench.run_to("open");
     bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
     bench.run_to("sandboxes");
-    // The objects still count if they are deleted meanwhile, because they existed when the runtime was asked.
+    // The objects are deleted now, but they existed when the runtime was asked. So they still count.
     bench.on(AgentEvent::Addresses(Change(Deleted(seen))));
     bench.on(AgentEvent::Pod(Change(Deleted(reports))));
     bench.subnet(2, blocks(&[A, B]));

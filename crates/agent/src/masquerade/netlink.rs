@@ -1,4 +1,5 @@
-//! Netlink messages: nested, length-prefixed byte strings, aligned to four bytes.
+//! Netlink messages. Messages, and the attributes in them, are byte strings that begin with their length. They are
+//! aligned to four bytes. Attributes can contain attributes.
 
 use std::io;
 
@@ -6,7 +7,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
-/// Flags of netlink messages.
+/// Flags of netlink messages (`NLM_F_*`).
 pub(super) const REQUEST: u16 = 1;
 pub(super) const ACK: u16 = 4;
 pub(super) const EXCLUSIVE: u16 = 0x200;
@@ -18,7 +19,7 @@ const HEADER: usize = 16;
 /// `NLA_F_NESTED`
 const NESTED: u16 = 0x8000;
 
-/// A sequence of messages, or of the attributes in one.
+/// A sequence of messages, or of the attributes in a message.
 #[derive(Debug, Default)]
 pub(super) struct Bytes(Vec<u8>);
 
@@ -36,7 +37,8 @@ impl Bytes {
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
         self.0.extend((flags | REQUEST).to_ne_bytes());
-        // Sequence number and port are zero, because each exchange has a socket of its own for its answers.
+        // Sequence number and port are zero. They are not needed to match answers, because each exchange has its own
+        // socket.
         self.0.extend([0; 8]);
         self.0.extend([family, 0]);
         self.0.extend(resource.to_be_bytes());
@@ -70,8 +72,9 @@ impl Bytes {
     }
 }
 
-/// Sends messages, at least one of which must ask for an answer, and returns the first error. The kernel carries
-/// messages out and answers them while `send` runs, so all answers can be received afterwards without a wait.
+/// Sends messages, and returns the first error among the answers. At least one message must ask for an answer. The
+/// kernel processes and answers the messages while `send` runs. So afterwards all answers can be received without a
+/// wait.
 pub(super) fn exchange(messages: &Bytes) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let netfilter = Some(netlink::NETFILTER);

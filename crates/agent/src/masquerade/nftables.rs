@@ -1,4 +1,5 @@
-//! The table that masquerades, written as one batch of netlink messages that takes effect as a whole or not at all.
+//! The nftables table that masquerades. It is written as one batch of netlink messages, which takes effect as a whole
+//! or not at all.
 
 use std::io;
 
@@ -40,14 +41,14 @@ const NOT_IN_SET: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
 const FULLY_RANDOM: u32 = 16;
 
-/// At most this many elements are in one attribute, because an attribute has at most 64 KiB.
+/// The maximum number of elements in one attribute. It keeps an attribute below its limit of 64 KiB.
 const ELEMENTS_AT_ONCE: usize = 1_000;
 
 /// The values that depend on the address family.
 struct Kind {
     /// `NFPROTO_*`
     protocol: u8,
-    /// nft's number for the type of address, by which `nft list` shows the set
+    /// nft's number for the type of address. `nft list` needs it to show the set
     addresses: u32,
     length: u32,
     source_at: u32,
@@ -69,8 +70,8 @@ const V6: Kind = Kind {
     destination_at: 24,
 };
 
-/// Writes the table of a family, in place of an existing one. With `only_if_absent`, an existing table is left alone.
-/// Returns whether anything was written.
+/// Writes the table of a family, and replaces an existing one. If `only_if_absent` is true, an existing table stays
+/// unchanged. Returns whether anything was written.
 pub(super) fn put(family: Family, exempt: &[Run], only_if_absent: bool) -> io::Result<bool> {
     match exchange(&table(family, exempt, only_if_absent)) {
         Ok(()) => Ok(true),
@@ -92,7 +93,7 @@ fn table(family: Family, exempt: &[Run], only_if_absent: bool) -> Bytes {
     if only_if_absent {
         all = send(all, NEW_TABLE, CREATE | EXCLUSIVE | ACK, &named());
     } else {
-        // Deleting a table that does not exist would be an error, so the table is created first.
+        // Deleting a table that does not exist would be an error. So the table is created first.
         all = send(all, NEW_TABLE, CREATE | ACK, &named());
         all = send(all, DELETE_TABLE, 0, &named());
         all = send(all, NEW_TABLE, CREATE, &named());
@@ -133,7 +134,8 @@ fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
         debug_assert_eq!(u32::try_from(own.len()), Ok(kind.length));
         Bytes::default().nested(1, &Bytes::default().bytes(VALUE, own))
     };
-    // A range that reaches the last address of its family has no address after its end, so it has only one element.
+    // If a range contains the last address of its family, there is no address after its end. Then it has only one
+    // element.
     let whole = match last.family {
         Family::V4 => u128::from(u32::MAX),
         Family::V6 => u128::MAX,

@@ -37,7 +37,7 @@ impl Node {
         self.publisher.next(&status, &wants, &self.snapshot, now)
     }
 
-    /// Writes the status if a write is due; the write succeeds at once.
+    /// Writes the status if a write is due. The write succeeds immediately.
     fn step(&mut self, now: Duration) -> PublishStep {
         let next = self.next(now);
         if let PublishStep::Write { version, urgent } = &next {
@@ -110,7 +110,7 @@ fn a_partly_stored_status_is_not_written_again_before_a_change() {
     node.publisher.written(WriteOutcome::Failed, secs(1001));
     node.snapshot = later;
     assert_eq!(node.next(secs(2000)), PublishStep::Nothing);
-    // Another client wrote, so the API server may now store the whole status.
+    // Another client has written the object. So the API server may now store the whole status.
     node.publisher.seen(&version(3), stored);
     assert!(is_write(&node.next(secs(2001))));
 }
@@ -182,7 +182,7 @@ fn a_restored_api_gets_blocks_in_use_at_once() {
     let mut node = Node::new(5);
     node.step(secs(10));
     node.publisher.written(WriteOutcome::Failed, secs(11));
-    // A continued watch might show this event. It is older than the answer to the write, so it is ignored.
+    // A watch that was continued might show this event. It is older than the answer to the write, so it is ignored.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(12)), PublishStep::Nothing);
     node.publisher.relisted();
@@ -205,9 +205,9 @@ fn growth_within_capacity_waits_and_a_request_for_a_block_does_not() {
     node.snapshot.blocks[0].counts.used = 59;
     node.snapshot.blocks[0].counts.free = 2;
     assert!(is_urgent(&node.step(secs(12))));
-    // The block was requested and has not come yet, so nothing else is urgent.
+    // The block was requested and has not come yet. So nothing else is urgent.
     assert!(matches!(node.step(secs(13)), PublishStep::Nothing));
-    // The block is there, but the controller counts more addresses in it than there are, so the node must report again.
+    // The block is there. But the controller counts more addresses in it than it has, so the node must report again.
     node.snapshot
         .blocks
         .push(block("10.0.0.64/30", "a", 0, 0, 1));
@@ -219,7 +219,7 @@ fn growth_within_capacity_waits_and_a_request_for_a_block_does_not() {
 fn fifty_pods_cost_less_than_one_write() {
     let mut node = Node::new(0);
     let mut events = 0;
-    // A new block of 61 addresses comes at once when it is requested.
+    // Each requested block of 61 addresses comes immediately.
     node.run(0, 60, |it, _| {
         events += 1;
         let last = it.blocks.len() - 1;
@@ -259,7 +259,7 @@ fn answer(node: &mut Node) {
     }
 }
 
-/// Assigns an address of the pool. Returns whether one was free.
+/// Assigns an address of the pool. Returns whether there was a free one.
 fn give(node: &mut Node, pool: &str) -> bool {
     let mut blocks = node.snapshot.blocks.iter_mut();
     let Some(block) = blocks.find(|it| it.pool == pool && it.counts.free > 0) else {
@@ -298,7 +298,7 @@ fn each_pool_that_runs_out_is_requested_at_once() {
 fn a_pod_waits_for_one_answer_only() {
     let mut node = Node::new(61);
     node.step(Duration::ZERO);
-    // A pod comes every 0.1 s for longer than the longest pause.
+    // One pod comes every 0.1 s, for longer than the longest pause.
     let mut waiting: Vec<Duration> = Vec::new();
     let mut longest = Duration::ZERO;
     for tenth in 1..300 {
@@ -353,7 +353,8 @@ fn a_release_is_written_at_once() {
     node.snapshot.blocks[1].state = BlockState::Released;
     assert!(is_urgent(&node.step(secs(11))));
     assert_eq!(node.step(secs(12)), PublishStep::Nothing);
-    // The request was stored and then lost, because a user restored an older status. So the request is made again.
+    // The request was stored. Then it was lost, because a user restored an older status. So the request must be made
+    // again.
     node.publisher.seen("9", NodeSubnetStatus::default());
     node.version = 9;
     assert!(is_urgent(&node.step(secs(13))));
@@ -384,7 +385,7 @@ fn one_write_at_a_time_to_the_version_seen_last() {
     node.publisher.seen("2", NodeSubnetStatus::default());
     let again = node.next(secs(1));
     assert!(matches!(&again, PublishStep::Write { version, .. } if version == "2"));
-    // The watch is behind the answer to the write, so the version that it shows is ignored.
+    // The watch is older than the answer to the write. So the version that it shows is ignored.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(1)), PublishStep::Nothing);
     node.publisher.lost();

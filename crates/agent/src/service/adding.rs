@@ -1,13 +1,13 @@
-//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] is a request to the store or a wait,
-//! which [`super::Service`] carries out.
+//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] is a request to the store, a wait, or
+//! the answer; [`super::Service`] carries it out.
 //!
 //! ```text
 //! wait for the pod ──► ask the store: best pool alone ──► all pools of the ADD ──► wait for a block, ask again ──► done
 //! ```
 //!
 //! # Guarantees
-//! - A wait of an ADD ends when the caller's deadline comes near, or earlier after the longest wait for a block.
-//! - The store is asked once more at the end of the wait, because an address in cooldown may be free by then.
+//! - A wait of an ADD ends when the caller's deadline is near, or earlier if the maximum wait for a block is over.
+//! - At the end of the wait the store is asked once more, because an address in cooldown may be free by then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::shared::{ServiceState, WatchState};
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Add, OpError, OpErrorKind, OpOutcome, PoolOrder};
 
-/// How long an ADD that does not depend on its pod waits for the watch to show the pod, because the runtime may be
-/// slightly ahead of the watch.
+/// How long an ADD that does not depend on its pod waits for the watch to show the pod. The runtime may know the pod
+/// slightly earlier than the watch.
 const POD_WAIT: Duration = Duration::from_millis(300);
-/// Waits end this long before the caller's deadline, so that time is left for the last attempt and the answer.
+/// Waits end this long before the caller's deadline, to leave time for the last attempt and the answer.
 const MARGIN: Duration = Duration::from_millis(250);
 /// The reason of the event about an annotation that cannot be parsed.
 const INVALID_ANNOTATION: &str = "InvalidAnnotation";
@@ -31,7 +31,7 @@ const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 /// What an ADD needs next.
 #[derive(Debug)]
 pub enum AddStep {
-    /// Ask the store for addresses with this ADD
+    /// Ask the store for addresses, by this ADD
     Ask(Box<Add>, AskedAdd),
     /// Wait until the watches show a change
     ForPod(ForPod),
@@ -41,7 +41,7 @@ pub enum AddStep {
     Done(Result<OpOutcome, OpError>),
 }
 
-/// An ADD that waits for its pod to be seen.
+/// An ADD that waits until the watch shows its pod.
 #[derive(Debug)]
 pub struct ForPod {
     adding: Box<Adding>,
@@ -65,22 +65,22 @@ pub struct ForBlock {
 #[derive(Debug)]
 struct Adding {
     add: Add,
-    /// The time since boot by which the caller must have its answer
+    /// The time since boot until which the caller waits for its answer
     deadline: Duration,
-    /// The longest wait for a block
+    /// The maximum wait for a block
     longest_wait: Duration,
 }
 
-/// What the store was asked for.
+/// For which addresses the store was asked.
 #[derive(Debug)]
 enum Attempt {
-    /// An address of the pools that the store's note on the pod names
+    /// An address of the pools that the store's note on the pod names (`notes.rs`)
     ByNote,
-    /// An address of the best of several pools; the ADD may wait for this pool alone until the given time
+    /// An address of the best of several pools. Until the given time, the ADD may wait for this pool alone
     Best(PoolOrder, Duration),
     /// An address of any of these pools
     Any(PoolOrder),
-    /// The same as before a wait; `true` for the last attempt
+    /// The same as before a wait. `true` if this is the last attempt
     Again(Wait, bool),
 }
 
@@ -92,13 +92,13 @@ struct Wait {
     requested: usize,
     begun: Duration,
     until: Duration,
-    /// All pools of the ADD, if it waits for the best pool alone
+    /// All pools of the ADD, if at present it waits only for the best one
     best_of: Option<PoolOrder>,
 }
 
 impl Wait {
-    /// Returns the time of the next step. Blocks of the best pool are requested first, and blocks of all other pools
-    /// after half of the wait.
+    /// Returns the time of the next step. Blocks of the best pool are requested first. After half of the wait, blocks
+    /// of all other pools are requested, too.
     fn next_at(&self) -> Duration {
         if self.requested < self.wanted.len() {
             self.begun + self.until.saturating_sub(self.begun) / 2
@@ -108,7 +108,7 @@ impl Wait {
     }
 }
 
-/// Starts an ADD that arrived at `now`. `longest_wait`: how long the ADD waits for a block.
+/// Starts an ADD that arrived at `now`. `longest_wait` is the maximum time that the ADD waits for a block.
 pub fn begin(
     add: Add,
     deadline: Duration,
@@ -195,7 +195,7 @@ impl AskedAdd {
             }
             (_, answer) => {
                 if answer.is_ok() {
-                    // An earlier ADD of the attachment may have left a request for a block.
+                    // An earlier ADD of the attachment may have left a request for a block, which is no longer needed.
                     state.pending_adds.remove(&adding.add.attachment);
                 }
                 AddStep::Done(answer)
@@ -210,7 +210,7 @@ impl ForBlock {
         self.wait.next_at()
     }
 
-    /// Continues the ADD. With `is_news`, the store is asked again at once, because an address may be free.
+    /// Continues the ADD. If `is_news` is true, an address may be free, and the store is asked again at once.
     pub fn go(self, is_news: bool, state: &mut ServiceState, now: Duration) -> AddStep {
         let Self { adding, mut wait } = self;
         if !is_news && now < wait.next_at() {
@@ -226,15 +226,15 @@ impl ForBlock {
 }
 
 impl Adding {
-    /// Returns `time`, or the time when the caller's deadline comes near, if that is earlier.
+    /// Returns `time`, or an earlier time if the caller's deadline is near by then.
     fn until(&self, time: Duration) -> Duration {
         time.min(self.deadline.saturating_sub(MARGIN))
     }
 
-    /// Returns the time until which to wait for the best of several pools alone, even if other pools have free
-    /// addresses. `None`: do not wait, because the node has a block of the best pool, or cannot request one, or the
-    /// wait is over. The wait lasts half of the longest wait for a block, counted from the first waiting ADD that asked
-    /// for the pool.
+    /// Returns until when to wait for the best of several pools alone, even if other pools have free addresses. The
+    /// wait lasts half of the maximum wait for a block, counted from the first waiting ADD that asked for the pool.
+    /// Returns `None` if there is no wait: the node has a block of the best pool, or cannot request one, or the wait is
+    /// over.
     fn until_for_best(
         &self,
         pools: &PoolOrder,
@@ -274,7 +274,7 @@ impl Adding {
         )
     }
 
-    /// Whether a new block could help.
+    /// Whether the ADD may wait after this answer, because a new block could help.
     fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
         let lacks = |why: OpErrorKind| matches!(why, OpErrorKind::Exhausted | OpErrorKind::NoBlock);
         self.add.addresses.is_empty() && answer.as_ref().is_err_and(|it| lacks(it.why))
@@ -323,8 +323,8 @@ impl Adding {
                 state.pending_adds.remove(&self.add.attachment);
                 AddStep::Done(Ok(answer))
             }
-            // The request for a block of the best pool stays after a wait without success, so that the next pods get a
-            // block of it.
+            // After a wait without success, the request for a block of the best pool is kept. So the next pods get a
+            // block of that pool.
             Err(refusal) => match wait.best_of.take() {
                 Some(pools) => self.ask(Attempt::Any(pools)),
                 None if may_wait => {
@@ -342,8 +342,8 @@ impl Adding {
     }
 }
 
-/// Writes to `add` which pools and addresses the pod may have, and returns the pools. If the choice depends on a pod
-/// that is not known, `add` stays undecided. Returns an error if no pool serves the pod.
+/// Writes to `add` which pools and addresses the pod may have, and returns the pools. If the choice depends on the pod
+/// and the pod is not known, `add` stays undecided. Returns an error if no pool serves the pod.
 fn choose(
     add: &mut Add,
     pod: Option<&Pod>,
@@ -396,8 +396,8 @@ fn askable(pools: &PoolOrder, watched: &WatchState) -> Vec<String> {
     }
 }
 
-/// Returns the error of an ADD for which no block came in time. `at_limit`: the pools of which the node has its maximum
-/// of blocks, with that maximum.
+/// Returns the error of an ADD for which no block came in time. `at_limit` are the pools of which the node has the
+/// maximum number of blocks, with that maximum.
 fn exhausted(
     refusal: OpError,
     wanted: &[String],
@@ -480,7 +480,7 @@ mod tests {
         }
     }
 
-    /// One node with one ADD of the pools a and b, which may wait for ten seconds.
+    /// A node with one ADD, which asks for the pools a and b and may wait for ten seconds.
     struct Bench {
         watched: WatchState,
         state: ServiceState,
@@ -488,8 +488,8 @@ mod tests {
     }
 
     impl Bench {
-        /// Starts the ADD on a node that has blocks of the pools `allocating`, and may request more blocks of both
-        /// pools.
+        /// Starts the ADD on a node. The node has blocks of the pools in `allocating`, and may request more blocks of
+        /// both pools.
         fn new(allocating: &[&str]) -> Self {
             let both = || vec!["a".to_owned(), "b".to_owned()];
             let watched = WatchState {
@@ -533,7 +533,7 @@ mod tests {
             });
         }
 
-        /// Returns the pools of which the store is asked for an address.
+        /// Returns the pools from which the store is asked for an address.
         fn asked(&self) -> &[String] {
             match &self.step {
                 AddStep::Ask(add, _) => &add.pools,
@@ -564,7 +564,7 @@ mod tests {
         bench.go(false, 5 * SECOND);
         assert_eq!(bench.until(), 10 * SECOND);
         assert_eq!(bench.requested(5 * SECOND), ["a", "b"]);
-        // The store is asked once more at the end of the wait, because an address in cooldown may be free by then.
+        // At the end of the wait the store is asked once more, because an address in cooldown may be free by then.
         bench.go(false, 10 * SECOND);
         assert_eq!(bench.asked(), ["a", "b"]);
         bench.answer(no_block(), 10 * SECOND);

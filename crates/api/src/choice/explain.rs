@@ -1,4 +1,4 @@
-//! A [`PoolChoice`] as text: one line per pool, short enough for an event or a terminal.
+//! Displays a [`PoolChoice`] as text: one line per pool, short enough for an event or a terminal.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use super::{ChosenPool, PassOverReason, PassedOver, PoolChoice, PoolRank, Select
 const NAMED: usize = 8;
 
 impl fmt::Display for PoolChoice<'_> {
-    /// Writes the chosen pools in their order, then the other pools, those closest to being chosen first. The text
-    /// does not end with a line feed.
+    /// Writes the chosen pools in their order. Then writes the other pools, beginning with those closest to being
+    /// chosen. The text does not end with a line feed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.chosen.is_empty() {
             f.write_str("no pool serves")?;
@@ -119,8 +119,8 @@ fn line(
 }
 
 impl PassOverReason<'_> {
-    /// Returns how far the pool is from being chosen. A pool that was asked for by name, or that selects the
-    /// requester, but cannot serve comes first, because that is the pool that users ask about.
+    /// Returns how far the pool is from being chosen. Users ask most about a pool that was requested by name or selects
+    /// the requester but cannot serve. So such a pool has the lowest number.
     fn distance(&self) -> u8 {
         match self {
             PassOverReason::Unknown => 0,

@@ -1,27 +1,28 @@
-//! Chooses the pools that serve a node or pod, and says why. A pool serves a node or pod if the node may get blocks
-//! of the pool, or the pod addresses. The controller, the agent and the kubectl plugin use this module.
+//! Chooses the pools that serve a node or pod, and explains the choice. A pool serves a node if the node may get blocks
+//! of the pool. A pool serves a pod if the pod may get addresses of the pool. The controller, the agent and the kubectl
+//! plugin use this module.
 //!
-//! If a requester (a node or pod) names no pools, it is served by the pools whose selectors match it. The first of
-//! them with room is used. They are ordered by priority, then by the number of requirements in all three selectors,
-//! then by families, then by room, then by name. Room is how much a pool can still allocate.
+//! If a requester (a node or pod) names no pools, it is served by the pools whose selectors match it. The first of them
+//! with room is used. Room is how much a pool can still allocate. The order of the pools is decided by priority, then
+//! by the number of requirements in all three selectors, then by families, then by room, then by name.
 //!
-//! Families: among the pools that are best by priority and requirements, the oldest pool determines which families
-//! are assigned. A pool of the same rank that lacks one of these families serves only requesters that ask for it by
-//! name. So neither adding a pool nor exhausting one changes the families that a node or pod gets. Room is compared
-//! only among pools of the same families, because an IPv6 pool always has more.
+//! Families: among the pools that are best by priority and requirements, the oldest pool determines which families are
+//! assigned. A pool of the same priority and requirements that lacks one of these families serves only requesters that
+//! ask for it by name. So neither adding a pool nor exhausting one changes the families that a node or pod gets. Room
+//! is compared only among pools of the same families, because an IPv6 pool always has more.
 //!
-//! If a requester asks for pools by name, the pools are used in the order given, whatever their selectors say. This
-//! includes `Manual` pools.
+//! If a requester asks for pools by name, the pools are used in the requested order. Their selectors do not matter, and
+//! `Manual` pools are used, too.
 //!
 //! # Guarantees
 //! - The result depends on the set of candidates, not on their order. Nearly sorted candidates are sorted in nearly
 //!   linear time.
 //! - The room of a pool is computed at most once, and only to break a tie, because the computation is expensive.
-//! - Every candidate is either chosen, or passed over with a reason. No text is formatted before a [`PoolChoice`] is
+//! - Every candidate is either chosen, or passed over with a reason. Texts are formatted only when a [`PoolChoice`] is
 //!   displayed.
 //!
 //! # Caveats
-//! - If a pool cannot serve and its selectors do not match either, only the selector is given as the reason.
+//! - If a pool cannot serve and its selectors do not match either, the reason names only the selector.
 
 mod explain;
 mod selector;
@@ -35,7 +36,7 @@ use std::sync::Arc;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
 
-/// Key and value of a label. Functions of this module expect slices of labels that are sorted by key.
+/// Key and value of a label. Functions of this module expect labels to be sorted by key.
 pub type Label = (Arc<str>, Arc<str>);
 
 /// A pool that may be chosen.
@@ -55,13 +56,13 @@ pub struct PoolCandidate<'a> {
     pub families: Dual<bool>,
     /// Creation time, in seconds since 1970
     pub created: i64,
-    /// Whether the pool serves only requesters that ask for it by name
+    /// Whether the pool serves only requesters that ask for it by name (`assignment: Manual`)
     pub manual: bool,
     /// Whether the pool can serve any requester, and if not, why
     pub standing: PoolStanding<'a>,
 }
 
-/// Whether a pool can currently serve any requester.
+/// Whether a pool can serve any requester at present.
 #[derive(Clone, Copy)]
 pub enum PoolStanding<'a> {
     /// The pool can serve.
@@ -79,7 +80,7 @@ impl fmt::Debug for PoolStanding<'_> {
     }
 }
 
-/// The node or pod for which pools are chosen. Labels are sorted by key.
+/// The node or pod for which pools are chosen. The labels are sorted by key.
 #[derive(Clone, Copy, Debug)]
 pub struct Requester<'a> {
     /// The labels of the node
@@ -104,7 +105,7 @@ pub struct PodLabels<'a> {
 pub struct PoolChoice<'a> {
     /// The pools to try, best first
     pub chosen: Vec<ChosenPool<'a>>,
-    /// The other pools, in the order of the candidates; then requested names that no candidate has
+    /// The other pools, in the order of the candidates; then the requested names that no candidate has
     pub passed_over: Vec<PassedOver<'a>>,
 }
 
@@ -115,17 +116,17 @@ pub struct ChosenPool<'a> {
     pub at: usize,
     /// Name of the pool
     pub name: &'a str,
-    /// Whether the choice is for a node as a whole and the pool serves only some of the node's pods. If so, the node
-    /// should get a block of the pool only when one of these pods asks.
+    /// Whether the choice is for a node as a whole and the pool serves only some of its pods. If so, the node should
+    /// get a block of the pool only when one of these pods asks for an address.
     pub some_pods_only: bool,
-    /// A family that the pool lacks although a pool of the same rank has it. If set, the pool serves only requesters
-    /// that ask for it by name.
+    /// A family that the pool lacks although a pool of the same priority and requirements has it. If set, the pool
+    /// serves only requesters that ask for it by name.
     pub lacks: Option<Family>,
     /// What determined the place of the pool in the order
     pub place: PoolRank,
 }
 
-/// What determined the place of a chosen pool.
+/// What determined the place of a chosen pool in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolRank {
     /// The requester asked for the pool by name.
@@ -136,7 +137,7 @@ pub enum PoolRank {
         priority: i32,
         /// Number of requirements in all selectors of the pool; more come first
         requirements: usize,
-        /// How much the pool can still allocate; more comes first. `None` if room was not needed to break a tie
+        /// How much the pool can still allocate; more comes first. `None` if no tie had to be broken by room
         room: Option<u128>,
     },
 }
@@ -157,8 +158,7 @@ pub struct PassedOver<'a> {
 pub enum PassOverReason<'a> {
     /// The requester asked for this name, but no such pool exists.
     Unknown,
-    /// The pool's selectors match the requester, or the requester asked for the pool by name; but the pool cannot
-    /// serve.
+    /// The pool cannot serve, although its selectors match the requester or the requester asked for the pool by name.
     Barred(&'a dyn fmt::Display),
     /// The pool's selectors match the requester, but the pool serves only requesters that ask for it by name.
     Manual,
@@ -292,7 +292,7 @@ fn by_selectors<'a>(
     choice
 }
 
-/// Returns the families of the oldest among the pools of the best rank.
+/// Among the pools that are best by priority and requirements, returns the families of the oldest one.
 fn assigned_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dual<bool> {
     let best = chosen.first().map(ChosenPool::rank);
     let best = chosen.iter().filter(|it| Some(it.rank()) == best);
@@ -308,7 +308,8 @@ pub fn lacking(required: Dual<bool>, has: Dual<bool>) -> Option<Family> {
 }
 
 impl<'a> PoolCandidate<'a> {
-    /// Returns the first selector that does not match the requester as the reason; `None` if all selectors match.
+    /// Returns a reason that names the first selector which does not match the requester; `None` if all selectors
+    /// match.
     fn deselects(&self, requester: &Requester<'a>) -> Option<PassOverReason<'a>> {
         let unmet = |subject, selector: &'a Selector, labels: &'a [Label]| {
             let (wants, has) = selector.unmet(labels)?;
@@ -342,8 +343,8 @@ impl<'a> PoolCandidate<'a> {
 }
 
 impl ChosenPool<'_> {
-    /// Returns the part of the order that is compared before families, room and name; `None` if the requester asked
-    /// for the pool by name.
+    /// Returns the pool's priority and requirements, which are compared before families, room and name. Returns `None`
+    /// if the requester asked for the pool by name.
     fn rank(&self) -> Option<(Reverse<i32>, Reverse<usize>)> {
         match self.place {
             PoolRank::Asked => None,

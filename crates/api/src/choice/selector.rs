@@ -34,7 +34,7 @@ impl Requirement {
         }
     }
 
-    /// Returns whether the label may have this value; for `None`, whether the label may be absent.
+    /// Returns whether a label with this value meets the requirement. `None` stands for an absent label.
     fn allows(&self, value: Option<&str>) -> bool {
         let listed = |values: &[String]| value.is_some_and(|v| values.iter().any(|x| x == v));
         match self {
@@ -47,9 +47,9 @@ impl Requirement {
 }
 
 impl fmt::Display for Requirement {
-    /// Writes the operator as selectors spell it, followed by at most the first five values.
+    /// Writes the operator as it is written in selectors, followed by at most the first five values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Lists of more values would not fit into an event.
+        /// A list of more values would not fit into an event.
         const NAMED: usize = 5;
         let (operator, values) = match self {
             Requirement::In(_, values) => ("In", values),
@@ -67,8 +67,8 @@ impl fmt::Display for Requirement {
 }
 
 impl Selector {
-    /// Parses a selector. An absent or empty selector matches everything. The error names the wrong expression and
-    /// says what to write.
+    /// Parses a selector. An absent or empty selector matches everything. An error names the wrong expression and says
+    /// what to write.
     pub fn new(selector: Option<&LabelSelector>) -> Result<Self, String> {
         let mut requirements = Vec::new();
         let Some(selector) = selector else {
@@ -119,7 +119,8 @@ impl Selector {
         })
     }
 
-    /// Returns the number of requirements. If two selectors match, the one with more requirements is more specific.
+    /// Returns the number of requirements. Of two selectors that match, the one with more requirements is more
+    /// specific.
     pub fn specificity(&self) -> usize {
         self.0.len()
     }

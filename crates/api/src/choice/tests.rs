@@ -281,8 +281,7 @@ fn eight_pools_are_named_and_the_rest_counted() {
     }
 }
 
-/// Compares two pools by the documented order, implemented as directly as possible. All pools are of the same
-/// families.
+/// Compares two pools by the documented order, in the simplest possible way. Both pools have the same families.
 fn naive(a: &Pool, b: &Pool) -> Ordering {
     let requirements =
         |it: &Pool| it.node.specificity() + it.namespace.specificity() + it.pod.specificity();
@@ -376,8 +375,8 @@ proptest! {
         let wanted: Vec<&str> = expected.iter().map(|pool| &*pool.name).collect();
         prop_assert_eq!(names(&choice), wanted);
 
-        // Room is queried once for each pool that ties with another in priority and requirements, and for no other
-        // pool.
+        // `room` must be called once for each pool that has the same priority and requirements as another pool, and for
+        // no other pool.
         let rank = |pool: &Pool| {
             let Pool { node, namespace, pod, .. } = pool;
             (pool.priority, node.specificity() + namespace.specificity() + pod.specificity())
@@ -440,7 +439,7 @@ fn room_is_compared_within_a_family_and_the_oldest_pool_decides_the_families() {
         ["six", "four"]
     );
 
-    // A higher priority takes precedence over the age of pools, so no pool lacks a family here.
+    // A higher priority takes precedence over the age of pools. So no pool lacks a family here.
     let first = Pool {
         priority: 1,
         ..older

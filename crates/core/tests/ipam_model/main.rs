@@ -1,5 +1,5 @@
-//! Compares the ledger and its pools with a model that has no index structures. The model keeps a list of holdings, and
-//! its search tries every block of a pool in order.
+//! Compares the ledger and its pools with a simple model. The model keeps a list of holdings without any index, and its
+//! search tries every block of a pool in order.
 //!
 //! Each case applies a sequence of random operations to the ledger and to the model. The addresses come from small
 //! windows at both ends and in the middle of a family, so blocks collide all the time. Results are compared after
@@ -25,12 +25,12 @@ use crate::ops::{Pair, op};
 
 /// The maximum number of operations in a case; the average is half of that.
 const LONGEST: usize = 1000;
-/// The minimum number of operations in one test, so that the five tests together apply a million.
+/// The minimum number of operations in one test. The five tests together apply a million.
 const OPERATIONS: usize = 200_000;
 /// The number of cases: on average they apply 15 % more than `OPERATIONS`.
 const CASES: u32 = 460;
 
-/// Runs random cases in which a unit, the usual size of a block, has these prefix lengths.
+/// Runs random cases. `v4` and `v6` are the prefix lengths of a unit, the usual size of a block in a case.
 fn compare(v4: u8, v6: u8) {
     let universe = Universe {
         unit: Dual { v4, v6 },
@@ -38,7 +38,7 @@ fn compare(v4: u8, v6: u8) {
     let mut config = Config {
         failure_persistence: None,
         max_shrink_iters: 20_000,
-        // With the default generator, drawing takes half of the time in a debug build.
+        // The default random generator would take half of the time of a debug build.
         rng_algorithm: RngAlgorithm::XorShift,
         ..Config::default()
     };

@@ -4,11 +4,11 @@ use cadastre_core::{
     Addr, BlockCounts, Cidr, Dual, Family, FamilyRanges, Holding, HoldingId, HoldingState, IpRange,
 };
 
-/// The addresses of a case: four windows of 32 units in each family. The first and the last window lie at the two ends
-/// of the family, the others near each other in the middle.
+/// The addresses of a case: four windows in each family, each of 32 units (see `unit`). The first and the last window
+/// lie at the two ends of the family, the other two near each other in the middle.
 #[derive(Clone, Copy, Debug)]
 pub struct Universe {
-    /// Prefix length of a unit.
+    /// Prefix length of a unit, the usual size of a block.
     pub unit: Dual<u8>,
 }
 
@@ -63,14 +63,14 @@ impl Universe {
     }
 }
 
-/// Whether two blocks overlap, judged by their first and last addresses.
+/// Whether two blocks overlap. Compares only their first and last addresses, unlike the code under test.
 fn meet(a: &Cidr, b: &Cidr) -> bool {
     a.family() == b.family()
         && a.first().value <= b.last().value
         && b.first().value <= a.last().value
 }
 
-/// Every holding, in the order of recording.
+/// Every holding, in the order in which they were recorded.
 #[derive(Default)]
 pub struct Holdings(pub Vec<(HoldingId, Holding)>);
 
@@ -134,7 +134,7 @@ impl Pool {
             .collect()
     }
 
-    /// Every block that may be carved, free or not, in descending order.
+    /// Every block that may be allocated, whether free or held, in descending order.
     fn blocks(&self, family: Family) -> Vec<Cidr> {
         let mut blocks = Vec::new();
         let Some(ranges) = self.ranges.get(family) else {
@@ -160,7 +160,7 @@ impl Pool {
         blocks
     }
 
-    /// The free blocks, in the order in which they must be carved.
+    /// The free blocks, in the order in which they must be allocated.
     pub fn free(&self, holdings: &Holdings, family: Family) -> Vec<Cidr> {
         let cursor = *self.cursors.get(family);
         let blocks = self.blocks(family);
@@ -190,7 +190,7 @@ impl Pool {
         quarantined.count()
     }
 
-    /// Moves the cursor to the next lower address of the pool below the block.
+    /// Moves the cursor to the highest address of the pool below the block.
     pub fn pass(&mut self, block: &Cidr) {
         let family = block.family();
         let cidrs = cidrs_of(self.ranges.get(family).as_ref());

@@ -13,25 +13,26 @@ use crate::model::{self, Place, Universe};
 const POOLS: usize = 2;
 const HOLDERS: u32 = 6;
 
-/// Places in which a pool has CIDRs of one family, and by how much its blocks are larger than half a unit.
+/// The CIDRs of a pool in one family, and the size of its blocks as a number of doublings of half a unit.
 type Ranges = (Vec<Place>, u8);
 
-/// An operation. A pool is given by its index.
+/// An operation. A `usize` is the index of a pool, a holding or an id.
 #[derive(Clone, Debug)]
 pub enum Op {
     Record(Place, Holder, HoldingState),
-    /// Carves from a pool, but no block that contains the first address of any of these places.
+    /// Allocates from a pool, but no block that contains the first address of one of these places.
     Carve(usize, Holder, Vec<Place>),
-    /// Releases the holding of any id that was ever returned; most of these holdings no longer exist.
+    /// Releases the holding of a random id out of all ids that were ever returned. Most of these holdings no longer
+    /// exist.
     Release(usize),
     ReleaseLive(usize),
     ReleaseAllOf(Holder),
-    /// Sets the state of the holding of any id that was ever returned.
+    /// Sets the state of the holding of a random id out of all ids that were ever returned.
     SetState(usize, HoldingState),
     /// Moves a live holding to another holder.
     SetHolder(usize, Holder),
     SetBlocked(usize, Vec<(Place, Place)>),
-    /// Sets the ranges of a pool: those of IPv4, then those of IPv6.
+    /// Sets the ranges of a pool, first IPv4, then IPv6.
     SetRanges(usize, Option<Ranges>, Option<Ranges>),
     Query(Place),
 }
@@ -39,7 +40,8 @@ pub enum Op {
 pub fn op() -> impl Strategy<Value = Op> {
     let (pool, index) = (0..POOLS, any::<u16>().prop_map(usize::from));
     let holder = (0..HOLDERS).prop_map(Holder);
-    // Most holdings are at most as large as a window, some up to sixteen times as large, and few a whole family.
+    // Most holdings are at most as large as a window; some are up to sixteen times as large, and a few are a whole
+    // family.
     let recorded = prop_oneof![30 => 0..=6_u8, 1 => 7..=10_u8, 1 => Just(200)];
     let record = (place(recorded), holder.clone(), state());
     let carve = (

@@ -5,7 +5,7 @@ use serde_json::Deserializer;
 
 use super::ListError;
 
-/// The maximum size of an object in bytes. API servers store no object of even a tenth of this size.
+/// The maximum size of an object in bytes. It is over ten times as large as any object that API servers store.
 const LONGEST: usize = 32 << 20;
 
 /// A part of a list that has arrived completely.
@@ -32,20 +32,20 @@ enum State {
     End,
 }
 
-/// Parses the objects and the metadata of a list, in whatever order they come. Keeps only text that is not parsed yet.
+/// Parses the objects and the metadata of a list, in any order. Keeps only the text that is not parsed yet.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     state: State,
     text: Vec<u8>,
-    /// How many bytes at the beginning of `text` are parsed
+    /// How many bytes at the beginning of `text` have been parsed
     parsed: usize,
-    /// A value that was incomplete is parsed again only when this many bytes of text are there. The number doubles each
-    /// time, so the cost of a large object does not depend on how small the pieces are in which the object arrives
+    /// If a value was incomplete, parsing is tried again only when this many bytes of text are there. The number
+    /// doubles each time. So the cost of a large object does not depend on how small the pieces are in which it arrives
     needed: usize,
 }
 
 impl Scanner {
-    /// Adds text that has arrived. An empty text means that no more comes.
+    /// Adds text that has arrived. An empty text means that the end of the input is reached.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), ListError> {
         self.text.drain(..std::mem::take(&mut self.parsed));
         self.text.extend_from_slice(bytes);
@@ -117,7 +117,7 @@ impl Scanner {
         }
         let mut values = Deserializer::from_slice(rest).into_iter();
         match (values.next(), values.byte_offset()) {
-            // A number at the end of the text may go on in the next piece.
+            // A number at the end of the text may continue in the next piece.
             (Some(Ok(value)), end) if end < rest.len() => {
                 self.parsed += end;
                 self.needed = 0;

@@ -1,8 +1,8 @@
 //! The admin port (metrics, health, readiness, log level), and a second port for probes only.
 //!
 //! No page contains secrets. Only the log level can be changed, only from this host, and not by web pages in a browser.
-//! Access to metrics can be restricted. Probes are always allowed. They have a second port, which no other client on
-//! the network can keep busy.
+//! Access to metrics can be restricted. Probes are always allowed. They have a second port, so that other clients on
+//! the network cannot keep it busy.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use super::review::{AccessReview, guard};
 use super::serve::{Limits, serve};
 use super::tls::TlsFiles;
 
-/// The sources of the pages.
+/// The sources of the admin port's pages.
 #[derive(Clone)]
 pub struct AdminPages {
     /// The metrics of `/metrics`
@@ -32,7 +32,7 @@ pub struct AdminPages {
     pub readiness: Readiness,
     /// The level that `/loglevel` sets; `None` in tests
     pub level: Option<Level>,
-    /// Decides who may read metrics; if absent, everybody may
+    /// Decides who may read metrics; if absent, everybody may read them
     pub review: Option<AccessReview>,
 }
 

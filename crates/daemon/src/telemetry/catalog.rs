@@ -1,6 +1,7 @@
 //! Lists every metric with its type, labels and meaning, for docs/metrics.md.
 //!
-//! A registry only shows a metric once it has a series, so metrics are recorded when they are registered.
+//! A registry shows a metric only once the metric has a series. Therefore metrics are recorded when they are
+//! registered.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ use prometheus::{Error, IntGaugeVec, Opts, Registry};
 use super::{HttpMetrics, Readiness};
 
 thread_local! {
-    /// The metrics that this thread has registered since `noted` began to collect them; `None` while it does not.
+    /// The metrics that this thread has registered since [`noted`] began to collect them; `None` while `noted` does not
+    /// run.
     static NOTED: RefCell<Option<Vec<Metric>>> = const { RefCell::new(None) };
 }
 

@@ -1,10 +1,10 @@
-//! Decides which connection to a port is closed for a new one, so that no client can lock out others.
+//! Limits the connections to a port. Decides which one is closed for a new one, so that no client can lock out others.
 //!
 //! # Guarantees
-//! - A new connection is always accepted; if necessary an older one is closed for it.
-//! - A peer never has more connections than its share. If the port has all its connections in use, the peer with the
-//!   most connections loses its oldest one.
-//! - Therefore a peer that opens many connections loses some of its own, and a peer with few connections keeps them.
+//! - A new connection is always accepted; if necessary an older connection is closed for it.
+//! - A peer never has more connections than its share. If the port has the maximum number of connections, the peer with
+//!   the most connections loses its oldest one.
+//! - Therefore a peer that opens many connections loses some of its own. A peer with few connections keeps them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
@@ -20,7 +20,7 @@ pub(super) struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Returns an empty set that allows `limit` connections, and `share` connections of one peer.
+    /// Returns an empty set that allows `limit` connections in all, and `share` connections of one peer.
     pub(super) fn new(limit: usize, share: usize) -> Self {
         Self {
             limit,
@@ -40,15 +40,16 @@ impl OpenConnections {
         self.open.push_back((peer, task));
     }
 
-    /// Returns the position of the connection to close, if any. If this peer has its share already, it is the peer's
-    /// oldest. Otherwise, if there are too many connections, it is the oldest of the peer with the most connections.
+    /// Returns the position of the connection to close, if any. If this peer already has its share, its oldest
+    /// connection is closed. Otherwise, if there are too many connections, the oldest one of the peer with the most
+    /// connections is closed.
     fn eviction_index(&self, peer: IpAddr) -> Option<usize> {
         let count = |peer| self.open.iter().filter(|it| it.0 == peer).count();
         let evicted = if count(peer) >= self.share {
             Some(peer)
         } else if self.open.len() >= self.limit {
-            // `max_by_key` returns the last of several maxima. In reverse order, that is the peer with the oldest
-            // connection.
+            // If several elements are maximal, `max_by_key` returns the last one. In reverse order, that is the peer
+            // with the oldest connection.
             let peers = self.open.iter().rev().map(|it| it.0);
             peers.max_by_key(|peer| count(*peer))
         } else {
@@ -78,7 +79,7 @@ mod tests {
         task
     }
 
-    /// Lets the runtime end aborted tasks, then checks that this task has ended.
+    /// Gives the runtime time to end aborted tasks, then checks that this task has ended.
     async fn is_gone(task: &JoinHandle<()>) {
         tokio::task::yield_now().await;
         assert!(task.is_finished(), "it is still there");
@@ -110,7 +111,7 @@ mod tests {
         is_gone(&first).await;
         let other = enter(&mut connections, "192.0.2.4");
         is_gone(&second).await;
-        // Now every peer has one connection, so the oldest connection is closed.
+        // Now every peer has one connection. So the oldest connection is closed.
         let last = enter(&mut connections, "192.0.2.5");
         is_gone(&few).await;
         let left = [third, newest, other, last];

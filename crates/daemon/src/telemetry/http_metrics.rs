@@ -1,7 +1,7 @@
-//! Counts and times requests to the API server as they leave the client.
+//! Counts and times the client's requests to the API server.
 //!
-//! A request that its caller gives up, for example after a timeout, counts as one without a response. For watches only
-//! the time until the response begins is measured.
+//! If the caller gives a request up, for example after a timeout, the request counts as one without a response. For
+//! watches only the time until the response begins is measured.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,7 +15,7 @@ use tower::{Layer, Service};
 
 use super::catalog::register;
 
-/// The `code` label of requests without a response.
+/// The label `code` of requests without a response.
 const NO_ANSWER: &str = "<error>";
 
 /// Metrics of requests to the API server: number, duration, and how many are in flight.
@@ -27,7 +27,7 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// Registers all metrics of requests. Fails only if the name of a metric is in use already.
+    /// Registers all metrics of requests. Fails only if a metric's name is already in use.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
         let requests = Opts::new(
             "rest_client_requests_total",
@@ -72,7 +72,7 @@ pub struct HttpMetricsService<S> {
     host: Arc<str>,
 }
 
-/// A request in flight. It is counted when this value is dropped, so it is counted however it ends.
+/// A request in flight. It is counted when this value is dropped, however the request ends.
 struct Flight {
     metrics: HttpMetrics,
     host: Arc<str>,
@@ -82,8 +82,8 @@ struct Flight {
 }
 
 impl Flight {
-    /// Sets the status. This is a method, so that the async block captures the whole value. With an assignment to the
-    /// field, the block would capture only a copy of the field, and the rest would be dropped before the response.
+    /// Sets the status. This is a method so that the async block captures the whole value. If the block assigned to the
+    /// field, it would capture only a copy of the field, and the rest would be dropped before the response.
     fn land(&mut self, status: Option<StatusCode>) {
         self.status = status;
     }

@@ -1,4 +1,4 @@
-//! Logs: one line per change of state, as text or JSON. Logged names and messages cannot forge lines.
+//! Logs: one line per change of state, as text or JSON. Names and messages in a log cannot forge further lines.
 
 use std::io::IsTerminal;
 
@@ -36,18 +36,19 @@ pub enum LevelError {
         "\"{0}\" is no log level: give error, warn, info, debug or trace, or module=level pairs such as info,cadastre_controller=debug"
     )]
     Unreadable(String),
-    /// The subscriber no longer exists.
+    /// The logging subscriber no longer exists.
     #[error("the level cannot be changed: {0}")]
     Gone(String),
 }
 
 /// Turns off the log of the Kubernetes client, which logs each failed request as an error. Cadastre itself logs once
-/// what is wrong and what it means. Directives that name `kube_client` override this.
+/// what is wrong and what this means. A directive that names `kube_client` overrides this.
 const QUIET: &str = "kube_client=off";
 
 fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     let unreadable = || LevelError::Unreadable(directives.to_owned());
-    // The filter would accept any word as a module name. So only levels and module=level pairs are accepted here.
+    // The filter would accept any word as the name of a module. So only levels and module=level pairs are accepted
+    // here.
     let is_valid = |word: &str| {
         let level = word.rsplit('=').next().unwrap_or(word).trim();
         let levels = ["off", "error", "warn", "info", "debug", "trace"];
@@ -106,14 +107,14 @@ impl<'w> FormatFields<'w> for OneLine {
 }
 
 impl Level {
-    /// Returns a level without a process, for tests. The level can be set as long as the second value exists.
+    /// Returns a level that belongs to no process, for tests. The level can be set as long as the second value exists.
     #[cfg(test)]
     pub(super) fn detached() -> (Self, impl Sized) {
         let (filter, handle) = reload::Layer::new(EnvFilter::new("info"));
         (Level(handle), filter)
     }
 
-    /// Sets the level, effective at once.
+    /// Sets the level, with immediate effect.
     pub fn set(&self, directives: &str) -> Result<(), LevelError> {
         let filter = parse(directives.trim())?;
         self.0

@@ -1,8 +1,7 @@
 //! Checks whether a request comes from this host, and whether a web page in a browser sent it.
 //!
-//! A browser on this host, or behind `kubectl port-forward`, sends whatever requests a web page makes it send. A
-//! hostile page can reach this port under a host name of its own, which it makes resolve to a loopback address (DNS
-//! rebinding).
+//! A web page can make a browser on this host, or behind `kubectl port-forward`, send almost any request. A hostile
+//! page can reach this port under its own host name, which it makes resolve to a loopback address (DNS rebinding).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +20,7 @@ pub(super) fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-/// Whether the Host header is a loopback name or address. No hostile page can have such a name.
+/// Whether the Host header is a loopback name or address. A hostile page cannot have such a name.
 pub(super) fn is_for_here(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

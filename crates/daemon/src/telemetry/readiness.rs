@@ -10,11 +10,11 @@ use prometheus::{Error, GaugeVec, Opts, PullingGauge, Registry};
 use super::catalog::register;
 use crate::watch::LastHeard;
 
-/// If the API server has sent nothing about a kind for this time, the kind does not count as watched. A watch that was
-/// silent for two minutes has been restarted by then, and an API server that works has answered the new request.
+/// If the API server has sent nothing about a kind for this time, the kind does not count as watched. By then, a watch
+/// that was silent for two minutes has been restarted, and a working API server has answered the new request.
 const SILENT: Duration = Duration::from_secs(180);
 
-/// The readiness of a process. Clones share their state, so each part of the process can report it.
+/// The readiness of a process. Clones share their state, so each part of the process can report readiness.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<Report>>, LastHeard);
 
@@ -23,7 +23,7 @@ pub struct Readiness(Arc<Mutex<Report>>, LastHeard);
 struct Report {
     ready: bool,
     text: String,
-    /// Whether the report also holds while the API server is silent
+    /// Whether the report also applies while the API server is silent
     without_api: bool,
 }
 
@@ -80,18 +80,17 @@ impl Readiness {
         Ok(())
     }
 
-    /// Returns where watches record that the API server sent something.
+    /// Returns the object in which watches record that the API server has sent something.
     pub fn last_heard(&self) -> LastHeard {
         self.1.clone()
     }
 
-    /// Reports whether this process is ready, and why or why not. While the API server is silent, the process is not
-    /// ready.
+    /// Reports whether this process is ready, and why. While the API server is silent, the process counts as not ready.
     pub fn set(&self, ready: bool, text: &str) {
         self.report(ready, text, false);
     }
 
-    /// Like [`Self::set`], for a process that also works while the API server is silent.
+    /// Like [`Self::set`], but for a process that also works while the API server is silent.
     pub fn set_without_api(&self, ready: bool, text: &str) {
         self.report(ready, text, true);
     }

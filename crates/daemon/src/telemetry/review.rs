@@ -1,14 +1,15 @@
-//! Restricts who may read the admin port; the API server decides.
+//! Restricts who may read the admin port. The API server decides it.
 //!
 //! A request carries a bearer token. A TokenReview says which user the token belongs to. A SubjectAccessReview says
 //! whether this user may `get` the path as a non-resource URL.
 //!
 //! # Guarantees
-//! - Answers are cached for a while, so scrapes cost the API server next to nothing.
-//! - Clients without access can only cause a bounded number of concurrent requests and use a bounded amount of memory.
-//! - A client that was allowed recently stays allowed while the API server does not respond, because metrics are needed
-//!   especially then.
-//! - Tokens are only sent to the API server.
+//! - Answers are cached for a while, so scrapes cost the API server very little.
+//! - Clients without access can cause only a bounded number of concurrent requests, and use only a bounded amount of
+//!   memory.
+//! - If a client was allowed recently, it stays allowed while the API server does not respond, because metrics are
+//!   needed especially then.
+//! - Tokens are sent only to the API server.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -32,21 +33,21 @@ use tracing::warn;
 const FRESH_ALLOWED: Duration = Duration::from_secs(60);
 /// How long negative answers are cached.
 const FRESH_DENIED: Duration = Duration::from_secs(10);
-/// How long a positive answer is used while the API server does not respond.
+/// For how long a positive answer is still used while the API server does not respond.
 const STALE: Duration = Duration::from_secs(900);
 /// The longest wait for the API server.
 const LIMIT: Duration = Duration::from_secs(5);
-/// At most this many requests to the API server are under way.
+/// The maximum number of concurrent requests to the API server.
 const AT_ONCE: usize = 8;
-/// At most this many answers are cached.
+/// The maximum number of cached answers.
 const MOST: usize = 128;
 
-/// Asks the API server who may read, and caches its answers.
+/// Asks the API server who may read the admin port, and caches the answers.
 #[derive(Clone)]
 pub struct AccessReview(Arc<Inner>);
 
 struct Inner {
-    /// Not set before the process has connected to its cluster
+    /// Not set until the process has connected to its cluster
     client: OnceLock<Client>,
     slots: Semaphore,
     cache: Mutex<AnswerCache>,
@@ -60,12 +61,12 @@ enum Access {
     Allowed,
     /// This user may not read the path
     Forbidden(String),
-    /// The API server knows no user of this token
+    /// The API server knows no user to whom this token belongs
     UnknownToken,
 }
 
 impl Default for AccessReview {
-    /// Returns a review without an API server. Until [`Self::set_client`] is called, every check fails with an error.
+    /// Returns a review without an API server. Every check fails with an error until [`Self::set_client`] is called.
     fn default() -> Self {
         Self(Arc::new(Inner {
             client: OnceLock::new(),
@@ -77,12 +78,12 @@ impl Default for AccessReview {
 }
 
 impl AccessReview {
-    /// Sets the client for the API server to ask. Only the first call has an effect.
+    /// Sets the client by which to ask the API server. Only the first call has an effect.
     pub fn set_client(&self, client: Client) {
         let _ = self.0.client.set(client);
     }
 
-    /// Returns whether the owner of the token may read the path. The error says why this is not known.
+    /// Returns whether the owner of the token may read the path. If that is not known, the error says why.
     async fn may(&self, token: &str, path: &str) -> Result<Access, String> {
         let key = (token.to_owned(), path.to_owned());
         let (cache, now) = (|| lock(&self.0.cache), Instant::now());
@@ -203,7 +204,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// Token and path.
 type Key = (String, String);
 
-/// Cached answers, with the time of each.
+/// The cached answers, each with the time at which it came.
 #[derive(Default)]
 struct AnswerCache(HashMap<Key, (Access, Instant)>);
 
@@ -225,8 +226,8 @@ impl AnswerCache {
         self.0.get(key).is_some_and(|it| is_usable(it, now))
     }
 
-    /// Adds an answer. If the cache is full, negative and old answers are evicted first, so that clients without access
-    /// do not evict those with access. If the cache is still full then, all answers are evicted.
+    /// Adds an answer. If the cache is full, negative and old answers are removed first, so that clients without access
+    /// do not displace clients with access. If the cache is still full then, all answers are removed.
     fn remember(&mut self, key: Key, access: Access, now: Instant) {
         if self.0.len() >= MOST {
             self.0.retain(|_, it| is_usable(it, now));

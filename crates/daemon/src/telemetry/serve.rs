@@ -1,7 +1,7 @@
 //! Handles the connections of a port. Each connection is limited in time and memory.
 //!
-//! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads slowly, or
-//! opens many connections costs a bounded amount of memory for a bounded time. It cannot lock out other clients
+//! The admin port can be reached from the whole cluster network. A client that sends nothing, sends or reads slowly, or
+//! opens many connections costs only a bounded amount of memory for a bounded time. It cannot lock out other clients
 //! ([`OpenConnections`]).
 
 use std::convert::Infallible;
@@ -23,7 +23,7 @@ use tower_http::timeout::TimeoutLayer;
 use super::connections::OpenConnections;
 use super::tls::TlsFiles;
 
-/// Pause after a connection could not be accepted, for example because there are no file descriptors left.
+/// The pause after an error of `accept`, for example because there are no free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Limits for the clients of a port.
@@ -33,10 +33,10 @@ pub struct Limits {
     pub connections: usize,
     /// Maximum number of concurrent connections from one peer
     pub share: usize,
-    /// Maximum time for the head of a request, from the start of the connection or from the previous answer. Also the
-    /// maximum time for the TLS handshake
+    /// Maximum time until the head of a request has arrived, from the start of the connection or from the previous
+    /// answer. Also the maximum time for the TLS handshake
     pub head: Duration,
-    /// Maximum time from the head of a request until its answer begins, including the request's body
+    /// Maximum time from the head of a request until its answer begins. It includes the time for the request's body
     pub answer: Duration,
     /// Maximum age of a connection. A request in progress may take up to [`Limits::head`] longer
     pub life: Duration,
@@ -53,8 +53,8 @@ impl Limits {
         life: Duration::from_secs(60),
     };
 
-    /// The limits of the port for probes. They are tight, because all requests come from this host, and each answer is
-    /// one line.
+    /// The limits of the port for probes. They can be tight, because all requests come from this host, and each answer
+    /// is one line.
     pub(super) const PROBES: Self = Self {
         connections: 64,
         share: 64,
@@ -64,7 +64,7 @@ impl Limits {
     };
 }
 
-/// Accepts and handles connections forever. Each request has the peer's address as [`ConnectInfo`].
+/// Accepts and handles connections forever. Handlers get the peer's address as [`ConnectInfo`].
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
@@ -89,7 +89,7 @@ pub async fn serve(
     }
 }
 
-/// Handles one connection, with TLS if there is an acceptor.
+/// Handles one connection. It uses TLS if there is an acceptor.
 async fn receive(
     stream: TcpStream,
     peer: SocketAddr,
@@ -106,7 +106,7 @@ async fn receive(
     }
 }
 
-/// Answers the requests of one connection. Errors of the connection are ignored, because they concern only the client.
+/// Answers the requests of one connection. Errors of the connection are ignored, because they affect only its client.
 async fn answer_requests<S>(stream: S, routes: Router, limits: Limits)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -173,7 +173,7 @@ mod tests {
         socket.connect(to).await.unwrap()
     }
 
-    /// Reads until the server closes the connection, however long that takes.
+    /// Reads until the server closes the connection, however long it takes.
     async fn read_to_close(stream: &mut TcpStream) -> String {
         let mut bytes = Vec::new();
         // A connection that the server aborts may end with an error.
@@ -229,7 +229,7 @@ mod tests {
             life: SHORT,
             ..SHORT_HEAD
         };
-        // The first connection sends request after request, the second does not read its answer.
+        // The first connection sends one request after the other. The second connection does not read its answer.
         let mut stream = connect(limits).await;
         while stream.write_all(REQUEST).await.is_ok()
             && stream.read(&mut [0; 4096]).await.is_ok_and(|it| it > 0)
@@ -240,7 +240,7 @@ mod tests {
         read_to_close(&mut stream).await;
     }
 
-    /// No time limit is ever reached here, so only [`OpenConnections`] closes connections.
+    /// No time limit is reached in this test. So only [`OpenConnections`] closes connections.
     #[tokio::test]
     async fn hundreds_of_slow_connections_of_one_peer_lock_nobody_out() {
         let limits = Limits {

@@ -1,8 +1,8 @@
-//! TLS for the admin port: a certificate and its key in two files, which may be replaced.
+//! TLS for the admin port: a certificate and its key in two files, which can be replaced while the process runs.
 //!
 //! # Guarantees
-//! - New files apply to connections that begin a second or more after the replacement, without a restart.
-//! - If the new files cannot be used, that is logged, and the previous certificate and key stay in use.
+//! - New files take effect without a restart, for connections that begin a second or more after the replacement.
+//! - If the new files cannot be used, an error is logged, and the previous certificate and key stay in use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use rustls::pki_types::pem::{Error, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tracing::{info, warn};
 
-/// The shortest interval between reads of the files. They are read only when a client connects.
+/// The minimum interval between reads of the files. They are read only when a client connects.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why TLS cannot be used.
@@ -23,7 +23,7 @@ const READ_INTERVAL: Duration = Duration::from_secs(1);
 #[error("{0}")]
 pub struct TlsError(String);
 
-/// The certificate and key that are in the files now.
+/// The certificate and key in the two files.
 #[derive(Debug)]
 pub struct TlsFiles {
     cert: PathBuf,
@@ -37,7 +37,7 @@ pub struct TlsFiles {
 type Content = Result<Vec<u8>, String>;
 
 impl TlsFiles {
-    /// Reads both files; fails if they cannot be used.
+    /// Reads both files. Fails if they cannot be used.
     pub fn open(cert: PathBuf, key: PathBuf) -> Result<Self, TlsError> {
         let content = [read(&cert), read(&key)];
         Ok(Self {
@@ -49,7 +49,8 @@ impl TlsFiles {
         })
     }
 
-    /// Returns the configuration for a new connection. Reads the files again if the last time was a second ago.
+    /// Returns the configuration for a new connection. If the files were last read at least a second ago, reads them
+    /// again.
     pub(super) fn config(&mut self) -> Arc<ServerConfig> {
         if self.read.elapsed() >= READ_INTERVAL {
             self.read = Instant::now();

@@ -5,13 +5,14 @@ use std::time::Duration;
 /// A change of the objects of one kind, or progress of their list.
 ///
 /// Between [`ObjectEvent::Restarted`] and [`ObjectEvent::Listed`] every existing object is sent as
-/// [`ObjectEvent::Applied`]. An object that was known before and is not sent in between no longer exists. A relist
+/// [`ObjectEvent::Applied`]. If an object was known before and is not sent in between, it no longer exists. A new list
 /// reports deletions in no other way.
 #[derive(Clone, Debug)]
 pub enum ObjectEvent<T> {
-    /// A list begins, requested not before `asked`. What is known stays valid until [`ObjectEvent::Listed`].
+    /// A list begins. It was requested at the time `asked` or later. The known objects stay valid until
+    /// [`ObjectEvent::Listed`].
     Restarted {
-        /// Time since boot
+        /// The earliest time at which the list was requested, since boot
         asked: Duration,
     },
     /// The current state of an object, from the list or a watch event.
@@ -20,6 +21,6 @@ pub enum ObjectEvent<T> {
     Listed,
     /// All changes up to this resource version have been sent.
     Reached(u64),
-    /// The object was deleted. It has the version of its deletion, if the watch reports that.
+    /// The object was deleted. If the watch reports the version of the deletion, the object has that version.
     Deleted(T),
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 pub struct LastHeard(Arc<Mutex<BTreeMap<&'static str, Instant>>>);
 
 impl LastHeard {
-    /// Records that the API server has sent something about this kind. A watch also calls this when it starts.
+    /// Records that the API server has sent something about this kind. A watch also calls this once when it starts.
     pub fn heard(&self, kind: &'static str) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(kind, Instant::now());
@@ -25,13 +25,14 @@ impl LastHeard {
         self.0.lock().unwrap().insert(kind, at);
     }
 
-    /// Returns for each kind how long the API server has sent nothing.
+    /// Returns for each kind for how long the API server has sent nothing.
     pub fn silent(&self) -> Vec<(&'static str, Duration)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().map(|(kind, at)| (*kind, at.elapsed())).collect()
     }
 
-    /// Returns the kinds that have been silent for longer than `limit`, as in `nodes for 312 s, pods for 200 s`.
+    /// Returns the kinds about which the API server has sent nothing for longer than `limit`, for example as `nodes for
+    /// 312 s, pods for 200 s`.
     pub fn too_long(&self, limit: Duration) -> Option<String> {
         let all = self.silent();
         let all = all.iter().filter(|(_, silent)| *silent > limit);

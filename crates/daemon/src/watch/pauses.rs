@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Doubling pauses with jitter, so that clients that lost the API server together do not return at the same moment. The
-/// first pause is used again only after a time without errors. A restart alone does not count as success, because a
-/// stream that fails again and again is restarted each time.
+/// Pauses that double, with jitter, so that clients that lost the API server at the same moment do not all return at
+/// the same moment. The first pause is used again only after a time without errors. A restart of a stream alone is no
+/// success, because a stream that fails again and again is restarted each time.
 #[derive(Clone, Debug)]
 pub struct Pauses {
     first: Duration,
@@ -32,7 +32,8 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        // This is twice the longest possible pause, so there was no error for a while.
+        // The time since the last error is over twice as long as the longest possible pause (1.5 times `longest`). So
+        // there was no error for a while.
         if self
             .last
             .is_some_and(|last| last.elapsed() > 3 * self.longest)

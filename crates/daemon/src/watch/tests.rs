@@ -1,4 +1,4 @@
-//! Tests of watches, with an API server that answers as the test says, or stays silent.
+//! Tests of watches. The API server in these tests gives prepared answers, or stays silent.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use super::*;
 use cadastre_api::NodeLite;
 
-/// Longer than the test server takes for an answer, so only its silence reaches these limits.
+/// Longer than the test server takes for an answer. So these limits are reached only if it stays silent.
 const SHORT_PATIENCE: SilenceTimeouts = SilenceTimeouts {
     answer: Duration::from_millis(300),
     bookmark: Duration::from_millis(300),
 };
-/// Longer than any test takes.
+/// Longer than any of these tests takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The response to a request.
@@ -75,7 +75,7 @@ fn answer(answer: Answer) -> Response<Body> {
     }
 }
 
-/// A watch of Nodes on a server that gives these answers in turn, and none after them.
+/// A watch of Nodes on a server that gives these answers, one after the other, and no further ones.
 struct TestWatch {
     steps: mpsc::Receiver<String>,
     requests: Arc<Mutex<Vec<String>>>,
@@ -136,7 +136,7 @@ fn start(answers: Vec<Answer>, doubtful: bool) -> TestWatch {
 }
 
 impl TestWatch {
-    /// Returns the next steps, up to `last`.
+    /// Returns the next steps until `last` comes, including `last`.
     async fn steps_to(&mut self, last: &str) -> Vec<String> {
         let mut steps = Vec::new();
         while steps.last().is_none_or(|step| step != last) {
@@ -197,7 +197,7 @@ async fn a_list_whose_state_expires_is_restarted() {
         Answer::Text(list(&["old"], 5, "more")),
         Answer::Code(410),
         Answer::Text(list(&["old"], 6, "more")),
-        // Pages of different states are not one list, so the list must begin again.
+        // Pages that show different states are not one list. So the list must begin again.
         Answer::Text(list(&["b"], 7, "")),
         Answer::Text(list(&["a"], 8, "more")),
         Answer::Text(list(&["b"], 8, "")),

@@ -5,7 +5,8 @@
 pub(super) struct CniArgs<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> CniArgs<'a> {
-    /// Splits a text into pairs. Fails if `is_known` is false for a key, unless the pair `IgnoreUnknown` is set.
+    /// Splits a text into pairs. Fails if `is_known` is false for a key, unless the text contains the pair
+    /// `IgnoreUnknown=1` or `IgnoreUnknown=true`.
     pub(super) fn parse(text: &'a str, is_known: fn(&str) -> bool) -> Result<Self, String> {
         let pairs = text.split(';').filter(|_| !text.is_empty()).map(|pair| {
             let parts = pair.split_once('=');

@@ -1,9 +1,9 @@
 //! Reads the network config from standard input.
 //!
-//! Every CNI plugin of a chain reads the same config, and other plugins are written in Go. Therefore this module
-//! reads a config as Go does: keys are compared without regard to case, unknown keys are ignored, `null` is treated as
-//! absent, and the last value of a repeated key counts. Unlike in Go, two keys of an object that differ only in case
-//! are an error.
+//! Every CNI plugin of a chain reads the same config, and other plugins are written in Go. Therefore this module reads
+//! a config as Go does: keys are compared without regard to case, unknown keys are ignored, `null` counts as absent,
+//! and of a repeated key the last value counts. In one point it differs from Go: if two keys of an object differ only
+//! in case, it reports an error.
 
 use std::io::Read;
 
@@ -35,7 +35,7 @@ pub(super) struct ValidAttachment {
 }
 
 impl Config {
-    /// Reads and parses a config. Fails if it is longer than [`MAX_CONFIG`].
+    /// Reads and parses a config. Fails if the text is longer than [`MAX_CONFIG`].
     pub(super) fn read_from(stdin: impl Read) -> Result<Self, CniError> {
         let mut text = Vec::new();
         let read = stdin.take(MAX_CONFIG as u64 + 1).read_to_end(&mut text);
@@ -78,7 +78,7 @@ impl Config {
         Err(CniError::new(INVALID_CONFIG, msg))
     }
 
-    /// Returns `cniVersion` as it is written, or the first version of the protocol if the config has none.
+    /// Returns `cniVersion` as it is written. If the config has none, returns the first version of the CNI protocol.
     pub(super) fn version(&self) -> Result<String, CniError> {
         let version: Option<String> = self
             .get(&["cniVersion"])
@@ -101,8 +101,8 @@ impl Config {
         })
     }
 
-    /// Decodes the value at a path of keys. Returns the default of the type, such as an empty list, if there is no
-    /// value.
+    /// Decodes the value at a path of keys. If there is no value, returns the default of the type, such as an empty
+    /// list.
     pub(super) fn get_or_default<T>(&self, path: &[&str]) -> Result<T, String>
     where
         T: DeserializeOwned + Default,
@@ -122,10 +122,10 @@ impl Config {
         ips.into_iter().flatten().filter_map(address).collect()
     }
 
-    /// Returns the attachments that the container runtime lists as valid. Fails if there is no complete list, because
-    /// then no address may be released.
+    /// Returns the attachments that the container runtime lists as valid. Fails if the list is missing or unreadable:
+    /// without a complete list, GC must not release any address.
     pub(super) fn valid(&self) -> Result<Vec<ValidAttachment>, CniError> {
-        // An early version of the specification has the second spelling. libcni sends both.
+        // An early version of the specification uses the second key, `cni.dev/attachments`. libcni sends both keys.
         let list = self.get(&["cni.dev/valid-attachments"]).transpose();
         let list = list.or_else(|| self.get(&["cni.dev/attachments"]).transpose());
         list.unwrap_or_else(|| Err("it has no cni.dev/valid-attachments".to_owned()))
@@ -138,7 +138,8 @@ impl Config {
     }
 }
 
-/// Converts the keys of all objects to lower case, and removes nulls from objects. Fails if two keys become the same.
+/// Converts the keys of all objects to lower case, and removes nulls from objects. Fails if two keys of an object
+/// become equal.
 fn with_lower_case_keys(value: Value) -> Result<Value, String> {
     Ok(match value {
         Value::Array(items) => {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{OpError, OpErrorKind};
 
-/// The config's version is not supported, or does not have the command.
+/// The config's version is not supported, or the command does not exist in that version.
 pub(super) const INCOMPATIBLE_VERSION: u32 = 1;
 /// An environment variable is missing or has a wrong value.
 pub(super) const INVALID_ENVIRONMENT: u32 = 4;
@@ -16,7 +16,7 @@ pub(super) const DECODING_FAILURE: u32 = 6;
 pub(super) const INVALID_CONFIG: u32 = 7;
 /// The network namespace is the one in which the CNI plugin runs.
 pub(super) const INVALID_NETNS: u32 = 8;
-/// A later retry can succeed.
+/// The same call can succeed if it is repeated later.
 pub(super) const TRY_AGAIN_LATER: u32 = 11;
 /// No ADD can be served. Only STATUS returns this code.
 pub(super) const NOT_AVAILABLE: u32 = 50;
@@ -50,8 +50,8 @@ impl CniError {
     }
 }
 
-/// Returns the CNI error code of a rejection. STATUS has a code of its own for rejections that mean that no ADD can
-/// be served.
+/// Returns the CNI error code of a rejection. If the rejection means that no ADD can be served, STATUS returns a code
+/// of its own.
 fn code(why: OpErrorKind, status: bool) -> u32 {
     match why {
         OpErrorKind::NoBlock | OpErrorKind::Store if status => NOT_AVAILABLE,

@@ -16,8 +16,8 @@
 //! | `host_local` | addresses from ranges in the config, as a replacement of the CNI plugin host-local |
 //!
 //! Each call is a process of its own: it reads the request, does one thing and answers. It has no threads and leaves
-//! nothing running in the background. Nothing is changed before all parts of the request that the command needs have
-//! been checked. The exception is a DEL of `host_local`, which checks the network namespace after it has released the
+//! nothing running in the background. It changes nothing until it has checked all parts of the request that the command
+//! needs. There is one exception: a DEL of `host_local` checks the network namespace after it has released the
 //! addresses.
 
 mod address;
@@ -83,15 +83,15 @@ pub fn main() -> ExitCode {
     let written = stdout
         .write_all(output.stdout.as_bytes())
         .and_then(|()| stdout.flush());
-    // A container runtime that gets no answer regards the call as failed and calls DEL, so the exit status says the
-    // same.
+    // A container runtime that gets no answer regards the call as failed and calls DEL. So if the answer could not be
+    // written, the exit status also reports a failure.
     if output.failed || written.is_err() {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
 
-/// Answers one call. If `as_host_local` is true, the behaviour is only that of host-local.
+/// Answers one call. If `as_host_local` is true, it only replaces host-local, and assigns no addresses of the node.
 pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: AddressService<'_>) -> Output {
     let (name, supported) = if as_host_local {
         ("host-local", version::ALL)

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use super::error::{CniError, INVALID_NETNS};
 use super::request::Env;
 
-/// Fails if the request names the network namespace of this process, unless the request sets `CNI_NETNS_OVERRIDE`. A path that
-/// is missing or cannot be read is accepted, because a DEL may come after its namespace is gone.
+/// Fails if the request names the network namespace of this process, unless the request sets `CNI_NETNS_OVERRIDE`. A
+/// path that is missing or cannot be read is accepted, because a DEL may come after the namespace is gone.
 pub(super) fn check(env: &Env) -> Result<(), CniError> {
     let identity = |path: &str| {
         let meta = std::fs::metadata(path).ok()?;

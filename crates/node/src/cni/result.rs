@@ -94,8 +94,8 @@ impl From<AddressAssignment> for CniResult {
 }
 
 impl CniResult {
-    /// Adds routes of the config. A route is skipped if the interface has no address of the route's family. It is
-    /// also skipped if the pool has a route to the same destination, because the kernel accepts only one.
+    /// Adds the routes of the config. A route is skipped if the interface has no address of the route's family, or if
+    /// the pool has a route to the same destination: the kernel accepts only one route per destination.
     pub(super) fn add_routes(&mut self, routes: Vec<Route>) {
         for route in routes {
             let family = route.dst.ip.family;
@@ -106,7 +106,7 @@ impl CniResult {
         }
     }
 
-    /// Returns the result as JSON, in the form of the given version, which must be a supported one.
+    /// Returns the result as JSON, in the form that `version` has. `version` must be supported.
     pub(super) fn render(&self, version: &str) -> String {
         let mut result = Map::from_iter([("cniVersion".to_owned(), version.into())]);
         if !version::is_since(version, "0.3.0") {

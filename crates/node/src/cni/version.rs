@@ -7,11 +7,11 @@ pub(super) const ALL: &[&str] = &[
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// The versions that are supported with addresses of the node. They are the versions whose results can hold several
-/// addresses of a family.
+/// The versions that are supported with addresses of the node: those whose results can contain several addresses of a
+/// family.
 pub(super) const OWN: &[&str] = &["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Fails if the config's version is not supported, or does not have the command yet.
+/// Fails if the config's version is not supported, or if the command does not exist in that version.
 pub(super) fn check(version: &str, command: &str, supported: &[&str]) -> Result<(), CniError> {
     let wrong = |msg| Err(CniError::new(INCOMPATIBLE_VERSION, msg));
     if !supported.contains(&version) {

@@ -1,4 +1,4 @@
-//! Records assignments that another component knows, in a ledger that does not have them.
+//! Records assignments that another component knows and the ledger does not have, for example after the store was lost.
 
 use super::super::ops::{AddressAssignment, Attachment, Now, PodRef};
 use super::super::storage_fault::StorageFault;
@@ -26,7 +26,7 @@ pub struct RememberedAttachment {
     pub since_ms: i64,
     /// ID of the boot in which the attachment was set up; empty for the running boot
     pub boot: String,
-    /// Whether the same pod has a newer attachment with the same network and interface
+    /// Whether the same pod has a newer attachment with the same network and interface, which replaces this one
     pub superseded: bool,
 }
 
@@ -82,8 +82,8 @@ pub(crate) fn adopt(
     Ok(lost)
 }
 
-/// Returns the block that contains an address. If there is none, creates a block of this one address, from which no
-/// other address is assigned.
+/// Returns the block that contains an address. If there is none, creates a block of this one address, which assigns no
+/// other address.
 fn block_of(kv: &mut dyn KvMut, addr: Addr) -> Result<(Cidr, BlockRecord), StorageFault> {
     if let Some(found) = kv.block_around(addr)? {
         return Ok(found);

@@ -12,13 +12,13 @@ use super::record::{
 use super::tables::{Read, Write};
 use cadastre_core::{Addr, Cidr};
 
-/// If a block has more addresses than this, the records of released addresses are deleted once they have cooled.
-/// Otherwise the table would grow with every pod that ever existed. In such a block only the cooldown and the cursor
-/// delay the reuse of an address.
+/// In a block with more addresses than this, the record of a released address is deleted once the address has cooled.
+/// Otherwise the table would grow with every pod that ever existed. Without these records, such a block does not reuse
+/// the oldest release first: its search moves upward (`Cursor`) and restarts at the lowest address.
 const REMEMBERED: u128 = 4096;
 
-/// Writes the record and the new addresses of an ADD, and removes the `spent` blocks from the index of blocks to
-/// search.
+/// Writes the record and the new addresses of an ADD. Removes the blocks in `spent`, which have no unused address left,
+/// from the index of blocks to search.
 pub(crate) fn assign(kv: &mut dyn KvMut, decision: &AddDecision) -> Result<(), StorageFault> {
     for (pool, block) in &decision.spent {
         kv.index(KvTable::Open, pool, *block, false)?;
@@ -49,7 +49,7 @@ pub(crate) fn release(
     let unknown = PodRef::default();
     let pod = record.pod.as_ref().unwrap_or(&unknown);
     for addr in record.given.addrs() {
-        // Releases an address only if the address's own record names this attachment.
+        // An address is released only if its own record names this attachment.
         if let Some(AddressRecord::Used { by, block }) = kv.address(addr)?
             && by == record.attachment
         {
@@ -85,14 +85,15 @@ fn free(
     }
     if cidr.size() > REMEMBERED {
         let cooldown = cooldown_ms(&terms(kv, &block.pool)?);
-        // Each release adds one record and deletes up to two, so in the end only the records of cooling addresses are
+        // Each release adds one record and deletes up to two. So over time only the records of cooling addresses are
         // left.
         forget(kv, cidr, stamp, cooldown, 2)?;
     }
     Ok(())
 }
 
-/// Deletes the records of at most `most` released addresses of a block that have cooled, oldest release first.
+/// Deletes the records of at most `most` released addresses of a block, the oldest releases first. A record is deleted
+/// only if the address has cooled.
 pub(crate) fn forget(
     kv: &mut dyn KvMut,
     block: Cidr,

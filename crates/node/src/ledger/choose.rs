@@ -1,4 +1,4 @@
-//! Selects addresses: the next free one of a pool, or those that an ADD asks for.
+//! Selects addresses for an ADD: the next free address of a pool, or the addresses that the ADD asks for.
 
 use super::super::ops::{Add, AssignedAddress, OpError, OpErrorKind};
 use super::super::storage_fault::StorageFault;
@@ -35,14 +35,14 @@ pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
     u64::from(pool.cooldown_seconds) * 1000
 }
 
-/// Returns the terms of a pool, or the defaults if its terms are unknown.
+/// Returns the terms of a pool. If the store has no terms of it, returns the default terms.
 pub(crate) fn terms(kv: &dyn Kv, pool: &str) -> Result<PoolTerms, StorageFault> {
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }
 
-/// Selects the next address of a pool and family, or returns the reason why there is none as a clause of the error
-/// message. Adds to `spent` the blocks that have no unused address left, each with the name of its pool, so that they
-/// are not searched again before one of their addresses is released.
+/// Selects the next address of a pool and family. If there is none, the error is a clause that completes the error
+/// message. Blocks that have no unused address left are added to `spent`, each with the name of its pool. They are not
+/// searched again before one of their addresses is released.
 pub(crate) fn next(
     kv: &dyn Kv,
     pool: &PoolTerms,
@@ -91,7 +91,7 @@ pub(crate) fn next(
     ))
 }
 
-/// Returns the first never-assigned address from the cursor on, and the cursor for the next search.
+/// Returns the first address from the cursor on that was never assigned, and the cursor for the next search.
 fn unused(
     kv: &dyn Kv,
     block: Cidr,
@@ -117,18 +117,18 @@ fn unused(
     }
 }
 
-/// Whether a block has a released address that has cooled.
+/// Whether a block has a released address whose cooldown is over.
 enum Cooled {
     Yes(Addr, AddressSource),
-    /// The address that was released first has this many milliseconds of cooldown left
+    /// The cooldown of the address that was released first ends in this many milliseconds
     NotYet(u64),
-    /// All released addresses of the block are excluded from automatic assignment by now
+    /// Each released address of the block is now excluded from automatic assignment
     AllExcluded,
     NoneReleased,
 }
 
-/// Returns the address whose release is the oldest, if it has cooled. Addresses that were released later have more
-/// cooldown left, so they are not examined.
+/// Returns the released address with the oldest release, if its cooldown is over. Addresses that were released later
+/// cool for longer, so they are not examined.
 fn cooled(
     kv: &dyn Kv,
     block: Cidr,
@@ -151,7 +151,7 @@ fn cooled(
     Ok(after.map_or(Cooled::NoneReleased, |_| Cooled::AllExcluded))
 }
 
-/// Selects the addresses that the ADD asks for, or returns the reason why they cannot be assigned.
+/// Selects the addresses that the ADD asks for. If they cannot be assigned, returns the reason.
 pub(crate) fn requested(
     kv: &dyn Kv,
     add: &Add,
@@ -245,8 +245,8 @@ fn exactly(
             ));
         }
         Some(AddressRecord::Freed(freed)) => {
-            // The cooldown protects against other pods. The release proves that this pod's earlier sandbox is gone,
-            // so the pod may have its own address again at once.
+            // The cooldown protects against other pods. A pod may have its own earlier address again at once, because
+            // the release proves that its earlier sandbox is gone.
             let its_own = pod.is_some_and(|pod| freed.was_of(pod));
             let left = freed.at.cooldown_left(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {

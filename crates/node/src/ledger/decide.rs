@@ -1,4 +1,4 @@
-//! Decides what operations do. The functions here only read the tables; `apply` writes.
+//! Decides what operations do. The functions here only read the tables; `apply` writes the decisions.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{PoolTerms, Route};
 use cadastre_core::{Addr, Cidr, Family};
 
-/// What an ADD returns and writes.
+/// What an ADD returns, and what has to be written for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AddDecision {
     /// The record of the attachment, with the result of the ADD. The caller sets `order` before it writes the record
@@ -57,8 +57,8 @@ pub(crate) fn add(kv: &dyn Kv, add: &Add, now: &Now, stamp: BootTime) -> Result<
     })
 }
 
-/// Replaces the pools and addresses of an ADD by those that the pod may have, if the store's note on the pod decides
-/// them. Returns false if a note is needed and there is none.
+/// If the store's note on the pod decides which pools and addresses the pod may have, puts these into the ADD. Returns
+/// false if a note is needed and the store has none.
 fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
     let Some(pod) = add.pod.as_ref().filter(|_| !add.decided) else {
         return Ok(true);
@@ -79,7 +79,7 @@ fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
 }
 
 /// Decides a repeated ADD, which gets the addresses of the first ADD. After a reboot a container may be started again
-/// with the same ID; if so, its record is renewed with the new boot and network namespace.
+/// with the same ID. Then the record gets the new boot and network namespace.
 fn again(mut record: AttachmentRecord, add: &Add, now: &Now) -> Result<AddDecision, Stop> {
     let has: Vec<Addr> = record.given.addrs().collect();
     if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
@@ -111,8 +111,8 @@ fn again(mut record: AttachmentRecord, add: &Add, now: &Now) -> Result<AddDecisi
     })
 }
 
-/// Selects one address of each family, all from the first pool that has them. If it is not known what the pod may
-/// have, only pools whose terms permit unknown pods are considered.
+/// Selects one address of each family, all from the first pool that has them. If `is_known` is false, the store has no
+/// note on the pod. Then only pools whose terms permit unknown pods are considered.
 fn from_pools(
     kv: &dyn Kv,
     add: &Add,
@@ -164,7 +164,7 @@ fn from_pools(
     Err(refusal(reasons, !is_any))
 }
 
-/// Selects an address of each family of a pool. The text of an error is a clause for [`refusal`].
+/// Selects an address of each family of a pool. The text of an error is a clause that [`refusal`] puts into a sentence.
 fn from_pool(
     kv: &dyn Kv,
     pool: &PoolTerms,
@@ -179,7 +179,7 @@ fn from_pool(
     families.into_iter().map(next).collect()
 }
 
-/// Returns the pools with known terms, best first, and then the pools that have blocks but no known terms.
+/// Returns all pools: first those with known terms, best first, then those that have blocks but no known terms.
 fn all_pools(kv: &dyn Kv) -> Result<Vec<PoolTerms>, StorageFault> {
     let mut pools = kv.pools()?;
     let others = kv.pools_without_terms()?;
@@ -187,7 +187,7 @@ fn all_pools(kv: &dyn Kv) -> Result<Vec<PoolTerms>, StorageFault> {
     Ok(pools)
 }
 
-/// Returns whether the pool is restricted to namespaces that do not include the pod's.
+/// Returns whether the pool is restricted to namespaces, and the pod's namespace is not one of them.
 pub(crate) fn is_excluded(pool: &PoolTerms, add: &Add) -> bool {
     pool.bound && !add.bound.contains(&pool.name)
 }
@@ -205,7 +205,7 @@ pub(crate) fn unknown_pod(pod: Option<&PodRef>) -> Stop {
     )
 }
 
-/// Returns the families of a pool's terms. If its terms are unknown, returns the families of its blocks on this node.
+/// Returns the families of a pool. If the pool's terms are unknown, these are the families of its blocks on this node.
 fn families(kv: &dyn Kv, pool: &PoolTerms) -> Result<Vec<Family>, StorageFault> {
     let has_terms = |family: &Family| pool.family(*family).is_some();
     let families: Vec<Family> = Family::ALL.into_iter().filter(has_terms).collect();
@@ -215,7 +215,7 @@ fn families(kv: &dyn Kv, pool: &PoolTerms) -> Result<Vec<Family>, StorageFault> 
     Ok(families)
 }
 
-/// Returns the rejection of an ADD or STATUS. The texts of `reasons` are clauses, one for each pool that was tried.
+/// Returns the rejection of an ADD or STATUS. Each text in `reasons` is a clause about one pool that was tried.
 fn refusal(mut reasons: Vec<OpError>, by_name: bool) -> Stop {
     let is = |why| move |reason: &OpError| reason.why == why;
     let (why, advice) = if reasons.iter().any(is(OpErrorKind::Exhausted)) {
@@ -283,7 +283,7 @@ fn assignment(kv: &dyn Kv, choices: &[AddressChoice]) -> Result<AddressAssignmen
     Ok(given)
 }
 
-/// Succeeds if some pool has a block of each of its families, which means that an ADD can be served.
+/// Succeeds if some pool has a block of each of its families: then an ADD can be served.
 pub(crate) fn status(kv: &dyn Kv) -> Result<(), Stop> {
     let mut reasons = Vec::new();
     for pool in all_pools(kv)? {
@@ -298,8 +298,8 @@ pub(crate) fn status(kv: &dyn Kv) -> Result<(), Stop> {
     Err(refusal(reasons, false))
 }
 
-/// Checks that the remembered addresses that lie in the node's blocks are exactly the assigned ones. Addresses
-/// outside the node's blocks are ignored, because they belong to other CNI plugins.
+/// Fails unless the addresses that the container runtime remembers are exactly the addresses of the attachment.
+/// Remembered addresses outside the node's blocks are ignored, because they belong to other CNI plugins.
 pub(crate) fn check(kv: &dyn Kv, check: &Check) -> Result<(), Stop> {
     let Attachment {
         network,
@@ -329,7 +329,7 @@ pub(crate) fn check(kv: &dyn Kv, check: &Check) -> Result<(), Stop> {
     ))
 }
 
-/// Returns the attachments of the network that are not listed as valid.
+/// Returns the attachments of the network that the container runtime does not list as valid.
 pub(crate) fn garbage(kv: &dyn Kv, gc: &Gc) -> Result<Vec<AttachmentRecord>, StorageFault> {
     let valid = gc.valid.iter();
     let valid: HashSet<(&str, &str)> = valid.map(|(id, ifname)| (&**id, &**ifname)).collect();

@@ -5,8 +5,7 @@
 //! is remembered for as long as an ADD can be in progress. An ADD that was requested before a remembered DEL is
 //! rejected.
 //!
-//! Times are times since boot, by a clock that all processes share. No operation that is in progress survives a
-//! reboot.
+//! Times are times since boot, by a clock that all processes share. A reboot ends all operations that are in progress.
 
 use std::time::Duration;
 
@@ -18,8 +17,8 @@ use super::kv::{Kv, KvMut, KvTable};
 use super::record::{BootTime, Deletion, attachment_key};
 use super::tables::{Read, Write};
 
-/// An ADD that was requested longer ago than this is rejected. Therefore it is enough to remember a DEL for this
-/// long. CNI plugins wait for 20 s, callers of the agent's API for 30 s.
+/// An ADD that was requested longer ago than this is rejected. So a DEL need not be remembered for longer. CNI plugins
+/// wait for 20 s, callers of the agent's API for 30 s.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Rejects an ADD that was requested too long ago, or before a DEL of the same attachment.
@@ -53,8 +52,8 @@ pub(crate) fn check_add(
     Ok(())
 }
 
-/// Remembers a DEL. Also examines the two next entries of the table and deletes those that have expired, so that the
-/// table stays small.
+/// Remembers a DEL. To keep the table small, it also examines the two next entries of the table and deletes those that
+/// have expired.
 pub(crate) fn remember_del(
     kv: &mut dyn KvMut,
     attachment: &Attachment,

@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use super::super::storage_fault::StorageFault;
 
-/// The tables. Each comment says: key -> value.
+/// The tables. Each comment has the form: key -> value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KvTable {
     /// Name of a value -> the value
@@ -17,7 +17,7 @@ pub(crate) enum KvTable {
     Blocks,
     /// Pool, CIDR of a block -> empty: an index of the blocks from which addresses can be assigned
     Assigning,
-    /// Pool, CIDR of a block -> empty: an index of those blocks in `Assigning` that may have a free address
+    /// Pool, CIDR of a block -> empty: an index of the blocks in `Assigning` that may have a free address
     Open,
     /// CIDR of a block -> where the search for a never-assigned address continues
     Cursors,
@@ -61,9 +61,9 @@ pub(crate) type KvEntry = (Vec<u8>, Vec<u8>);
 /// Read access to the tables.
 pub(crate) trait Kv {
     fn get(&self, table: KvTable, key: &[u8]) -> Result<Option<Vec<u8>>, StorageFault>;
-    /// Returns the entry with the lowest key from `from` on.
+    /// Returns the entry with the lowest key that is not below `from`.
     fn seek(&self, table: KvTable, from: Bound<&[u8]>) -> Result<Option<KvEntry>, StorageFault>;
-    /// Calls `show` for all entries whose keys begin with `prefix`, in the order of their keys.
+    /// Calls `show` for each entry whose key begins with `prefix`, in the order of the keys.
     fn scan(&self, table: KvTable, prefix: &[u8], show: Show<'_>) -> Result<(), StorageFault>;
 }
 

@@ -1,7 +1,7 @@
 //! The assignments of a node: which address is assigned to which attachment.
 //!
 //! All data is in the tables of a transaction; nothing is kept in memory. An operation reads and writes only the few
-//! entries that it concerns. It decides before it writes, so it is done as a whole or not at all.
+//! entries that it concerns. It makes all decisions before its first write, so it is done as a whole or not at all.
 //!
 //! | file | subject |
 //! |---|---|
@@ -13,15 +13,15 @@
 //! | `deletions` | whether an ADD or a DEL of the same attachment was requested first |
 //! | `set_allocation` | records the node's ranges, and releases blocks |
 //! | `adopt` | records assignments that another component knows |
-//! | `withdrawals` | ranges that the controller takes back |
+//! | `withdrawals` | ranges that the controller takes back from the node |
 //! | `snapshot` | reads the whole content, for reports |
 //!
 //! # Order
-//! Pools are tried in their order, and the blocks of a pool in the order of their CIDRs, so that later blocks become
-//! empty and can be released. In a block, never-assigned addresses come first, in ascending order. Then come released
-//! addresses, the oldest release first, but never an address that is still cooling. In a block of more than 4,096
-//! addresses, the records of addresses that have cooled are deleted. There the search restarts at the lowest address
-//! after it has reached the end of the block.
+//! Pools are tried in their order of preference, and the blocks of a pool in the order of their CIDRs, so that later
+//! blocks become empty and can be released. A block first assigns addresses that were never assigned, in ascending
+//! order. Then it assigns released addresses, the oldest release first, but never an address that is still cooling. A
+//! block of more than 4,096 addresses deletes the records of addresses that have cooled. When its search reaches the
+//! end of the block, it restarts at the lowest address.
 
 mod adopt;
 mod apply;
@@ -53,7 +53,7 @@ pub use adopt::RememberedAttachment;
 pub use record::{AttachmentRecord, BlockState};
 pub use snapshot::{AddressCounts, BlockCount, PendingWithdrawal, PoolCount, Snapshot};
 
-/// The ledger within one transaction: its tables, and the time at which the transaction happens.
+/// The ledger within one transaction: its tables, and the time of the transaction.
 pub struct AddressLedger<'a> {
     kv: &'a mut dyn KvMut,
     now: &'a Now,
@@ -83,19 +83,19 @@ impl<'a> AddressLedger<'a> {
         Self { kv, now }
     }
 
-    /// Returns the time at which this transaction happens.
+    /// Returns the time of this transaction.
     pub fn now(&self) -> &Now {
         self.now
     }
 
-    /// Does an operation that is requested now. The inner error is a rejection, which changes nothing. After an outer
+    /// Does an operation that is requested now. An inner error is a rejection: nothing has changed. After an outer
     /// error the transaction must be discarded.
     pub fn run(&mut self, op: &Op) -> Result<Result<OpOutcome, OpError>, StorageFault> {
         self.run_asked(op, self.now.since_boot)
     }
 
-    /// Like [`Self::run`], for an operation that was requested at the time `asked` since boot. An ADD that was
-    /// requested before a DEL of the same attachment is rejected, whichever of them arrives first.
+    /// Like [`Self::run`], but the operation was requested at the time `asked` since boot. An ADD that was requested
+    /// before a DEL of the same attachment is rejected, even if the DEL was done first.
     pub fn run_asked(
         &mut self,
         op: &Op,
@@ -108,33 +108,34 @@ impl<'a> AddressLedger<'a> {
         }
     }
 
-    /// Records the ranges of the node. Writes nothing if nothing has changed.
+    /// Records the ranges of the node. Writes only what has changed.
     ///
-    /// A block that is listed under another UID is the same block, so its assignments stay valid. A block that is no
+    /// A block that is listed with another UID is the same block, so its assignments stay valid. A block that is no
     /// longer listed assigns no new addresses, and is removed once none of its addresses is in use or cooling. If the
     /// UID of the Node changes, the same holds for all blocks that are not listed for the new UID. A released block
-    /// stays released, even if it disappears and is listed again. The last 1,024 released blocks are remembered.
+    /// stays released, even if it disappears and is listed again. For this the last 1,024 released blocks are
+    /// remembered.
     pub fn set_allocation(&mut self, allocation: &NodeAllocation) -> Result<(), StorageFault> {
         set_allocation::set_allocation(self.kv, allocation, self.now)
     }
 
-    /// Releases a block if none of its addresses is in use or cooling. Returns whether the block is released. `uid`
-    /// identifies the block, because the CIDR may belong to another block by now. No address is assigned from a
-    /// released block. The same range can be allocated to the node again, as another block with another UID.
+    /// Releases a block if none of its addresses is in use, cooling or withdrawn. Returns whether the block is
+    /// released. The block is released only if its UID is `uid`, because the CIDR may belong to another block by now. A
+    /// released block assigns no address. The node can get the same range again as another block, with another UID.
     pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
         set_allocation::release(self.kv, cidr, uid, self.now)
     }
 
-    /// Withdraws each range that the NodeSubnet wants back and of which no address is in use or cooling. Returns whether
-    /// there was any. Once the transaction is durable, the agent may report these ranges as withdrawn.
+    /// Withdraws each range that the NodeSubnet lists in `withdraw` if no address of the range is in use or cooling.
+    /// Returns whether any range was withdrawn. Once the transaction is durable, the agent may report these ranges as
+    /// withdrawn.
     pub fn withdraw_empty(&mut self) -> Result<bool, StorageFault> {
         let stamp = self.kv.stamp(self.now)?;
         withdrawals::withdraw_empty(self.kv, stamp)
     }
 
-    /// Records assignments that another component knows, after the ledger was lost. Skips addresses that the ledger
-    /// already has as in use by another attachment, or as released. Returns the skipped addresses, with their
-    /// attachments.
+    /// Records assignments that another component knows, after the ledger was lost. Skips addresses that, according to
+    /// the ledger, another attachment uses or that were released. Returns the skipped addresses with their attachments.
     pub fn adopt(
         &mut self,
         remembered: &[RememberedAttachment],
@@ -152,7 +153,7 @@ impl<'a> AddressLedger<'a> {
         self.adopt(remembered)
     }
 
-    /// Returns the notes on what the pods of the node may have.
+    /// Returns the notes on which pools and addresses the node's pods may have.
     pub fn pod_notes(&self) -> Result<Vec<PodNote>, StorageFault> {
         self.kv.pod_notes()
     }
@@ -169,13 +170,13 @@ impl<'a> AddressLedger<'a> {
         Ok(())
     }
 
-    /// Writes a value that has no effect, to find out whether writing is possible.
+    /// Writes a value that has no effect, to find out whether the store can be written.
     pub fn try_to_write(&mut self) -> Result<(), StorageFault> {
         self.kv.take_sequence()?;
         Ok(())
     }
 
-    /// Reads the whole content.
+    /// Reads the whole content of the ledger.
     pub fn snapshot(&self) -> Result<Snapshot, StorageFault> {
         snapshot::take(self.kv, self.now)
     }

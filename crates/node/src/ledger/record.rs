@@ -6,8 +6,8 @@ use super::super::ops::{AddressAssignment, Attachment, PodRef};
 use cadastre_core::usable::union;
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// An attachment that has addresses. This is also the form in which the table of attachments keeps it; there,
-/// `attachment` is the key.
+/// An attachment that has addresses. The value in the table of attachments has this form, too; there, `attachment` is
+/// not part of the value because it is the key.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentRecord {
     /// Network, container and interface
@@ -25,17 +25,18 @@ pub struct AttachmentRecord {
     pub since_ms: i64,
     /// ID of the boot in which the attachment was set up
     pub boot: String,
-    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. Their order
-    /// among themselves is unknown, except that those known to be superseded come first
+    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. The order among
+    /// adopted attachments is unknown, except that superseded ones come first
     #[serde(default = "adopted")]
     pub order: u64,
 }
 
-/// The value of `order` for adopted attachments. It is the same for all, because it is not known which of them is
+/// The value of `order` for adopted attachments. All have the same value, because it is not known which of them is
 /// older.
 pub(crate) const ADOPTED: u64 = 1;
 
-/// The value of `order` for an attachment that was already superseded when it was adopted.
+/// The value of `order` for an attachment that was adopted although a newer attachment had already replaced it
+/// (superseded).
 pub(crate) const ADOPTED_OLD: u64 = 0;
 
 /// Returns the `order` of records that were written by versions without this field.
@@ -54,7 +55,7 @@ pub(crate) enum AddressRecord {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReleaseRecord {
     pub block: Cidr,
-    /// Place in the order of all releases: a higher number is a later release
+    /// Place in the order of all releases: higher is later
     pub sequence: u64,
     pub at: BootTime,
     /// UID of the pod that had the address; empty if unknown
@@ -66,8 +67,8 @@ pub(crate) struct ReleaseRecord {
 }
 
 impl ReleaseRecord {
-    /// Returns whether this pod had the address, or replaces the pod that had it under the same name, as in a
-    /// StatefulSet.
+    /// Returns whether this pod had the address, or has the name of the pod that had it. A pod of a StatefulSet has the
+    /// name of the pod that it replaces.
     pub(crate) fn was_of(&self, pod: &PodRef) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
         same(&self.pod, &pod.uid) || same(&self.name, &full_name(pod))
@@ -85,7 +86,7 @@ pub(crate) fn full_name(pod: &PodRef) -> String {
     format!("{namespace}/{name}")
 }
 
-/// A moment: the number of the boot, and the milliseconds since that boot.
+/// A moment: the number of the boot, and the milliseconds since the boot began.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BootTime {
     pub boot: u64,
@@ -93,9 +94,9 @@ pub(crate) struct BootTime {
 }
 
 impl BootTime {
-    /// Returns the milliseconds of cooldown left at `now` for an address that was released at this moment; `None` if
-    /// it has cooled. A release in an earlier boot is treated as if it had happened at the beginning of the present
-    /// boot, because it is not known how long the host was off.
+    /// Returns how many milliseconds of cooldown are left at `now` for an address that was released at this moment;
+    /// `None` if the cooldown is over. For a release in an earlier boot, the cooldown starts at the beginning of the
+    /// running boot, because it is not known how long the host was off.
     pub(super) fn cooldown_left(self, now: Self, cooldown_ms: u64) -> Option<u64> {
         let from = if self.boot == now.boot { self.ms } else { 0 };
         let until = from.saturating_add(cooldown_ms);
@@ -103,7 +104,7 @@ impl BootTime {
     }
 }
 
-/// When a DEL was requested: the number of the boot, and the microseconds since that boot.
+/// When a DEL was requested: the number of the boot, and the microseconds since the boot began.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deletion {
     pub boot: u64,
@@ -144,8 +145,8 @@ pub enum BlockState {
     /// The NodeSubnet no longer lists the block, but some of its addresses are in use or cooling; no new address is
     /// assigned from it
     Unlisted,
-    /// The node has released the block, but the NodeSubnet still lists it or lists it again; no address is assigned
-    /// from it
+    /// The node has released the block. The NodeSubnet still lists it, or lists it again; no address is assigned from
+    /// it
     Released,
 }
 
@@ -161,8 +162,8 @@ impl BlockState {
 pub(crate) struct Cursor {
     /// The address at which the search continues; `None` if it has reached the end of the block
     pub next: Option<Addr>,
-    /// Whether records of addresses before `next` were deleted since the search passed them. If so, the search starts
-    /// again at the lowest address once it has reached the end
+    /// Whether records of addresses before `next` were deleted after the search had passed them. If so, the search
+    /// restarts at the lowest address once it has reached the end
     pub again: bool,
 }
 
@@ -203,7 +204,7 @@ pub(crate) fn cidr_key(cidr: Cidr) -> [u8; 18] {
     key
 }
 
-/// Returns the key of a released block in the table of released blocks.
+/// Returns the key that a released block has in the table of released blocks.
 pub(crate) fn released_key(cidr: Cidr, uid: &str) -> Vec<u8> {
     [&cidr_key(cidr), uid.as_bytes()].concat()
 }
@@ -212,8 +213,8 @@ pub(crate) fn cidr_of(key: &[u8]) -> Option<Cidr> {
     Cidr::new(address_of(key)?, *key.get(17)?)
 }
 
-/// Returns the prefix of all keys of a pool, or of one family of the pool. Keys with this prefix are in the order of
-/// their CIDRs.
+/// Returns the prefix of all keys of a pool, or of one family of the pool. The keys with this prefix are sorted by
+/// CIDR.
 pub(crate) fn pool_prefix(pool: &str, family: Option<Family>) -> Vec<u8> {
     let mut key = text(pool);
     key.extend(family.map(family_byte));
@@ -250,8 +251,8 @@ pub(crate) fn attachment_of(key: &[u8]) -> Option<Attachment> {
     })
 }
 
-/// Encodes a text as part of a key, for example the network of an attachment. The length comes first, so that the key of one text is never a prefix of the key
-/// of another text.
+/// Encodes a text as part of a key, for example the network of an attachment. The length comes first. So the key of one
+/// text is never a prefix of the key of another text.
 pub(crate) fn text(text: &str) -> Vec<u8> {
     let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes(), text.as_bytes()].concat()

@@ -15,10 +15,10 @@ use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
 use cadastre_core::usable::{above, usable};
 use cadastre_core::{Cidr, IpRange};
 
-/// At most this many released blocks are remembered; older ones are deleted.
+/// At most this many released blocks are remembered; the oldest records are deleted.
 const MOST_RELEASED: usize = 1_024;
 
-/// Records the node's ranges and pool terms. Writes nothing if nothing has changed.
+/// Records the node's ranges and pool terms. Writes only what has changed.
 pub(crate) fn set_allocation(
     kv: &mut dyn KvMut,
     allocation: &NodeAllocation,
@@ -26,8 +26,8 @@ pub(crate) fn set_allocation(
 ) -> Result<(), StorageFault> {
     let stamp = kv.stamp(now)?;
     let before = kv.blocks()?;
-    // The addresses that the search for a free address excludes, for each block. If they change, the search in the
-    // block has to start from its beginning.
+    // For each block, the addresses that its search for a free address excludes. If they change, the search has to
+    // restart at the beginning of the block.
     let mut searched = BTreeMap::new();
     for (cidr, block) in &before {
         searched.insert(*cidr, left_out(kv, *cidr, block)?);
@@ -70,7 +70,7 @@ pub(crate) fn set_allocation(
 }
 
 /// Returns the state of a listed block. A block that was released stays released, even if it was not listed for a
-/// while. If such a block is listed again, the API was restored to an older state, and another node may have the
+/// while. If a released block is listed again, the API was restored to an older state. Then another node may have the
 /// range by now.
 fn state(
     kv: &dyn Kv,
@@ -90,9 +90,9 @@ fn state(
             BlockState::Active
         });
     }
-    // The agent has released the block `uid`, but now it is listed again. Meanwhile this node may have got the same
-    // range again, as a block with another UID. So if an address of the range is in use or cooling, the block drains.
-    // Otherwise it stays released.
+    // The agent has released the block `uid`, but now the block is listed again. Since the release, this node may have
+    // got the same range again as a block with another UID. So if an address of the range is in use or cooling, the
+    // block drains. Otherwise it stays released.
     let pool = old.map_or(&block.pool, |it| &it.pool);
     if is_empty(kv, *cidr, pool, now)? {
         return Ok(BlockState::Released);
@@ -100,8 +100,8 @@ fn state(
     Ok(BlockState::Draining)
 }
 
-/// Releases a block if its UID is `uid` and none of its addresses is in use, cooling or withdrawn. Returns whether the block is
-/// released, by this call or an earlier one.
+/// Releases a block if its UID is `uid` and none of its addresses is in use, cooling or withdrawn. Returns whether the
+/// block is released, by this call or an earlier one.
 pub(crate) fn release(
     kv: &mut dyn KvMut,
     cidr: Cidr,
@@ -132,7 +132,7 @@ pub(crate) fn release(
     Ok(true)
 }
 
-/// Records that a block was released, and deletes the oldest of these records if there are too many.
+/// Records that a block was released. If there are too many of these records, deletes the oldest.
 fn remember(kv: &mut dyn KvMut, cidr: Cidr, uid: &str) -> Result<(), StorageFault> {
     let sequence = kv.take_sequence()?;
     kv.put_json(KvTable::ReleasedBlocks, &released_key(cidr, uid), &sequence)?;
@@ -246,8 +246,8 @@ fn remove(kv: &mut dyn KvMut, cidr: Cidr, block: &BlockRecord) -> Result<(), Sto
     kv.index(KvTable::Open, &block.pool, cidr, false)?;
     kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
     kv.drop_key(KvTable::Blocks, &cidr_key(cidr))?;
-    // Blocks that overlap the removed one may contain addresses whose records were removed with it. In these blocks
-    // the addresses count as never assigned now, so the search has to start again.
+    // Another block can overlap the removed one, and some records of its addresses were just removed. These addresses
+    // now count as never assigned, so the search in that block has to restart.
     for other in kv.cidrs_over(KvTable::Blocks, cidr)? {
         restart_search(kv, other)?;
     }

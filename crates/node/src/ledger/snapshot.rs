@@ -23,15 +23,15 @@ pub struct Snapshot {
     pub attachments: Vec<AttachmentRecord>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
-    /// The pools with known terms, best first; then the pools without known terms that have blocks
+    /// The pools: first those with known terms, best first, then those that have blocks but no known terms
     pub pools: Vec<PoolCount>,
-    /// The ranges that the node has handed back to the controller
+    /// The withdrawn ranges, which the controller may allocate elsewhere
     pub withdrawn: Vec<Cidr>,
-    /// The ranges that the controller wants back and that are not withdrawn yet
+    /// The ranges that the controller wants to withdraw and that are not withdrawn yet
     pub pending_withdrawals: Vec<PendingWithdrawal>,
 }
 
-/// A range that the controller wants back.
+/// A range that the controller wants to withdraw from the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingWithdrawal {
     /// The range
@@ -47,7 +47,7 @@ pub struct AddressCounts {
     pub used: u64,
     /// Number of addresses that were released and are still cooling
     pub cooling: u64,
-    /// Number of addresses that can be assigned now to an ADD that does not ask for certain addresses
+    /// Number of addresses that can be assigned now to an ADD that requests no certain address
     pub free: u64,
     /// Number of withdrawn addresses
     pub withdrawn: u64,
@@ -66,14 +66,15 @@ pub struct BlockCount {
     pub state: BlockState,
     /// Numbers of the block's addresses by state
     pub counts: AddressCounts,
-    /// How many of the block's addresses can be assigned automatically, whether or not they are in use
+    /// How many of the block's addresses can be assigned to an ADD that requests no certain address. Addresses in use
+    /// are counted, too
     pub room: u64,
 }
 
 /// A pool with its usage on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCount {
-    /// The terms of the pool; the defaults if its terms are unknown
+    /// The terms of the pool; the default terms if its terms are unknown
     pub terms: PoolTerms,
     /// Sums over the pool's blocks on this node, by family
     pub counts: Dual<AddressCounts>,
@@ -86,7 +87,7 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     for (cidr, block) in &records {
         cooldowns.insert(*cidr, cooldown_ms(&terms(kv, &block.pool)?));
     }
-    // For each address: its block, and whether the address is in use; otherwise it is cooling.
+    // For each address in use or cooling: its block, and whether it is in use.
     let mut busy: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
     for (addr, freed) in kv.releases()? {
         let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);

@@ -1,6 +1,6 @@
 //! Typed access to the ledger's tables.
 //!
-//! Values are stored as JSON, which is small and can be read when a store has to be examined.
+//! Values are stored as JSON: it is small, and administrators who examine a store can read it.
 
 use std::ops::Bound::{Excluded, Included};
 
@@ -24,7 +24,7 @@ const NODE: &[u8] = b"node";
 const BOOT: &[u8] = b"boot";
 const SEQUENCE: &[u8] = b"sequence";
 
-/// The latest boot that was recorded.
+/// The latest boot that was recorded, with the store's number for it.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Boot {
     id: String,
@@ -43,7 +43,7 @@ pub(crate) trait Read: Kv {
             .transpose()
     }
 
-    /// Returns the first entry after the key `after` among the keys that begin with `prefix`. Without `after`,
+    /// Among the keys that begin with `prefix`, returns the first entry after the key `after`. If `after` is `None`,
     /// returns the first of all these entries.
     fn next(
         &self,
@@ -76,7 +76,7 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Meta, NODE)
     }
 
-    /// Converts `now` to a time that contains the store's number of the boot instead of the boot's ID.
+    /// Converts `now` to a time that names the boot by the store's number instead of the kernel's ID.
     fn stamp(&self, now: &Now) -> Result<BootTime, StorageFault> {
         let boot = match self.json::<Boot>(KvTable::Meta, BOOT)? {
             Some(boot) if boot.id == now.boot => boot.number,
@@ -100,7 +100,7 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Deletions, &attachment_key(attachment))
     }
 
-    /// Returns the attachments of a network; for `None`, of all networks.
+    /// Returns the attachments of a network; if `network` is `None`, those of all networks.
     fn attachments(&self, network: Option<&str>) -> Result<Vec<AttachmentRecord>, StorageFault> {
         let table = KvTable::Attachments;
         self.list(table, &network.map_or(Vec::new(), text), |key, value| {
@@ -115,7 +115,7 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Addresses, &address_key(addr))
     }
 
-    /// Returns the first address from `addr` on that has a record, that is, an address that is or was in use.
+    /// Returns the first address, from `addr` on, that has a record because it is or was in use.
     fn address_from(&self, addr: Addr) -> Result<Option<Addr>, StorageFault> {
         let key = address_key(addr);
         let entry = self.seek(KvTable::Addresses, Included(&key))?;
@@ -127,13 +127,13 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Blocks, &cidr_key(cidr))
     }
 
-    /// Returns whether the block is remembered as released.
+    /// Returns whether the store remembers that the block was released.
     fn was_released(&self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
         let key = released_key(cidr, uid);
         Ok(self.get(KvTable::ReleasedBlocks, &key)?.is_some())
     }
 
-    /// Returns the keys of all blocks that are remembered as released, each with its sequence number.
+    /// Returns the keys of all blocks that the store remembers as released, each with its sequence number.
     fn released_blocks(&self) -> Result<Vec<(u64, Vec<u8>)>, StorageFault> {
         let table = KvTable::ReleasedBlocks;
         self.list(table, &[], |key, value| {
@@ -141,7 +141,7 @@ pub(crate) trait Read: Kv {
         })
     }
 
-    /// Returns the note on what a pod may have.
+    /// Returns the note on which pools and addresses a pod may have.
     fn pod_note(&self, pod: &PodRef) -> Result<Option<PodNote>, StorageFault> {
         let note: Option<PodNote> = self.json(KvTable::Pods, full_name(pod).as_bytes())?;
         Ok(note.filter(|note| note.is_of(pod)))
@@ -158,7 +158,7 @@ pub(crate) trait Read: Kv {
         })
     }
 
-    /// Returns all addresses that have the record of a release, with the records.
+    /// Returns all released addresses that have a record, with the records.
     fn releases(&self) -> Result<Vec<(Addr, ReleaseRecord)>, StorageFault> {
         let table = KvTable::Freed;
         let addresses = self.list(table, &[], |_, value| readable(table, address_of(value)))?;
@@ -166,7 +166,7 @@ pub(crate) trait Read: Kv {
         addresses.into_iter().map(record).collect()
     }
 
-    /// Returns the record of an address's release. Fails if the address is not released.
+    /// Returns the record of an address's release. Fails if the address has no such record.
     fn release_of(&self, addr: Addr) -> Result<ReleaseRecord, StorageFault> {
         match self.address(addr)? {
             Some(AddressRecord::Freed(freed)) => Ok(freed),
@@ -184,7 +184,7 @@ pub(crate) trait Read: Kv {
         })
     }
 
-    /// Returns the CIDRs that overlap a range, in a table whose keys are CIDRs.
+    /// Returns the CIDRs that overlap a range, from a table whose keys are CIDRs.
     fn cidrs_over(&self, table: KvTable, range: Cidr) -> Result<Vec<Cidr>, StorageFault> {
         let mut over = Vec::new();
         if self.seek(table, Included(&[]))?.is_none() {
@@ -210,8 +210,8 @@ pub(crate) trait Read: Kv {
         Ok(over)
     }
 
-    /// Returns the block that contains the address. If several blocks do, returns the narrowest one from which
-    /// addresses are assigned; if there is none, the narrowest one.
+    /// Returns the block that contains the address. If several blocks do, returns the narrowest one that assigns
+    /// addresses. If none of them assigns addresses, returns the narrowest one.
     fn block_around(&self, addr: Addr) -> Result<Option<(Cidr, BlockRecord)>, StorageFault> {
         let mut found = None;
         for len in (0..=addr.family.bits()).rev() {
@@ -234,8 +234,8 @@ pub(crate) trait Read: Kv {
         Ok(cursor.unwrap_or(Cursor::first_of(block)))
     }
 
-    /// Returns the released address of a block that has the lowest sequence number after `after`, that is, the oldest
-    /// release. Without `after`, all releases are considered.
+    /// Returns the oldest release of a block: the released address with the lowest sequence number. If `after` is
+    /// given, only higher sequence numbers are considered.
     fn freed(&self, block: Cidr, after: Option<u64>) -> Result<Option<(u64, Addr)>, StorageFault> {
         let after = after.map(|sequence| freed_key(block, sequence));
         let after = after.as_ref().map(<[u8; 26]>::as_slice);
@@ -262,7 +262,8 @@ pub(crate) trait Read: Kv {
         })
     }
 
-    /// Returns the first block of a pool and family in an index, or the first one after the block `after`.
+    /// Returns the first block of a pool and family in an index. If `after` is given, returns the first one after that
+    /// block.
     fn block_of(
         &self,
         index: KvTable,
@@ -291,8 +292,7 @@ pub(crate) trait Read: Kv {
         Ok(families)
     }
 
-    /// Returns the names of the pools that have blocks from which addresses are assigned, but whose terms are
-    /// unknown.
+    /// Returns the names of the pools that have blocks from which addresses are assigned, but no known terms.
     fn pools_without_terms(&self) -> Result<Vec<String>, StorageFault> {
         let mut pools = Vec::new();
         let mut entry = self.seek(KvTable::Assigning, Included(&[]))?;
@@ -305,7 +305,7 @@ pub(crate) trait Read: Kv {
             if self.get(KvTable::Ranks, name.as_bytes())?.is_none() {
                 pools.push(name.to_owned());
             }
-            // This key is higher than all keys of the pool, so the search continues with the next pool.
+            // This key is higher than all keys of the pool. So the search continues with the next pool.
             let mut last = pool_prefix(name, None);
             last.push(u8::MAX);
             entry = self.seek(KvTable::Assigning, Included(&last))?;
@@ -346,7 +346,7 @@ pub(crate) trait Write: KvMut {
         self.put_json(KvTable::Meta, NODE, &uid)
     }
 
-    /// Records the current boot, so that the boot number in `stamp` stays assigned to it.
+    /// Records the current boot, so that the boot keeps the number that `stamp` contains.
     fn put_boot(&mut self, now: &Now, stamp: BootTime) -> Result<(), StorageFault> {
         let boot = Boot {
             id: now.boot.clone(),

@@ -246,7 +246,7 @@ fn cooldowns_count_by_the_time_since_boot() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     node.add_one(1);
     node.del(1);
-    // The wall clock has no influence, so the address is still cooling.
+    // The wall clock has no influence on the cooldown, so the address is still cooling.
     node.now.wall_ms = i64::MAX;
     node.assert_refused(&ask(2), OpErrorKind::Exhausted, "");
     // After a reboot the address cools until the host has been up for the whole cooldown.
@@ -257,7 +257,7 @@ fn cooldowns_count_by_the_time_since_boot() {
     node.del(2);
     node.now = now("three", 5);
     node.assert_refused(&ask(3), OpErrorKind::Exhausted, "");
-    // A longer cooldown also applies to earlier releases, so the address cools for longer.
+    // A longer cooldown also applies to earlier releases, so the address cools for the longer time.
     node.allocation.pools = vec![PoolTerms {
         cooldown_seconds: 100,
         ..PoolTerms::named("")
@@ -427,7 +427,8 @@ fn an_add_requested_before_a_del_is_rejected_even_if_nothing_was_assigned() {
     assert_eq!(run(&mut node, &del, 999_500), Ok(OpOutcome::Done));
     assert_eq!(run(&mut node, &del, 1_000), Ok(OpOutcome::Done));
     assert!(run(&mut node, &add, 999_400).is_err());
-    // After a minute the caller of the ADD no longer waits, so the ADD is rejected even if the DEL is forgotten.
+    // After a minute the caller of the ADD no longer waits. So the ADD is rejected even if the DEL is forgotten by
+    // then.
     node.now = now("one", 1_060);
     let refused = run(&mut node, &add, 999_400).unwrap_err();
     assert!(refused.text.contains("more than 60"), "{refused}");
@@ -468,7 +469,7 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     assert_eq!(node.memory.writes, writes);
     let other = ask_for(1, &["10.0.0.3"]);
     node.assert_refused(&other, OpErrorKind::Mismatch, "has 10.0.0.2 already");
-    // A repeated ADD in another boot moves the attachment to that boot, so that the attachment is not regarded as
+    // A repeated ADD in another boot moves the attachment to that boot. Otherwise the attachment would be regarded as
     // dead.
     node.now = now("two", 1);
     assert_eq!(node.try_add(&ask(1)).unwrap(), first);
@@ -485,7 +486,7 @@ fn attachments_are_in_the_order_of_their_assignment() {
         ids.collect::<Vec<_>>()
     };
     for n in [3, 1, 2] {
-        // The wall clock goes back each time, so the order cannot come from it.
+        // The wall clock goes back each time. So if the order came from the wall clock, the test would fail.
         node.now.wall_ms -= 1_000_000;
         node.add_one(n);
     }
@@ -580,7 +581,8 @@ fn addresses_of_unlisted_blocks_stay_assigned() {
     assert_eq!(node.state("10.0.0.4/30"), None, "an empty one goes");
     node.assert_refused(&ask(2), OpErrorKind::NoBlock, "");
     assert_eq!(node.add_one(1), "10.0.0.2");
-    // If the block is listed for the new Node under another UID, it is the same block, so its assignments stay valid.
+    // The block is listed for the new Node under another UID. It is still the same block, so its assignments stay
+    // valid.
     node.allocation.blocks = listed;
     node.allocation.blocks[0].uid = "u2".to_owned();
     node.update();
@@ -628,7 +630,7 @@ fn a_released_block_is_used_again_only_under_another_uid() {
     node.allocation.blocks[0].uid = "u2".to_owned();
     node.update();
     assert_eq!(node.add_one(2), "10.0.0.2");
-    // The API is restored to an older state once more, while the range is in use as another block. So the block
+    // The API is restored to an older state once more. Meanwhile the range is in use as another block, so the block
     // drains first.
     node.allocation.blocks[0].uid = "u1".to_owned();
     node.update();
@@ -776,8 +778,8 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     node.update();
     let says = "pod default/pod-1";
     node.assert_refused(&undecided(ask(1)), OpErrorKind::PodUnknown, says);
-    // An ADD for a certain address does not depend on the pod's labels, and an ADD without a pod cannot. So both
-    // succeed although nothing is known about the pod.
+    // An ADD for a certain address does not depend on the pod's labels, and an ADD without a pod has no labels. So both
+    // succeed although the store has no note on the pod.
     let asked = undecided(ask_for(2, &["10.0.0.5"]));
     assert_eq!(node.add(&asked), "10.0.0.5");
     let nobody = Add {
@@ -794,15 +796,15 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     assert_eq!(node.add(&undecided(ask(1))), "10.0.1.0");
     assert_eq!(node.add(&undecided(ask(4))), "10.0.0.6");
     node.assert_refused(&undecided(ask(5)), OpErrorKind::NoBlock, "its labels");
-    // The note does not apply to another pod with the same name, so nothing is known about that pod.
+    // The note does not apply to another pod with the same name. So the store has no note on that pod.
     let mut anew = undecided(ask(6));
     anew.pod.as_mut().unwrap().name = "pod-4".to_owned();
     node.assert_refused(&anew, OpErrorKind::PodUnknown, "");
     let gone = [notes[1].pod.clone()];
     node.ledger().note_pods(&[], &gone).unwrap();
     assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
-    // On interfaces other than `eth0` only labels matter, and only if the ADD names no pools. So an ADD that names
-    // pools succeeds.
+    // On interfaces other than `eth0` only labels matter, and only for an ADD that names no pools. This ADD names
+    // pools, so it succeeds.
     let mut second = undecided(ask_from(7, &["a"]));
     second.attachment.ifname = "net1".to_owned();
     assert_eq!(node.add(&second), "10.0.0.1");

@@ -3,13 +3,14 @@
 //! | state | begins when | means |
 //! |---|---|---|
 //! | [`Requested`](WithdrawalState::Requested) | the NodeSubnet lists the range in `withdraw` | no new address of the range is assigned |
-//! | [`Withdrawn`](WithdrawalState::Withdrawn) | no address of the range is in use or cooling, and the agent asks for it | the controller may allocate the range elsewhere |
+//! | [`Withdrawn`](WithdrawalState::Withdrawn) | no address of the range is in use or cooling, and the agent calls `withdraw_empty` | the controller may allocate the range elsewhere |
 //! | none | the NodeSubnet lists the range in `returned`, or no longer requests a range that is not withdrawn yet | addresses are assigned as before |
 //!
 //! # Guarantees
-//! - A withdrawn range stays withdrawn until the NodeSubnet lists it in `returned`. That `withdraw` no longer lists the
-//!   range does not suffice: after a restore of the API server the NodeSubnet may be older than the withdrawal.
-//! - A withdrawal does not depend on the block around it: it stays if the block disappears and is listed again.
+//! - A withdrawn range stays withdrawn until the NodeSubnet lists it in `returned`. It does not suffice that `withdraw`
+//!   no longer lists the range: after a restore of the API server the NodeSubnet may be older than the withdrawal.
+//! - A withdrawal does not depend on the block around it: the range stays withdrawn if the block disappears and is
+//!   listed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +29,7 @@ use cadastre_core::{Addr, Cidr, IpRange};
 /// The store records at most this many withdrawals. Further requests are ignored until some of them end.
 const MOST_WITHDRAWALS: usize = 1_024;
 
-/// How far a withdrawal is.
+/// How far a withdrawal has proceeded.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum WithdrawalState {
@@ -66,7 +67,7 @@ pub(crate) fn put_requests(
     Ok(())
 }
 
-/// Withdraws each requested range of which no address is in use or cooling. Returns whether there was any.
+/// Withdraws each requested range of which no address is in use or cooling. Returns whether any range was withdrawn.
 pub(crate) fn withdraw_empty(kv: &mut dyn KvMut, now: BootTime) -> Result<bool, StorageFault> {
     let mut any = false;
     for (range, state) in kv.withdrawals()? {
@@ -110,7 +111,7 @@ fn put(kv: &mut dyn KvMut, range: Cidr, state: WithdrawalState) -> Result<(), St
     kv.put_json(KvTable::Withdrawals, &cidr_key(range), &state)
 }
 
-/// Returns whether no address of a range is in use or cooling, whatever its block.
+/// Returns whether no address of a range is in use or cooling. The addresses may belong to any block.
 fn is_empty(kv: &dyn Kv, range: Cidr, now: BootTime) -> Result<bool, StorageFault> {
     let mut at = kv.address_from(range.first())?;
     while let Some(addr) = at.filter(|addr| range.contains_addr(*addr)) {

@@ -1,18 +1,17 @@
 //! A redb file that is verified each time it is opened, and that records which of its commits are durable.
 //!
-//! redb verifies checksums only after a crash, and trusts a file that claims to have been closed cleanly. If the last
-//! commit is unreadable, redb falls back to the commit before. That is right after a crash, because the last commit
-//! was never answered. But it is wrong if the disk has corrupted the last commit: an address in use would be free
-//! again. Also, a clean close costs redb three waits for the disk. Therefore this module is a layer between redb and
-//! the disk:
+//! redb verifies checksums only after a crash, and trusts a file that says that it was closed cleanly. If redb cannot
+//! read the last commit, it falls back to the commit before. After a crash that is right, because the operations of the
+//! last commit were never answered. But it is wrong if the disk has corrupted the last commit: an address in use would
+//! be free again. Also, closing a file cleanly takes redb three waits for the disk. Therefore this module is a layer
+//! between redb and the disk:
 //!
 //! - A file is always opened as if after a crash: before the content is used, redb reads every page, starting at the
 //!   roots, and compares checksums. For a file of the size of a node's ledger this is faster than one wait for the
 //!   disk.
-//! - Once a commit has reached the disk, this module writes a mark into the header, without waiting for that write.
-//!   redb reads the mark as that of a two-phase commit, which also says that the newest commit is durable. redb
-//!   clears the mark with its next write. If the newest commit of a marked file cannot be read, the file is damaged
-//!   and is left unchanged.
+//! - Once a commit has reached the disk, this module writes a mark into the header, and does not wait for that write.
+//!   The mark says that the newest commit is durable; redb uses it for its two-phase commits. redb clears the mark with
+//!   its next write. If the newest commit of a marked file cannot be read, the file is damaged and is left unchanged.
 //! - Opening changes only the header, and only in memory. The next commit writes the header.
 //! - Closing writes nothing.
 //! - The file never shrinks, so its disk space cannot be used for other files.
@@ -41,7 +40,7 @@ const FULL_REGIONS: usize = 24;
 const LAST_REGION: usize = 28;
 /// Number of pages of a region. The whole file fits into one region.
 const MOST_PAGES: u32 = 1 << 20;
-/// Maximum size of a ledger's file. A file whose header claims more is rejected as damaged.
+/// Maximum size of a ledger's file. If the header says that the file is longer, the file is rejected as damaged.
 const MOST_BYTES: u64 = 1 << 30;
 /// Size of redb's page cache in bytes. A ledger of 4,096 addresses needs less.
 const CACHE: usize = 8 << 20;
@@ -64,7 +63,7 @@ impl Checked {
         Self::of(shared)
     }
 
-    /// Opens the database on a disk. This reads all of it.
+    /// Opens the database on a disk. This reads the whole disk.
     pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, StorageFault> {
         let mut header = [0; HEADER];
         let len = disk.size()?;
@@ -83,8 +82,8 @@ impl Checked {
             disk.grow(claimed)?;
         }
         if !is_durable {
-            // The last process may have been killed before it could sync its writes. From now on they may be relied
-            // on, so they must be durable.
+            // The last process may have been killed before it could sync its writes. From now on decisions rely on
+            // these writes, so they must be durable.
             disk.sync()?;
         }
         let before = newest(&header);
@@ -92,8 +91,8 @@ impl Checked {
         let pages = u32::try_from(disk.size()? / PAGE - 1).unwrap_or(u32::MAX);
         header[LAST_REGION..LAST_REGION + 4].copy_from_slice(&pages.to_le_bytes());
         let checked = Self::of(Shared::new(disk, &header, Phase::Opening))?;
-        // Opening commits the recovered state once more, to the slot that does not have it. So the newest slot is the
-        // same as before only if redb found the newest commit unreadable and fell back to the commit before.
+        // redb has just committed the recovered state once more, to the slot that did not contain it. So the newest
+        // slot is the same as before only if redb could not read the newest commit and fell back to the commit before.
         let after = newest(&checked.shared.state().header);
         if is_durable && after == before {
             return Err(StorageFault::Damaged(
@@ -115,14 +114,14 @@ impl Checked {
 }
 
 impl Drop for Checked {
-    /// Closes the disk before `database` is dropped, so that redb writes nothing.
+    /// Marks the disk as closed before `database` is dropped, so that redb writes nothing.
     fn drop(&mut self) {
         self.shared.state().phase = Phase::Closed;
     }
 }
 
-/// Converts an error of redb on opening a file. redb reports a file that is not a redb file as an I/O error; here it
-/// becomes a damaged file, unlike a real error of the disk.
+/// Converts an error that redb returns when it opens a file. redb reports a file in another format as an I/O error.
+/// Here it becomes a damaged file, unlike a real error of the disk.
 fn opening(error: redb::DatabaseError) -> StorageFault {
     match StorageFault::from(error) {
         StorageFault::Io(error)
@@ -248,8 +247,8 @@ impl StorageBackend for Backend {
                 self.0.disk.sync()?;
                 if state.header.starts_with(MAGIC) {
                     let flags = state.header[FLAGS] | DURABLE;
-                    // If this write fails, a later corruption of the newest commit is not noticed, but the commit
-                    // itself is good. So the error is ignored.
+                    // If this write fails, a later corruption of the newest commit is not noticed. The commit itself is
+                    // not affected, so the error is ignored.
                     _ = self.0.disk.write(FLAGS as u64, &[flags]);
                 }
                 Ok(())

@@ -38,7 +38,7 @@ impl LockedFile {
         loop {
             match file.try_lock() {
                 Ok(()) if is_same(&file, path)? => return Ok(Some(Self(file))),
-                // The file was replaced by another file meanwhile, so the other file is tried.
+                // The file was replaced by another file meanwhile, so this loop tries the new file.
                 Ok(()) => {
                     file = reopen(path)?;
                     continue;
@@ -81,8 +81,8 @@ impl Disk for LockedFile {
         self.0.write_all_at(data, at)
     }
 
-    /// Writes the zeros instead of setting the length, so that later changes to these pages do not fail because the
-    /// disk is full.
+    /// Writes zeros instead of setting the length. So the disk space is allocated now, and later changes to these pages
+    /// do not fail because the disk is full.
     fn grow(&self, size: u64) -> io::Result<()> {
         static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
         let mut at = self.size()?;
@@ -116,7 +116,7 @@ pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes changes of file names in the directory of a file durable.
+/// Makes changes of file names durable, in the directory that contains the file.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::super::ops::{OpError, OpErrorKind};
 use super::super::storage_fault::{StorageFault, advice};
 
-/// Why a store cannot be used. After an error nothing has changed, with one exception: if the disk fails while a
-/// commit is made durable, the commit may be found when the file is opened again.
+/// Why a store cannot be used. After an error nothing has changed, with one exception: if the disk fails while a commit
+/// is made durable, the commit may still be there when the file is opened again.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file does not exist.
@@ -29,7 +29,7 @@ pub enum StoreError {
         /// How long this process waited for the file
         waited: Duration,
     },
-    /// The store thread did not do the request.
+    /// The store thread did not process the request.
     #[error("this node's store is not free: {what}. Try again.")]
     Busy {
         /// The reason, as a clause of the message
@@ -66,7 +66,7 @@ pub enum StoreError {
     Io {
         /// Path of the file
         path: PathBuf,
-        /// What failed, as a participle in the message: opened, written, made
+        /// What could not be done, as a participle in the message: opened, written, made
         done: &'static str,
         /// What an administrator can do about the error
         advice: &'static str,
@@ -106,7 +106,7 @@ impl StoreError {
         matches!(self, Self::Damaged { .. } | Self::Missing { .. })
     }
 
-    /// Returns the error in the form in which it is the answer to an operation.
+    /// Returns the error as the answer to an operation.
     pub fn refusal(&self) -> OpError {
         let why = match self {
             Self::Missing { .. } | Self::Locked { .. } | Self::Busy { .. } => OpErrorKind::Busy,

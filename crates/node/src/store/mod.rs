@@ -1,11 +1,12 @@
 //! The file that contains the ledger of a node.
 //!
-//! Nothing of the ledger is kept in memory. So a process that opens the file continues where the last process
-//! stopped, whatever stopped it. Only one process at a time has the file open. An operation is answered only after it
-//! is durable. A transaction is done as a whole or not at all, even if the process is killed or the power fails.
+//! Nothing of the ledger is kept in memory. So a process that opens the file continues where the last process stopped,
+//! for whatever reason that process stopped. Only one process at a time has the file open. An operation is answered
+//! only after it is durable. A transaction is done as a whole or not at all, even if the process is killed or the power
+//! fails.
 //!
 //! After a disk error the store closes the file, rejects the current request, and opens the file again for the next
-//! request. So it works again as soon as the disk does, for example once there is free space.
+//! request. So the store works again as soon as the disk works, for example once there is free space.
 
 mod checked;
 mod disk;
@@ -37,7 +38,7 @@ const FORMAT_KEY: &[u8] = b"format";
 /// How long the store waits for the file when it opens it again after a disk error.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// Number of temporary files that this process has created, so that each gets a different name.
+/// Number of temporary files that this process has created. It makes the name of each of them different.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// The file that contains the ledger of a node. No other process can use the file while the store has it open.
@@ -53,7 +54,7 @@ pub struct Store {
 /// Device and inode number of a file.
 type FileId = (u64, u64);
 
-/// A function that opens the disk. It returns `None` if another process does not close the disk within the given
+/// A function that opens the disk. It returns `None` if another process keeps the disk open for longer than the given
 /// time.
 pub type Find = Box<dyn Fn(Duration) -> io::Result<Option<Box<dyn Disk>>> + Send>;
 
@@ -66,7 +67,7 @@ impl Store {
             result => return result,
         }
         match Self::make(path, |_| Ok(())) {
-            // Another process has created the file meanwhile, so that file is opened.
+            // Another process has created the file meanwhile, so this one opens it.
             Ok(None) => Self::open_existing(path, wait),
             Ok(Some(((), store))) => Ok(store),
             Err(error) => Err(error),
@@ -86,8 +87,8 @@ impl Store {
         })
     }
 
-    /// Opens the store on the disk that `find` returns. `path` is used in messages, and to notice that a file at this
-    /// path was replaced.
+    /// Opens the store on the disk that `find` returns. `path` is used in messages, and to notice if the file at this
+    /// path is replaced.
     pub fn on_disk(path: &Path, find: Find, wait: Duration) -> Result<Self, StoreError> {
         let mut store = Self {
             path: path.to_owned(),
@@ -135,9 +136,9 @@ impl Store {
         Ok(store)
     }
 
-    /// Creates a new file in place of one that was set aside. Its content is the node's ranges and the assignments
-    /// that other components know. Returns the addresses that more than one attachment claims, each with the
-    /// attachment that does not get it; the first attachment in `remembered` keeps the address.
+    /// Creates a new file in place of a file that was set aside. The new file contains the node's ranges and the
+    /// assignments that other components know. If several attachments claim an address, the first one in `remembered`
+    /// keeps it. Returns each such address with an attachment that does not get it.
     pub fn rebuild(
         path: &Path,
         allocation: &NodeAllocation,
@@ -155,8 +156,8 @@ impl Store {
         }
     }
 
-    /// Creates a file, and fills it before it gets its name, so that no process ever sees an incomplete file. Returns
-    /// `None` if a file with this name exists already.
+    /// Creates a file under a temporary name, fills it, and then gives it its name. So no process ever sees an
+    /// incomplete file. Returns `None` if a file with this name exists already.
     fn make<T>(
         path: &Path,
         fill: impl FnOnce(&mut Self) -> Result<T, StoreError>,
@@ -182,8 +183,8 @@ impl Store {
         linked
     }
 
-    /// Does `work` on the ledger in one transaction. After an error nothing has changed; for the one exception see
-    /// [`StoreError`].
+    /// Does `work` on the ledger in one transaction. After an error nothing has changed, with one exception (see
+    /// [`StoreError`]).
     pub fn transact<T>(
         &mut self,
         now: &Now,
@@ -228,7 +229,7 @@ impl Store {
             self.file = disk::id(&self.path);
             checked
         };
-        // After an error the database is dropped, because redb's view of the disk may be wrong.
+        // After an error the database is dropped, because redb's copy of the disk's content may be wrong.
         let result = transact(&checked.database, work)
             .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
         if !self.is_in_place() {
@@ -240,7 +241,7 @@ impl Store {
         Ok(result)
     }
 
-    /// Returns whether the file still has its name. If not, it was removed or replaced, and what is written to it is
+    /// Returns whether the file still has its name. If not, it was removed or replaced, and everything written to it is
     /// lost.
     fn is_in_place(&self) -> bool {
         self.file.is_none() || disk::id(&self.path) == self.file

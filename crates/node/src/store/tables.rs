@@ -1,4 +1,4 @@
-//! Implements the tables of the ledger in a transaction of redb.
+//! Implements the ledger's tables by tables of a redb transaction.
 
 use std::ops::Bound;
 

@@ -1,5 +1,5 @@
-//! Tests how the CNI plugin reaches the ledger: through the agent if the agent answers, and otherwise directly
-//! through the store.
+//! Tests how the CNI plugin reaches the ledger: through the agent if the agent answers, else directly through the
+//! store.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -93,7 +93,7 @@ fn agent_and_plugin_assign_from_one_ledger() {
     );
     server.join().unwrap();
     store_thread.join();
-    // The agent has exited, but the file of its socket still exists. So the store is used directly.
+    // The agent has exited, but its socket's file still exists. So the CNI plugin uses the store directly.
     assert_eq!(node.add(3), "10.0.0.4 fd00::4");
     fs::remove_file(node.socket()).unwrap();
     assert_eq!(node.add(4), "10.0.0.5 fd00::5");
@@ -104,8 +104,8 @@ fn agent_and_plugin_assign_from_one_ledger() {
 #[test]
 fn the_plugin_bypasses_a_hung_agent_in_time() {
     let node = NodeDir::with_store();
-    // The test never calls `accept` on this listener. The kernel still accepts connections until the listener's queue
-    // is full.
+    // The test never calls `accept` on this listener, like an agent that hangs. The kernel still accepts connections
+    // until the listener's queue is full.
     let listener = node.listen();
     let start = Instant::now();
     assert_eq!(node.add(1), "10.0.0.2 fd00::2");
@@ -240,7 +240,7 @@ fn an_agent_that_stalled_rejects_an_add_that_was_deleted_meanwhile() {
     let (store_thread, handle) = node.store_thread();
     let _listener = node.listen();
     // The agent has read the ADD and stalls. The CNI plugin of the ADD is killed, and the CNI plugin of the DEL uses
-    // the store directly. So the agent must reject the ADD.
+    // the store directly. When the agent continues, it must reject the ADD.
     let asked = request(&Op::Add(add(1)));
     node.del(1);
     let refusal = pass(&handle, asked.clone()).unwrap_err();
@@ -260,8 +260,8 @@ fn an_agent_that_stalled_rejects_an_add_that_was_deleted_meanwhile() {
 fn a_request_whose_caller_is_gone_is_not_done() {
     let node = NodeDir::with_store();
     let (store_thread, handle) = node.store_thread();
-    // Another process has the file, so the request waits. Meanwhile its caller goes away, so the request must not be
-    // done.
+    // Another process has the file open, so the request waits. Meanwhile its caller goes away, so the request must not
+    // be done.
     let store = node.open();
     let caller = Arc::new(());
     let alive = Arc::downgrade(&caller);

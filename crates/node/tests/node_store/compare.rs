@@ -70,7 +70,7 @@ impl Model {
             let free = if few {
                 each(cidr).filter(|it| may(it) && !taken(it)).count() as u128
             } else {
-                // In a wide block, all addresses that are not free are among the first ones, apart from the last
+                // In a wide block, the only addresses that can be not free are among the first ones, and the last
                 // address of the block.
                 let out = each(cidr).filter(|it| !may(it) || taken(it)).count() as u128;
                 cidr.size() - out - u128::from(!may(&cidr.last()))

@@ -1,6 +1,7 @@
-//! Simulates, for each change of the disk in turn, that the process is killed or the power fails at this change.
+//! Simulates crashes: for each change of the disk, one after the other, the process is killed or the power fails at
+//! this change.
 //!
-//! After each kill, these must hold: the store can be opened and works; every answered operation is in it; the
+//! After each crash, these must hold: the store can be opened and works; it contains every answered operation; the
 //! operation that was not answered was done as a whole or not at all; no address belongs to two attachments.
 
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use crate::world::{add, allocation, at, attachment};
 /// Number of operations that [`live`] does if the disk does not fail.
 const LIFE: u64 = 60;
 
-/// The addresses that the callers have, according to the answers that they got.
+/// The addresses that each attachment has, according to the answers that its callers got.
 type Answered = BTreeMap<Attachment, Vec<Addr>>;
 
 fn op(rng: &mut Rng) -> Op {
@@ -47,7 +48,7 @@ fn stored(store: &mut Store, now: &Now) -> Answered {
     stored
 }
 
-/// Opens the store, and checks that its content is what the callers know, with or without the operation that was not
+/// Opens the store. Checks that it contains what the callers know, either with or without the operation that was not
 /// answered. Then repeats that operation. Returns the open store.
 fn check(disk: &MemoryDisk, answered: &Answered, unanswered: Option<&Op>, what: &str) -> Store {
     let mut store = disk
@@ -262,8 +263,8 @@ fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
             assert!(n > 100, "the disk was written {n} times only");
             break;
         };
-        // The disk is still full. So the operation is rejected again, with advice, while operations that write
-        // nothing succeed.
+        // The disk is still full. So the operation is rejected again, with advice. Operations that write nothing
+        // succeed.
         let now = at(0, ms);
         let again = store.run(&[refused.clone(), Op::Status], &now);
         let text = &again[0].as_ref().unwrap_err().text;
@@ -296,8 +297,8 @@ fn an_operation_waits_for_the_disk_once() {
     store.run(&[Op::Add(add(1)), Op::Status], &now);
     store.snapshot(&now).unwrap();
     assert_eq!(disk.syncs(), 5, "where nothing changed");
-    // A DEL is recorded even if the attachment has no address, because it stops an ADD that is still in progress. So
-    // the disk is synced.
+    // A DEL is recorded even if the attachment has no address, because the record stops an ADD that is still in
+    // progress. So the DEL syncs the disk.
     store.run(&[Op::Del(attachment(99)), Op::Del(attachment(98))], &now);
     assert_eq!(disk.syncs(), 6, "DELs of what has nothing");
     store.run(&[Op::Del(attachment(99))], &now);

@@ -156,8 +156,8 @@ fn a_process_that_waits_for_a_file_opens_the_file_that_replaced_it() {
         }
     });
     receiver.recv().unwrap();
-    // By now the other thread usually waits for the old file. If it is slow, it opens the file later; the test must
-    // succeed in both cases.
+    // By now the other thread usually waits for the old file. If that thread is slow, it opens the file later. The test
+    // must succeed in both cases.
     thread::sleep(Duration::from_millis(30));
     set_aside(&path).unwrap();
     let other = allocation(&["10.7.0.0/25", "fd07::/112"]);
@@ -190,7 +190,7 @@ fn an_idle_store_thread_closes_the_file_and_opens_it_again() {
     assert_eq!(refusal.why, OpErrorKind::Busy, "{refusal}");
     drop(plugin);
     assert_eq!(ask(Op::Status), Ok(OpOutcome::Done));
-    // The file is damaged while no process has it open, so the next request reports the damage.
+    // The file is damaged while no process has it open. So the next request must report the damage.
     while Store::open_existing(&path, Duration::ZERO).is_err() {
         thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Functions that several of these tests use.
+//! Functions that several tests of this folder use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

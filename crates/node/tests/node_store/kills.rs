@@ -16,11 +16,11 @@ use crate::helpers::{NodeDir, WAIT, assigned, attachments, call, run, seeded, se
 use crate::rng::Rng;
 use crate::world::{add, attachment};
 
-/// Number of rounds. In each round, two processes that act as CNI plugins or one that acts as an agent are killed.
+/// Number of rounds. Each round kills two processes that act as CNI plugins, or one that acts as an agent.
 const ROUNDS: u64 = 120;
 
-/// Not a test: the work that a child process does until it is killed. Without the environment variables of a child it
-/// does nothing.
+/// This is not a test but the work of a child process, until it is killed. The environment variables of a child switch
+/// it on; without them it does nothing.
 #[test]
 fn child() {
     let Ok(path) = env::var("CADASTRE_TEST_STORE") else {
@@ -151,7 +151,7 @@ impl Callers {
         }
     }
 
-    /// Assumes for each request without an answer that it was done, if the store shows that.
+    /// Assumes that a request without an answer was done if the store shows that.
     fn settle(&mut self, stored: &BTreeMap<Attachment, Vec<Addr>>) {
         for (n, is_add) in std::mem::take(&mut self.open) {
             let attachment = attachment(n);

@@ -1,5 +1,5 @@
-//! A model of the ledger: a second implementation of its rules, which uses lists and searches through all addresses
-//! instead of indexes.
+//! A model of the ledger: a second implementation of its rules. The model has no indexes: it uses lists and searches
+//! through all addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -59,8 +59,7 @@ fn has(spans: &[IpRange], addr: Addr) -> bool {
     spans.any(|span| span.first() <= addr && addr <= span.last())
 }
 
-/// Returns all addresses of a block. In a wide block, these are only the first 100,001 addresses, more than a test
-/// can use.
+/// Returns all addresses of a block; of a wide block only the first 100,001, which is more than a test can use.
 pub fn each(cidr: Cidr) -> impl Iterator<Item = Addr> {
     let (first, last) = (cidr.first(), cidr.last());
     let end = last.value.min(first.value + 100_000);
@@ -191,7 +190,7 @@ impl Model {
         Family::ALL.into_iter().filter(has_block).collect()
     }
 
-    /// Returns the pools for an ADD that names none, best first.
+    /// Returns the pools for an ADD that names no pool, best first.
     fn automatic(&self) -> Vec<String> {
         let automatic = self.pools.iter().filter(|it| it.automatic);
         let mut names: Vec<String> = automatic.map(|it| it.name.clone()).collect();
@@ -277,8 +276,8 @@ impl Model {
                 return Err(OpErrorKind::NotFree);
             }
             if let Some(release) = self.releases.iter().find(|it| it.addr == addr) {
-                // The cooldown is that of the pool to which the address belongs now, not of the pool at the time of
-                // the release.
+                // The cooldown is that of the pool to which the address belongs now. The pool at the time of the
+                // release does not matter.
                 let cooldown = self.terms(&self.blocks[cidr].pool).cooldown_seconds;
                 let since = if release.boot == now.boot {
                     release.ms
@@ -338,7 +337,7 @@ impl Model {
                         .all(|it| !self.active_blocks(pool, *it).is_empty());
                     !families.is_empty() && all
                 };
-                // STATUS also considers pools that are assigned only to pods that ask for them by name.
+                // STATUS also considers pools whose addresses are assigned only to pods that ask for them by name.
                 let mut pools = self.automatic();
                 pools.extend(self.pools.iter().map(|it| it.name.clone()));
                 let serves = pools.iter().any(serves);
@@ -465,7 +464,7 @@ impl Model {
     }
 }
 
-/// Returns the key by which the ledger's table is ordered: shorter texts come before longer ones.
+/// Returns the key by which the ledger's table is sorted: shorter texts come before longer ones.
 pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
     (
         it.network.len(),

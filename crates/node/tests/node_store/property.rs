@@ -1,4 +1,4 @@
-//! Compares the ledger with the model, operation by operation, for random operations.
+//! Applies random operations to the ledger and to the model, and compares them after each operation.
 
 use std::time::Duration;
 

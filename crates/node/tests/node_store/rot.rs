@@ -1,5 +1,5 @@
-//! Opens files whose bytes have changed since they were closed. The store must report damage or show its complete
-//! content; it must never show older content.
+//! Opens files whose bytes have changed since they were closed. The store must either report damage or show its
+//! complete content. It must never show older content.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Random ranges and operations for a node. They are chosen from few values, so that they collide often.
+//! Random ranges and operations for a node. They are chosen from few values, so that they often conflict.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn pod(n: u64) -> PodRef {
     }
 }
 
-/// Returns an ADD that asks for no certain pool or address.
+/// Returns an ADD that requests no certain pool or address.
 pub fn add(n: u64) -> Add {
     Add {
         attachment: attachment(n),
@@ -144,7 +144,7 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
     }
 }
 
-/// Returns random ranges of a node: the last ones with a change, or completely new blocks.
+/// Returns random ranges of a node: either the last ones with one change, or completely new blocks.
 pub fn any_allocation(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
     let mut new = last.clone();
     match rng.below(8) {

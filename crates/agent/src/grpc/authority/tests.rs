@@ -13,7 +13,7 @@ use crate::unix::Socket;
 /// The authority that the C library and Go clients with their own dialer send.
 const PATH: &str = "%2Frun%2Fcadastre%2Fagent.sock";
 
-/// Returns the whole output for an input that arrives in these pieces.
+/// Returns the whole output of the decoder for an input that arrives in these pieces.
 fn through(pieces: &[&[u8]]) -> Vec<u8> {
     let mut decoder = AuthorityDecoder::new();
     let (mut buffer, mut all) = (BytesMut::new(), Vec::new());
@@ -42,7 +42,7 @@ fn stream(frames: &[Vec<u8>]) -> Vec<u8> {
     .concat()
 }
 
-/// Encodes an HPACK integer that begins in the last `bits` bits of a byte whose other bits are those of `first`.
+/// Encodes an HPACK integer that begins in the last `bits` bits of a byte. `first` has the other bits of that byte.
 fn number(first: u8, bits: u32, number: usize) -> Vec<u8> {
     let most = (1 << bits) - 1;
     if number < most {
@@ -62,7 +62,7 @@ fn text(first: u8, bytes: &[u8]) -> Vec<u8> {
     [number(first, 7, bytes.len()), bytes.to_owned()].concat()
 }
 
-/// The first byte of each kind of literal, and in how many bits of this byte the index begins.
+/// For each kind of literal: its first byte, and in how many of the byte's last bits the index begins.
 const LITERALS: [(u8, u32); 3] = [(0x40, 6), (0x00, 4), (0x10, 4)];
 
 /// The three ways to name `:authority` in a literal.
@@ -74,7 +74,7 @@ fn names((first, bits): (u8, u32)) -> [Vec<u8>; 3] {
     ]
 }
 
-/// Generates an `:authority` field in any encoding: as sent, and as passed on.
+/// Generates an `:authority` field in any encoding. Returns it as sent, and as the decoder should pass it on.
 fn authority() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let value = prop::collection::vec(any::<u8>(), 0..300);
     (0..3usize, 0..3usize, any::<bool>(), value).prop_map(|(kind, way, huffman, value)| {
@@ -108,8 +108,8 @@ fn other() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![indexed, resized, named, spelt]
 }
 
-/// Generates a HEADERS frame with a whole header block, with or without priority and padding: as sent, and as passed
-/// on.
+/// Generates a HEADERS frame with a whole header block, with or without priority and padding. Returns it as sent, and
+/// as the decoder should pass it on.
 fn headers() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let fields = prop_oneof![other().prop_map(|it| (it.clone(), it)), authority()];
     let fields = prop::collection::vec(fields, 0..12);
@@ -236,11 +236,12 @@ async fn served<T>(most: usize, client: impl AsyncFnOnce(UnixStream) -> T) -> Ve
 async fn a_request_with_a_path_as_authority_is_answered() {
     for literal in LITERALS {
         for name in names(literal) {
-            // The block has POST, http, /x and the authority. It is sent twice, so that the second request is read when
-            // the dynamic table may have an entry.
+            // The block has POST, http, /x and the authority. It is sent twice, so that the dynamic table may have an
+            // entry when the second request is read.
             let named = [&name, text(0, PATH.as_bytes()).as_slice()].concat();
             let block = [&[0x83, 0x86, 0x04, 2, b'/', b'x'], named.as_slice()].concat();
-            // This SETTINGS frame is spelt out, because it belongs to stream 0 and `frame` uses stream 1.
+            // The bytes of this SETTINGS frame are written out: it belongs to stream 0, and `frame` makes frames of
+            // stream 1.
             let mut frames = vec![vec![0, 0, 0, 4, 0, 0, 0, 0, 0]];
             for id in [1, 3] {
                 let mut request = frame(HEADERS, END_HEADERS | 1, &block);

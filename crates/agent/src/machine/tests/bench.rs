@@ -1,4 +1,4 @@
-//! A machine with an environment that answers the machine's questions.
+//! A bench for tests: the state machine, with an environment that answers its questions.
 
 use serde_json::Value;
 
@@ -20,11 +20,11 @@ pub(crate) struct Bench {
     pub snapshot: Snapshot,
     /// The answer of the runtime
     pub sandboxes: Result<Vec<Sandbox>, String>,
-    /// The result of writing files
+    /// The report after a write of the files
     pub files: FilesReported,
     /// The question that has no answer yet
     pub open: Option<StoreQuestion>,
-    /// What was published since the last call of [`Bench::published`]
+    /// The effects that published something since the last call of [`Bench::published`]
     pub published: Vec<&'static str>,
 }
 
@@ -60,14 +60,14 @@ impl Bench {
         }
     }
 
-    /// Returns a bench that has seen all objects and has not acted yet. The NodeSubnet has version 1.
+    /// Returns a bench whose machine has seen all objects and has not acted yet. The NodeSubnet has version 1.
     pub(super) fn seen(spec: Value) -> Self {
         let mut bench = Self::blank();
         bench.show_all(spec);
         bench
     }
 
-    /// Returns a bench that has handled all objects and has nothing left to do.
+    /// Returns a bench whose machine has handled all objects and has nothing left to do.
     pub(super) fn idle(spec: Value) -> Self {
         let mut bench = Self::seen(spec);
         bench.run();
@@ -89,7 +89,7 @@ impl Bench {
         self.on(AgentEvent::Node(Change(Applied(NODE.to_owned()))));
     }
 
-    /// Reports a NodeSubnet with this version and spec to the machine, as the watch would.
+    /// Reports a NodeSubnet with this version and spec to the machine, as its watch does.
     pub(super) fn subnet(&mut self, version: u64, spec: Value) {
         let seen = subnet(version, spec);
         self.on(AgentEvent::Subnet(Change(Applied(seen))));
@@ -108,7 +108,7 @@ impl Bench {
         self.now.wall_ms += i64::try_from(time.as_millis()).unwrap();
     }
 
-    /// Runs one turn. If the machine asks a question, the question stays open.
+    /// Runs one turn. A question of the machine is left open.
     pub(super) fn turn(&mut self) -> Vec<AgentEffect> {
         let mut effects = Vec::new();
         let serving = self.serving.clone();
@@ -136,8 +136,8 @@ impl Bench {
         self.turn()
     }
 
-    /// Runs turns, and answers questions, until a question comes for which `stop` returns true, or no more comes.
-    /// Writes to the API stay unanswered.
+    /// Runs turns and answers questions. Stops at a question for which `stop` returns true, or when no question comes
+    /// any more. Writes to the API stay unanswered.
     pub(crate) fn run_until(&mut self, stop: impl Fn(&StoreQuestion) -> bool) -> Vec<AgentEffect> {
         let mut all = Vec::new();
         let mut effects = if self.open.is_some() {
@@ -184,7 +184,7 @@ impl Bench {
         effects
     }
 
-    /// Runs until files must be written. That write stays unanswered.
+    /// Runs until the machine writes files. That write stays unanswered.
     pub(crate) fn run_until_files(&mut self) -> Vec<AgentEffect> {
         let mut all = self.turn();
         while let Some(question) = self.open.clone() {
@@ -202,7 +202,7 @@ impl Bench {
         self.on(AgentEvent::Namespace("default".to_owned(), answer));
     }
 
-    /// Returns the answer to a question in an environment in which nothing fails.
+    /// Returns the answer that an environment without failures gives to a question.
     pub(crate) fn answer_to(&mut self, question: StoreQuestion) -> StoreAnswer {
         match question {
             StoreQuestion::Open => StoreAnswer::Opened(StoreFound::Open),

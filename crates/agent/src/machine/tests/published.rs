@@ -8,7 +8,7 @@ fn failed() -> AgentEvent {
     AgentEvent::Written(WriteOutcome::Failed)
 }
 
-/// Fails the status write under way, advances the clock beyond the pause, and returns the effects that follow.
+/// Makes the status write under way fail, and advances the clock beyond the pause. Returns the effects that follow.
 fn after_a_failure(bench: &mut Bench) -> Vec<AgentEffect> {
     bench.on(failed());
     bench.pass(200 * SECOND);
@@ -42,7 +42,7 @@ fn o11_a_status_is_written_to_the_listed_version_even_if_it_is_older() {
     let mut bench = Bench::idle(blocks(&[A]));
     bench.subnet(7, blocks(&[A]));
     bench.run_to("hold");
-    // The API server was restored to an older state, so the list shows a lower version.
+    // The API server was restored to an older state. So the list shows a lower version.
     list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
     bench.on(AgentEvent::Subnet(Change(Listed)));
@@ -128,7 +128,8 @@ fn o14_the_agent_is_not_ready_before_the_files_are_written_and_the_last_report_s
     bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
     assert!(bench.published().ends_with(&["ready"]));
-    // Now no address can be assigned. But a file must be written first, so the last report stays meanwhile.
+    // No address can be assigned any more. But a file must be written first, so the last report of readiness stays
+    // meanwhile.
     bench.subnet(2, blocks(&[]));
     bench.run_until_files();
     assert!(!bench.published().contains(&"not ready"));

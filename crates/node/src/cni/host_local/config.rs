@@ -11,7 +11,7 @@ use cadastre_core::{Addr, Family};
 /// The settings of host-local, from the config and `CNI_ARGS`.
 #[derive(Debug, Default)]
 pub(super) struct HostLocal {
-    /// The range sets; one address is assigned of each set
+    /// The range sets; an ADD assigns one address of each set
     pub(super) sets: Vec<RangeSet>,
     /// The requested addresses, without duplicates
     pub(super) requested: Vec<Addr>,
@@ -21,8 +21,8 @@ pub(super) struct HostLocal {
 }
 
 impl HostLocal {
-    /// Reads a config. Range sets come first from the capability `ipRanges`, then from `ipam` itself, then from
-    /// `ipam.ranges`.
+    /// Reads a config. The range sets are ordered: first those of the capability `ipRanges`, then the range in `ipam`
+    /// itself, then those of `ipam.ranges`.
     pub(super) fn load(config: &Config, version: &str, args: &str) -> Result<Self, String> {
         let args = CniArgs::parse(args, |key| key == "IP")?;
         let ip = args.get("IP").filter(|ip| !ip.is_empty());
@@ -53,7 +53,8 @@ impl HostLocal {
     }
 }
 
-/// Completes range sets. Fails if two sets overlap, or if the version does not permit several sets of a family.
+/// Fills in the defaults of range sets. Fails if two sets overlap, or if the version does not permit several sets of a
+/// family.
 fn check(written: Vec<Vec<RangeConfig>>, version: &str) -> Result<Vec<RangeSet>, String> {
     let sets = written.into_iter().enumerate().map(|(i, ranges)| {
         RangeSet::new(ranges).map_err(|text| format!("range set {i} of the network config: {text}"))

@@ -1,23 +1,23 @@
 //! An index of what each file of a network's directory contains, so that a call need not read all files.
 //!
-//! In host-local's format each address has a file that contains the owner, and there is no index, so host-local reads
-//! every file. The index here is valid as long as no file in the directory has been created, renamed or removed since
-//! the index was written. A seal shows whether that is so: before the index is written, the directory's modification
-//! time is set to a unique moment in the past, and the index contains that moment. If host-local or an administrator
-//! creates, renames or removes a file, the kernel sets the modification time to the present. In that case every file
-//! is read again.
+//! In host-local's format each address has a file that contains the owner. There is no index, so host-local reads every
+//! file. The index of this module is valid as long as no file in the directory has been created, renamed or removed
+//! since the index was written. A *seal* shows whether that is so. Before the index is written, the directory's
+//! modification time is set to a unique moment in the past; this is the seal, and the index contains the moment. If
+//! host-local or an administrator creates, renames or removes a file, the kernel sets the modification time to the
+//! present, which breaks the seal. Then every file is read again.
 //!
 //! - The index is read and written under host-local's lock, but administrators change files without the lock. So the
 //!   directory is sealed first and then listed once more, and the index is written only if the list has not changed.
 //!   Changes before the seal are in the list; later changes break the seal.
-//! - Writing to an existing file does not break the seal. So the index contains each file's size and modification
-//!   time, and a file for which they differ is read again. A file that was modified less than [`TICK`] before it was
-//!   read could be modified again without getting a new time. So such a file is read at the next call, too.
-//! - If an entry of the index matches, the file itself is read before the match is used ([`super::store`]).
+//! - Writing to an existing file does not break the seal. So the index contains each file's size and modification time,
+//!   and a file for which they differ is read again. A file that was modified less than [`TICK`] before it was read
+//!   could be modified again and keep the same time. So that file is read at the next call, too.
+//! - If an entry of the index matches a search, the file itself is read before the match is used ([`super::store`]).
 //! - An index that is incomplete, out of date or of another directory is ignored. So the order in which the writes
-//!   reach the disk does not matter, and nothing is lost if the index is.
-//! - host-local never reads the index. Its files are in `<dataDir>/<name>`, the index is `<dataDir>/.<name>.index`,
-//!   and no network's name begins with a dot.
+//!   reach the disk does not matter, and a lost index does no harm.
+//! - host-local never reads the index. Its files are in `<dataDir>/<name>`, the index is `<dataDir>/.<name>.index`, and
+//!   no network's name begins with a dot.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -38,15 +38,15 @@ const TICK: Duration = Duration::from_millis(100);
 /// The files of a directory, by name.
 pub(super) type Files = BTreeMap<String, Entry>;
 
-/// A file's content, without white space at its beginning and end; and the file's stamp from before the content was
+/// A file's content, without white space at its beginning and end; and the file's stamp, taken before the content was
 /// read. The stamp is `None` if the file has to be read again at the next call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry(pub(super) String, pub(super) Option<Stamp>);
 
-/// Size and modification time of a file. The time is in seconds and nanoseconds.
+/// Size and modification time of a file: bytes, seconds, nanoseconds.
 type Stamp = (i64, u64, u32);
 
-/// Device, inode and modification time of a directory. The time is in seconds and nanoseconds.
+/// Device, inode and modification time of a directory: the last two are seconds and nanoseconds.
 type Seal = (u64, u64, i64, i64);
 
 impl Entry {
@@ -56,8 +56,8 @@ impl Entry {
     }
 }
 
-/// Returns the stamp of a file. Returns `None` if the file was modified so recently that it could change again
-/// without getting a new stamp.
+/// Returns the stamp of a file. Returns `None` if the file was modified so recently that it could be modified again and
+/// keep the same stamp.
 fn stamp(stat: &Stat, now: SystemTime) -> Option<Stamp> {
     let seconds = u64::try_from(stat.st_mtime).ok()?;
     let nanoseconds = u32::try_from(stat.st_mtime_nsec).ok()?;
@@ -66,10 +66,11 @@ fn stamp(stat: &Stat, now: SystemTime) -> Option<Stamp> {
     (age >= TICK).then_some((stat.st_size, seconds, nanoseconds))
 }
 
-/// Returns the files of `dir`, and whether they differ from the index. Returns `None` if there is no valid index.
+/// Returns the files of `dir`, and whether any of them differs from the index. Returns `None` if there is no valid
+/// index.
 pub(super) fn load(dir: &Path) -> Option<(Files, bool)> {
     let mut files = decode(&fs::read(path(dir)?).ok()?, seal(dir)?)?;
-    // Files are looked up by name in the open directory, because that takes the kernel less time than a path.
+    // Files are looked up by name in the open directory, because the kernel resolves a name faster than a path.
     let folder = File::open(dir).ok()?;
     let mut changed = false;
     for (name, entry) in &mut files {
@@ -83,25 +84,25 @@ pub(super) fn load(dir: &Path) -> Option<(Files, bool)> {
     Some((files, changed))
 }
 
-/// Seals `dir` and writes the index of its files, if `still` confirms after the sealing that `files` are complete.
-/// Errors are ignored: then there is no valid index.
+/// Seals `dir`, and then writes the index if `still` confirms that `files` are all files of `dir`. Errors are ignored;
+/// without a valid index the next call reads every file.
 pub(super) fn save(dir: &Path, files: &Files, still: impl FnOnce() -> bool) {
     let Some(path) = path(dir) else { return };
     let Some(seal) = set_seal(dir).filter(|_| still()) else {
         return;
     };
-    // The file is not truncated, because that takes longer than writing it.
+    // The file is not truncated first, because truncating takes longer than writing.
     let _ =
         encode(files, seal).and_then(|index| open_over(&path, 0o600).ok()?.write_all(&index).ok());
 }
 
-/// Sets the modification time of `dir` to a unique moment.
+/// Sets the modification time of `dir` to a moment that no other seal has.
 fn set_seal(dir: &Path) -> Option<Seal> {
     // The moment is in the past, so that the kernel's clock does not reach it again.
     let moment = SystemTime::now() - Duration::from_secs(1);
     File::open(dir).ok()?.set_modified(moment).ok()?;
     let since = moment.duration_since(UNIX_EPOCH).ok()?;
-    // On a file system with a coarser resolution, two seals could be equal, so there is no index.
+    // A file system with a coarser resolution could store equal times for two seals. Then no index is written.
     seal(dir).filter(|seal| i64::from(since.subsec_nanos()) == seal.3)
 }
 
@@ -118,9 +119,10 @@ fn seal(dir: &Path) -> Option<Seal> {
 const HEADER: usize = 16;
 
 /// Encodes an index: the length of the JSON and its checksum, eight bytes each, and then the JSON. In the file, the
-/// end of an earlier and longer index may follow. An index that was written only in part does not match its checksum.
+/// index can be followed by the end of an earlier, longer index. An index that was written only in part does not match
+/// its checksum.
 fn encode(files: &Files, seal: Seal) -> Option<Vec<u8>> {
-    // The initial capacity is about the length of an index, so that the buffer is not enlarged and copied many times.
+    // The initial capacity is about the length of an index, so that the buffer need not be enlarged and copied.
     let mut index = Vec::with_capacity(128 * (1 + files.len()));
     index.resize(HEADER, 0);
     serde_json::to_writer(&mut index, &(seal, files)).ok()?;
@@ -141,7 +143,7 @@ fn decode(index: &[u8], seal: Seal) -> Option<Files> {
     (sealed == seal).then_some(files)
 }
 
-/// Returns a checksum. Another build may compute a different one; it then ignores the index and writes a new one.
+/// Returns a checksum. Another build may compute a different checksum. Then it ignores this index and writes a new one.
 fn checksum(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
@@ -200,7 +202,8 @@ mod tests {
             &|| fs::remove_file(dir.join("b")).unwrap(),
         ];
         for change in changes {
-            // A longer index is written first. What is left of it in the file must have no effect on the shorter one.
+            // A longer index is written first. Its end is still in the file and must have no effect on the shorter
+            // index.
             save(&dir, &files(), || true);
             save(&dir, &none, || true);
             assert_eq!(load(&dir), Some((Files::new(), false)));

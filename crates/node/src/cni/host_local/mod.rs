@@ -1,8 +1,8 @@
 //! A drop-in replacement for the CNI plugin host-local, with the same configuration, state directory, results and
 //! error codes.
 //!
-//! A test compares it with host-local 1.9.1. Differences are intended: each improves the behaviour and does no harm
-//! if an administrator switches back to host-local. `docs/host-local.md` lists them.
+//! A test compares this module with host-local 1.9.1. There are intended differences, which `docs/host-local.md` lists.
+//! Each of them improves the behaviour, and does no harm if an administrator switches back to host-local.
 //!
 //! | file | subject |
 //! |---|---|
@@ -30,8 +30,7 @@ use super::request::Env;
 use super::result::{CniResult, Ip};
 use cadastre_core::Addr;
 
-/// Returns whether a config is for host-local, that is, whether it has address ranges of its own or names the type
-/// `host-local`.
+/// Returns whether a config is meant for host-local: it has address ranges of its own or names the type `host-local`.
 pub(super) fn is_meant(config: &Config) -> bool {
     let named = config.get::<String>(&["ipam", "type"]);
     config.has(&["ipam", "ranges"])
@@ -56,7 +55,7 @@ pub(super) fn run(
     match command {
         "GC" => return gc(config).map(|()| String::new()),
         // STATUS succeeds without ranges, because each ADD can bring ranges as a capability. It also succeeds if all
-        // addresses are in use: otherwise the node would be unusable for the pods that it has.
+        // addresses are in use, because a failing STATUS would make the node unusable for its existing pods.
         "STATUS" => {
             let usable = load("").and_then(|_| store::usable(&dir(config)?));
             return usable
@@ -108,7 +107,7 @@ fn add(env: &Env, config: &Config, ours: HostLocal) -> Result<CniResult, CniErro
     Ok(result)
 }
 
-/// Assigns an address of each set. If a set has none, releases the addresses of the other sets again.
+/// Assigns an address of each set. If a set has no free address, releases the addresses of the other sets again.
 fn assign(
     store: &mut Store,
     owner: &Owner,
@@ -148,7 +147,7 @@ fn assign(
     }))
 }
 
-/// Assigns the address that was requested.
+/// Assigns the address that was requested from a set.
 fn exactly(
     store: &mut Store,
     owner: &Owner,
@@ -167,7 +166,7 @@ fn exactly(
     }
 }
 
-/// Assigns the next free address.
+/// Assigns the next free address of a set.
 fn next(store: &mut Store, owner: &Owner, i: usize, set: &RangeSet) -> Result<Ip, String> {
     let names = store.names(owner);
     let mut assigned = names.iter().filter_map(|name| parse_ip(name));
@@ -186,7 +185,7 @@ fn next(store: &mut Store, owner: &Owner, i: usize, set: &RangeSet) -> Result<Ip
     ))
 }
 
-/// Does a DEL, which releases the addresses of an attachment. Succeeds if the attachment has none.
+/// Does a DEL, which releases the addresses of an attachment. If the attachment has no address, the DEL succeeds, too.
 fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let mut store = open(config)?;
     let owner = Owner::new(&env.container_id, &env.ifname);
@@ -197,8 +196,8 @@ fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     netns::check(env)
 }
 
-/// Does a CHECK: the attachment must have an address, and all addresses of the previous result that are in these
-/// ranges. host-local checks only the former.
+/// Does a CHECK. The attachment must have an address, and it must have every address of the previous result that is in
+/// these ranges. host-local checks only that the attachment has an address.
 fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let owner = Owner::new(&env.container_id, &env.ifname);
     let names = open(config)?.names(&owner);

@@ -69,7 +69,7 @@ impl RangeConfig {
 }
 
 impl FilledRange {
-    /// Returns an address of the range in the form of a result.
+    /// Returns an address of the range in the form in which a result contains it.
     pub(super) fn assign(&self, ip: Addr) -> Ip {
         let ones = self.subnet.len();
         Ip {
@@ -94,8 +94,8 @@ impl fmt::Display for FilledRange {
 }
 
 impl RangeSet {
-    /// Completes the ranges of a set. Fails if the set is empty, has ranges of both families, or has overlapping
-    /// ranges.
+    /// Fills in the defaults of the ranges of a set. Fails if the set is empty, has ranges of both families, or has
+    /// overlapping ranges.
     pub(super) fn new(ranges: Vec<RangeConfig>) -> Result<Self, String> {
         let spans = ranges.into_iter().map(RangeConfig::complete);
         let set = Self(spans.collect::<Result<_, _>>()?);
@@ -129,8 +129,9 @@ impl RangeSet {
             .any(|one| other.0.iter().any(|two| one.overlaps(two)))
     }
 
-    /// Iterates once over all addresses except the gateways. It starts after `last`, if `last` is in the set, and
-    /// otherwise at the first address. So `last` itself comes at the end. A gateway is skipped only in its own range.
+    /// Iterates once over all addresses except the gateways. If `last` is in the set, the iteration starts after
+    /// `last`, so that `last` comes at the end; otherwise it starts at the first address. A gateway is skipped only in
+    /// its own range.
     pub(super) fn from(&self, last: Option<Addr>) -> impl Iterator<Item = (Addr, &FilledRange)> {
         let after_last = last.and_then(|last| {
             let at = self.0.iter().position(|span| span.contains(last))?;
@@ -147,8 +148,8 @@ impl RangeSet {
         walk.filter(|(ip, span)| *ip != span.gateway)
     }
 
-    /// Returns the address after `ip` in the range with index `at`. At the end of this range, that is the first
-    /// address of the next range.
+    /// Returns the address after `ip` in the range with index `at`. After the end of this range comes the first address
+    /// of the next range.
     fn after(&self, at: usize, ip: Addr) -> (usize, Addr) {
         if ip < self.0[at].end {
             return (at, step(ip));
@@ -165,7 +166,7 @@ impl fmt::Display for RangeSet {
     }
 }
 
-/// Returns the next address. Callers pass an address inside of a subnet, below the subnet's last address.
+/// Returns the next address. `ip` must be inside of a subnet and below the subnet's last address.
 fn step(ip: Addr) -> Addr {
     Addr {
         value: ip.value.wrapping_add(1),

@@ -5,7 +5,7 @@ use std::io::Read as _;
 
 use cadastre_core::node_allocation::Dns;
 
-/// At most this many bytes of a file are read.
+/// Maximum number of bytes that are read of a file.
 const MAX_FILE: u64 = 1024 * 1024;
 
 /// Reads the DNS settings from the file at a path.
@@ -25,7 +25,7 @@ fn parse(text: &str) -> Dns {
         let (Some(key), Some(first)) = (words.next(), words.next()) else {
             continue;
         };
-        // Comments need no special case: their first word is not one of these keys.
+        // Comments need no special case, because their first word is never one of these keys.
         match key.as_str() {
             "nameserver" => dns.nameservers.push(first),
             "domain" => dns.domain = first,

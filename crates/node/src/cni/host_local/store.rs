@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Files are read as host-local reads them: there may be white space around the content, and the content may be the
-//! container ID alone, as the first releases of host-local wrote it. Anything but a plain file is ignored, for
-//! example a pipe, on which host-local waits forever. Nothing is written through symbolic links. Otherwise a user who
-//! can create a link here could choose which file root overwrites elsewhere.
+//! container ID alone, as the first releases of host-local wrote it. Everything but a plain file is ignored, for
+//! example a pipe, on which host-local would wait forever. Nothing is written through symbolic links. Otherwise a user
+//! who can create a link in the directory could choose which file root overwrites elsewhere.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, DirEntry, File, OpenOptions};
@@ -32,11 +32,11 @@ const DATA_DIR: &str = "/var/lib/cni/networks";
 const LOCK: &str = "lock";
 const CURSOR: &str = "last_reserved_ip.";
 
-/// Maximum size of a file in bytes that is read. The content comes from the environment, which cannot contain longer
+/// Maximum number of bytes that are read of a file. The content comes from the environment, which cannot contain longer
 /// strings.
 const MAX_FILE: u64 = 256 * 1024;
 
-/// The state directory of a network, locked.
+/// The state directory of a network. It is locked as long as this value exists.
 pub(super) struct Store {
     dir: PathBuf,
     /// The lock file. It is locked until the store is dropped, unless the file system does not support locks
@@ -48,7 +48,8 @@ pub(super) struct Store {
     changed: bool,
 }
 
-/// The owner of an address, in both forms that the content of the address's file can have.
+/// The owner of an address, as each of the two texts that the address's file can contain: `new` with the interface, and
+/// `old` with the container ID alone.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     new: String,
@@ -97,8 +98,8 @@ impl Store {
         created.map_err(|error| fault("create the directory", dir, &error))?;
         let path = dir.join(LOCK);
         let lock = open_over(&path, 0o750).map_err(|error| fault("open", &path, &error))?;
-        // A file system without locks is no error, as in host-local. The file of an address can be created by only
-        // one process in any case.
+        // If the file system has no locks, that is no error, as in host-local. Even without the lock, only one process
+        // can create the file of an address.
         let locked = lock.lock().is_ok();
         let indexed = if locked { index::load(dir) } else { None };
         let (files, changed) = match indexed {
@@ -114,15 +115,15 @@ impl Store {
         })
     }
 
-    /// Writes the index, if it has changed, so that the next call need not read every file.
+    /// Writes the index if the files differ from it, so that the next call need not read every file.
     pub(super) fn save_index(&self) {
         if self.locked && self.changed {
             index::save(&self.dir, &self.files, || self.is_complete());
         }
     }
 
-    /// Returns whether the directory has exactly `files`, and all are plain files. With a symbolic link there
-    /// must be no index, because the file to which it points can change without changing anything in this directory.
+    /// Returns whether the directory has exactly `files`, and all are plain files. If one is a symbolic link, no index
+    /// may be written: the file to which the link points can change without any change in this directory.
     fn is_complete(&self) -> bool {
         let known = |item: io::Result<DirEntry>| {
             let item = item.ok()?;
@@ -137,7 +138,8 @@ impl Store {
         found.and_then(|found| found.map(known).sum()) == Some(self.files.len())
     }
 
-    /// Finds files by name and content. An index may be outdated, so the content of a match is read from the file.
+    /// Finds files by name and content. The index may be outdated, so the content of each match is read from its file
+    /// again.
     fn find(&self, is: impl Fn(&str, &str) -> bool) -> Vec<String> {
         let matches = |(name, Entry(content, _)): &(&String, &Entry)| {
             is(name, content)
@@ -147,19 +149,19 @@ impl Store {
         found.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the names of the files of an owner. This includes files that name only the owner's container, without
-    /// an interface. A name is an address, unless another program created the file.
+    /// Returns the names of an owner's files, including files that contain only the owner's container ID, without an
+    /// interface. A name is an address, unless another program created the file.
     pub(super) fn names(&self, owner: &Owner) -> Vec<String> {
         self.find(|_, content| owner.has(content))
     }
 
-    /// Returns the address of a range set that was assigned last.
+    /// Returns the address that was assigned last from a range set.
     pub(super) fn cursor(&self, set: usize) -> Option<Addr> {
         let path = self.dir.join(format!("{CURSOR}{set}"));
         parse_ip(&path.is_file().then(|| read(&path)).flatten()?)
     }
 
-    /// Creates the file of an address. Returns `false` if there is one already. After an error the address is still
+    /// Creates the file of an address. Returns `false` if the file exists already. After an error the address is still
     /// free.
     pub(super) fn reserve(&mut self, owner: &Owner, ip: Addr, set: usize) -> Result<bool, String> {
         let name = ip.to_string();
@@ -193,7 +195,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes the files of an owner. If there are none, removes the files that name only the owner's container,
+    /// Removes the files of an owner. If there are none, removes the files that contain only the owner's container ID,
     /// without an interface.
     pub(super) fn release(&mut self, owner: &Owner) {
         if !self.remove(|_, content| content == owner.new) {
@@ -213,8 +215,8 @@ impl Store {
         self.files.len() < before
     }
 
-    /// Removes the files of addresses that belong to no valid attachment. This includes empty files, which a crash
-    /// leaves. Files whose name is not an address are kept.
+    /// Removes the files of addresses that belong to no valid attachment. This includes empty files, which a crash can
+    /// leave behind. Files whose name is not an address are kept.
     pub(super) fn collect(&mut self, valid: &[ValidAttachment]) {
         let valid = valid
             .iter()
@@ -236,7 +238,7 @@ fn read_all(dir: &Path) -> Result<Files, String> {
         let item = item.ok()?;
         let name = item.file_name().into_string().ok();
         let name = name.filter(|name| is_allocation(name))?;
-        // For nearly every file the directory's entry tells the type, which saves a call to the kernel.
+        // For nearly every file the directory's entry contains the type, which saves a call to the kernel.
         let is_file = item.file_type().ok()?.is_file() || item.path().is_file();
         let entry = is_file.then(|| Entry::read(&item.path())).flatten()?;
         Some((name, entry))
@@ -271,8 +273,8 @@ fn fault(what: &str, path: &Path, error: &io::Error) -> String {
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = open_over(path, 0o600)?;
     file.write_all(content)?;
-    // The file is truncated after the write, and only if needed. Some file systems write a file to the disk at once
-    // if it was emptied first.
+    // The file is truncated after the write, and only if it was longer. If a file is emptied first, some file systems
+    // write it to the disk at once, which takes longer.
     let length = content.len() as u64;
     if file.metadata()?.len() > length {
         file.set_len(length)?;

@@ -1,8 +1,8 @@
-//! The part of the configuration that concerns addresses of the node: the `ipam` section, what the container runtime
-//! adds to it, and `CNI_ARGS`.
+//! The part of the configuration that concerns addresses of the node: the `ipam` section, the fields that the container
+//! runtime adds, and `CNI_ARGS`.
 //!
-//! Every key is optional. Only the keys that a command needs are read, so a DEL does not fail because of a key that
-//! only an ADD uses.
+//! Every key is optional. Each command reads only the keys that it needs, so a wrong value of a key that only ADD uses
+//! does not make a DEL fail.
 
 use std::path::PathBuf;
 
@@ -57,8 +57,8 @@ impl Paths {
 }
 
 impl RequestedAddresses {
-    /// Reads what an ADD asks for. The addresses are taken from the first of these places that has any: the
-    /// capability `ips`, `args.cni.ips`, `IP` of `CNI_ARGS`, `ipam.addresses`.
+    /// Reads what an ADD asks for. The addresses come from the first of these places that names any: the capability
+    /// `ips`, `args.cni.ips`, `IP` of `CNI_ARGS`, `ipam.addresses`.
     pub(super) fn read(config: &Config, env_args: &str) -> Result<Self, CniError> {
         let known = |key: &str| key == "IP" || key.starts_with("K8S_POD_");
         let env = CniArgs::parse(env_args, known)

@@ -14,7 +14,7 @@ use super::request::Env;
 use super::result::{CniResult, Route};
 use crate::{Add, Attachment, Check, Gc, Op, OpError, OpErrorKind, OpOutcome};
 
-/// Maximum time of an ADD. It is longer than the agent waits for a block.
+/// Maximum time of an ADD. It is longer than the time that the agent waits for a block.
 const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Maximum time of any other command. It is short because container runtimes call STATUS every few seconds.
@@ -41,14 +41,14 @@ pub(super) fn run(
 ) -> Result<String, CniError> {
     let status = command == "STATUS";
     let task = task(command, env, config).map_err(|error| {
-        // With a wrong config no ADD can be served, so STATUS reports that the CNI plugin is not available.
+        // With an invalid config no ADD can be served, so STATUS reports that the CNI plugin is not available.
         let code = if status { NOT_AVAILABLE } else { error.code };
         CniError { code, ..error }
     })?;
     let Paths { socket, store } = &task.paths;
     let answer = ask(socket, store, &task.op, task.timeout);
-    // STATUS considers only blocks that the node has now. The config names pools, and the node may get a block of
-    // them when a pod asks, so the absence of blocks is not an error.
+    // STATUS considers only blocks that the node has now. If the config names pools, the node may get a block of them
+    // when a pod asks. Then the absence of blocks is no error.
     let is_expected = |refusal: &OpError| refusal.why == OpErrorKind::NoBlock && task.names_pools;
     if status && answer.as_ref().is_err_and(is_expected) {
         return Ok(String::new());

@@ -2,13 +2,13 @@
 
 use super::*;
 
-/// A node with one block of 16 addresses, whose first address is the gateway and whose pool has a cooldown of 30 s.
+/// A node with one block of 16 addresses. The first address is the gateway, and the pool has a cooldown of 30 s.
 fn node() -> Node {
     Node::new(&[("10.0.0.0/28", "")])
 }
 
 impl Node {
-    /// Sets the ranges that the NodeSubnet wants back and returns.
+    /// Sets the ranges in `withdraw` and `returned` of the NodeSubnet.
     fn request(&mut self, withdraw: &[&str], returned: &[&str]) {
         self.allocation.withdraw = withdraw.iter().map(|it| cidr(it)).collect();
         self.allocation.returned = returned.iter().map(|it| cidr(it)).collect();
@@ -19,7 +19,8 @@ impl Node {
         self.ledger().withdraw_empty().unwrap()
     }
 
-    /// Returns the withdrawn ranges, and after a `/` those that are still to be withdrawn; `!` marks the empty ones.
+    /// Returns the withdrawn ranges, and after a `/` those whose withdrawal is pending. `!` marks a pending range that
+    /// is empty.
     fn withdrawals(&mut self) -> String {
         let snapshot = self.ledger().snapshot().unwrap();
         let withdrawn = snapshot.withdrawn.iter().map(ToString::to_string);
@@ -46,7 +47,7 @@ fn a_range_to_be_withdrawn_is_not_assigned_from() {
         OpErrorKind::NotInBlocks,
         "10.0.0.0/29 was taken out of this node's addresses",
     );
-    // A request that ends before the range is withdrawn leaves nothing behind.
+    // If a request ends before the range is withdrawn, it has no further effect.
     node.request(&[], &[]);
     assert_eq!(node.withdrawals(), " / ");
     assert_eq!(node.add_one(2), "10.0.0.2");

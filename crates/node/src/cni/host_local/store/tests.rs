@@ -8,7 +8,7 @@ fn owner(id: &str) -> Owner {
     Owner::new(id, "eth0")
 }
 
-/// A state directory that does not exist yet, in a folder that is removed with the value.
+/// A state directory that does not exist yet, in a folder that is removed when this value is dropped.
 struct Scratch {
     folder: tempfile::TempDir,
     dir: PathBuf,
@@ -108,7 +108,7 @@ fn the_index_is_used_and_changed_files_are_read_again() {
     let store = Store::open(dir).unwrap();
     assert!(!store.changed, "the index was used");
     drop(store);
-    // The file is overwritten in place, which does not break the seal: twice within a tick, and once with an old
+    // Each write overwrites the file in place, which does not break the seal: twice within a tick, and once with an old
     // time. The new owner must be found each time.
     for (id, old) in [("b", false), ("c", false), ("d", true)] {
         fs::write(dir.join("10.0.0.2"), format!("{id}\r\neth0")).unwrap();
