@@ -80,7 +80,6 @@ pub(super) const SUBNET: &[ColumnRow] = &[
     (Wide, "string", "ProviderID", ".spec.providerID", "The machine behind the node"),
 ];
 
-<<<<<<< HEAD
 /// The columns of IPClaims: the addresses, who uses them, and whether the claim has them.
 #[rustfmt::skip]
 pub(super) const CLAIM: &[ColumnRow] = &[
@@ -96,10 +95,7 @@ pub(super) const CLAIM: &[ColumnRow] = &[
     (Wide, "string", "Message", r#".status.conditions[?(@.type=="Ready")].message"#, "The reason for Ready, as a sentence"),
 ];
 
-/// The columns of NodeAddresses, which show how old the list is.
-=======
 /// The columns of NodeAddresses. They show how old the list is.
->>>>>>> prose-node
 #[rustfmt::skip]
 pub(super) const ADDRESSES: &[ColumnRow] = &[
     (Always, "date", "AsOf", ".spec.asOf", "When the addresses were in use"),

@@ -46,17 +46,13 @@ pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 /// Annotation of a pod with the addresses to assign to it: at most one of each family, separated by a comma.
 pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 
-<<<<<<< HEAD
 /// Annotation of a pod with the name of the IPClaim whose addresses the pod gets. The claim is in the pod's namespace.
 pub const CLAIM_ANNOTATION: &str = "cadastre.dev/claim";
 
 /// Finalizer of an IPClaim. It is removed once no node has an address of the claim.
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 
-/// Annotation of a NodeSubnet with leaked addresses to release without waiting for the grace period; see
-=======
 /// Annotation of a NodeSubnet with leaked addresses that should be released without the grace period; see
->>>>>>> prose-node
 /// [`requests`](super::requests).
 pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 
