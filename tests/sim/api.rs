@@ -11,9 +11,9 @@ use cadastre_agent::seen::AddressesSeen;
 use cadastre_api::{IPPoolSpec, NodeAddressesSpec, NodeSubnetStatus, Requests, block_name};
 use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName, TermId};
+use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
-    AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition,
+    AgentReport, Block, Claim, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
     ApiRequest, KnownObject, NodeTouch, ObjectKind as Of, ObjectSpec, PodCidrAllocation, Rejection,
@@ -52,6 +52,7 @@ pub enum Commit {
     Pool(Option<Arc<Pool>>, Option<Arc<Pool>>),
     Subnet(Option<Arc<Subnet>>, Option<Arc<Subnet>>),
     Block(Option<Arc<Block>>, Option<Arc<Block>>),
+    Claim(Option<Arc<Claim>>, Option<Arc<Claim>>),
     ServiceRange(Option<Arc<ServiceRange>>, Option<Arc<ServiceRange>>),
     Pod(Option<Arc<Pod>>, Option<Arc<Pod>>),
     /// The name of the node, and its NodeAddresses if they exist.
@@ -67,6 +68,7 @@ pub struct Api {
     pub pools: Kind<Pool>,
     pub subnets: Kind<Subnet>,
     pub blocks: Kind<Block>,
+    pub claims: Kind<Claim>,
     pub services: Kind<ServiceRange>,
     pub pods: Kind<Pod>,
     pub lease: Option<LeaseRecord>,
@@ -113,6 +115,7 @@ impl Api {
         self.pools.version = version;
         self.subnets.version = version;
         self.blocks.version = version;
+        self.claims.version = version;
         self.services.version = version;
         self.pods.version = version;
     }
@@ -168,6 +171,21 @@ impl Api {
         }
     }
 
+    pub fn delete_claim(&mut self, name: &ClaimName) {
+        let Some(claim) = self.claims.get(name).cloned() else {
+            return;
+        };
+        if claim.finalizers.is_empty() {
+            self.remove::<Claim>(name);
+        } else if !claim.deleting {
+            self.put(Claim {
+                deleting: true,
+                generation: claim.generation + 1,
+                ..Claim::clone(&claim)
+            });
+        }
+    }
+
     pub fn delete_subnet(&mut self, name: &NodeName) {
         if let Some(subnet) = self.subnets.get(name) {
             self.statuses.remove(&subnet.uid);
@@ -203,6 +221,7 @@ impl Api {
             ApiRequest::List(Of::Node) => RequestOutcome::Nodes(all(&self.nodes)),
             ApiRequest::List(Of::Subnet) => RequestOutcome::Subnets(all(&self.subnets)),
             ApiRequest::List(Of::Block) => RequestOutcome::Blocks(all(&self.blocks)),
+            ApiRequest::List(Of::Claim) => RequestOutcome::Claims(all(&self.claims)),
             ApiRequest::List(Of::Pool) => RequestOutcome::Pools(all(&self.pools)),
             ApiRequest::ListPodsOf { node } => {
                 RequestOutcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
@@ -212,6 +231,7 @@ impl Api {
                 RequestOutcome::Subnet(read(&self.subnets, name)?)
             }
             ApiRequest::Read(Of::Pool, name) => RequestOutcome::Pool(read(&self.pools, name)?),
+            ApiRequest::Read(Of::Claim, name) => RequestOutcome::Claim(read(&self.claims, name)?),
             ApiRequest::Read(Of::Block, name) => RequestOutcome::Block(read(&self.blocks, name)?),
             ApiRequest::ReadKubeadm => RequestOutcome::Kubeadm(None),
             ApiRequest::Create(name, ObjectSpec::Pool(spec)) => {
@@ -284,12 +304,9 @@ impl Api {
                 RequestOutcome::Node(self.assign(assignment)?)
             }
             ApiRequest::TouchNode(touch) => RequestOutcome::Node(self.touch(touch)?),
-            ApiRequest::SetPoolFinalizers(as_read, finalizers) => {
+            ApiRequest::SetFinalizers(Of::Pool, as_read, finalizers) => {
                 let pool = as_it_was_read(&self.pools, as_read)?;
-                if pool.deleting && finalizers.iter().any(|f| !pool.finalizers.contains(f)) {
-                    let text = "no new finalizers can be added if the object is being deleted";
-                    return Err(guard(text));
-                }
+                may_finalize(pool.deleting, &pool.finalizers, finalizers)?;
                 let set = |pool: &mut Pool| pool.finalizers.clone_from(finalizers);
                 let after = self.update(as_read, set)?;
                 if after.deleting && after.finalizers.is_empty() {
@@ -297,12 +314,27 @@ impl Api {
                 }
                 RequestOutcome::Pool(after)
             }
+            ApiRequest::SetFinalizers(Of::Claim, as_read, finalizers) => {
+                let claim = as_it_was_read(&self.claims, as_read)?;
+                may_finalize(claim.deleting, &claim.finalizers, finalizers)?;
+                let set = |claim: &mut Claim| claim.finalizers.clone_from(finalizers);
+                let after = self.update(as_read, set)?;
+                if after.deleting && after.finalizers.is_empty() {
+                    self.remove::<Claim>(&after.name);
+                }
+                RequestOutcome::Claim(after)
+            }
+            ApiRequest::SetClaimStatus(as_read, status) => {
+                let set = |claim: &mut Claim| claim.status = status.clone();
+                RequestOutcome::Claim(self.update(as_read, set)?)
+            }
             ApiRequest::SetPoolStatus(as_read, status) => {
                 let set = |pool: &mut Pool| pool.status = Some(status.clone());
                 RequestOutcome::Pool(self.update(as_read, set)?)
             }
             ApiRequest::Replace(_, ObjectSpec::Pool(_))
-            | ApiRequest::Delete(Of::Node | Of::Pool, _) => {
+            | ApiRequest::Delete(Of::Node | Of::Pool | Of::Claim, _)
+            | ApiRequest::SetFinalizers(..) => {
                 panic!("no controller asks for it: {request:?}")
             }
         })
@@ -496,6 +528,15 @@ pub fn new_pool(name: PoolName, uid: ObjectUid, spec: IPPoolSpec, at: Time) -> P
         spec: Ok(spec),
         status: None,
     }
+}
+
+/// Fails like the API server if finalizers are added to an object that is being deleted.
+fn may_finalize(deleting: bool, before: &[String], after: &[String]) -> Result<(), Rejection> {
+    if deleting && after.iter().any(|it| !before.contains(it)) {
+        let text = "no new finalizers can be added if the object is being deleted";
+        return Err(guard(text));
+    }
+    Ok(())
 }
 
 fn all<T: Stored>(kind: &Kind<T>) -> Vec<T> {

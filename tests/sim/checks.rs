@@ -173,7 +173,7 @@ impl Checks {
             }
             received.had.insert((spec.cidr, spec.owner.name.clone()));
         }
-        if let ApiRequest::SetPoolFinalizers(pool, _) = request {
+        if let ApiRequest::SetFinalizers(ObjectKind::Pool, pool, _) = request {
             let version = (pool.uid.clone(), pool.version);
             self.finalizer_dropped.entry(version).or_insert(now);
         }
@@ -253,7 +253,10 @@ impl Checks {
             Commit::Block(before, after) => {
                 return self.block_written(before.as_deref(), after.as_deref(), author, api, now);
             }
-            Commit::ServiceRange(..) | Commit::Pod(..) | Commit::Addresses(..) => {}
+            Commit::Claim(..)
+            | Commit::ServiceRange(..)
+            | Commit::Pod(..)
+            | Commit::Addresses(..) => {}
         }
         Ok(())
     }
@@ -343,6 +346,7 @@ fn describe(commit: &Commit) -> String {
         Commit::Subnet(a, b) => of("subnet", a.as_ref(), b.as_ref()),
         Commit::Block(a, b) => of("block", a.as_ref(), b.as_ref()),
         Commit::ServiceRange(a, b) => of("service range", a.as_ref(), b.as_ref()),
+        Commit::Claim(a, b) => of("claim", a.as_ref(), b.as_ref()),
         Commit::Pod(a, b) => of("pod", a.as_ref(), b.as_ref()),
         Commit::Addresses(node, _) => format!("addresses {node}"),
     }

@@ -124,8 +124,20 @@ pub fn of_request(request: &ApiRequest) -> String {
             let all: Vec<String> = conditions.iter().map(text).collect();
             format!("{verb} {}", all.join("; "))
         }
-        ApiRequest::SetPoolFinalizers(it, finalizers) => {
+        ApiRequest::SetFinalizers(_, it, finalizers) => {
             format!("{verb} v{} {finalizers:?}", it.version)
+        }
+        ApiRequest::SetClaimStatus(it, status) => {
+            let reasons = status.conditions.iter().map(|c| &*c.reason);
+            let reasons: Vec<&str> = reasons.collect();
+            let node = status.node.as_deref().unwrap_or("-");
+            format!(
+                "{verb} v{} {} {:?} on {node} {}",
+                it.version,
+                it.name,
+                status.addresses,
+                reasons.join(" ")
+            )
         }
         ApiRequest::SetPoolStatus(it, status) => {
             let conditions = status.conditions.iter();
@@ -196,6 +208,9 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
             (spec.map(|spec| spec.owner.name.clone().into()), text)
         }
         ControllerEvent::ServiceRanges(change) => of("services", change, |s| ranges(&s.cidrs)),
+        ControllerEvent::Claims(change) => of("claim", change, |it| {
+            format!("{} {:?}", it.name, it.status.addresses)
+        }),
         ControllerEvent::Pods(change) => of("pod", change, |p| format!("{:?}", p.addresses)),
         _ => (None, String::new()),
     }

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre_controller::cluster::objects::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet};
+use cadastre_controller::cluster::objects::{
+    Block, Claim, Node, Object, Pod, Pool, ServiceRange, Subnet,
+};
 use cadastre_daemon::watch::ObjectEvent;
 
 use super::api::{Api, Commit};
@@ -33,7 +35,7 @@ macro_rules! stored {
         }
     )*};
 }
-stored!(Node: nodes, Pool: pools, Subnet: subnets, Block: blocks, ServiceRange: services, Pod: pods);
+stored!(Node: nodes, Pool: pools, Subnet: subnets, Block: blocks, Claim: claims, ServiceRange: services, Pod: pods);
 
 /// One change in the history.
 #[derive(Clone)]

@@ -109,7 +109,9 @@ impl Sim {
 /// Whether a fault concerns the request: all requests of its kind, or only those about a third of the objects.
 fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
     let (of, name): (_, &str) = match request {
-        ApiRequest::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
+        ApiRequest::SetFinalizers(ObjectKind::Pool, pool, _) => {
+            (Subject::PoolFinalizers, &pool.name)
+        }
         ApiRequest::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
         ApiRequest::Create(name, ObjectSpec::Block(_)) => (Subject::BlockCreations, name),
         ApiRequest::Replace(it, ObjectSpec::Block(_))

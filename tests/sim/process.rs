@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseContent, LeaseSettings};
-use cadastre_controller::cluster::objects::{Block, Node, Pod, Pool, ServiceRange, Subnet};
+use cadastre_controller::cluster::objects::{Block, Claim, Node, Pod, Pool, ServiceRange, Subnet};
 use cadastre_controller::cluster::request::RequestId;
 use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
 
@@ -23,16 +23,18 @@ pub enum Watched {
     Blocks,
     Services,
     Pods,
+    Claims,
 }
 
 impl Watched {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Nodes,
         Self::Pools,
         Self::Subnets,
         Self::Blocks,
         Self::Services,
         Self::Pods,
+        Self::Claims,
     ];
 }
 
@@ -69,7 +71,7 @@ pub struct Run {
     pub vacant: Duration,
     pub feeds: Feeds,
     /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].
-    pub deliveries: [Deliveries; 6],
+    pub deliveries: [Deliveries; 7],
     pub received: Received,
     /// Requests in flight or about to be sent, and when the controller decided on each.
     pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
@@ -97,6 +99,7 @@ pub struct Feeds {
     blocks: Feed<Block>,
     services: Feed<ServiceRange>,
     pods: Feed<Pod>,
+    claims: Feed<Claim>,
 }
 
 impl Feeds {
@@ -108,6 +111,7 @@ impl Feeds {
             Watched::Blocks => &mut self.blocks,
             Watched::Services => &mut self.services,
             Watched::Pods => &mut self.pods,
+            Watched::Claims => &mut self.claims,
         }
     }
 }
@@ -146,7 +150,7 @@ impl Run {
             agents_heard: false,
             vacant: Duration::ZERO,
             feeds: Feeds::default(),
-            deliveries: <[Deliveries; 6]>::default(),
+            deliveries: <[Deliveries; 7]>::default(),
             received: Received::default(),
             in_flight: BTreeMap::new(),
             awaiting_lease: Vec::new(),
@@ -207,6 +211,7 @@ impl Run {
             Watched::Blocks => received.blocks(feeds.blocks.next(api, mono)?),
             Watched::Services => received.services(feeds.services.next(api, mono)?, at),
             Watched::Pods => received.pods(feeds.pods.next(api, mono)?, at),
+            Watched::Claims => ControllerEvent::Claims(feeds.claims.next(api, mono)?),
         };
         self.controller.on(event.clone(), now);
         Some(event)

@@ -519,6 +519,7 @@ impl Sim {
                 Commit::Block(..) => Watched::Blocks,
                 Commit::ServiceRange(..) => Watched::Services,
                 Commit::Pod(..) => Watched::Pods,
+                Commit::Claim(..) => Watched::Claims,
                 Commit::Addresses(..) => continue,
             };
             if !kinds.contains(&kind) {

@@ -282,8 +282,9 @@ impl Sim {
             request,
             ApiRequest::AssignPodCidrs(_)
                 | ApiRequest::TouchNode(_)
-                | ApiRequest::SetPoolFinalizers(..)
+                | ApiRequest::SetFinalizers(..)
                 | ApiRequest::SetPoolStatus(..)
+                | ApiRequest::SetClaimStatus(..)
         );
         if rng.chance(network.lost_before) {
             Fate::LostBefore

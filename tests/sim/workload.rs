@@ -402,6 +402,7 @@ impl Sim {
             version: 0,
             finished: false,
             mirror_of: None,
+            claim: None,
             addresses,
         };
         self.api.put_pod(pod, node.name.clone());

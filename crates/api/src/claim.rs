@@ -75,6 +75,11 @@ pub struct IPClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 
+    /// When a node last released the addresses. Absent if no node has had them. The addresses of a deleted claim stay
+    /// allocated for the pool's cooldown after this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released_at: Option<Time>,
+
     /// The condition Ready: whether the claim has its addresses, or why it waits.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

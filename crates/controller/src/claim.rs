@@ -13,7 +13,8 @@
 //!
 //! # Guarantees
 //! - No address becomes a block before the API server has stored it in the claim's status.
-//! - While a node has a block of the claim, no other node gets one, and the claim keeps its finalizer.
+//! - While a node has a block of the claim, no other node gets one, and the claim keeps its finalizer. It keeps it for
+//!   the cooldown afterwards, so that no other pod gets an address earlier.
 //! - A claim gets an address of each family of its pool or none. A pod does, too.
 
 mod addresses;
@@ -22,6 +23,7 @@ mod status;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use self::status::status;
 use super::allocations::AllocationState;
@@ -38,6 +40,9 @@ use crate::cluster::objects::{Claim, Node, PodClaim};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use cadastre_api::{CLAIM_FINALIZER, Recall};
 use cadastre_core::{Cidr, HoldingState};
+
+/// The cooldown in seconds of a pool that is gone.
+const DEFAULT_COOLDOWN: u32 = 30;
 
 /// At most this many claims are decided about before the next request is sent.
 const AT_ONCE: usize = 256;
@@ -177,7 +182,7 @@ impl ClaimLoop {
     }
 
     /// Returns the write that the claim's object needs next, or `None` if it is as it should be.
-    fn difference(&self, name: &ClaimName, cx: &Context) -> Option<ApiRequest> {
+    fn difference(&mut self, name: &ClaimName, cx: &Context) -> Option<ApiRequest> {
         let claim = cx.cache.claims.get(name)?;
         let has_finalizer = claim.finalizers.iter().any(|it| it == CLAIM_FINALIZER);
         let entry = cx.allocations.claims.get(name);
@@ -198,7 +203,14 @@ impl ClaimLoop {
             finalizers.push(CLAIM_FINALIZER.to_owned());
             return set(finalizers);
         }
-        if claim.deleting && has_finalizer && !is_held() {
+        // The status records first when the addresses were released.
+        let is_recorded = claim.status.node.is_none();
+        if claim.deleting && has_finalizer && !is_held() && is_recorded {
+            let left = cooldown_left(claim, cx);
+            if !left.is_zero() {
+                self.writes.add_at(name.clone(), cx.now.mono + left);
+                return None;
+            }
             let others = claim.finalizers.iter().filter(|it| *it != CLAIM_FINALIZER);
             return set(others.cloned().collect());
         }
@@ -206,6 +218,22 @@ impl ClaimLoop {
         (claim.status != status)
             .then(|| ApiRequest::SetClaimStatus(KnownObject::of(&**claim), status))
     }
+}
+
+/// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown of
+/// their pool is over.
+fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
+    let Some(released_at) = &claim.status.released_at else {
+        return Duration::ZERO;
+    };
+    let pool = claim.status.pool.as_deref();
+    let pool = pool.and_then(|name| cx.allocations.pools.get(name));
+    let seconds = pool.map_or(DEFAULT_COOLDOWN, |it| it.node_view.terms.cooldown_seconds);
+    let until = released_at.0.as_second() + i64::from(seconds);
+    let left = until.saturating_sub(cx.now.wall.as_second());
+    // The clock may have been set back since.
+    let left = left.clamp(0, i64::from(seconds));
+    Duration::from_secs(left.unsigned_abs())
 }
 
 /// Hands the addresses of a claim to the node of the pod that names it, or recalls them from a node without such a pod.

@@ -6,17 +6,19 @@ use serde_json::json;
 
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
+use crate::cluster::names::NodeName;
 use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{
-    AgentReport, Block, BlockReport, BlockSpec, MachineIdentity, Node, Object, Owner, Pod, Pool,
-    Subnet,
+    AgentReport, Block, BlockReport, BlockSpec, Claim, ClaimSpec, MachineIdentity, Node, Object,
+    Owner, Pod, PodClaim, Pool, Subnet,
 };
 use crate::report::EventRecord;
 use crate::{Context, Now};
 use cadastre_api::{
-    AllocatedBlock, FINALIZER, IPPoolSpec, IPv6Ranges, NodeSubnetSpec, Requests, block_name,
+    AllocatedBlock, CLAIM_FINALIZER, FINALIZER, IPClaimStatus, IPPoolSpec, IPv6Ranges,
+    NodeSubnetSpec, Requests, block_name,
 };
-use cadastre_core::Cidr;
+use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
 
 pub(crate) const NOW: Now = Now {
@@ -70,6 +72,7 @@ pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
         version,
         finished: false,
         mirror_of: None,
+        claim: None,
         addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
     }
 }
@@ -197,6 +200,40 @@ pub(crate) fn list<T: Object>(table: &mut ObjectCache<T>, objects: Vec<T>) {
         table.change(ObjectEvent::Applied(object));
     }
     table.change(ObjectEvent::Listed);
+}
+
+/// Returns a claim of this pool, or of these addresses if there are any, with the controller's finalizer.
+pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
+    let addr = |text: &&str| Addr::parse_strict(text).unwrap();
+    Claim {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        generation: 1,
+        created: 0,
+        deleting: false,
+        finalizers: vec![CLAIM_FINALIZER.to_owned()],
+        spec: Ok(ClaimSpec {
+            pool: (!pool.is_empty()).then(|| pool.into()),
+            addresses: addresses.iter().map(addr).collect(),
+        }),
+        status: IPClaimStatus::default(),
+    }
+}
+
+/// Returns a pod that names this claim and is bound to this node, if any.
+pub(crate) fn claiming_pod(name: &str, claim: &str, node: Option<&str>) -> Pod {
+    Pod {
+        name: format!("default/{name}").into(),
+        uid: name.into(),
+        claim: Some(Box::new(PodClaim {
+            claim: claim.into(),
+            pod: name.into(),
+            node: node.map(NodeName::from),
+            created: 0,
+        })),
+        ..pod(1, &[])
+    }
 }
 
 /// Returns a cluster of these pools and nodes.

@@ -101,7 +101,7 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
     };
     let finalize = |was: &objects::Pool, finalizers: &[&str]| {
         let finalizers = finalizers.iter().map(ToString::to_string).collect();
-        ApiRequest::SetPoolFinalizers(KnownObject::of(was), finalizers)
+        ApiRequest::SetFinalizers(ObjectKind::Pool, KnownObject::of(was), finalizers)
     };
     let report = |was: &objects::Pool, nodes| {
         let status = IPPoolStatus {

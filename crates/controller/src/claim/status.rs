@@ -21,7 +21,10 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
     let is_same_node = claim.status.node == node;
     let now = Time(whole_seconds(cx.now.wall));
     let since = claim.status.since.clone().filter(|_| is_same_node);
-    let since = node.is_some().then(|| since.unwrap_or(now));
+    let since = node.is_some().then(|| since.unwrap_or_else(|| now.clone()));
+    let is_released = claim.status.node.is_some() && node.is_none();
+    let released_at = claim.status.released_at.clone();
+    let released_at = is_released.then_some(now).or(released_at);
     let mut status = IPClaimStatus {
         addresses: entry.map_or_else(
             || claim.status.addresses.clone(),
@@ -31,6 +34,7 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
         pod: pod.map(|pod| pod.pod.to_string()),
         node,
         since,
+        released_at,
         conditions: Vec::new(),
     };
     let (is_ready, reason, message) = match (problem, entry, &status.pod, &status.node) {

@@ -1,1 +1,480 @@
+use super::*;
+use crate::Now;
+use crate::allocations::AllocationState;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::objects::{Owner, Pod, Pool};
+use crate::cluster::request::RequestOutcome;
+use crate::demand::Demand;
+use crate::fixtures::{
+    at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, pod, pool,
+    pool_with, rebuilt, subnet,
+};
+use crate::purpose::Step;
+use cadastre_api::IPClaimStatus;
+use cadastre_daemon::watch::ObjectEvent;
 
+const CLAIM: &str = "default/web-0";
+
+/// The address that the first claim of the pool 10.0.0.0/24 gets: claims are allocated from the end of a pool.
+const ADDRESS: &str = "10.0.0.255/32";
+
+/// A cluster with the loop of claims. Writes take effect at once.
+struct Fixture {
+    cache: ClusterCache,
+    allocations: AllocationState,
+    claims: ClaimLoop,
+    now: Now,
+}
+
+impl Fixture {
+    fn new(pools: Vec<Pool>, claims: Vec<Claim>, pods: Vec<Pod>) -> Self {
+        let mut cache = cluster(pools, vec![node("a"), node("b")]);
+        let mut queue = ClaimLoop::default();
+        for it in &claims {
+            queue.queue.add(it.name.clone());
+        }
+        list(&mut cache.claims, claims);
+        let mut fixture = Fixture {
+            allocations: rebuilt(&cache),
+            cache,
+            claims: queue,
+            now: at(0),
+        };
+        fixture.cache.pods.change(ObjectEvent::Restarted {
+            asked: Duration::ZERO,
+        });
+        for pod in pods {
+            fixture.applied(pod);
+        }
+        fixture.cache.pods.change(ObjectEvent::Listed);
+        fixture
+    }
+
+    fn of(claim: Claim) -> Self {
+        Fixture::new(vec![pool("p", "10.0.0.0/24")], vec![claim], Vec::new())
+    }
+
+    fn applied(&mut self, pod: Pod) {
+        self.cache.pods.change(ObjectEvent::Applied(pod));
+        self.look_at_changed();
+    }
+
+    fn gone(&mut self, pod: Pod) {
+        self.cache.pods.change(ObjectEvent::Deleted(pod));
+        self.look_at_changed();
+    }
+
+    fn look_at_changed(&mut self) {
+        for name in self.cache.pods.take_claims() {
+            self.claims.queue.add(name);
+        }
+    }
+
+    fn requests(&mut self) -> Vec<ApiRequest> {
+        let Fixture {
+            cache,
+            allocations,
+            claims,
+            now,
+        } = self;
+        in_step(cache, allocations, *now, |cx| {
+            claims.work(cx);
+            std::iter::from_fn(|| claims.next(cx))
+                .map(|it| it.0)
+                .collect()
+        })
+    }
+
+    /// Decides and writes until nothing is left to write. Returns the addresses, the reason and the text of the claim.
+    fn settle(&mut self, name: &str) -> (Vec<String>, String, String) {
+        for _ in 0..10 {
+            let requests = self.requests();
+            if requests.is_empty() {
+                break;
+            }
+            for request in requests {
+                self.write(request);
+            }
+        }
+        let claim = self.cache.claims.get(name).unwrap();
+        let ready = &claim.status.conditions[0];
+        (
+            claim.status.addresses.clone(),
+            ready.reason.clone(),
+            ready.message.clone(),
+        )
+    }
+
+    fn write(&mut self, request: ApiRequest) {
+        let (name, change): (_, Box<dyn Fn(&mut Claim)>) = match request {
+            ApiRequest::SetClaimStatus(known, status) => (
+                known.name,
+                Box::new(move |it| it.status.clone_from(&status)),
+            ),
+            ApiRequest::SetFinalizers(_, known, finalizers) => (
+                known.name,
+                Box::new(move |it| it.finalizers.clone_from(&finalizers)),
+            ),
+            other => panic!("{other:?}"),
+        };
+        let mut claim = Claim::clone(self.cache.claims.get(&*name).unwrap());
+        change(&mut claim);
+        claim.version += 1;
+        self.cache
+            .claims
+            .change(ObjectEvent::Applied(claim.clone()));
+        self.allocations.claim_seen(&claim);
+        let purpose = Purpose::Claim {
+            name: claim.name.clone(),
+        };
+        let outcome = RequestOutcome::Claim(claim);
+        let answer = RequestAnswer::to_write(&purpose, &outcome);
+        let Fixture {
+            cache,
+            allocations,
+            claims,
+            now,
+        } = self;
+        in_step(cache, allocations, *now, |cx| {
+            claims.answered(&answer, cx);
+        });
+    }
+
+    /// Returns the owner of the block that the address is.
+    fn node_of(&self, address: &str) -> Option<&str> {
+        let entry = self.allocations.blocks.get(&cidr(address))?;
+        Some(&entry.owner.name)
+    }
+
+    /// Deletes the block, as the loop of blocks does when the agent has released it.
+    fn release(&mut self, address: &str) {
+        self.allocations.drop_block(&cidr(address));
+        self.claims.queue.add(CLAIM.into());
+    }
+}
+
+#[test]
+fn a_claim_gets_an_address_of_each_family_of_its_pool() {
+    let both = pool_with("p", "10.0.0.0/24", |spec| {
+        spec.ipv6 = Some(ipv6_ranges("fd00::/64", 122));
+    });
+    let mut fixture = Fixture::new(vec![both], vec![claim(CLAIM, "p", &[])], Vec::new());
+    let (addresses, reason, _) = fixture.settle(CLAIM);
+    assert_eq!(reason, "Available");
+    assert_eq!(addresses, ["10.0.0.255", "fd00::ffff:ffff:ffff:ffff"]);
+}
+
+#[test]
+fn a_claim_without_finalizer_gets_no_address_before_it_has_it() {
+    let mut bare = claim(CLAIM, "p", &[]);
+    bare.finalizers.clear();
+    let mut fixture = Fixture::of(bare);
+    let requests = fixture.requests();
+    let is_finalizer = |it: &ApiRequest| matches!(it, ApiRequest::SetFinalizers(_, _, all) if *all == [CLAIM_FINALIZER]);
+    assert!(
+        requests.len() == 1 && is_finalizer(&requests[0]),
+        "{requests:?}"
+    );
+    assert!(fixture.allocations.claims.is_empty());
+    for request in requests {
+        fixture.write(request);
+    }
+    assert_eq!(fixture.settle(CLAIM).1, "Available");
+}
+
+#[test]
+fn nodes_get_no_block_over_an_address_of_a_claim() {
+    let mut fixture = Fixture::new(
+        vec![pool("p", "10.0.0.0/27")],
+        vec![claim(CLAIM, "p", &[])],
+        Vec::new(),
+    );
+    list(&mut fixture.cache.subnets, vec![subnet("a", &[], 40)]);
+    fixture.settle(CLAIM);
+    let mut demand = Demand::default();
+    let a = fixture.cache.nodes.get("a").unwrap().clone();
+    demand.add(&a, &fixture.allocations);
+    let Fixture {
+        cache, allocations, ..
+    } = &mut fixture;
+    in_step(cache, allocations, at(1), |cx| _ = demand.work(cx));
+    let blocks = allocations.blocks.iter().map(|it| it.cidr);
+    let over: Vec<Cidr> = blocks
+        .filter(|it| it.overlaps(&cidr("10.0.0.31/32")))
+        .collect();
+    assert!(over.is_empty(), "{over:?}");
+    assert!(
+        allocations.blocks.has(&a.uid),
+        "the rest of the pool is used"
+    );
+}
+
+#[test]
+fn the_node_of_the_pod_gets_the_address_once_the_status_records_it() {
+    let mut fixture = Fixture::of(claim(CLAIM, "p", &[]));
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
+    let requests = fixture.requests();
+    assert!(fixture.node_of(ADDRESS).is_none(), "nothing is stored");
+    for request in requests {
+        fixture.write(request);
+    }
+    fixture.settle(CLAIM);
+    assert_eq!(fixture.node_of(ADDRESS), Some("a"));
+    let entry = fixture.allocations.blocks.get(&cidr(ADDRESS));
+    assert_eq!(entry.unwrap().step, Step::Create);
+    // A pod that is bound to no node yet changes nothing.
+    fixture.applied(claiming_pod("other", CLAIM, None));
+    assert_eq!(fixture.settle(CLAIM).1, "Available");
+}
+
+#[test]
+fn another_node_waits_until_the_first_has_released_the_address() {
+    let mut fixture = Fixture::of(claim(CLAIM, "p", &[]));
+    let first = claiming_pod("web-0", CLAIM, Some("a"));
+    fixture.applied(first.clone());
+    fixture.settle(CLAIM);
+    fixture.allocations.confirm(&cidr(ADDRESS));
+    fixture.claims.queue.add(CLAIM.into());
+    let (_, reason, text) = fixture.settle(CLAIM);
+    assert_eq!(
+        (&*reason, &*text),
+        ("InUse", "pod web-0 on node a uses the addresses")
+    );
+    fixture.gone(first);
+    let mut second = claiming_pod("web-0", CLAIM, Some("b"));
+    second.uid = "later".into();
+    fixture.applied(second);
+    let (_, reason, text) = fixture.settle(CLAIM);
+    assert_eq!(reason, "WaitingForNode");
+    assert!(
+        text.contains("pod web-0 on node b waits: node a has 10.0.0.255"),
+        "{text}"
+    );
+    assert_eq!(fixture.node_of(ADDRESS), Some("a"));
+    let entry = fixture.allocations.blocks.get(&cidr(ADDRESS));
+    assert_eq!(entry.unwrap().recall, Some(Recall::Drain));
+    fixture.release(ADDRESS);
+    fixture.settle(CLAIM);
+    assert_eq!(fixture.node_of(ADDRESS), Some("b"));
+}
+
+#[test]
+fn a_pod_that_comes_back_to_the_node_keeps_the_address_there() {
+    let mut fixture = Fixture::of(claim(CLAIM, "p", &[]));
+    let first = claiming_pod("web-0", CLAIM, Some("a"));
+    fixture.applied(first.clone());
+    fixture.settle(CLAIM);
+    let recall = |fixture: &Fixture| {
+        let entry = fixture.allocations.blocks.get(&cidr(ADDRESS));
+        entry.unwrap().recall
+    };
+    fixture.gone(first.clone());
+    fixture.settle(CLAIM);
+    assert_eq!(recall(&fixture), Some(Recall::Drain));
+    fixture.applied(first);
+    fixture.settle(CLAIM);
+    assert_eq!(recall(&fixture), None);
+}
+
+#[test]
+fn a_quarantined_address_stays_with_its_deleted_node() {
+    let mut fixture = Fixture::of(claim(CLAIM, "p", &[]));
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
+    fixture.settle(CLAIM);
+    fixture.allocations.confirm(&cidr(ADDRESS));
+    let gone = fixture.cache.nodes.get("a").unwrap().clone();
+    let deletion = Node::clone(&gone);
+    fixture.cache.nodes.change(ObjectEvent::Deleted(deletion));
+    let machine = gone.machine.clone();
+    let now = fixture.now;
+    fixture
+        .allocations
+        .quarantine_blocks(&gone.name, &gone.uid, &machine, now);
+    fixture.gone(claiming_pod("web-0", CLAIM, Some("a")));
+    let mut second = claiming_pod("web-0", CLAIM, Some("b"));
+    second.uid = "later".into();
+    fixture.applied(second);
+    let (_, reason, text) = fixture.settle(CLAIM);
+    assert_eq!(reason, "WaitingForNode");
+    assert!(text.contains("node a is deleted"), "{text}");
+}
+
+#[test]
+fn an_address_that_a_claim_asks_for_is_refused_with_the_reason() {
+    let mut used = pool_with("p", "10.0.0.0/24", |spec| {
+        spec.reserved = vec!["10.0.0.9".to_owned()];
+    });
+    used.created = 1;
+    let text = |address: &str| {
+        let claims = vec![
+            claim("default/old", "p", &["10.0.0.7"]),
+            claim(CLAIM, "", &[address]),
+        ];
+        let mut fixture = Fixture::new(vec![used.clone()], claims, Vec::new());
+        let of_node = Owner::node(&"a".into(), &"a".into());
+        let object = block("10.0.0.16/28", of_node);
+        list(&mut fixture.cache.blocks, vec![object]);
+        fixture.allocations = rebuilt(&fixture.cache);
+        fixture
+            .cache
+            .pods
+            .change(ObjectEvent::Applied(pod(1, &["10.0.0.99"])));
+        fixture.settle("default/old");
+        fixture.claims.queue.add(CLAIM.into());
+        let (addresses, reason, text) = fixture.settle(CLAIM);
+        if reason == "Available" {
+            assert_eq!(addresses, [address]);
+        }
+        format!("{reason}: {text}")
+    };
+    assert_eq!(text("10.0.0.5"), "Available: no pod uses the addresses");
+    assert_eq!(
+        text("10.0.0.7"),
+        "AddressInUse: 10.0.0.7 is the address of claim default/old"
+    );
+    assert_eq!(
+        text("10.0.0.9"),
+        "AddressReserved: 10.0.0.9 is reserved in the pool, an address of a node, or in a service range, so nobody gets it: claim another address"
+    );
+    assert_eq!(
+        text("10.0.0.17"),
+        "AddressInUse: 10.0.0.17 is in block 10.0.0.16/28 of node a: the claim gets it when the block is free again"
+    );
+    assert_eq!(
+        text("10.0.0.99"),
+        "AddressInUse: 10.0.0.99 is in use, although no node has it: kubectl cadastre show ip 10.0.0.99"
+    );
+    assert_eq!(
+        text("10.9.0.1"),
+        "PoolNotFound: the addresses are not of one pool: kubectl get ippools.cadastre.dev lists the ranges of each"
+    );
+}
+
+#[test]
+fn pools_that_cannot_serve_a_claim_say_why() {
+    let text = |pools: Vec<Pool>| {
+        let mut fixture = Fixture::new(pools, vec![claim(CLAIM, "p", &[])], Vec::new());
+        let (_, reason, text) = fixture.settle(CLAIM);
+        format!("{reason}: {text}")
+    };
+    assert_eq!(
+        text(Vec::new()),
+        r#"PoolNotFound: there is no pool "p": create it, or create a claim of another"#
+    );
+    let selective = pool_with("p", "10.0.0.0/24", |spec| {
+        let selector = serde_json::json!({"matchLabels": {"team": "a"}});
+        spec.namespace_selector = serde_json::from_value(selector).unwrap();
+    });
+    assert_eq!(
+        text(vec![selective]),
+        r#"PoolNotSuitable: pool "p" is only for some namespaces, by its namespaceSelector, and serves no claims: claim an address of another pool"#
+    );
+    let per_node = pool_with("p", "10.0.0.0/24", |spec| {
+        spec.allocation_mode = cadastre_api::AllocationMode::NodeCIDR;
+    });
+    assert_eq!(
+        text(vec![per_node]),
+        r#"PoolNotSuitable: pool "p" has allocationMode NodeCIDR, so its addresses stay with nodes: claim an address of a pool with allocationMode Blocks"#
+    );
+    let disabled = pool_with("p", "10.0.0.0/24", |spec| spec.disabled = true);
+    assert_eq!(
+        text(vec![disabled]),
+        r#"PoolNotReady: pool "p" allocates nothing now: it is disabled: set spec.disabled to false"#
+    );
+}
+
+#[test]
+fn many_claims_of_a_full_pool_search_it_once() {
+    let name = |n: u32| format!("default/c{n}");
+    let claims = (0..40).map(|n| claim(&name(n), "p", &[])).collect();
+    let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/28")], claims, Vec::new());
+    for n in 0..40 {
+        fixture.settle(&name(n));
+    }
+    assert_eq!(fixture.allocations.claims.len(), 16);
+    assert_eq!(fixture.claims.waiting(), 24);
+    let (addresses, reason, text) = fixture.settle(&name(39));
+    assert_eq!((addresses.len(), &*reason), (0, "Exhausted"), "{text}");
+    assert_eq!(fixture.claims.full.len(), 1);
+    fixture.allocations.drop_claim(&name(3).as_str().into());
+    fixture
+        .cache
+        .claims
+        .change(ObjectEvent::Deleted(claim(&name(3), "p", &[])));
+    fixture.claims.requeue();
+    let waits = |n: u32| {
+        fixture
+            .cache
+            .claims
+            .get(&*name(n))
+            .unwrap()
+            .status
+            .addresses
+            .is_empty()
+    };
+    assert!((16..40).all(waits));
+    fixture.settle(&name(16));
+    assert_eq!(fixture.allocations.claims.len(), 16);
+}
+
+#[test]
+fn of_two_claims_that_record_one_address_the_older_has_it() {
+    let recorded = |name: &str, created: i64| Claim {
+        created,
+        status: IPClaimStatus {
+            addresses: vec!["10.0.0.4".to_owned()],
+            ..IPClaimStatus::default()
+        },
+        ..claim(name, "p", &[])
+    };
+    let claims = vec![recorded("default/a", 2), recorded("default/b", 1)];
+    let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/24")], claims, Vec::new());
+    let of = fixture.allocations.claims.of(&cidr("10.0.0.4/32"));
+    assert_eq!(of.map(|it| &**it), Some("default/b"));
+    let (_, reason, text) = fixture.settle("default/a");
+    assert_eq!(reason, "AddressInUse", "{text}");
+    // The claim that does not have the address gives it to no node.
+    fixture.applied(claiming_pod("x", "default/a", Some("a")));
+    fixture.settle("default/a");
+    assert!(fixture.node_of("10.0.0.4/32").is_none());
+}
+
+#[test]
+fn a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled() {
+    let mut fixture = Fixture::of(claim(CLAIM, "p", &[]));
+    let user = claiming_pod("web-0", CLAIM, Some("a"));
+    fixture.applied(user.clone());
+    fixture.settle(CLAIM);
+    fixture.allocations.confirm(&cidr(ADDRESS));
+    let mut deleted = Claim::clone(fixture.cache.claims.get(CLAIM).unwrap());
+    (deleted.deleting, deleted.version) = (true, 100);
+    fixture.cache.claims.change(ObjectEvent::Applied(deleted));
+    fixture.claims.queue.add(CLAIM.into());
+    let (_, _, text) = fixture.settle(CLAIM);
+    assert_eq!(
+        text,
+        "the claim is deleted when no node has its addresses any more: pod web-0 on node a uses the addresses"
+    );
+    fixture.gone(user);
+    fixture.settle(CLAIM);
+    fixture.release(ADDRESS);
+    let has_finalizer = |fixture: &mut Fixture| {
+        fixture.settle(CLAIM);
+        !fixture
+            .cache
+            .claims
+            .get(CLAIM)
+            .unwrap()
+            .finalizers
+            .is_empty()
+    };
+    assert!(has_finalizer(&mut fixture));
+    let wall = |second: i64| Now {
+        wall: jiff::Timestamp::from_second(second).unwrap(),
+        ..at(second.unsigned_abs())
+    };
+    fixture.now = wall(29);
+    assert!(has_finalizer(&mut fixture));
+    fixture.now = wall(30);
+    assert!(!has_finalizer(&mut fixture));
+}

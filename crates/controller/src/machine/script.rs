@@ -13,6 +13,8 @@ pub(super) struct Cluster {
     pub pools: Vec<Pool>,
     pub subnets: Vec<Subnet>,
     pub blocks: Vec<Block>,
+    pub claims: Vec<Claim>,
+    pub pods: Vec<Pod>,
 }
 
 impl Cluster {
@@ -23,6 +25,8 @@ impl Cluster {
             pools: vec![pool("p", range)],
             blocks: subnets.iter().flat_map(objects).collect(),
             subnets,
+            claims: Vec::new(),
+            pods: Vec::new(),
         }
     }
 }
@@ -81,7 +85,8 @@ impl Script {
         self.list(cluster.subnets, ControllerEvent::Subnets);
         self.list(cluster.blocks, ControllerEvent::Blocks);
         self.list(Vec::new(), ControllerEvent::ServiceRanges);
-        self.list(Vec::new(), ControllerEvent::Pods);
+        self.list(cluster.claims, ControllerEvent::Claims);
+        self.list(cluster.pods, ControllerEvent::Pods);
     }
 
     fn list<T>(&mut self, objects: Vec<T>, event: impl Fn(ObjectEvent<T>) -> ControllerEvent) {

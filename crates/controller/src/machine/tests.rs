@@ -46,6 +46,8 @@ fn before_takeover(inherited: Option<WriteIntents>) -> Script {
         ..LeadershipTerm::of("2-b", Takeover::Unclean)
     });
     script.list_all(Cluster {
+        claims: Vec::new(),
+        pods: Vec::new(),
         nodes: vec![node("n1"), node("n2")],
         pools: vec![pod_cidr_pool("10.0.0.0/24"), pool("p", "10.9.0.0/24")],
         subnets: vec![subnet("n2", &[], 4)],
@@ -310,18 +312,20 @@ fn a_takeover_lists_only_kinds_whose_watch_may_be_behind() {
         nodes: 7,
         subnets: 8,
         blocks: 9,
+        claims: 10,
     };
     let listed =
-        |known: Option<SeenVersions>, answered_since: u64, vacant: u64, reached: [u64; 3]| {
+        |known: Option<SeenVersions>, answered_since: u64, vacant: u64, reached: [u64; 4]| {
             let mut script = before_takeover(Some(WriteIntents {
                 known,
                 ..WriteIntents::default()
             }));
-            let [nodes, subnets, blocks] = reached;
+            let [nodes, subnets, blocks, claims] = reached;
             for event in [
                 ControllerEvent::Nodes(ObjectEvent::Reached(nodes)),
                 ControllerEvent::Subnets(ObjectEvent::Reached(subnets)),
                 ControllerEvent::Blocks(ObjectEvent::Reached(blocks)),
+                ControllerEvent::Claims(ObjectEvent::Reached(claims)),
             ] {
                 script.on(event);
             }
@@ -333,14 +337,18 @@ fn a_takeover_lists_only_kinds_whose_watch_may_be_behind() {
                 ApiRequest::List(ObjectKind::Node) => Some("nodes"),
                 ApiRequest::List(ObjectKind::Subnet) => Some("subnets"),
                 ApiRequest::List(ObjectKind::Block) => Some("blocks"),
+                ApiRequest::List(ObjectKind::Claim) => Some("claims"),
                 _ => None,
             });
             lists.collect::<Vec<_>>()
         };
-    let all = ["nodes", "subnets", "blocks"];
-    let reached = [7, 8, 9];
+    let all = ["nodes", "subnets", "blocks", "claims"];
+    let reached = [7, 8, 9, 10];
     assert_eq!(listed(Some(known), 0, 16, reached), [""; 0]);
-    assert_eq!(listed(Some(known), 0, 16, [6, 8, 8]), ["nodes", "blocks"]);
+    assert_eq!(
+        listed(Some(known), 0, 16, [6, 8, 8, 9]),
+        ["nodes", "blocks", "claims"]
+    );
     assert_eq!(listed(None, 0, 16, reached), all, "the Lease says nothing");
     assert_eq!(
         listed(Some(known), 50, 16, reached),
