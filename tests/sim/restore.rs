@@ -10,7 +10,7 @@
 //! | watches of controllers | resume after the last version that they delivered: they deliver nothing until the server has passed it |
 //! | agents | list again within half a minute |
 //! | hosts whose Node is lost | register again within 20 s |
-//! | kubelets | end pods that the server does not know; start pods that the restore has brought back; report the others |
+//! | kubelets | end pods that the server does not know; start pods that are back; report the others |
 //! | users | delete Nodes that the restore has brought back and whose host is gone |
 //!
 //! # What is left out What docs/backup.md says is not repaired: podCIDRs that are lost (no component here remembers
