@@ -5,7 +5,7 @@
 //!
 //! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of a node's
 //! mirror pods count only against ranges that this node has or had. Against ranges that no node has, at most
-//! [`MOST_OF_MIRRORS`] addresses of one node's mirror pods count.
+//! `MOST_OF_MIRRORS` addresses of one node's mirror pods count.
 
 use std::collections::{BTreeMap, BTreeSet};
 

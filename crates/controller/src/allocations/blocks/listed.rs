@@ -115,7 +115,7 @@ impl AllocationState {
         }
     }
 
-    /// Records blocks that a node's changed NodeSubnet lists but that the ledger has as unknown, quarantined or
+    /// Records blocks that a node's changed NodeSubnet lists although they are unknown to the ledger, quarantined or
     /// provisional: a late write of an earlier leader may have listed them. The node then has them until its agent
     /// releases them. Returns these blocks.
     pub(crate) fn listed_blocks_changed(
@@ -230,7 +230,8 @@ impl AllocationState {
 }
 
 /// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If the NodeSubnet may not list so
-/// many parts, returns the whole block, so that no address of the block is assigned rather than a reserved one.
+/// many parts, returns the whole block: then no address of the block is assigned, which is better than to assign a
+/// reserved one.
 fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
     let inside = spans.iter().filter_map(|span| span.within(cidr));
     let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
