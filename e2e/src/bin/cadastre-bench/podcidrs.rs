@@ -1,5 +1,4 @@
-//! Measures how several contenders allocate podCIDRs to many nodes. All run in one run, and results are medians of
-//! three rounds.
+//! Measures how several contenders allocate podCIDRs to many nodes: all in one run, with medians of three rounds.
 //!
 //! Every measurement has its own control plane, whose nodes are created before the contender starts. A measurement ends
 //! when a watch shows the last node's podCIDR, so nothing polls meanwhile. Prints a table in Markdown for
