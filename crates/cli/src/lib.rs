@@ -14,7 +14,7 @@
 //! | [`explain`] | why a pool serves a pod, why a node waits, why a pool is exhausted |
 //! | [`check`] | contradictions between objects |
 //! | [`plan`] | the effect of changes before they are made |
-//! | [`release`], [`drain`], `pop`, `update` | requests to release or withdraw addresses and blocks; how to write them |
+//! | [`release`], [`drain`], `pop`, `update` | requests to release or withdraw addresses and blocks; their writes |
 //! | [`complete`] | command line completion |
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!

@@ -1,7 +1,8 @@
 //! The leader's ledger: which node has which range, and which ranges of deleted nodes are in quarantine.
 //!
-//! The leader builds the ledger from the cache when its term begins and drops the ledger when the term ends. In between,
-//! [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] every deletion.
+//! The leader builds the ledger from the cache when its term begins and drops the ledger when the term ends. In
+//! between, [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] every
+//! deletion.
 //!
 //! # Guarantees
 //! - A podCIDR leaves the ledger in two ways only. `sync` removes a podCIDR if the node provably has others. `release`
